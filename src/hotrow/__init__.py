@@ -1,0 +1,23 @@
+"""hotrow: a linear layer over one-hot input is a row look-up, proven each time."""
+
+from importlib.metadata import version as _version
+
+from hotrow._check import check
+from hotrow._compare import compare
+from hotrow._cost import cost
+from hotrow.errors import HotrowError
+from hotrow.figures import figure
+from hotrow.layers import Embedding, EmbeddingBag, OneHotLinear
+
+__version__ = _version("hotrow")
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "HotrowError",
+    "OneHotLinear",
+    "__version__",
+    "check",
+    "compare",
+    "cost",
+    "figure",
+]

@@ -1,0 +1,193 @@
+"""How far two tensors agree: bit for bit, but for the sign of zeros, within rounding, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hotrow.errors import HotrowError
+
+Verdict = Literal["bitwise", "zeros", "rounding", "different"]
+
+# (m, 2) positions -> (m,) float64: by how much two correct results may differ there.
+Bound = Callable[[Tensor], Tensor]
+
+_CHUNK = 1 << 22  # values compared at a time, to keep the temporaries small
+_NEVER = torch.iinfo(torch.int64).max  # the ulp distance to a NaN
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One place where two tensors differ."""
+
+    position: tuple[int, ...]
+    a: float
+    b: float
+
+    def __str__(self) -> str:
+        return f"{list(self.position)}: {self.a!r} against {self.b!r}"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far tensors `a` and `b` agree.
+
+    Attributes:
+        what: what they are, such as "output".
+        values: how many values each has.
+        bitwise: how many of them have the same bits.
+        verdict: "bitwise", all have; "zeros", the rest are 0.0 against -0.0 (or two NaN);
+            "rounding", the rest are sums of the same terms in another order, and within what
+            that can change; "different", otherwise.
+        max_ulp: the largest distance in units in the last place (floats of the dtype between
+            the two, plus one); 2**63 - 1 if one of the two is NaN.
+        max_error: the largest absolute difference; inf if one of the two is NaN.
+        first: the first place where they differ; for "different", by too much.
+    """
+
+    what: str
+    values: int
+    bitwise: int
+    verdict: Verdict
+    max_ulp: int
+    max_error: float
+    first: Difference | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether the two are the same numbers, as far as arithmetic can tell."""
+        return self.verdict != "different"
+
+    def __str__(self) -> str:
+        count = f"{self.bitwise:,} of {self.values:,} values bit for bit"
+        if self.verdict == "bitwise":
+            return f"equal, {count}"
+        size = f"max {self._ulp()} ulp, max error {self.max_error:.3g}"
+        if self.verdict == "zeros":
+            return f"equal, {count}, the rest but for the sign of a zero; first at {self.first}"
+        if self.verdict == "rounding":
+            return (
+                f"equal within rounding, {count}, the rest sums added in another order "
+                f"({size}; first at {self.first})"
+            )
+        return f"NOT equal, {count}; {size}; first difference at {self.first}"
+
+    def _ulp(self) -> str:
+        return "NaN" if self.max_ulp == _NEVER else f"{self.max_ulp:,}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure, for JSON, which has no infinity: a string stands for it."""
+        first = self.first and {
+            "position": list(self.first.position),
+            "a": json_number(self.first.a),
+            "b": json_number(self.first.b),
+        }
+        return {
+            "equal": self.equal,
+            "verdict": self.verdict,
+            "values": self.values,
+            "bitwise": self.bitwise,
+            "max_ulp": None if self.max_ulp == _NEVER else self.max_ulp,
+            "max_error": json_number(self.max_error),
+            "first_difference": first,
+        }
+
+
+def json_number(value: float) -> float | str:
+    """The number, or its name where JSON has none."""
+    return value if abs(value) < float("inf") else str(value)
+
+
+def agreement(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Agreement:
+    """Compare two tensors of one shape and dtype.
+
+    Args:
+        what: what they are, for the report and for errors.
+        a: any floating dtype, (..., D).
+        b: the same shape, dtype and device.
+        bound: from positions (m, 2) in the tensors seen as (rows, D) to the difference that
+            rounding can make there, (m,) float64. None: none.
+
+    Cost: one pass, with temporaries of a few million values.
+    """
+    for name, of_a, of_b in (
+        ("shape", tuple(a.shape), tuple(b.shape)),
+        ("dtype", a.dtype, b.dtype),
+        ("device", a.device, b.device),
+    ):
+        if of_a != of_b:
+            raise HotrowError(f"{what}: {name} {of_a} against {of_b}, so there is no comparing")
+    columns = a.shape[-1] if a.ndim else 1
+    flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
+    differing = max_ulp = 0
+    max_error = 0.0
+    same_numbers = True
+    first: Difference | None = None
+    first_beyond: Difference | None = None
+    for start in range(0, len(flat_a), _CHUNK):
+        x, y = flat_a[start : start + _CHUNK], flat_b[start : start + _CHUNK]
+        bits = _BITS[x.element_size()]
+        places = (x.view(bits) != y.view(bits)).nonzero().flatten()
+        if len(places) == 0:
+            continue
+        differing += len(places)
+        x, y = x[places], y[places]
+        error, ulp = _errors(x, y)
+        max_error = max(max_error, float(error.max()))
+        max_ulp = max(max_ulp, int(ulp.max()))
+        same_numbers &= not bool(error.any())
+        index = places + start
+        allowed: Tensor | float = 0.0
+        if bound is not None and columns:
+            allowed = bound(torch.stack([index // columns, index % columns], -1))
+        beyond = (error > allowed).nonzero().flatten()
+        first = first or _difference(a, index, x, y, 0)
+        if len(beyond) and first_beyond is None:
+            first_beyond = _difference(a, index, x, y, int(beyond[0]))
+    verdict: Verdict = "rounding"
+    if first is None:
+        verdict = "bitwise"
+    elif first_beyond is not None:
+        verdict = "different"
+    elif same_numbers:
+        verdict = "zeros"
+    return Agreement(
+        what,
+        len(flat_a),
+        len(flat_a) - differing,
+        verdict,
+        max_ulp,
+        max_error,
+        first_beyond or first,
+    )
+
+
+def _errors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """|x - y| in float64, and the distance in ulp; two NaN are 0 apart, one is at infinity."""
+    nan_x, nan_y = x.isnan(), y.isnan()
+    error = (x.double() - y.double()).abs()
+    error = torch.where(error.isnan() | (nan_x != nan_y), torch.inf, error)
+    error = torch.where((nan_x & nan_y) | (x == y), 0.0, error)
+    rank_x, rank_y = _rank(x), _rank(y)
+    # float64 ranks of opposite sign can be further apart than int64 can say.
+    far = ((rank_x >> 1) - (rank_y >> 1)).abs() >= 1 << 61
+    ulp = torch.where(far, _NEVER - 1, (rank_x - rank_y).abs())
+    ulp = torch.where(nan_x != nan_y, _NEVER, ulp)
+    return error, torch.where(nan_x & nan_y, 0, ulp)
+
+
+def _rank(x: Tensor) -> Tensor:
+    """The place of each float among all floats of its dtype; both zeros have place 0."""
+    bits = x.view(_BITS[x.element_size()]).long()
+    lowest = torch.iinfo(_BITS[x.element_size()]).min
+    return torch.where(bits < 0, lowest - bits, bits)
+
+
+def _difference(of: Tensor, index: Tensor, x: Tensor, y: Tensor, place: int) -> Difference:
+    position = torch.unravel_index(index[place].cpu(), of.shape) if of.ndim else ()
+    return Difference(tuple(int(i) for i in position), float(x[place]), float(y[place]))

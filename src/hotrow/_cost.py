@@ -1,0 +1,109 @@
+"""What each way costs, as formulas of V rows, D columns and N ids."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from hotrow.errors import HotrowError
+
+
+@dataclass(frozen=True)
+class Work:
+    """The arithmetic and memory of one way, forward and gradient together.
+
+    Attributes:
+        multiplications: how many products are formed.
+        by_zero: how many of them have a zero of the one-hot as a factor.
+        additions: how many sums of two numbers are formed.
+        bytes_written: one-hot, output and gradient, each written once. All are held at once,
+            beside the table and the output's gradient.
+    """
+
+    multiplications: int
+    by_zero: int
+    additions: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The two ways side by side, for one table and one batch; prints as a table."""
+
+    rows: int
+    columns: int
+    ids: int
+    itemsize: int
+    matmul: Work
+    lookup: Work
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure, for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[tuple[str, int, int]]:
+        """(what, by matmul, by look-up) for each figure."""
+        matmul, lookup = asdict(self.matmul), asdict(self.lookup)
+        names = {
+            "multiplications": "multiplications",
+            "by_zero": "  of them by zero",
+            "additions": "additions",
+            "bytes_written": "bytes written",
+        }
+        return [(name, matmul[key], lookup[key]) for key, name in names.items()]
+
+    def __str__(self) -> str:
+        head = f"{self.ids:,} ids, table {self.rows:,} x {self.columns:,}, {self.itemsize} bytes"
+        rows = [f"{what:<24}{a:>22,}{b:>16,}" for what, a, b in self.lines()]
+        return "\n".join([head, f"{'':<24}{'one-hot matmul':>22}{'look-up':>16}", *rows])
+
+
+def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
+    """What a one-hot matmul and a look-up cost, forward and gradient.
+
+    With s bytes a number:
+
+        matmul   output = one_hot @ table        N V D products, N (V-1) D of them by zero
+                 gradient = one_hot.T @ dOutput  the same again
+                 written: s (N V + N D + V D)    one-hot, output, gradient
+        look-up  output = table[ids]             no product
+                 gradient[ids] += dOutput        N D additions
+                 written: s (N D + N D) + 8 N    output, rows of the gradient and their ids
+
+    The look-up's gradient is counted as the rows that it touches (`sparse=True`), at most N of
+    them; all others are zero. By default torch writes those out too, s V D bytes.
+
+    Args:
+        V: rows of the table.
+        D: columns of the table.
+        N: ids looked up.
+        dtype: of the table, for the bytes.
+
+    Raises:
+        HotrowError: a count that is not an int, or negative.
+
+    >>> print(cost(50_257, 768, 300))
+    300 ids, table 50,257 x 768, 4 bytes
+                                    one-hot matmul         look-up
+    multiplications                 23,158,425,600               0
+      of them by zero               23,157,964,800               0
+    additions                       23,119,597,824         230,400
+    bytes written                      215,619,504       1,845,600
+    """
+    for name, value in (("V", V), ("D", D), ("N", N)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise HotrowError(f"{name} = {value!r}, but it counts, and must be an int of 0 or more")
+    size = dtype.itemsize
+    output, gradient, one_hot = size * N * D, size * V * D, size * N * V
+    products = 2 * N * V * D
+    sums = N * max(V - 1, 0) * D + V * max(N - 1, 0) * D
+    dense = Work(
+        multiplications=products,
+        by_zero=2 * N * max(V - 1, 0) * D,
+        additions=sums,
+        bytes_written=one_hot + output + gradient,
+    )
+    lookup = Work(0, 0, N * D, bytes_written=2 * output + 8 * N)
+    return Cost(V, D, N, size, dense, lookup)

@@ -1,0 +1,46 @@
+"""The tables and ids that the lesson and `hotrow compare` start from.
+
+The tables, ids and seed of A are those of Sebastian Raschka, "Build a Large Language Model
+(From Scratch)", chapter 2 and its notebook on embedding layers and linear layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Example:
+    """A table that is made when asked for, and ids."""
+
+    title: str
+    table: Callable[[], Tensor]
+    ids: tuple[int, ...]
+
+
+def seeded_table(rows: int, columns: int, seed: int = 123) -> Tensor:
+    """The initial table of `torch.nn.Embedding(rows, columns)` after `torch.manual_seed(seed)`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.nn.Embedding(rows, columns).weight.detach()
+
+
+def _zipf(rows: int, count: int, seed: int = 123) -> tuple[int, ...]:
+    """Ids as text has them: id i with a frequency in proportion to 1 / (i + 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    frequencies = 1.0 / torch.arange(1, rows + 1)
+    return tuple(torch.multinomial(frequencies, count, True, generator=generator).tolist())
+
+
+A = Example("Example A: ids 2, 3, 1 in a 4 x 5 table", lambda: seeded_table(4, 5), (2, 3, 1))
+GPT2 = Example(
+    "A table of GPT-2's size, 300 ids as frequent as words are",
+    lambda: seeded_table(50_257, 768),
+    _zipf(50_257, 300),
+)
+
+ALL = (A, GPT2)

@@ -1,0 +1,267 @@
+"""The command line: arguments in, a report and an exit code out."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import hotrow
+from hotrow import _examples, files, report
+from hotrow._compare import Comparison, compare
+from hotrow.errors import HotrowError
+from hotrow.text import printable
+
+EQUAL, DIFFERENT, UNUSABLE, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
+)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the ids come from: the option that says so, and the text or the ids themselves."""
+
+    option: str
+    content: str
+    is_text: bool
+
+
+def _source(
+    text: str | None, text_file: str | None, ids: str | None, ids_file: str | None
+) -> _Source | None:
+    options = {"--text": text, "--text-file": text_file, "--ids": ids, "--ids-file": ids_file}
+    given = [(option, value) for option, value in options.items() if value is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join(option for option, _ in given)
+        raise HotrowError(f"{names} were given, but the ids come from one of them", fix="give one")
+    option, value = given[0]
+    content = files.read_text(value) if option.endswith("-file") else value
+    return _Source(option, content, option.startswith("--text"))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hotrow {hotrow.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+    ] = False,
+) -> None:
+    """A linear layer over one-hot input is a row look-up: the same numbers, none of the zeros."""
+
+
+@app.command("compare")
+def compare_command(
+    table: Annotated[
+        Path | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
+    ] = None,
+    tensor: Annotated[
+        str | None,
+        typer.Option(help="Its name in the file; may be left out if only one qualifies."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="The text to look up.")] = None,
+    text_file: Annotated[
+        str | None, typer.Option(help="A UTF-8 file with it; - for standard input.", metavar="FILE")
+    ] = None,
+    ids: Annotated[str | None, typer.Option(help="The ids to look up, as in 5,9,5.")] = None,
+    ids_file: Annotated[
+        str | None,
+        typer.Option(help="A text file with them; - for standard input.", metavar="FILE"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory that the dense way may take, as in 500MB or 2GiB; "
+            "half of what is free unless given.",
+            metavar="SIZE",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write a self-contained page with figures.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Multiply by the one-hot and look the rows up; say whether they are the same.
+
+    Both ways run forward and backward on the same table and ids, every
+    value is compared, and what each way cost is printed. Without --table:
+    the lesson's 4 x 5 table, then a random one of GPT-2's size.
+
+    [bold]Examples[/bold]
+
+    hotrow compare
+
+    hotrow compare --table model.safetensors --tokenizer tokenizer.json
+    --text "the same numbers"
+
+    hotrow compare --table model.safetensors --tensor wte.weight --ids 5,9,5
+    --html report.html
+
+    [bold]Exit code[/bold]
+
+    0 equal, 1 not equal, 2 input that cannot be used, 3 a fault of hotrow's own.
+    """
+    if html is not None:
+        files.check_writable(html)
+    limit = None if budget is None else parse_size(budget)
+    source = _source(text, text_file, ids, ids_file)
+    if table is not None:
+        comparisons = [_compare_file(table, tensor, tokenizer, source, limit)]
+    else:
+        needy = [
+            option
+            for option, value in (
+                (source and source.option, source),
+                ("--tensor", tensor),
+                ("--tokenizer", tokenizer),
+            )
+            if value is not None
+        ]
+        if needy:
+            raise HotrowError(f"{needy[0]} needs a table", fix="name its file with --table")
+        comparisons = [_compare_example(example, limit) for example in _examples.ALL]
+    if html is not None:
+        files.write_text(html, report.to_html(comparisons))
+    if json:
+        print(report.to_json(comparisons))
+    else:
+        console = Console(highlight=False)
+        for comparison in comparisons:
+            report.print_report(comparison, console)
+        if html is not None:
+            console.print(f"The page with the figures is in {html}", markup=False, soft_wrap=True)
+    raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
+
+
+def _compare_example(example: _examples.Example, limit: int | None) -> Comparison:
+    with _progress() as tell:
+        tell("making the table", 0, 1)
+        table = example.table()
+        return compare(table, example.ids, title=example.title, budget=limit, progress=tell)
+
+
+def _compare_file(
+    table: Path,
+    tensor: str | None,
+    tokenizer: Path | None,
+    source: _Source | None,
+    limit: int | None,
+) -> Comparison:
+    if source is None:
+        raise HotrowError(
+            "a table alone has nothing to look up",
+            fix="give one of --text, --text-file, --ids, --ids-file",
+        )
+    if source.is_text and tokenizer is None:
+        raise HotrowError(f"{source.option} needs a tokenizer", fix="name it with --tokenizer")
+    with _progress() as tell:
+        tell("reading", 0, 1)
+        name, values = files.read_table(table, tensor)
+        reader = None
+        if tokenizer is not None:
+            reader = files.read_tokenizer(tokenizer, len(values), f"the table {name}")
+        texts: tuple[str, ...] | None = None
+        if source.is_text and reader is not None:
+            tokens = files.tokenize(reader, source.content)
+            ids, texts = tokens.ids, tokens.texts
+        else:
+            ids = files.parse_ids(source.content, source.option)
+            if reader is not None:
+                texts = files.token_texts(reader, ids)
+        title = f"{name} in {table.name}"
+        return compare(values, ids, tokens=texts, title=title, budget=limit, progress=tell)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a number with or without a unit: 1500000, 500MB, 2GiB.
+
+    >>> parse_size("2GiB"), parse_size("1.5 kB")
+    (2147483648, 1500)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise HotrowError(f"--budget {text!r} is not a size", fix="write it as 500MB or 2GiB")
+    number, unit, binary = match.groups()
+    power = " kmgt".index(unit.lower() or " ")
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on standard error, if that is a terminal, from the second second on."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    task = bar.add_task("starting", total=1)
+    timer = threading.Timer(2.0, bar.start)
+    timer.daemon = True
+    if console.is_terminal:
+        timer.start()
+    try:
+        yield lambda what, done, total: bar.update(
+            task, description=what, completed=done, total=total
+        )
+    finally:
+        timer.cancel()
+        bar.stop()
+
+
+def main() -> None:
+    """Run the command line; no traceback reaches its user."""
+    try:
+        sys.exit(app(standalone_mode=True))
+    except HotrowError as error:
+        code = _complain(f"error: {error.problem}", error.fix, UNUSABLE)
+    except KeyboardInterrupt:
+        code = _complain("interrupted", None, INTERRUPTED)
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EQUAL
+    except Exception as error:
+        if os.environ.get("HOTROW_DEBUG"):
+            raise
+        code = _complain(
+            f"hotrow failed, by a fault of its own: {type(error).__name__}: {error}",
+            "set HOTROW_DEBUG=1 to see where, and please report it",
+            BROKEN,
+        )
+    sys.exit(code)
+
+
+def _complain(problem: str, fix: str | None, code: int) -> int:
+    lines = [*problem.splitlines(), *([] if fix is None else [f"  try: {fix}"])]
+    for line in lines:
+        print(printable(line), file=sys.stderr)
+    return code

@@ -1,0 +1,217 @@
+"""Tables, texts and ids from files. Nothing is unpickled, and only what is asked for is read."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hotrow.errors import HotrowError
+from hotrow.ids import as_ids
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# safetensors' names of the dtypes that a table may have
+_TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
+_LISTED = 40  # candidates named in an error
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids and the texts of their tokens."""
+
+    ids: list[int]
+    texts: tuple[str, ...]
+
+
+def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor]:
+    """The name and values of one 2-D floating tensor of a safetensors file.
+
+    The file is mapped, not read: other tensors are never touched, and of this one only
+    the rows that are used.
+
+    Args:
+        path: of the file.
+        tensor: its name; may be None if just one tensor of the file qualifies.
+
+    Raises:
+        HotrowError: no such file, not a safetensors file, no such tensor, or no single one.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = _file(path, "the table")
+    try:
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            name = _choose(
+                {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()},
+                tensor,
+                path,
+            )
+            return name, file.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise HotrowError(
+            f"{path} cannot be read as a safetensors file ({error})",
+            fix="is it complete? Pickled files (.pt, .bin) are never opened; "
+            "save the tensor with safetensors.torch.save_file",
+        ) from None
+
+
+def _choose(tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None, path: Path) -> str:
+    """The tensor that is meant, or an error that lists those that could be."""
+    tables = {
+        name: shape
+        for name, (shape, dtype) in tensors.items()
+        if len(shape) == 2 and dtype in _TABLE_DTYPES
+    }
+    largest_first = sorted(tables.items(), key=lambda item: -item[1][0])
+    listing = "".join(
+        f"\n  {name}  {' x '.join(f'{n:,}' for n in shape)}"
+        for name, shape in largest_first[:_LISTED]
+    )
+    if len(tables) > _LISTED:
+        listing += f"\n  and {len(tables) - _LISTED} more"
+    if wanted in tables:
+        return wanted
+    if wanted in tensors:
+        shape, dtype = tensors[wanted]
+        raise HotrowError(
+            f"tensor {wanted} in {path} is {dtype} of shape {shape}, but a table is 2-D and one "
+            f"of {', '.join(_TABLE_DTYPES)}; these are:{listing or ' none'}"
+        )
+    if wanted is not None:
+        near = difflib.get_close_matches(wanted, tables, n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
+        raise HotrowError(f"no tensor {wanted} in {path}{guess}; tables in it:{listing or ' none'}")
+    if len(tables) == 1:
+        return next(iter(tables))
+    if not tables:
+        raise HotrowError(f"{path} holds no 2-D tensor of {', '.join(_TABLE_DTYPES)}")
+    raise HotrowError(f"{path} holds {len(tables)} tables; name one with --tensor:{listing}")
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a UTF-8 file, or of standard input for "-"."""
+    if str(path) == "-":
+        data, name = sys.stdin.buffer.read(), "standard input"
+    else:
+        name = str(_file(path, "the text"))
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise HotrowError(f"{name} cannot be read ({error.strerror})") from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HotrowError(
+            f"{name} is not UTF-8 text: byte {error.start:,} is 0x{data[error.start]:02x}",
+            fix="convert it, with iconv -f ENCODING -t UTF-8",
+        ) from None
+
+
+def parse_ids(text: str, source: str) -> list[int]:
+    """Ids written in decimal, apart by commas or white space; `source` is for the error."""
+    ids = []
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in line.replace(",", " ").split():
+            try:
+                ids.append(int(word))
+            except ValueError:
+                raise HotrowError(
+                    f"{source}, line {number}: {word[:40]!r} is not an id",
+                    fix="ids are whole numbers, apart by commas or spaces",
+                ) from None
+    as_ids(ids, source)  # one too large for an int64 is an error here, by its source's name
+    return ids
+
+
+def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
+    """A tokenizer.json whose ids all have a row in the table.
+
+    Its truncation and padding are switched off, so that every token of a text counts once.
+    """
+    from tokenizers import Tokenizer
+
+    path = _file(path, "the tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise HotrowError(
+            f"{path} cannot be read as a tokenizer ({error})",
+            fix="give a tokenizer.json, as the tokenizers library writes it",
+        ) from None
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest >= rows:
+        raise HotrowError(
+            f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
+            f"(valid 0..{rows - 1:,})",
+            fix="the table and the tokenizer belong to different models",
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
+    """The ids of a text, the model's own special tokens among them."""
+    encoding: Any = tokenizer.encode(text)
+    return Tokens(list(encoding.ids), tuple(encoding.tokens))
+
+
+def token_texts(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
+    """The token of each id; "?" for an id that the vocabulary leaves out."""
+    return tuple(tokenizer.id_to_token(id) or "?" if id >= 0 else "?" for id in ids)
+
+
+def check_writable(path: str | Path) -> None:
+    """Raise `HotrowError` unless a file can be written there, before any work is done for it."""
+    folder = Path(path).absolute().parent
+    if Path(path).is_dir():
+        raise HotrowError(f"{path} is a folder", fix="name a file in it")
+    if not folder.is_dir():
+        raise HotrowError(f"{path} cannot be written: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise HotrowError(f"{path} cannot be written: no permission in {folder}")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file beside its place and rename it into it, so that it is never half there."""
+    path = Path(path)
+    check_writable(path)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            beside = Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+                # A temporary file is private; give it what a new file here would have.
+                umask = os.umask(0)
+                os.umask(umask)
+                os.chmod(beside, 0o666 & ~umask)
+                os.replace(beside, path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise HotrowError(f"{path} cannot be written ({error.strerror})") from None
+
+
+def _file(path: str | Path, what: str) -> Path:
+    path = Path(path)
+    if not path.exists():
+        raise HotrowError(f"{what}: there is no file {path}")
+    if path.is_dir():
+        raise HotrowError(f"{what}: {path} is a folder", fix="name a file in it")
+    if not os.access(path, os.R_OK):
+        raise HotrowError(f"{what}: {path} cannot be read: no permission")
+    return path

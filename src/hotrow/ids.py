@@ -1,0 +1,219 @@
+"""What counts as ids, and every check of them: dtype, range, and a one-hot in their place.
+
+Checks that need the values run inside two operators of torch's own dispatcher
+(`hotrow::checked_ids`, `hotrow::checked_offsets`), so that one implementation serves eager
+code, `torch.compile` (no graph break), `torch.export`, `vmap`, and meta tensors, which
+have no values and pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hotrow.errors import HotrowError, HotrowIndexError
+
+ID_DTYPES = (torch.int64, torch.int32)
+
+_WRONG_DTYPE = {
+    torch.bool: "a mask is not ids; use mask.nonzero() for the ids it marks",
+    torch.uint8: "torch takes uint8 for a mask elsewhere; use {name}.long()",
+}
+
+
+def as_ids(values: Any, name: str = "ids") -> Tensor:
+    """Ids from a tensor, an array, a list (nested to any depth) or one int.
+
+    Returns an int64 or int32 tensor of the same shape; raises `HotrowError` for
+    anything else. Does not know the table: `checked` does the range.
+
+    >>> as_ids([2, 3, 1])
+    tensor([2, 3, 1])
+    """
+    if not isinstance(values, Tensor):
+        try:
+            values = torch.as_tensor(values)
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise HotrowError(
+                f"{name} cannot be read as a tensor of ids ({error})",
+                fix="give an int, a list of ints, or an integer tensor",
+            ) from None
+        if values.numel() == 0:
+            values = values.long()  # an empty list comes as float32
+    ids: Tensor = values
+    check_dtype(ids, name)
+    return ids
+
+
+def check_dtype(ids: Tensor, name: str = "ids") -> None:
+    """Raise `HotrowError` unless `ids` is int64 or int32."""
+    if ids.dtype in ID_DTYPES:
+        return
+    remedy = _WRONG_DTYPE.get(ids.dtype, "if these are ids, use {name}.long()")
+    raise HotrowError(
+        f"{name} is {_dtype(ids)} of shape {tuple(ids.shape)}, but ids are int64 or int32",
+        fix=remedy.format(name=name),
+    )
+
+
+def checked(
+    ids: Tensor,
+    rows: int,
+    name: str = "ids",
+    *,
+    mistakable: Literal["one-hot", "multi-hot", ""] = "one-hot",
+) -> Tensor:
+    """The same ids, each known to lie in 0..rows-1.
+
+    Args:
+        ids: int64 or int32, any shape, any device; empty is fine.
+        rows: V, the table's rows.
+        name: what the caller calls them, for the message.
+        mistakable: what integers of last dimension V >= 3 are refused as: "one-hot", all 0 but
+            a single 1; "multi-hot", all 0 or 1; "" for neither.
+
+    Raises:
+        HotrowIndexError: an id is negative or not below `rows`; names the first one.
+        HotrowError: wrong dtype, or `mistakable` applies.
+
+    Cost: one pass over the ids; on a GPU it waits for them.
+    """
+    check_dtype(ids, name)
+    result: Tensor = torch.ops.hotrow.checked_ids(ids, rows, name, mistakable)
+    return result
+
+
+def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
+    """The same offsets, known to cut `count` ids into bags: 0 = o[0] <= o[1] <= ... <= count.
+
+    Args:
+        offsets: int64 or int32, 1-D; where each bag starts.
+        count: the number of ids that are cut.
+        last: whether the final entry is the end of the last bag (torch's
+            `include_last_offset`) and so must be `count`.
+    """
+    check_dtype(offsets, "offsets")
+    if offsets.ndim != 1:
+        raise HotrowError(f"offsets must be 1-D, but its shape is {tuple(offsets.shape)}")
+    result: Tensor = torch.ops.hotrow.checked_offsets(offsets, count, last)
+    return result
+
+
+def check_soft(values: Tensor, rows: int, dtype: torch.dtype, name: str = "input") -> None:
+    """Raise `HotrowError` unless `values` can be a one-hot or probabilities over `rows` rows.
+
+    They are floating, of the table's dtype, and their last dimension is `rows`.
+    """
+    if not values.is_floating_point():
+        check_dtype(values, name)
+    if values.ndim == 0 or values.shape[-1] != rows:
+        raise HotrowError(
+            f"{name} is {_dtype(values)} of shape {tuple(values.shape)}, and a floating input is "
+            f"one-hot or probabilities, whose last dimension must be the table's {rows} rows",
+            fix=f"if these are ids, use {name}.long()",
+        )
+    if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
+        raise HotrowError(
+            f"{name} is {_dtype(values)}, but the table is {str(dtype).removeprefix('torch.')}",
+            fix=f"use {name}.to({dtype})",
+        )
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
+    # With one or two rows a batch of ids easily looks so by chance; from three on it is the
+    # classic slip of leaving out .float() after F.one_hot.
+    if not encoding or rows < 3 or ids.ndim == 0 or ids.shape[-1] != rows:
+        return False
+    if not bool(((ids == 0) | (ids == 1)).all()):
+        return False
+    return encoding == "multi-hot" or bool((ids.sum(-1) == 1).all())
+
+
+def _check_ids(ids: Tensor, rows: int, name: str, mistakable: str) -> Tensor:
+    if ids.numel() == 0:
+        return ids.clone()
+    low, high = (int(value) for value in torch.aminmax(ids))
+    if low < 0 or high >= rows:
+        raise _out_of_range(ids, rows, name)
+    if _is_encoded(ids, rows, mistakable):
+        raise HotrowError(
+            f"{name} of shape {tuple(ids.shape)} looks like a {mistakable} in {_dtype(ids)}: its "
+            f"last dimension is the table's {rows} rows, and it holds only 0 and 1",
+            fix=f"a {mistakable} must be floating, as {name}.float() is; if these are ids after "
+            f"all, reshape them so that their last dimension is not {rows}",
+        )
+    return ids.clone()
+
+
+def _out_of_range(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
+    wrong = (ids < 0) | (ids >= rows)
+    position = wrong.nonzero()[0].tolist()
+    value = int(ids[tuple(position)])
+    where = f"[{', '.join(map(str, position))}]" if position else ""
+    valid = f"valid 0..{rows - 1}" if rows else "no id is valid"
+    others = int(wrong.sum()) - 1
+    if value < 0:
+        fix = "a negative id is often a padding or ignore mark; mask it or give it a row of its own"
+    elif value == rows:
+        fix = "ids count from 0; were these counted from 1, or is a row missing?"
+    else:
+        fix = "were these ids made with another, larger vocabulary?"
+    return HotrowIndexError(
+        f"{name}{where} = {value}, but the table has {rows} rows ({valid})"
+        + (f", and {others} more like it" if others else ""),
+        fix=fix,
+    )
+
+
+def _check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
+    if offsets.numel() == 0:
+        if count or last:
+            raise HotrowError(
+                f"offsets is empty, but there are {count} ids to put into bags"
+                + (" and include_last_offset needs at least their end" if last else "")
+            )
+        return offsets.clone()
+    if int(offsets[0]) != 0:
+        raise HotrowError(f"offsets[0] = {int(offsets[0])}, but the first bag starts at 0")
+    ends = torch.cat([offsets[1:], offsets.new_tensor([count])])
+    backward = (offsets > ends).nonzero()
+    if len(backward):
+        place = int(backward[0])
+        inner = place + 1 < len(offsets)
+        end = f"offsets[{place + 1}] = {int(ends[place])}" if inner else f"there are {count} ids"
+        raise HotrowError(
+            f"offsets[{place}] = {int(offsets[place])}, but {end}",
+            fix="offsets say where each bag starts: in order, and within the ids",
+        )
+    if last and int(offsets[-1]) != count:
+        raise HotrowError(
+            f"offsets[-1] = {int(offsets[-1])}, but there are {count} ids",
+            fix="with include_last_offset the last offset is their number",
+        )
+    return offsets.clone()
+
+
+_library: Any = torch.library.Library("hotrow", "DEF")  # type: ignore[no-untyped-call]
+
+
+def _define(name: str, arguments: str, implementation: Any) -> None:
+    """One operator: values in, the same values out; opaque to tracers, batched by vmap."""
+    operator = f"hotrow::{name}"
+    _library.define(f"{name}(Tensor {arguments}) -> Tensor")
+    _library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(operator, lambda x, *_: torch.empty_like(x), lib=_library)
+    torch.library.register_vmap(
+        operator,
+        lambda info, dims, x, *rest: (getattr(torch.ops.hotrow, name)(x, *rest), dims[0]),
+        lib=_library,
+    )
+
+
+_define("checked_ids", "ids, int rows, str name, str mistakable", _check_ids)
+_define("checked_offsets", "offsets, int count, bool last", _check_offsets)

@@ -1,0 +1,225 @@
+"""Comparisons for people: on the terminal, as JSON, and as one self-contained page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from hotrow._compare import Comparison
+from hotrow.figures import figure
+from hotrow.text import elide, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_IDS_SHOWN = 18
+_IDS_DRAWN = 6
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """A figure of the page and the sentence under it."""
+
+    svg: str
+    caption: str
+
+
+def to_json(comparisons: Sequence[Comparison]) -> str:
+    """One JSON object: all figures of all comparisons, units in the names."""
+    content = {
+        "hotrow": version("hotrow"),
+        "equal": all(comparisons),
+        "comparisons": [comparison.to_dict() for comparison in comparisons],
+    }
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def summary(comparison: Comparison) -> str:
+    """The table, the ids and what was left out, in a sentence or two."""
+    rows, columns = comparison.table.shape
+    dtype = str(comparison.table.dtype).removeprefix("torch.")
+    given = len(comparison.ids)
+    text = f"table {rows:,} x {columns:,} {dtype}, {_count(given, 'id')}"
+    if comparison.compared < given:
+        text += (
+            f"; compared on the first {comparison.compared:,}: for all of them the dense way "
+            f"would need about {size(comparison.needed)}, and the budget is "
+            f"{size(comparison.budget)}"
+        )
+    return text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def pairs(comparison: Comparison, most: int = _IDS_SHOWN) -> list[tuple[str, str]]:
+    """(id, token) of the first ids, for showing; the token is "" where it is not known."""
+    ids = comparison.ids[:most].tolist()
+    texts = comparison.tokens or ("",) * len(ids)
+    return [(str(id), printable(text)) for id, text in zip(ids, texts, strict=False)]
+
+
+def costs(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
+    """(what, one-hot matmul, look-up, how many times more) for each figure of cost."""
+    matmul, lookup = comparison.cost.matmul, comparison.cost.lookup
+
+    def row(what: str, a: float, b: float, show: Any) -> tuple[str, str, str, str]:
+        return what, show(a), show(b), f"{a / b:,.1f} x" if b else ""
+
+    yield row("multiplications", matmul.multiplications, lookup.multiplications, "{:,}".format)
+    yield row("  of them by zero", matmul.by_zero, lookup.by_zero, "{:,}".format)
+    yield row("bytes written", matmul.bytes_written, lookup.bytes_written, size)
+    yield row("peak extra memory", comparison.matmul.bytes_peak, comparison.lookup.bytes_peak, size)
+    runs = _count(len(comparison.matmul.milliseconds), "run")
+    yield row(
+        f"time (median of {runs})",
+        comparison.matmul.median_ms,
+        comparison.lookup.median_ms,
+        milliseconds,
+    )
+
+
+def size(count: float) -> str:
+    """A number of bytes, to three digits.
+
+    >>> size(80), size(215_619_504)
+    ('80 B', '216 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.3g} {unit}"
+
+
+def milliseconds(value: float) -> str:
+    """A time, to three digits.
+
+    >>> milliseconds(0.0412), milliseconds(1234.5)
+    ('0.0412 ms', '1,234 ms')
+    """
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def verdict(comparison: Comparison) -> str:
+    """The one line to remember."""
+    if comparison.equal:
+        return "equal: the same numbers, none of the zeros"
+    return "NOT equal: the two ways give different numbers here"
+
+
+def print_report(comparison: Comparison, console: Console) -> None:
+    """The comparison on a terminal, fitting 80 columns."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print(Text(printable(comparison.title), style="bold"))
+    console.print(Padding(Text(summary(comparison)), (0, 0, 0, 2), expand=False))
+    shown = pairs(comparison)
+    if shown:
+        line = Text()
+        for id, token in shown:
+            line.append(id, style="cyan")
+            line.append((f" {elide(token, 14)}" if token else "") + "  ")
+        left = len(comparison.ids) - len(shown)
+        if left:
+            line.append(f"and {left:,} more", style="dim")
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+
+    found = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    found.add_column(no_wrap=True)
+    found.add_column()
+    for agreement in comparison.check.agreements:
+        style = "green" if agreement.equal else "bold red"
+        found.add_row(agreement.what, Text(str(agreement), style=style))
+    console.print(Padding(found, (1, 0, 0, 2), expand=False))
+    for note in comparison.check.notes:
+        console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
+
+    spent = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    spent.add_column("forward and gradient", no_wrap=True)
+    for header in ("one-hot matmul", "look-up", "ratio"):
+        spent.add_column(header, justify="right", no_wrap=True)
+    for row in costs(comparison):
+        spent.add_row(*row)
+    console.print(Padding(spent, (0, 0, 0, 2), expand=False))
+    console.print(
+        Padding(
+            Text(verdict(comparison), style="bold green" if comparison.equal else "bold red"),
+            (0, 0, 1, 2),
+            expand=False,
+        )
+    )
+
+
+def figures(comparison: Comparison) -> list[Captioned]:
+    """The lesson's figures 1 to 5, drawn from this table and these ids."""
+    ids = comparison.ids.tolist()
+    if not ids or not comparison.table.shape[1]:
+        return []
+    tokens = comparison.tokens
+
+    def draw(kind: str, places: list[int]) -> str:
+        chosen = None if tokens is None else [tokens[place] for place in places]
+        return figure(kind, comparison.table, [ids[p] for p in places], tokens=chosen).svg
+
+    other = next((place for place, id in enumerate(ids) if id != ids[0]), None)
+    singles = [(0, "One id"), *([] if other is None else [(other, "Another id, another row")])]
+    drawn = [
+        Captioned(draw("lookup", [place]), f"{text}: id {ids[place]} picks row {ids[place]}.")
+        for place, text in singles
+    ]
+    if len(ids) > 1:
+        several = list(range(min(len(ids), _IDS_DRAWN)))
+        which = "The ids" if len(several) == len(ids) else f"The first {len(several)} ids"
+        drawn.append(
+            Captioned(draw("lookup", several), f"{which} pick their rows, in their order.")
+        )
+    for place, _ in singles:
+        drawn.append(
+            Captioned(
+                draw("product", [place]),
+                f"Under the hood: the one-hot row of id {ids[place]} times column 0 of the table. "
+                f"All but one of the products are by zero; their sum is row {ids[place]}'s entry.",
+            )
+        )
+    return drawn
+
+
+def to_html(comparisons: Sequence[Comparison]) -> str:
+    """One page with everything in it: no script, and no request to anywhere."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("hotrow"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    sections = [
+        {
+            "title": printable(comparison.title),
+            "equal": comparison.equal,
+            "verdict": verdict(comparison),
+            "summary": summary(comparison),
+            "pairs": pairs(comparison),
+            "left": max(len(comparison.ids) - _IDS_SHOWN, 0),
+            "agreements": comparison.check.agreements,
+            "notes": comparison.check.notes,
+            "costs": list(costs(comparison)),
+            # The figures escape what they show themselves.
+            "figures": [(Markup(each.svg), each.caption) for each in figures(comparison)],
+        }
+        for comparison in comparisons
+    ]
+    return environment.get_template("report.html").render(
+        sections=sections, version=version("hotrow"), equal=all(comparisons)
+    )
