@@ -22,10 +22,11 @@ def rounding_bounds(of: Side, batch: Batch, cotangent: Tensor) -> dict[str, Boun
     """
     ids, segments = batch.ids.reshape(-1), batch.segments()
     columns = cotangent.shape[-1]
-    outgoing = cotangent.reshape(-1, columns).double().abs()  # (B, D)
+    outputs = len(ids) if batch.offsets is None else len(batch.offsets)
+    outgoing = cotangent.reshape(outputs, columns).double().abs()  # (B, D)
     table = of.tensors["weight"].detach()
     rows = (table.t() if of.transposed else table)[ids].double().abs()  # (N, D)
-    members = torch.bincount(segments, minlength=len(outgoing))  # (B,)
+    members = torch.bincount(segments, minlength=outputs)  # (B,)
     scale = torch.ones(len(ids), dtype=torch.float64, device=ids.device)  # (N,)
     if batch.weights is not None:
         scale = batch.weights.double().abs()
@@ -46,13 +47,13 @@ def rounding_bounds(of: Side, batch: Batch, cotangent: Tensor) -> dict[str, Boun
 
     # A maximum selects: nothing is added.
     terms = members.clamp(max=1) if batch.mode == "max" else members
-    output = total(segments, rows * scale[:, None], len(outgoing))
+    output = total(segments, rows * scale[:, None], outputs)
     touched, slots, uses = torch.unique(ids, return_inverse=True, return_counts=True)
     gradient = total(slots, outgoing[segments] * scale[:, None], len(touched))
     tables = {"gradient": bound(uses, gradient, products)}
     if "bias" in of.tensors:
         terms, output = terms + 1, output + of.tensors["bias"].detach().double().abs()
-        uses = torch.tensor([len(outgoing)], device=ids.device)
+        uses = torch.tensor([outputs], device=ids.device)
         tables["gradient of bias"] = bound(uses, outgoing.sum(0, keepdim=True), False)
     tables["output"] = bound(terms, output, products)
     if batch.weights is not None:  # each is a sum of D products

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -23,14 +25,35 @@ from hotrow.errors import HotrowError
 from hotrow.text import printable
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
+_PATIENCE = 2.0  # seconds before progress is shown
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
+
+# A line with nothing but \b keeps the lines up to the next blank one as they are.
+_COMPARE = """Multiply by the one-hot and look the rows up; say whether they are the same.
+
+Both ways run forward and backward on the same table and ids, every value is compared, and what
+each way cost is printed. Without --table: the lesson's 4 x 5 table, then a random one of
+GPT-2's size.
+
+\b
+Examples:
+  hotrow compare
+  hotrow compare --table model.safetensors --tokenizer tokenizer.json \\
+      --text "the same numbers"
+  hotrow compare --table model.safetensors --tensor wte.weight \\
+      --ids 5,9,5 --html report.html
+
+\b
+Exit code:
+  0 equal, 1 not equal, 2 input that cannot be used, 3 a fault of hotrow's own
+"""
 
 
 @dataclass(frozen=True)
@@ -72,23 +95,27 @@ def root(
     """A linear layer over one-hot input is a row look-up: the same numbers, none of the zeros."""
 
 
-@app.command("compare")
+@app.command("compare", help=_COMPARE, short_help="Is the look-up the same as the matmul?")
 def compare_command(
     table: Annotated[
         Path | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
     ] = None,
     tensor: Annotated[
         str | None,
-        typer.Option(help="Its name in the file; may be left out if only one qualifies."),
+        typer.Option(
+            help="Its name in the file; may be left out if only one qualifies.", metavar="NAME"
+        ),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="The text to look up.")] = None,
+    text: Annotated[str | None, typer.Option(help="The text to look up.", metavar="TEXT")] = None,
     text_file: Annotated[
         str | None, typer.Option(help="A UTF-8 file with it; - for standard input.", metavar="FILE")
     ] = None,
-    ids: Annotated[str | None, typer.Option(help="The ids to look up, as in 5,9,5.")] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="The ids to look up, as in 5,9,5.", metavar="IDS")
+    ] = None,
     ids_file: Annotated[
         str | None,
         typer.Option(help="A text file with them; - for standard input.", metavar="FILE"),
@@ -107,26 +134,7 @@ def compare_command(
         typer.Option(help="Also write a self-contained page with figures.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Multiply by the one-hot and look the rows up; say whether they are the same.
-
-    Both ways run forward and backward on the same table and ids, every
-    value is compared, and what each way cost is printed. Without --table:
-    the lesson's 4 x 5 table, then a random one of GPT-2's size.
-
-    [bold]Examples[/bold]
-
-    hotrow compare
-
-    hotrow compare --table model.safetensors --tokenizer tokenizer.json
-    --text "the same numbers"
-
-    hotrow compare --table model.safetensors --tensor wte.weight --ids 5,9,5
-    --html report.html
-
-    [bold]Exit code[/bold]
-
-    0 equal, 1 not equal, 2 input that cannot be used, 3 a fault of hotrow's own.
-    """
+    """Compare, print, and exit with the verdict."""
     if html is not None:
         files.check_writable(html)
     limit = None if budget is None else parse_size(budget)
@@ -148,15 +156,31 @@ def compare_command(
         comparisons = [_compare_example(example, limit) for example in _examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
-    if json:
-        print(report.to_json(comparisons))
-    else:
-        console = Console(highlight=False)
+    _print(report.to_json(comparisons) if json else _readable(comparisons, html))
+    raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
+
+
+def _readable(comparisons: list[Comparison], html: Path | None) -> str:
+    """The report as text, with the terminal's colours if there is one."""
+    console = Console(highlight=False)
+    with console.capture() as captured:
         for comparison in comparisons:
             report.print_report(comparison, console)
         if html is not None:
-            console.print(f"The page with the figures is in {html}", markup=False, soft_wrap=True)
-    raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
+            where = f"The page with the figures is in {printable(str(html))}"
+            console.print(where, markup=False, soft_wrap=True)
+    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
+
+
+def _print(text: str) -> None:
+    """To standard output, whatever its encoding; a pipe's reader may leave before the end."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The verdict stands; Python's own flush at exit must not meet the broken pipe again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _compare_example(example: _examples.Example, limit: int | None) -> Comparison:
@@ -209,7 +233,7 @@ def parse_size(text: str) -> int:
         raise HotrowError(f"--budget {text!r} is not a size", fix="write it as 500MB or 2GiB")
     number, unit, binary = match.groups()
     power = " kmgt".index(unit.lower() or " ")
-    return int(float(number) * (1024 if binary else 1000) ** power)
+    return int(Fraction(number) * (1024 if binary else 1000) ** power)
 
 
 @contextmanager
@@ -225,7 +249,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         transient=True,
     )
     task = bar.add_task("starting", total=1)
-    timer = threading.Timer(2.0, bar.start)
+    timer = threading.Timer(_PATIENCE, bar.start)
     timer.daemon = True
     if console.is_terminal:
         timer.start()
@@ -235,7 +259,9 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         )
     finally:
         timer.cancel()
-        bar.stop()
+        if console.is_terminal:
+            timer.join()  # a bar that is just being started can be stopped only then
+            bar.stop()
 
 
 def main() -> None:
@@ -243,12 +269,9 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=True))
     except HotrowError as error:
-        code = _complain(f"error: {error.problem}", error.fix, UNUSABLE)
+        code = _complain(f"Error: {error.problem}", error.fix, UNUSABLE)
     except KeyboardInterrupt:
         code = _complain("interrupted", None, INTERRUPTED)
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = EQUAL
     except Exception as error:
         if os.environ.get("HOTROW_DEBUG"):
             raise

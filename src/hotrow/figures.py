@@ -99,18 +99,23 @@ RULES = """
 .hotrow .hr-picked { fill: currentColor; fill-opacity: .12; stroke: currentColor; stroke-width: 2 }
 .hotrow .hr-frame, .hotrow .hr-arrow { fill: none; stroke: currentColor; stroke-width: 2 }
 .hotrow .hr-pill, .hotrow .hr-point { fill: currentColor; stroke: none }
+.hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
+.hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
-LIGHT = {"page": "#fff", "ink": "#1f2530", "muted": "#626b7b", "row": "#fff", "line": "#d5dae3"}
-DARK = {
-    "page": "#14181f",
-    "ink": "#e7ebf2",
-    "muted": "#9ba5b5",
-    "row": "#1a1f28",
-    "line": "#465064",
+COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is the page on them
+    "page": ("#fff", "#14181f"),
+    "ink": ("#1f2530", "#e7ebf2"),
+    "muted": ("#626b7b", "#9ba5b5"),
+    "row": ("#fff", "#1a1f28"),
+    "line": ("#d5dae3", "#465064"),
+    "h0": ("#2563ab", "#86b9f4"),
+    "h1": ("#b4480f", "#f3a878"),
+    "h2": ("#2b7a4b", "#83d3a5"),
+    "h3": ("#8142a0", "#d2a6ea"),
+    "h4": ("#84660a", "#e2c465"),
+    "h5": ("#0e7482", "#72d3de"),
 }
-# At least 4.5:1 against the page, both as a line and under the number in a pill.
-LIGHT_HUES = ("#2563ab", "#b4480f", "#2b7a4b", "#8142a0", "#84660a", "#0e7482")
-DARK_HUES = ("#86b9f4", "#f3a878", "#83d3a5", "#d2a6ea", "#e2c465", "#72d3de")
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ def figure(
 
     Args:
         kind: "lookup" or "product".
-        table: (V, D), any floating dtype; only read.
+        table: (V, D), float64, float32, float16 or bfloat16; only read.
         ids: int64 or int32 of any shape, a list, or an int; taken in order. "product" takes one.
         column: 0..D-1, the column of the table in a "product"; a "lookup" ignores it.
         tokens: the text of each id; what cannot be printed is shown as its escape.
@@ -163,7 +168,7 @@ def figure(
         HotrowIndexError: an id or the column lies outside the table.
 
     Cost: the ids and the drawn entries are read; "product" also looks through its column for
-    inf and nan, which 0 times them is nan.
+    inf and nan, since 0 times either is nan.
 
     >>> _ = torch.manual_seed(123)
     >>> table = torch.nn.Embedding(4, 5).weight
@@ -185,29 +190,30 @@ def figure(
 def _choose(name: str, value: object, choices: Iterable[str]) -> None:
     valid = list(choices)
     if value not in valid:
-        raise HotrowError(f"{name} is {value!r}, but it is one of {', '.join(map(repr, valid))}")
+        raise HotrowError(f"{name} is {value!r}, but must be one of {', '.join(map(repr, valid))}")
 
 
 def _check_table(table: object) -> None:
-    what = f"a {type(table).__name__}"
+    what = f"of type {type(table).__name__}"
     if isinstance(table, Tensor):
         dense = table.layout == torch.strided and not table.is_meta
-        if table.ndim == 2 and table.is_floating_point() and dense:
+        if table.ndim == 2 and table.dtype in FLOATS and dense:
             return
         what = f"{table.dtype} of shape {tuple(table.shape)}, {table.layout} on {table.device}"
+    must = f"a dense 2-D tensor of {', '.join(map(str, FLOATS))}"
     raise HotrowError(
-        f"table is {what.replace('torch.', '')}, but a figure needs a 2-D floating tensor, "
-        "dense and with values",
-        fix="of a layer, give the weight",
+        f"table is {what}, but must be {must}".replace("torch.", ""),
+        fix="of a layer, give its weight",
     )
 
 
 def _quoted(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """The tokens that are drawn: safe, short, and in quotes that show their spaces."""
+    """The tokens that are drawn: safe, short, in quotes that show their spaces; or empty."""
     if tokens is None:
-        return []
-    if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
-        raise HotrowError(f"tokens is {tokens!r:.60}, but it is a list of str, one for each id")
+        return [""] * min(count, POSITIONS)
+    listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
+    if not listed or not all(isinstance(token, str) for token in tokens):
+        raise HotrowError(f"tokens is {tokens!r:.60}, but must be a list of str, one for each id")
     if len(tokens) != count:
         raise HotrowError(f"tokens has length {len(tokens)}, but ids has {count}: one for each id")
     return [f'"{elide(printable(token), TOKEN_COLUMNS)}"' for token in tokens[:POSITIONS]]
@@ -219,6 +225,172 @@ def _say(lang: str, key: str, n: int = 0, **values: object) -> str:
     if isinstance(text, tuple):
         text = text[n != 1]
     return text.format(n=f"{n:,}", **values)
+
+
+_Say = Callable[..., str]  # `_say` in one language
+
+
+def _aside(token: str) -> str:
+    return f" ({token})" if token else ""
+
+
+def _spans(rows: int, picked: Iterable[int]) -> list[range]:
+    """0..rows-1 in order: a row that is drawn is a range of one, longer ones are left out."""
+    if rows <= WHOLE_ROWS:
+        return [range(row, row + 1) for row in range(rows)]
+    spans, start = [], 0
+    for row in sorted({0, *picked, rows - 1}):
+        if row > start:
+            spans.append(range(start, row))
+        spans.append(range(row, row + 1))
+        start = row + 1
+    return spans
+
+
+def _numbers(table: Tensor, spans: list[range], columns: list[int]) -> dict[int, list[str]]:
+    """The texts of the drawn rows and columns, by row; nothing else is read."""
+    rows = [span.start for span in spans if len(span) == 1]
+    down, across = (torch.tensor(places).long().to(table.device) for places in (rows, columns))
+    values = table[down.unsqueeze(-1), across].tolist()
+    return {row: [number(x) for x in line] for row, line in zip(rows, values, strict=True)}
+
+
+def _lookup(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> _Drawing:
+    rows, columns = table.shape
+    shown: list[int] = ids[:POSITIONS].tolist()
+    hues = {row: f"h{place}" for place, row in enumerate(dict.fromkeys(shown))}
+    spans = _spans(rows, shown)
+    whole = columns <= WHOLE_COLUMNS
+    drawn = list(range(columns)) if whole else [*range(LEADING_COLUMNS), columns - 1]
+
+    def dotted(texts: list[str]) -> list[str]:
+        if not whole:
+            texts.insert(LEADING_COLUMNS, "…")
+        return texts or [""]  # a table without columns is drawn with an empty one
+
+    texts = {row: dotted(values) for row, values in _numbers(table, spans, drawn).items()}
+    gaps = {span.start: [say("rows", len(span))] for span in spans if len(span) > 1}
+    head = _Line(say("row"), dotted([str(place) for place in drawn]), "mono muted", "")
+    lines = [head, *_lines(spans, texts | gaps, hues)]
+    outputs = [_picked(row, texts[row], hues[row]) for row in shown]
+    label, fitted = _fit(lines, ["end"] * len(head.texts))
+
+    across = say("columns", columns)
+    table_heading = say("table", rows=say("rows", rows), columns=across)
+    output_heading = say("output", rows=say("rows", len(ids)), columns=across)
+    # From left to right: tokens, ids, arrows, table, arrows, output.
+    id_x = MARGIN + (max(map(_px, tokens)) + GAP if any(tokens) else 0)
+    id_width = max([_px(str(row)) for row in shown], default=0) + 2 * PAD
+    id_end = id_x + id_width
+    table_x = max(id_end, MARGIN + max(_px(say("ids")), _px(say("none")))) + ARROW
+    table_end = table_x + label + GAP + sum(column.width for column in fitted)
+    output_x = max(table_end, table_x + _px(table_heading)) + ARROW
+    heading_y = MARGIN + 44
+    top = heading_y + 58
+    cells = [
+        _label(MARGIN, MARGIN, say("lookup"), "bold", TITLE),
+        _label(MARGIN, heading_y, say("ids"), "bold"),
+        _label(table_x, heading_y, table_heading, "bold"),
+        _label(output_x, heading_y, output_heading, "bold"),
+        *_grid(table_x, top - ROW, lines, label, fitted),
+        *_grid(output_x, top - ROW, [head], label, fitted),
+        *_grid(output_x, top, outputs, label, fitted, PITCH),
+    ]
+    arrows = []
+    told = [f"{table_heading}."]
+    row_y = {span.start: top + ROW * (place + 0.5) for place, span in enumerate(spans)}
+    for place, (row, token) in enumerate(zip(shown, tokens, strict=True)):
+        y = top + place * PITCH
+        middle = y + ROW / 2
+        cells += [_label(MARGIN, y, token, "mono"), _pill(id_x, y, id_width, str(row), hues[row])]
+        values = ", ".join(texts[row])
+        told.append(say("picks", id=row, token=_aside(token), values=values))
+        # The arrows of an id that comes again part a little.
+        times, before = shown.count(row), shown[:place].count(row)
+        via = row_y[row] + (before - (times - 1) / 2) * min(8, 24 / times)
+        arrows.append((id_end, middle, table_x, via, hues[row]))
+        arrows.append((table_end, via, output_x, middle, hues[row]))
+    more = len(ids) - len(shown)
+    if more or not shown:
+        told.append(say("more", more) if shown else say("none"))
+        y = top + len(shown) * PITCH
+        cells += [_label(x, y, told[-1], "muted", SMALL) for x in (MARGIN, output_x)]
+    if shown:
+        y = top + max((len(shown) + (more > 0)) * PITCH, len(spans) * ROW) + GAP
+        counting = say("counting", shown[0] + 1, row=shown[0])
+        cells.append(_label(MARGIN, y, counting, "muted", SMALL))
+    return _Drawing(say("lookup"), " ".join(told), cells, arrows)
+
+
+def _product(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> _Drawing:
+    if len(ids) != 1:
+        raise HotrowError(
+            f"ids has {len(ids)} ids, but a 'product' is of one", fix="give one of them"
+        )
+    rows, columns = table.shape
+    column = _checked_column(column, columns)
+    picked = int(ids[0])
+    spans = _spans(rows, [picked])
+    numbers = _numbers(table, spans, [column])
+    [entry] = numbers[picked]
+    heads = [say("one-hot"), "×", say("column", column=column), "=", say("by")]
+    texts = {picked: ["1", "×", entry, "=", entry]}
+    poisoned = False
+    for span in spans:
+        if picked in span:
+            continue
+        finite = bool(torch.isfinite(table[span.start : span.stop, column]).all())
+        poisoned |= not finite
+        zero = "0" if finite else "nan"
+        row = span.start
+        drawn = ["0", "×", *numbers[row], "="] if row in numbers else [say("by zero", len(span))]
+        texts[row] = [*drawn, zero]
+    head = _Line(say("row"), heads, "muted", "")
+    lines = [head, *_lines(spans, texts, {picked: "h0"}, "mono muted")]
+    # Zeros can change nothing but a sign: -0.0 + 0.0 is 0.0.
+    total = "nan" if poisoned else number(table[picked, column].item() + 0.0)
+    last = _Line("", ["", "", say("sum"), "=", total], "mono bold", "")
+    label, fitted = _fit([*lines, last], ["middle", "middle", "end", "middle", "middle"])
+
+    chosen = say("chosen", id=picked, token=_aside(tokens[0]), column=column)
+    counted = say("counted", rows - 1, rows=f"{rows:,}")
+    note = "poisoned" if poisoned else "read" if total == entry else "unsigned"
+    explained = say(note, row=picked, entry=entry)
+    top = MARGIN + 64
+    sum_y = top + len(lines) * ROW + GAP
+    sum_x = MARGIN + label + GAP + sum(column.width for column in fitted[:-1])
+    cells = [
+        _label(MARGIN, MARGIN, say("product"), "bold", TITLE),
+        _label(MARGIN, MARGIN + 28, chosen, "mono"),
+        *_grid(MARGIN, top, lines, label, fitted),
+        *_grid(MARGIN, sum_y, [last], label, fitted),
+        _Cell(sum_x, sum_y + 1, fitted[-1].width, ROW - 2, box="frame h0"),
+        _label(MARGIN, sum_y + ROW + GAP, counted),
+        _label(MARGIN, sum_y + ROW + GAP + 24, explained, "muted", SMALL),
+    ]
+    told = [f"{chosen}:", *(f"{' '.join(line.texts)};" for line in lines[1:])]
+    told += [f"{say('sum')} = {total}.", counted, explained]
+    return _Drawing(say("product"), " ".join(told), cells, [])
+
+
+def _checked_column(column: Any, columns: int) -> int:
+    try:
+        place = operator.index(column)
+    except TypeError:
+        raise HotrowError(f"column is {column!r:.60}, but must be an int") from None
+    if 0 <= place < columns:
+        return place
+    valid = f"valid 0..{columns - 1}" if columns else "no column is valid"
+    raise HotrowIndexError(f"column = {place}, but the table has {columns} columns ({valid})")
+
+
+KINDS: dict[str, Callable[[Tensor, Tensor, list[str], int, _Say], _Drawing]] = {
+    "lookup": _lookup,
+    "product": _product,
+}
+
+
+# Below, how any figure is put together and written out; above, what the figures are.
 
 
 class _Cell(NamedTuple):
@@ -261,12 +433,26 @@ def _px(text: str, size: int = NUMBER) -> float:
     return width(text) * size * EM
 
 
-def _words(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> _Cell:
+def _label(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> _Cell:
     return _Cell(x, y, _px(text, size), ROW, text, ink, size=size)
 
 
 def _pill(x: float, y: float, w: float, text: str, hue: str) -> _Cell:
     return _Cell(x, y + 4, w, ROW - 8, text, "mono bold on", f"pill {hue}", "middle")
+
+
+def _lines(
+    spans: list[range], texts: dict[int, list[str]], hues: dict[int, str], ink: str = "mono"
+) -> Iterator[_Line]:
+    """A line for each span, with the texts that stand under its first row."""
+    for span in spans:
+        row = span.start
+        if len(span) > 1:
+            yield _Line("⋮", texts[row], "muted", "gap")
+        elif row in hues:
+            yield _picked(row, texts[row], hues[row])
+        else:
+            yield _Line(str(row), texts[row], ink)
 
 
 def _picked(row: int, texts: list[str], hue: str) -> _Line:
@@ -311,188 +497,21 @@ def _grid(
         y += pitch
 
 
-def _spans(rows: int, picked: Iterable[int]) -> list[range]:
-    """0..rows-1 in order: a row that is drawn is a range of one, longer ones are left out."""
-    if rows <= WHOLE_ROWS:
-        return [range(row, row + 1) for row in range(rows)]
-    spans, start = [], 0
-    for row in sorted({0, *picked, rows - 1}):
-        if row > start:
-            spans.append(range(start, row))
-        spans.append(range(row, row + 1))
-        start = row + 1
-    return spans
-
-
-def _numbers(table: Tensor, spans: list[range], columns: list[int]) -> dict[int, list[str]]:
-    """The texts of the drawn rows and columns, by row; nothing else is read."""
-    rows = [span.start for span in spans if len(span) == 1]
-    down, across = (torch.tensor(places).long().to(table.device) for places in (rows, columns))
-    values = table[down.unsqueeze(-1), across].tolist()
-    return {row: [number(x) for x in line] for row, line in zip(rows, values, strict=True)}
-
-
-def _lookup(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> _Drawing:
-    rows, columns = table.shape
-    shown: list[int] = ids[:POSITIONS].tolist()
-    hues = {row: f"h{place}" for place, row in enumerate(dict.fromkeys(shown))}
-    spans = _spans(rows, shown)
-    whole = columns <= WHOLE_COLUMNS
-    drawn = list(range(columns)) if whole else [*range(LEADING_COLUMNS), columns - 1]
-
-    def dotted(texts: list[str]) -> list[str]:
-        if not whole:
-            texts.insert(LEADING_COLUMNS, "…")
-        return texts or [""]  # a table without columns is drawn with an empty one
-
-    numbers = {row: dotted(texts) for row, texts in _numbers(table, spans, drawn).items()}
-    head = _Line(say("row"), dotted([str(place) for place in drawn]), "mono muted", "")
-    lines = []
-    for span in spans:
-        row = span.start
-        if len(span) > 1:
-            lines.append(_Line("⋮", [say("rows", len(span))], "muted", "gap"))
-        elif row in hues:
-            lines.append(_picked(row, numbers[row], hues[row]))
-        else:
-            lines.append(_Line(str(row), numbers[row]))
-    outputs = [_picked(row, numbers[row], hues[row]) for row in shown]
-    label, fitted = _fit([head, *lines], ["end"] * len(head.texts))
-
-    across = say("columns", columns)
-    table_heading = say("table", rows=say("rows", rows), columns=across)
-    output_heading = say("output", rows=say("rows", len(ids)), columns=across)
-    # From left to right: tokens, ids, arrows, table, arrows, output.
-    id_x = MARGIN + (max(map(_px, tokens)) + GAP if tokens else 0)
-    id_width = max([_px(str(row)) for row in shown], default=0) + 2 * PAD
-    id_end = id_x + id_width
-    table_x = max(id_end, MARGIN + max(_px(say("ids")), _px(say("none")))) + ARROW
-    table_end = table_x + label + GAP + sum(column.width for column in fitted)
-    output_x = max(table_end, table_x + _px(table_heading)) + ARROW
-    heading_y = MARGIN + 44
-    top = heading_y + 58
-    cells = [
-        _words(MARGIN, MARGIN, say("lookup"), "bold", TITLE),
-        _words(MARGIN, heading_y, say("ids"), "bold"),
-        _words(table_x, heading_y, table_heading, "bold"),
-        _words(output_x, heading_y, output_heading, "bold"),
-        *_grid(table_x, top - ROW, [head, *lines], label, fitted),
-        *_grid(output_x, top - ROW, [head], label, fitted),
-        *_grid(output_x, top, outputs, label, fitted, PITCH),
-    ]
-    arrows = []
-    told = [f"{table_heading}."]
-    row_y = {span.start: top + ROW * (place + 0.5) for place, span in enumerate(spans)}
-    for place, (row, token) in enumerate(zip_longest(shown, tokens, fillvalue="")):
-        y = top + place * PITCH
-        middle = y + ROW / 2
-        cells += [_words(MARGIN, y, token, "mono"), _pill(id_x, y, id_width, str(row), hues[row])]
-        told.append(_told(say, row, token, numbers[row]))
-        # The arrows of an id that comes again part a little.
-        times, before = shown.count(row), shown[:place].count(row)
-        via = row_y[row] + (before - (times - 1) / 2) * min(8, 24 / times)
-        arrows.append((id_end, middle, table_x, via, hues[row]))
-        arrows.append((table_end, via, output_x, middle, hues[row]))
-    more = len(ids) - len(shown)
-    if more or not shown:
-        told.append(say("more", more) if shown else say("none"))
-        y = top + len(shown) * PITCH
-        cells += [_words(x, y, told[-1], "muted", SMALL) for x in (MARGIN, output_x)]
-    if shown:
-        y = top + max((len(shown) + (more > 0)) * PITCH, len(spans) * ROW) + GAP
-        counting = say("counting", shown[0] + 1, row=shown[0])
-        cells.append(_words(MARGIN, y, counting, "muted", SMALL))
-    return _Drawing(say("lookup"), " ".join(told), cells, arrows)
-
-
-def _product(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> _Drawing:
-    if len(ids) != 1:
-        raise HotrowError(
-            f"ids has {len(ids)} ids, but a 'product' is of one", fix="give one of them"
-        )
-    rows, columns = table.shape
-    column = _checked_column(column, columns)
-    picked = int(ids[0])
-    spans = _spans(rows, [picked])
-    numbers = _numbers(table, spans, [column])
-    [entry] = numbers[picked]
-    heads = [say("one-hot"), "×", say("column", column=column), "=", say("by")]
-    lines = [_Line(say("row"), heads, "muted", "")]
-    poisoned = False
-    for span in spans:
-        row = span.start
-        if row == picked:
-            lines.append(_picked(row, ["1", "×", entry, "=", entry], "h0"))
-            continue
-        finite = bool(torch.isfinite(table[row : span.stop, column]).all())
-        poisoned |= not finite
-        zero = "0" if finite else "nan"
-        if len(span) > 1:
-            lines.append(_Line("⋮", [say("by zero", len(span)), zero], "muted", "gap"))
-        else:
-            lines.append(_Line(str(row), ["0", "×", *numbers[row], "=", zero], "mono muted"))
-    # Zeros can change nothing but a sign: -0.0 + 0.0 is 0.0.
-    total = "nan" if poisoned else number(table[picked, column].item() + 0.0)
-    last = _Line("", ["", "", say("sum"), "=", total], "mono bold", "")
-    label, fitted = _fit([*lines, last], ["middle", "middle", "end", "middle", "middle"])
-
-    key, token = ("chosen token", tokens[0]) if tokens else ("chosen", "")
-    chosen = say(key, token=token, id=picked, column=column)
-    counted = say("counted", rows - 1, rows=f"{rows:,}")
-    note = "poisoned" if poisoned else "read" if total == entry else "unsigned"
-    explained = say(note, row=picked, entry=entry)
-    top = MARGIN + 64
-    sum_y = top + len(lines) * ROW + GAP
-    sum_x = MARGIN + label + GAP + sum(column.width for column in fitted[:-1])
-    cells = [
-        _words(MARGIN, MARGIN, say("product"), "bold", TITLE),
-        _words(MARGIN, MARGIN + 28, chosen, "mono"),
-        *_grid(MARGIN, top, lines, label, fitted),
-        *_grid(MARGIN, sum_y, [last], label, fitted),
-        _Cell(sum_x, sum_y + 1, fitted[-1].width, ROW - 2, box="frame h0"),
-        _words(MARGIN, sum_y + ROW + GAP, counted),
-        _words(MARGIN, sum_y + ROW + GAP + 24, explained, "muted", SMALL),
-    ]
-    told = [f"{chosen}:", *(f"{' '.join(line.texts)};" for line in lines[1:])]
-    told += [f"{say('sum')} = {total}.", counted, explained]
-    return _Drawing(say("product"), " ".join(told), cells, [])
-
-
-def _checked_column(column: Any, columns: int) -> int:
-    try:
-        place = operator.index(column)
-    except TypeError:
-        raise HotrowError(f"column is {column!r:.60}, but it is an int") from None
-    if 0 <= place < columns:
-        return place
-    valid = f"valid 0..{columns - 1}" if columns else "no column is valid"
-    raise HotrowIndexError(f"column = {place}, but the table has {columns} columns ({valid})")
-
-
-_Say = Callable[..., str]
-KINDS: dict[str, Callable[[Tensor, Tensor, list[str], int, _Say], _Drawing]] = {
-    "lookup": _lookup,
-    "product": _product,
-}
-
-
 def _svg(drawing: _Drawing, lang: str) -> Figure:
     """Write the drawing out; ElementTree does the escaping."""
     # Names for the page's other figures to stay clear of: the same only for the same drawing.
     name = "hotrow-" + hashlib.sha256(repr((lang, drawing)).encode()).hexdigest()[:12]
-    size = [
-        _short(max(end) + MARGIN)
-        for end in zip(*((cell.x + cell.w, cell.y + cell.h) for cell in drawing.cells), strict=True)
-    ]
+    right = _short(max(cell.x + cell.w for cell in drawing.cells) + MARGIN)
+    bottom = _short(max(cell.y + cell.h for cell in drawing.cells) + MARGIN)
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "xml:space": "preserve"})
     root.attrib |= {"class": "hotrow", "lang": lang, "role": "img"}
     root.attrib |= {"aria-labelledby": f"{name}-title {name}-desc"}
-    root.attrib |= {"width": size[0], "height": size[1], "viewBox": f"0 0 {' '.join(size)}"}
+    root.attrib |= {"width": right, "height": bottom, "viewBox": f"0 0 {right} {bottom}"}
     root.attrib |= {"style": "max-width:100%;height:auto"}
     ET.SubElement(root, "title", id=f"{name}-title").text = drawing.title
     ET.SubElement(root, "desc", id=f"{name}-desc").text = drawing.description
     ET.SubElement(root, "style").text = _style()
-    page = _Cell(0, 0, float(size[0]), float(size[1]), box="page")
+    page = _Cell(0, 0, float(right), float(bottom), box="page")
     for cell in [page, *drawing.cells]:
         if cell.box:
             places = {"x": cell.x, "y": cell.y, "width": cell.w, "height": cell.h, "rx": 4}
@@ -503,19 +522,14 @@ def _svg(drawing: _Drawing, lang: str) -> Figure:
             text = _draw(root, "text", cell.ink, x=cell.x + inset, y=baseline)
             text.attrib |= {"font-size": str(cell.size), "text-anchor": cell.anchor}
             text.text = cell.text
-            if "mono" in cell.ink and any(
-                c > "\u024f" and c != "…" and width(c) == 1 for c in cell.text
-            ):
-                # Scripts that no monospace font has come from another: hold them to the width.
+            if "mono" in cell.ink and _strange(cell.text):
                 text.attrib |= {"textLength": _short(_px(cell.text, cell.size))}
                 text.attrib |= {"lengthAdjust": "spacingAndGlyphs"}
-    for arrow in drawing.arrows:
-        x, y = _short(arrow.x2), _short(arrow.y2)
-        neck, middle = _short(arrow.x2 - 7), _short((arrow.x1 + arrow.x2) / 2)
-        start = f"M{_short(arrow.x1 + 2)} {_short(arrow.y1)}"
-        bend = f"{start}C{middle} {_short(arrow.y1)} {middle} {y} {neck} {y}"
-        _draw(root, "path", f"arrow {arrow.hue}").set("d", bend)
-        _draw(root, "path", f"point {arrow.hue}").set("d", f"M{x} {y}l-9 -5v10z")
+    for x1, y1, x2, y2, hue in drawing.arrows:
+        bend = [(x1 + 2, y1), ((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2), (x2 - 7, y2)]
+        start, *curve = (f"{_short(x)} {_short(y)}" for x, y in bend)
+        _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(curve)}")
+        _draw(root, "path", f"point {hue}").set("d", f"M{_short(x2)} {_short(y2)}l-9 -5v10z")
     return Figure(ET.tostring(root, encoding="unicode"))
 
 
@@ -525,15 +539,18 @@ def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Eleme
     return ET.SubElement(root, tag, attributes | ({"class": prefixed} if prefixed else {}))
 
 
+def _strange(text: str) -> bool:
+    """Letters that no monospace font has come from another: such text is held to its width."""
+    return any(char > "\u024f" and char != "…" and width(char) == 1 for char in text)
+
+
 def _short(place: float) -> str:
     return f"{place:.1f}".removesuffix(".0")
 
 
 def _style() -> str:
     light, dark = (
-        RULES % inks
-        + "".join(f".hotrow .hr-h{k} {{ color: {hue} }}\n" for k, hue in enumerate(hues))
-        for inks, hues in ((LIGHT, LIGHT_HUES), (DARK, DARK_HUES))
+        RULES % {name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1)
     )
     # Only a screen turns dark: paper stays white.
     return f"{light}@media screen and (prefers-color-scheme: dark) {{{dark}}}\n"

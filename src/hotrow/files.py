@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import as_ids
+from hotrow.text import elide, printable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # safetensors' names of the dtypes that a table may have
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 _LISTED = 40  # candidates named in an error
+_ID = re.compile("-?[0-9]{1,18}")  # each fits an int64
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
     """
     from safetensors import SafetensorError, safe_open
 
-    path = _file(path, "the table")
+    path = _readable(path, "the table")
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -73,40 +74,41 @@ def _choose(tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None,
     }
     largest_first = sorted(tables.items(), key=lambda item: -item[1][0])
     listing = "".join(
-        f"\n  {name}  {' x '.join(f'{n:,}' for n in shape)}"
+        f"\n  {printable(name)}  {' x '.join(f'{n:,}' for n in shape)}"
         for name, shape in largest_first[:_LISTED]
     )
     if len(tables) > _LISTED:
         listing += f"\n  and {len(tables) - _LISTED} more"
+    others = f"the tables in it are:{listing}" if tables else "no tensor in it is a table"
     if wanted in tables:
         return wanted
     if wanted in tensors:
         shape, dtype = tensors[wanted]
         raise HotrowError(
             f"tensor {wanted} in {path} is {dtype} of shape {shape}, but a table is 2-D and one "
-            f"of {', '.join(_TABLE_DTYPES)}; these are:{listing or ' none'}"
+            f"of {', '.join(_TABLE_DTYPES)}; {others}"
         )
     if wanted is not None:
         near = difflib.get_close_matches(wanted, tables, n=1)
         guess = f" (did you mean {near[0]}?)" if near else ""
-        raise HotrowError(f"no tensor {wanted} in {path}{guess}; tables in it:{listing or ' none'}")
+        raise HotrowError(f"no tensor {wanted} in {path}{guess}; {others}")
     if len(tables) == 1:
         return next(iter(tables))
     if not tables:
-        raise HotrowError(f"{path} holds no 2-D tensor of {', '.join(_TABLE_DTYPES)}")
+        raise HotrowError(
+            f"{path} holds no table: no tensor in it is 2-D and one of {', '.join(_TABLE_DTYPES)}"
+        )
     raise HotrowError(f"{path} holds {len(tables)} tables; name one with --tensor:{listing}")
 
 
 def read_text(path: str | Path) -> str:
     """The text of a UTF-8 file, or of standard input for "-"."""
-    if str(path) == "-":
-        data, name = sys.stdin.buffer.read(), "standard input"
-    else:
-        name = str(_file(path, "the text"))
-        try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            raise HotrowError(f"{name} cannot be read ({error.strerror})") from None
+    name = "standard input" if str(path) == "-" else str(path)
+    try:
+        with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
+            data = file.read()
+    except OSError as error:
+        raise _unreadable("the text", name, error) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -119,16 +121,14 @@ def read_text(path: str | Path) -> str:
 def parse_ids(text: str, source: str) -> list[int]:
     """Ids written in decimal, apart by commas or white space; `source` is for the error."""
     ids = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         for word in line.replace(",", " ").split():
-            try:
-                ids.append(int(word))
-            except ValueError:
+            if not _ID.fullmatch(word):
                 raise HotrowError(
-                    f"{source}, line {number}: {word[:40]!r} is not an id",
-                    fix="ids are whole numbers, apart by commas or spaces",
-                ) from None
-    as_ids(ids, source)  # one too large for an int64 is an error here, by its source's name
+                    f"{source}, line {number}: {elide(word, 40)!r} is not an id",
+                    fix="ids are whole numbers of at most 18 digits, apart by commas or spaces",
+                )
+            ids.append(int(word))
     return ids
 
 
@@ -139,7 +139,7 @@ def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    path = _file(path, "the tokenizer")
+    path = _readable(path, "the tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -161,33 +161,49 @@ def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
 
 def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
     """The ids of a text, the model's own special tokens among them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # how Python passes on an argument that is not UTF-8
+        raise HotrowError(
+            f"the text is not Unicode: character {error.start:,} is {text[error.start]!r}",
+            fix="give it as UTF-8",
+        ) from None
     encoding: Any = tokenizer.encode(text)
     return Tokens(list(encoding.ids), tuple(encoding.tokens))
 
 
 def token_texts(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
     """The token of each id; "?" for an id that the vocabulary leaves out."""
-    return tuple(tokenizer.id_to_token(id) or "?" if id >= 0 else "?" for id in ids)
+    tokens = {id: token for token, id in tokenizer.get_vocab().items()}
+    return tuple(tokens.get(id, "?") for id in ids)
 
 
 def check_writable(path: str | Path) -> None:
     """Raise `HotrowError` unless a file can be written there, before any work is done for it."""
-    folder = Path(path).absolute().parent
-    if Path(path).is_dir():
+    place = Path(path).absolute()
+    folder = place.parent
+    if place.is_dir():
         raise HotrowError(f"{path} is a folder", fix="name a file in it")
     if not folder.is_dir():
-        raise HotrowError(f"{path} cannot be written: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise HotrowError(f"{path} cannot be written: no permission in {folder}")
+        raise HotrowError(
+            f"{path} cannot be written: there is no folder {folder}", fix="make it first"
+        )
+    # A device or a pipe would be replaced by a file.
+    if place.exists() and not place.is_file():
+        raise HotrowError(f"{path} is not a regular file", fix="name one that is, or a new one")
+    if not all(os.access(each, os.W_OK) for each in (folder, place) if each.exists()):
+        raise HotrowError(
+            f"{path} cannot be written: no permission", fix="name a file that you may write"
+        )
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file beside its place and rename it into it, so that it is never half there."""
-    path = Path(path)
     check_writable(path)
+    place = Path(path).resolve()  # of a symbolic link, the file that it names
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.absolute().parent, prefix=f".{path.name}.", delete=False
+            "w", encoding="utf-8", dir=place.parent, prefix=".hotrow-", delete=False
         ) as file:
             beside = Path(file.name)
             try:
@@ -198,7 +214,7 @@ def write_text(path: str | Path, text: str) -> None:
                 umask = os.umask(0)
                 os.umask(umask)
                 os.chmod(beside, 0o666 & ~umask)
-                os.replace(beside, path)
+                os.replace(beside, place)
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
@@ -206,12 +222,16 @@ def write_text(path: str | Path, text: str) -> None:
         raise HotrowError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def _file(path: str | Path, what: str) -> Path:
-    path = Path(path)
-    if not path.exists():
-        raise HotrowError(f"{what}: there is no file {path}")
-    if path.is_dir():
-        raise HotrowError(f"{what}: {path} is a folder", fix="name a file in it")
-    if not os.access(path, os.R_OK):
-        raise HotrowError(f"{what}: {path} cannot be read: no permission")
-    return path
+def _readable(path: str | Path, what: str) -> Path:
+    """The path, known to be of a file that opens."""
+    try:
+        with open(path, "rb"):
+            return Path(path)
+    except OSError as error:
+        raise _unreadable(what, path, error) from None
+
+
+def _unreadable(what: str, path: str | Path, error: OSError) -> HotrowError:
+    return HotrowError(
+        f"{what}: {path} cannot be read ({error.strerror})", fix="name a file that you may read"
+    )

@@ -18,7 +18,7 @@ from hotrow.errors import HotrowError, HotrowIndexError
 ID_DTYPES = (torch.int64, torch.int32)
 
 _WRONG_DTYPE = {
-    torch.bool: "a mask is not ids; use mask.nonzero() for the ids it marks",
+    torch.bool: "a mask is not ids; use {name}.nonzero() for the ids it marks",
     torch.uint8: "torch takes uint8 for a mask elsewhere; use {name}.long()",
 }
 

@@ -180,6 +180,12 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
         """(B, L) or (N,) ids, or the same with a last dimension V -> (B, D)."""
         _check_tensor(input)
         soft = input.is_floating_point()
+        if input.ndim == 2 + soft and input.shape[1] == 0 and offsets is None:
+            # torch's own fails on bags that are all empty, but for this way of saying it.
+            offsets = torch.zeros(len(input), dtype=torch.int64, device=input.device)
+            input = input.flatten(0, 1)
+            if per_sample_weights is not None:
+                per_sample_weights = per_sample_weights.flatten()
         if offsets is not None and input.ndim == 1 + soft:
             offsets = checked_offsets(offsets, len(input), self.include_last_offset)
         if not soft:

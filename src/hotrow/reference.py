@@ -6,6 +6,8 @@ no other part of hotrow uses it. V rows, D columns, N ids, B bags.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -37,15 +39,15 @@ def bag(
     one_hots = one_hot(ids, len(table), table.dtype)
     if weights is not None:
         one_hots = one_hots * weights.unsqueeze(-1)
-    outputs = []
-    for start, end in zip(offsets, [*offsets[1:], len(ids)], strict=True):
+    outputs = [one_hots[:0] @ table]  # (0, D)
+    for start, end in pairwise([*offsets.tolist(), len(ids)]):
         members = one_hots[start:end]  # (members, V)
         if len(members) == 0:
-            outputs.append(table.new_zeros(table.shape[1]))
+            outputs.append(table.new_zeros(1, table.shape[1]))
         elif mode == "sum":
-            outputs.append(members.sum(0) @ table)
+            outputs.append(members.sum(0, keepdim=True) @ table)
         elif mode == "mean":
-            outputs.append(members.mean(0) @ table)
+            outputs.append(members.mean(0, keepdim=True) @ table)
         else:
-            outputs.append((members @ table).max(0).values)
-    return torch.stack(outputs) if outputs else table.new_zeros(0, table.shape[1])
+            outputs.append((members @ table).max(0, keepdim=True).values)
+    return torch.cat(outputs)

@@ -1,0 +1,143 @@
+"""One table of cases for every layer: sizes and ids, good and bad."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    rows: int
+    columns: int
+    shape: tuple[int, ...]  # of the ids
+    distinct: int = 0  # ids are drawn from the first so many rows; 0: from all
+    dtype: torch.dtype = torch.int64
+
+    def ids(self) -> Tensor:
+        generator = torch.Generator().manual_seed(7)
+        high = max(self.distinct or self.rows, 1)
+        return torch.randint(0, high, self.shape, generator=generator, dtype=self.dtype)
+
+    def table(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        generator = torch.Generator().manual_seed(11)
+        return torch.randn(self.rows, self.columns, generator=generator).to(dtype)
+
+
+CASES = [
+    Case("lesson", 4, 5, (3,)),
+    Case("ragged sizes", 507, 123, (252,)),
+    Case("repeated ids", 50, 17, (300,), distinct=3),
+    Case("one id repeated", 9, 4, (64,), distinct=1),
+    Case("batch of sequences", 97, 33, (8, 13)),
+    Case("three batch dimensions", 31, 8, (2, 3, 5)),
+    Case("a scalar id", 12, 6, ()),
+    Case("one row", 1, 7, (5,)),
+    Case("one column", 40, 1, (20,)),
+    Case("no columns", 40, 0, (20,)),
+    Case("no ids", 10, 3, (0,)),
+    Case("no ids, two dimensions", 10, 3, (4, 0)),
+    Case("int32 ids", 60, 9, (30,), dtype=torch.int32),
+]
+case_table = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+BAG_CASES = [case for case in CASES if len(case.shape) == 2] + [
+    Case("bags of repeated ids", 30, 7, (6, 40), distinct=2),
+    Case("bags of one", 30, 7, (6, 1)),
+    Case("no bags", 30, 7, (0, 4)),
+    Case("int32 bags", 30, 7, (5, 4), dtype=torch.int32),
+]
+bag_table = pytest.mark.parametrize("case", BAG_CASES, ids=lambda case: case.name)
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Input that every layer of 7 rows and 3 columns refuses, and what it says."""
+
+    name: str
+    input: Callable[[], Tensor]
+    error: type[Exception]  # what torch's users would catch
+    message: str
+
+
+BAD = [
+    Bad(
+        "too large",
+        lambda: torch.tensor([[1, 2, 3], [4, 7, 7]]),
+        IndexError,
+        "input[1, 1] = 7, but the table has 7 rows (valid 0..6), and 1 more like it: "
+        "ids count from 0; were these counted from 1, or is a row missing?",
+    ),
+    Bad(
+        "far too large",
+        lambda: torch.tensor([[0, 50257]]),
+        IndexError,
+        "input[0, 1] = 50257, but the table has 7 rows (valid 0..6): "
+        "were these ids made with another, larger vocabulary?",
+    ),
+    Bad(
+        "negative",
+        lambda: torch.tensor([[3, -100]]),
+        IndexError,
+        "input[0, 1] = -100, but the table has 7 rows (valid 0..6): a negative id is often a "
+        "padding or ignore mark; mask it or give it a row of its own",
+    ),
+    Bad(
+        "float ids",
+        lambda: torch.tensor([[1.0, 2.0]]),
+        ValueError,
+        "input is float32 of shape (1, 2), and a floating input is one-hot or probabilities, "
+        "whose last dimension must be the table's 7 rows: if these are ids, use input.long()",
+    ),
+    Bad(
+        "probabilities of another width",
+        lambda: torch.rand(4, 6),
+        ValueError,
+        "input is float32 of shape (4, 6), and a floating input is one-hot or probabilities, "
+        "whose last dimension must be the table's 7 rows: if these are ids, use input.long()",
+    ),
+    Bad(
+        "one-hot of another dtype",
+        lambda: torch.eye(7, dtype=torch.float64),
+        ValueError,
+        "input is float64, but the table is float32: use input.to(torch.float32)",
+    ),
+    Bad(
+        "bool",
+        lambda: torch.tensor([[True, False]]),
+        ValueError,
+        "input is bool of shape (1, 2), but ids are int64 or int32: a mask is not ids; "
+        "use input.nonzero() for the ids it marks",
+    ),
+    Bad(
+        "uint8",
+        lambda: torch.tensor([[1, 2]], dtype=torch.uint8),
+        ValueError,
+        "input is uint8 of shape (1, 2), but ids are int64 or int32: "
+        "torch takes uint8 for a mask elsewhere; use input.long()",
+    ),
+    Bad(
+        "int16",
+        lambda: torch.tensor([[1, 2]], dtype=torch.int16),
+        ValueError,
+        "input is int16 of shape (1, 2), but ids are int64 or int32: "
+        "if these are ids, use input.long()",
+    ),
+    Bad(
+        "complex",
+        lambda: torch.ones(2, 7, dtype=torch.complex64),
+        ValueError,
+        "input is complex64 of shape (2, 7), but ids are int64 or int32",
+    ),
+    Bad(
+        "one-hot in integers",
+        lambda: torch.nn.functional.one_hot(torch.tensor([[2, 6]]), 7).flatten(0, 1),
+        ValueError,
+        "-hot in int64: its last dimension is the table's 7 rows, and it holds only 0 and 1",
+    ),
+]
+bad_table = pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)

@@ -1,0 +1,55 @@
+"""The only home of tolerances. Each has its reason; none is loosened to make a test pass."""
+
+import torch
+from torch import Tensor
+
+
+def ulp(values: Tensor, dtype: torch.dtype) -> float:
+    """The spacing of `dtype` at the largest magnitude among `values`."""
+    size = float(values.abs().max()) if values.numel() else 0.0
+    return max(size * torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal)
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    """For what is selected, or added in a given order: nothing to tolerate."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
+    a, b = actual.detach().contiguous().view(bits), expected.detach().contiguous().view(bits)
+    assert torch.equal(a, b), f"{int((a != b).sum())} of {a.numel()} values differ"
+
+
+def assert_same_numbers(actual: Tensor, expected: Tensor) -> None:
+    """As bits, but 0.0 is -0.0: a sum that starts from 0.0 cannot keep the sign of a zero."""
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
+
+
+def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor) -> None:
+    """For sums whose order is free: no further from float64 than the rival is, plus 2 ulp.
+
+    2 ulp at the largest value: the rival may be lucky by that much.
+    """
+    assert truth.dtype == torch.float64
+    actual, rival, truth = actual.detach(), rival.detach(), truth.detach()
+    assert actual.dtype == rival.dtype
+    assert actual.shape == rival.shape == truth.shape
+    if not actual.numel():
+        return
+    error = float((actual.double() - truth).abs().max())
+    allowed = float((rival.double() - truth).abs().max()) + 2 * ulp(truth, actual.dtype)
+    assert error <= allowed, f"error {error:.3g}, the rival's and 2 ulp {allowed:.3g}"
+
+
+def assert_rounded(actual: Tensor, truth: Tensor, terms: Tensor | int, sizes: Tensor) -> None:
+    """For a sum of `terms` products whose order is free, when a rival may add fewer of them.
+
+    Any order is within (terms + 1) u sum|products| of the truth, u the unit roundoff
+    (N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
+    """
+    assert truth.dtype == sizes.dtype == torch.float64
+    info = torch.finfo(actual.dtype)
+    allowed = (terms + 1) * (info.eps / 2 * sizes + info.smallest_normal * info.eps)
+    worst = (actual.detach().double() - truth).abs() - allowed
+    assert actual.shape == truth.shape
+    assert bool((worst <= 0).all()), f"beyond rounding by {float(worst.max()):.3g}"
