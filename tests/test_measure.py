@@ -1,0 +1,67 @@
+"""Measuring: what is counted as memory, and how many rounds are run."""
+
+import psutil
+import pytest
+import torch
+
+from hotrow import _measure
+from hotrow._measure import Measured, free_memory, in_turn, peak_memory
+
+
+def test_peak_is_the_most_held_at_once():
+    def work():
+        first = torch.ones(1000)  # 4,000 bytes
+        second = torch.ones(1000)  # 8,000 held
+        del first
+        third = torch.ones(3000)  # 16,000 held
+        del second
+        return third.sum()
+
+    result, peak = peak_memory(work)
+    assert peak == 16_000
+    assert result.item() == 3000
+
+
+def test_peak_of_nothing_is_nothing(capfd):
+    assert peak_memory(lambda: 5) == (5, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_works_run_in_turn():
+    runs = []
+    works = [lambda: runs.append("a"), lambda: runs.append("b")]
+    rounds = list(in_turn(works, seconds=60, most=3))
+    assert runs == ["a", "b", "a", "b", "a", "b"]
+    assert len(rounds) == 3
+    assert all(len(times) == 2 and min(times) >= 0 for times in rounds)
+
+
+def test_one_round_is_run_in_no_time():
+    assert len(list(in_turn([lambda: None], seconds=0, most=5))) == 1
+
+
+def test_median():
+    assert Measured((3.0, 1.0, 200.0), 0).median_ms == 3.0
+
+
+def test_free_memory_is_below_all_memory():
+    assert 0 < free_memory() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"), [("1000", "400", [600]), ("max", "400", []), ("10", "40", [0])]
+)
+def test_a_control_group_lowers_it(monkeypatch, limit, used, expected):
+    files = {"/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
+
+    class FakePath:
+        def __init__(self, path):
+            self.path = path
+
+        def read_text(self):
+            if self.path not in files:
+                raise FileNotFoundError(self.path)
+            return files[self.path] + "\n"
+
+    monkeypatch.setattr(_measure, "Path", FakePath)
+    assert list(_measure._group_limits()) == expected

@@ -1,0 +1,89 @@
+"""The package: its surface, what importing it costs, and the wheel."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import hotrow
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_surface_is_small_and_documented():
+    assert len(hotrow.__all__) <= 12
+    assert sorted(hotrow.__all__) == sorted(
+        [name for name in vars(hotrow) if not name.startswith("_") and _is_public(name)]
+        + ["__version__"]
+    )
+    readme = (ROOT / "README.md").read_text()
+    for name in hotrow.__all__:
+        assert f"`{name}" in readme or f"hotrow.{name}" in readme, f"{name} is not in the README"
+        if name != "__version__":
+            assert getattr(hotrow, name).__doc__, name
+
+
+def _is_public(name):
+    """Whether it was put there on purpose: submodules appear as they are imported."""
+    return not isinstance(getattr(hotrow, name), type(hotrow))
+
+
+def test_public_docstrings_have_examples():
+    for name in ("Embedding", "EmbeddingBag", "OneHotLinear", "check", "compare", "cost", "figure"):
+        assert ">>>" in getattr(hotrow, name).__doc__, name
+
+
+def test_importing_loads_nothing_heavy_beside_torch():
+    code = (
+        "import sys, torch; before = set(sys.modules); import hotrow; "
+        "print(*(set(sys.modules) - before), sep='\\n')"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    heavy = {"numba", "rich", "typer", "click", "jinja2", "tokenizers", "safetensors"}
+    heavy |= {"torch._dynamo", "torch._inductor", "matplotlib", "pandas"}
+    assert {name for name in loaded if name.split(".")[0] in heavy or name in heavy} == set()
+    assert len(loaded) < 60, loaded
+
+
+def test_version():
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## (\S+)", changelog, re.MULTILINE).group(1) == hotrow.__version__
+
+
+def test_the_wheel_works_alone(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT], check=True
+    )
+    (wheel,) = tmp_path.glob("hotrow-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        archive.extractall(tmp_path / "site")
+    assert "hotrow/py.typed" in names
+    assert "hotrow/templates/report.html" in names
+    assert not [name for name in names if name.startswith("tests") or ".venv" in name]
+    page = tmp_path / "report.html"
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import hotrow.cli as cli; "
+        f"assert cli.__file__.startswith({str(tmp_path)!r}); "
+        f"from hotrow import _examples; _examples.ALL = (_examples.A,); "
+        f"sys.argv = ['hotrow', 'compare', '--html', {str(page)!r}]; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "equal, 15 of 15 values bit for bit" in done.stdout
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_readmes_are_twins():
+    english, chinese = ((ROOT / f"README{x}.md").read_text() for x in ("", ".zh-CN"))
+    assert "README.zh-CN.md" in english.splitlines()[0]
+    assert "README.md" in chinese.splitlines()[0]
+    code = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+    assert code.findall(english) == code.findall(chinese)
+    assert [len(line.split()[0]) for line in english.splitlines() if line.startswith("#")] == [
+        len(line.split()[0]) for line in chinese.splitlines() if line.startswith("#")
+    ]
