@@ -169,9 +169,11 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(bad):
 
 def test_a_multi_hot_in_integers_is_refused():
     with pytest.raises(HotrowError, match="looks like a multi-hot in int64"):
-        EmbeddingBag(4, 3)(torch.tensor([[0, 1, 1, 0]]))
-    flat = EmbeddingBag(4, 3)(torch.tensor([0, 1, 1, 0]), torch.tensor([0]))
+        EmbeddingBag(4, 3)(torch.tensor([[0, 1, 1, 0]] * 3))
+    flat = EmbeddingBag(4, 3)(torch.tensor([0, 1, 1, 0] * 3), torch.tensor([0]))
     assert flat.shape == (1, 3)
+    by_chance = EmbeddingBag(4, 3)(torch.tensor([[0, 1, 1, 0]]))
+    assert by_chance.shape == (1, 3)
 
 
 @pytest.mark.parametrize(

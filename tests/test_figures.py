@@ -8,11 +8,13 @@ from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from hotrow._svg import COLOURS, EM
 from hotrow.errors import HotrowError, HotrowIndexError
-from hotrow.figures import COLOURS, EM, FLOATS, KINDS, WORDS, figure
+from hotrow.figures import KINDS, WORDS, figure
+from hotrow.tables import TABLE_DTYPES
 from hotrow.text import elide, number, printable, width
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -22,7 +24,6 @@ EXAMPLE_A = """
  0.6957 -1.8061 -1.1589  0.3255 -0.6315
 -2.8400 -0.7849 -1.4096 -0.4076  0.7953
 """
-repeatable = settings(deadline=None, max_examples=80, derandomize=True, database=None)
 HOSTILE = [
     "<script>alert(1)</script>",
     '"&<>\'"/></text></svg>',
@@ -218,11 +219,10 @@ def without_overlap(drawn):
                 assert outside or box.holds(text), (text, box)
     for first in drawn.texts:
         for second in drawn.texts:
-            if first is not second and first.y == second.y:
+            if first is not second and abs(first.y - second.y) < 0.8 * first.size:
                 assert first.right <= second.left or second.right <= first.left, (first, second)
 
 
-@repeatable
 @given(st.data(), st.sampled_from(sorted(WORDS)))
 def test_every_number_of_the_output_is_the_tables(data, lang):
     table = data.draw(tables())
@@ -255,6 +255,15 @@ def test_gaps_stand_between_the_rows_they_leave_out():
     assert "output: 2 rows × 768 columns" in drawn.words()
 
 
+@pytest.mark.parametrize("lang", WORDS)
+def test_long_counts_have_room(lang):
+    table = torch.full((1, 1), math.nan).expand(1_000_000, 2)  # narrow, and long
+    for columns, ids in ((2, [500_000]), (1, [3]), (0, [3]), (2, range(500_000))):
+        tall = column_ids([2 * i % 10 for i in ids] if len(ids) > 1 else ids)
+        without_overlap(Drawn(figure("lookup", table[:, :columns], tall, lang=lang)))
+    without_overlap(Drawn(figure("product", table, 500_000, lang=lang)))
+
+
 def test_no_ids_and_no_columns_and_no_rows():
     empty = Drawn(figure("lookup", example_a(), []))
     assert "no ids" in empty.words()
@@ -281,7 +290,6 @@ def test_the_product_of_example_a_keeps_its_minus():
     assert not re.search(r"(?<!-)2\.8400", everything)
 
 
-@repeatable
 @given(st.data(), st.sampled_from(sorted(WORDS)))
 def test_products_and_sum_are_those_of_the_one_hot(data, lang):
     table = data.draw(tables(least_columns=1))
@@ -314,7 +322,7 @@ def test_products_and_sum_are_those_of_the_one_hot(data, lang):
     assert any(product == "nan" for _, product in left) == poisoned
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", TABLE_DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_an_unseen_inf_or_nan_poisons_the_product_and_not_the_lookup(bad, dtype):
     table = torch.ones(1000, 3, dtype=dtype)
@@ -342,7 +350,7 @@ def test_a_negative_zero_is_lost_in_the_sum_and_said_so():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", TABLE_DTYPES, ids=str)
 def test_any_float_any_stride_any_gradient_draws_the_same_and_is_left_alone(kind, dtype):
     values = torch.arange(60).reshape(12, 5).to(dtype) / 8
     plain = figure(kind, values, [7], column=2).svg
@@ -464,7 +472,7 @@ def test_both_languages_have_the_same_words_with_the_same_places():
 
 # Errors
 
-DENSE = "but must be a dense 2-D tensor of float64, float32, float16, bfloat16"
+DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it with .float()"
 
 
 @pytest.mark.parametrize(
@@ -473,12 +481,12 @@ DENSE = "but must be a dense 2-D tensor of float64, float32, float16, bfloat16"
         ({"kind": "picture"}, "kind is 'picture', but must be one of 'lookup', 'product'"),
         ({"kind": ["lookup"]}, "kind is ['lookup'], but must be one of 'lookup', 'product'"),
         ({"lang": "fr"}, "lang is 'fr', but must be one of 'en', 'zh-CN'"),
-        ({"table": [[1.0]]}, f"table is of type list, {DENSE}: of a layer, give its weight"),
-        ({"table": torch.nn.Embedding(2, 2)}, f"table is of type Embedding, {DENSE}"),
-        ({"table": torch.ones(3)}, "table is float32 of shape (3,), strided on cpu, but"),
-        ({"table": torch.ones(3, 2, 1)}, "table is float32 of shape (3, 2, 1), strided on cpu"),
-        ({"table": torch.ones(3, 2).int()}, f"int32 of shape (3, 2), strided on cpu, {DENSE}"),
-        ({"table": torch.ones(3, 2).to(torch.complex64)}, "table is complex64 of shape (3, 2)"),
+        ({"table": [[1.0]]}, "table is of type list, but a table is a tensor"),
+        ({"table": torch.nn.Embedding(2, 2)}, "of a layer, give its weight"),
+        ({"table": torch.ones(3)}, "table has shape (3,), but a table is 2-D: rows x columns"),
+        ({"table": torch.ones(3, 2, 1)}, "table has shape (3, 2, 1), but a table is 2-D"),
+        ({"table": torch.ones(3, 2).int()}, f"table is int32, {DTYPES}"),
+        ({"table": torch.ones(3, 2).to(torch.complex64)}, f"table is complex64, {DTYPES}"),
         ({"table": torch.ones(3, 2, device="meta")}, "strided on meta"),
         ({"table": torch.ones(3, 2).to_sparse()}, "sparse_coo on cpu"),
         ({"ids": [1.5]}, "ids is float32 of shape (1,), but ids are int64 or int32"),
@@ -525,7 +533,6 @@ def test_out_of_range_is_an_index_error(change, message):
 # Text
 
 
-@repeatable
 @given(st.text())
 def test_printable_is_printable_and_keeps_the_rest(text):
     shown = printable(text)
@@ -550,7 +557,6 @@ def test_what_acts_or_hides_is_shown_as_its_escape(text, shown):
     assert printable(text) == shown
 
 
-@repeatable
 @given(st.text().map(printable), st.integers(1, 20))
 def test_elided_text_fits_and_says_that_it_was_cut(text, columns):
     cut = elide(text, columns)
@@ -566,7 +572,6 @@ def test_a_pile_of_marks_is_cut():
     assert elide("a嵌入矩阵查找表", 14) == "a嵌入矩阵查找…"
 
 
-@repeatable
 @given(st.floats())
 def test_a_number_reads_back_to_what_it_shows(x):
     shown = number(x)

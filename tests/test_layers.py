@@ -317,16 +317,27 @@ def test_input_that_is_no_tensor(kind):
 @pytest.mark.parametrize(
     ("rows", "ids"),
     [
-        (2, [[0, 1], [1, 0]]),  # two rows: as likely ids as a one-hot
-        (3, [[0, 1, 1]]),  # two ones
-        (3, [[0, 2, 1]]),
-        (4, [[0, 0, 1]]),  # another width
-        (3, [[0], [0], [1]]),  # the way out that the message names
+        (2, [[0, 1], [1, 0]] * 20),  # two rows: as likely ids as a one-hot
+        (3, [0, 1, 0]),  # few ids, small table: by chance
+        (4, [[0, 0, 1, 0]]),
+        (3, [[0, 1, 1]] * 20),  # two ones
+        (3, [[0, 2, 1]] * 20),
+        (4, [[0, 0, 1]] * 20),  # another width
+        (3, [[[0], [0], [1]]] * 20),  # the way out that the message names
     ],
 )
 def test_ids_that_only_resemble_a_one_hot_are_ids(rows, ids):
     ids = torch.tensor(ids)
     assert Embedding(rows, 5)(ids).shape == (*ids.shape, 5)
+
+
+@pytest.mark.parametrize("kind", [Embedding, OneHotLinear])
+@pytest.mark.parametrize(("rows", "ids"), [(3, [0, 1, 2]), (4, [2, 3, 1]), (6, 5), (50_257, 9)])
+def test_a_one_hot_in_integers_is_refused_where_it_is_no_chance(kind, rows, ids):
+    one_hot = F.one_hot(torch.tensor(ids), rows)
+    with pytest.raises(HotrowError, match="looks like a one-hot in int64"):
+        kind(rows, 2)(one_hot)
+    assert kind(rows, 2)(one_hot.float()).shape == (*torch.tensor(ids).shape, 2)
 
 
 # --- Plain PyTorch at the edges ----------------------------------------------------------

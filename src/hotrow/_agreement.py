@@ -145,7 +145,8 @@ def agreement(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Ag
         allowed: Tensor | float = 0.0
         if bound is not None and columns:
             allowed = bound(torch.stack([index // columns, index % columns], -1))
-        beyond = (error > allowed).nonzero().flatten()
+        # Rounding alone makes no NaN or infinity, whatever an overflowing bound says.
+        beyond = ((error > allowed) | error.isinf()).nonzero().flatten()
         first = first or _difference(a, index, x, y, 0)
         if len(beyond) and first_beyond is None:
             first_beyond = _difference(a, index, x, y, int(beyond[0]))

@@ -14,9 +14,10 @@ from torch import Tensor
 from hotrow._check import Check, draw_cotangent, judge
 from hotrow._cost import Cost, cost
 from hotrow._measure import Measured, free_memory, in_turn, peak_memory
-from hotrow._sides import Batch, check_table, lookup_side, matmul_side
+from hotrow._sides import Batch, lookup_side, matmul_side
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, checked
+from hotrow.tables import check_table
 
 Progress = Callable[[str, int, int], None]
 

@@ -14,8 +14,7 @@ from hotrow import reference
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, checked, checked_offsets
 from hotrow.layers import Embedding, OneHotLinear
-
-TABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+from hotrow.tables import check_table
 
 
 @dataclass(frozen=True)
@@ -121,21 +120,6 @@ def _touched_rows(gradient: Tensor) -> Tensor:
     return torch.sparse_coo_tensor(
         touched[None], rows, gradient.shape, is_coalesced=True, check_invariants=False
     )
-
-
-def check_table(table: Tensor, name: str) -> Tensor:
-    """The table, known to be 2-D and of a dtype that both ways can compute with."""
-    if table.ndim != 2:
-        raise HotrowError(
-            f"{name} has shape {tuple(table.shape)}, but a table is 2-D: rows x columns"
-        )
-    if table.dtype not in TABLE_DTYPES:
-        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in TABLE_DTYPES)
-        raise HotrowError(
-            f"{name} is {str(table.dtype).removeprefix('torch.')}, but a table is one of {names}",
-            fix="convert it with .float()",
-        )
-    return table
 
 
 def side(x: Any, batch: Batch) -> Side:

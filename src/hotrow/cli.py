@@ -98,7 +98,7 @@ def root(
 @app.command("compare", help=_COMPARE, short_help="Is the look-up the same as the matmul?")
 def compare_command(
     table: Annotated[
-        Path | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
+        str | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
     ] = None,
     tensor: Annotated[
         str | None,
@@ -107,7 +107,7 @@ def compare_command(
         ),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
+        str | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
     ] = None,
     text: Annotated[str | None, typer.Option(help="The text to look up.", metavar="TEXT")] = None,
     text_file: Annotated[
@@ -130,7 +130,7 @@ def compare_command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
     html: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Also write a self-contained page with figures.", metavar="FILE"),
     ] = None,
 ) -> None:
@@ -160,14 +160,14 @@ def compare_command(
     raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
 
 
-def _readable(comparisons: list[Comparison], html: Path | None) -> str:
+def _readable(comparisons: list[Comparison], html: str | None) -> str:
     """The report as text, with the terminal's colours if there is one."""
     console = Console(highlight=False)
     with console.capture() as captured:
         for comparison in comparisons:
             report.print_report(comparison, console)
         if html is not None:
-            where = f"The page with the figures is in {printable(str(html))}"
+            where = f"The page with the figures is in {printable(html)}"
             console.print(where, markup=False, soft_wrap=True)
     return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
 
@@ -191,9 +191,9 @@ def _compare_example(example: _examples.Example, limit: int | None) -> Compariso
 
 
 def _compare_file(
-    table: Path,
+    table: str,
     tensor: str | None,
-    tokenizer: Path | None,
+    tokenizer: str | None,
     source: _Source | None,
     limit: int | None,
 ) -> Comparison:
@@ -218,7 +218,7 @@ def _compare_file(
             ids = files.parse_ids(source.content, source.option)
             if reader is not None:
                 texts = files.token_texts(reader, ids)
-        title = f"{name} in {table.name}"
+        title = f"{name} in {Path(table).name}"
         return compare(values, ids, tokens=texts, title=title, budget=limit, progress=tell)
 
 

@@ -1,35 +1,29 @@
 """Drawings of a look-up as SVG, from real tensors: any table, any ids, two languages.
 
-A kind of figure is a function that lays out cells and arrows; `_svg` writes them out and knows
-nothing else. Places are in pixels, reckoned from the columns that text takes in a monospace
-font, so that nothing overflows whatever the numbers and tokens are.
+A kind of figure is a function that lays out cells and arrows; `_svg` writes them out.
 """
 
 from __future__ import annotations
 
-import hashlib
 import operator
-import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotrow import _svg as svg
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.ids import as_ids, checked
-from hotrow.text import elide, number, printable, width
+from hotrow.tables import check_table
+from hotrow.text import elide, number, printable
 
 WHOLE_ROWS, WHOLE_COLUMNS = 8, 6  # a table up to this size is drawn whole
 LEADING_COLUMNS = 4  # of a wider one, these and the last
 POSITIONS = 6  # ids drawn; each row they pick has a colour of its own
 TOKEN_COLUMNS = 14
-
-MARGIN, ROW, PITCH, PAD, GAP, ARROW = 24, 32, 42, 10, 8, 84  # pixels
-SMALL, NUMBER, TITLE = 12, 14, 17  # font sizes
-EM = 0.61  # a column, in font sizes: no monospace font named below is wider
 
 WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
     "en": {
@@ -81,41 +75,6 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "unsigned": "加上 0 会丢掉负号，查找（查表）则保留它：{entry}。",
     },
 }
-
-# Class names carry a prefix, so that neither this style nor the page's reaches the other.
-RULES = """
-.hotrow .hr-page { fill: %(page)s }
-.hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
-  Roboto, "Liberation Sans", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC",
-  "WenQuanYi Micro Hei", sans-serif }
-.hotrow .hr-mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
-  "Liberation Mono", "Noto Sans Mono CJK SC", "PingFang SC", "Microsoft YaHei",
-  "WenQuanYi Micro Hei Mono", monospace }
-.hotrow .hr-bold { font-weight: 700 }
-.hotrow .hr-muted { fill: %(muted)s }
-.hotrow .hr-on { fill: %(page)s }
-.hotrow .hr-row { fill: %(row)s; stroke: %(line)s }
-.hotrow .hr-gap { fill: none; stroke: %(line)s; stroke-dasharray: 2 4 }
-.hotrow .hr-picked { fill: currentColor; fill-opacity: .12; stroke: currentColor; stroke-width: 2 }
-.hotrow .hr-frame, .hotrow .hr-arrow { fill: none; stroke: currentColor; stroke-width: 2 }
-.hotrow .hr-pill, .hotrow .hr-point { fill: currentColor; stroke: none }
-.hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
-.hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
-"""
-COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is the page on them
-    "page": ("#fff", "#14181f"),
-    "ink": ("#1f2530", "#e7ebf2"),
-    "muted": ("#626b7b", "#9ba5b5"),
-    "row": ("#fff", "#1a1f28"),
-    "line": ("#d5dae3", "#465064"),
-    "h0": ("#2563ab", "#86b9f4"),
-    "h1": ("#b4480f", "#f3a878"),
-    "h2": ("#2b7a4b", "#83d3a5"),
-    "h3": ("#8142a0", "#d2a6ea"),
-    "h4": ("#84660a", "#e2c465"),
-    "h5": ("#0e7482", "#72d3de"),
-}
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -181,30 +140,17 @@ def figure(
     """
     _choose("kind", kind, KINDS)
     _choose("lang", lang, WORDS)
-    _check_table(table)
+    check_table(table, "table")
     flat = checked(as_ids(ids), len(table)).flatten()
     quoted = _quoted(tokens, len(flat))
-    return _svg(KINDS[kind](table.detach(), flat, quoted, column, partial(_say, lang)), lang)
+    drawing = KINDS[kind](table.detach(), flat, quoted, column, partial(_say, lang))
+    return Figure(svg.write(drawing, lang))
 
 
 def _choose(name: str, value: object, choices: Iterable[str]) -> None:
     valid = list(choices)
     if value not in valid:
         raise HotrowError(f"{name} is {value!r}, but must be one of {', '.join(map(repr, valid))}")
-
-
-def _check_table(table: object) -> None:
-    what = f"of type {type(table).__name__}"
-    if isinstance(table, Tensor):
-        dense = table.layout == torch.strided and not table.is_meta
-        if table.ndim == 2 and table.dtype in FLOATS and dense:
-            return
-        what = f"{table.dtype} of shape {tuple(table.shape)}, {table.layout} on {table.device}"
-    must = f"a dense 2-D tensor of {', '.join(map(str, FLOATS))}"
-    raise HotrowError(
-        f"table is {what}, but must be {must}".replace("torch.", ""),
-        fix="of a layer, give its weight",
-    )
 
 
 def _quoted(tokens: Sequence[str] | None, count: int) -> list[str]:
@@ -255,7 +201,7 @@ def _numbers(table: Tensor, spans: list[range], columns: list[int]) -> dict[int,
     return {row: [number(x) for x in line] for row, line in zip(rows, values, strict=True)}
 
 
-def _lookup(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> _Drawing:
+def _lookup(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> svg.Drawing:
     rows, columns = table.shape
     shown: list[int] = ids[:POSITIONS].tolist()
     hues = {row: f"h{place}" for place, row in enumerate(dict.fromkeys(shown))}
@@ -270,39 +216,44 @@ def _lookup(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Sa
 
     texts = {row: dotted(values) for row, values in _numbers(table, spans, drawn).items()}
     gaps = {span.start: [say("rows", len(span))] for span in spans if len(span) > 1}
-    head = _Line(say("row"), dotted([str(place) for place in drawn]), "mono muted", "")
-    lines = [head, *_lines(spans, texts | gaps, hues)]
-    outputs = [_picked(row, texts[row], hues[row]) for row in shown]
-    label, fitted = _fit(lines, ["end"] * len(head.texts))
+    head = svg.Line(say("row"), dotted([str(place) for place in drawn]), "mono muted", "")
+    lines = [head, *svg.lines(spans, texts | gaps, hues)]
+    outputs = [svg.picked(row, texts[row], hues[row]) for row in shown]
+    label, fitted = svg.fit(lines, ["end"] * len(head.texts))
 
     across = say("columns", columns)
     table_heading = say("table", rows=say("rows", rows), columns=across)
     output_heading = say("output", rows=say("rows", len(ids)), columns=across)
+    more = len(ids) - len(shown)
+    note = say("more", more) if more else "" if shown else say("none")
     # From left to right: tokens, ids, arrows, table, arrows, output.
-    id_x = MARGIN + (max(map(_px, tokens)) + GAP if any(tokens) else 0)
-    id_width = max([_px(str(row)) for row in shown], default=0) + 2 * PAD
+    id_x = svg.MARGIN + (max(map(svg.px, tokens)) + svg.GAP if any(tokens) else 0)
+    id_width = max([svg.px(str(row)) for row in shown], default=0) + 2 * svg.PAD
     id_end = id_x + id_width
-    table_x = max(id_end, MARGIN + max(_px(say("ids")), _px(say("none")))) + ARROW
-    table_end = table_x + label + GAP + sum(column.width for column in fitted)
-    output_x = max(table_end, table_x + _px(table_heading)) + ARROW
-    heading_y = MARGIN + 44
+    table_x = max(id_end + svg.ARROW, svg.MARGIN + svg.px(note, svg.SMALL) + svg.PAD)
+    table_end = table_x + label + svg.GAP + sum(column.width for column in fitted)
+    output_x = max(table_end, table_x + svg.px(table_heading)) + svg.ARROW
+    heading_y = svg.MARGIN + 44
     top = heading_y + 58
     cells = [
-        _label(MARGIN, MARGIN, say("lookup"), "bold", TITLE),
-        _label(MARGIN, heading_y, say("ids"), "bold"),
-        _label(table_x, heading_y, table_heading, "bold"),
-        _label(output_x, heading_y, output_heading, "bold"),
-        *_grid(table_x, top - ROW, lines, label, fitted),
-        *_grid(output_x, top - ROW, [head], label, fitted),
-        *_grid(output_x, top, outputs, label, fitted, PITCH),
+        svg.label(svg.MARGIN, svg.MARGIN, say("lookup"), "bold", svg.TITLE),
+        svg.label(svg.MARGIN, heading_y, say("ids"), "bold"),
+        svg.label(table_x, heading_y, table_heading, "bold"),
+        svg.label(output_x, heading_y, output_heading, "bold"),
+        *svg.grid(table_x, top - svg.ROW, lines, label, fitted),
+        *svg.grid(output_x, top - svg.ROW, [head], label, fitted),
+        *svg.grid(output_x, top, outputs, label, fitted, svg.PITCH),
     ]
     arrows = []
     told = [f"{table_heading}."]
-    row_y = {span.start: top + ROW * (place + 0.5) for place, span in enumerate(spans)}
+    row_y = {span.start: top + svg.ROW * (place + 0.5) for place, span in enumerate(spans)}
     for place, (row, token) in enumerate(zip(shown, tokens, strict=True)):
-        y = top + place * PITCH
-        middle = y + ROW / 2
-        cells += [_label(MARGIN, y, token, "mono"), _pill(id_x, y, id_width, str(row), hues[row])]
+        y = top + place * svg.PITCH
+        middle = y + svg.ROW / 2
+        cells += [
+            svg.label(svg.MARGIN, y, token, "mono"),
+            svg.pill(id_x, y, id_width, str(row), hues[row]),
+        ]
         values = ", ".join(texts[row])
         told.append(say("picks", id=row, token=_aside(token), values=values))
         # The arrows of an id that comes again part a little.
@@ -310,19 +261,18 @@ def _lookup(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Sa
         via = row_y[row] + (before - (times - 1) / 2) * min(8, 24 / times)
         arrows.append((id_end, middle, table_x, via, hues[row]))
         arrows.append((table_end, via, output_x, middle, hues[row]))
-    more = len(ids) - len(shown)
-    if more or not shown:
-        told.append(say("more", more) if shown else say("none"))
-        y = top + len(shown) * PITCH
-        cells += [_label(x, y, told[-1], "muted", SMALL) for x in (MARGIN, output_x)]
+    if note:
+        told.append(note)
+        y = top + len(shown) * svg.PITCH
+        cells += [svg.label(x, y, note, "muted", svg.SMALL) for x in (svg.MARGIN, output_x)]
     if shown:
-        y = top + max((len(shown) + (more > 0)) * PITCH, len(spans) * ROW) + GAP
+        y = top + max((len(shown) + (more > 0)) * svg.PITCH, len(spans) * svg.ROW) + svg.GAP
         counting = say("counting", shown[0] + 1, row=shown[0])
-        cells.append(_label(MARGIN, y, counting, "muted", SMALL))
-    return _Drawing(say("lookup"), " ".join(told), cells, arrows)
+        cells.append(svg.label(svg.MARGIN, y, counting, "muted", svg.SMALL))
+    return svg.Drawing(say("lookup"), " ".join(told), cells, arrows)
 
 
-def _product(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> _Drawing:
+def _product(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _Say) -> svg.Drawing:
     if len(ids) != 1:
         raise HotrowError(
             f"ids has {len(ids)} ids, but a 'product' is of one", fix="give one of them"
@@ -345,32 +295,32 @@ def _product(table: Tensor, ids: Tensor, tokens: list[str], column: int, say: _S
         row = span.start
         drawn = ["0", "×", *numbers[row], "="] if row in numbers else [say("by zero", len(span))]
         texts[row] = [*drawn, zero]
-    head = _Line(say("row"), heads, "muted", "")
-    lines = [head, *_lines(spans, texts, {picked: "h0"}, "mono muted")]
+    head = svg.Line(say("row"), heads, "muted", "")
+    lines = [head, *svg.lines(spans, texts, {picked: "h0"}, "mono muted")]
     # Zeros can change nothing but a sign: -0.0 + 0.0 is 0.0.
     total = "nan" if poisoned else number(table[picked, column].item() + 0.0)
-    last = _Line("", ["", "", say("sum"), "=", total], "mono bold", "")
-    label, fitted = _fit([*lines, last], ["middle", "middle", "end", "middle", "middle"])
+    last = svg.Line("", ["", "", say("sum"), "=", total], "mono bold", "")
+    label, fitted = svg.fit([*lines, last], ["middle", "middle", "end", "middle", "middle"])
 
     chosen = say("chosen", id=picked, token=_aside(tokens[0]), column=column)
     counted = say("counted", rows - 1, rows=f"{rows:,}")
     note = "poisoned" if poisoned else "read" if total == entry else "unsigned"
     explained = say(note, row=picked, entry=entry)
-    top = MARGIN + 64
-    sum_y = top + len(lines) * ROW + GAP
-    sum_x = MARGIN + label + GAP + sum(column.width for column in fitted[:-1])
+    top = svg.MARGIN + 64
+    sum_y = top + len(lines) * svg.ROW + svg.GAP
+    sum_x = svg.MARGIN + label + svg.GAP + sum(column.width for column in fitted[:-1])
     cells = [
-        _label(MARGIN, MARGIN, say("product"), "bold", TITLE),
-        _label(MARGIN, MARGIN + 28, chosen, "mono"),
-        *_grid(MARGIN, top, lines, label, fitted),
-        *_grid(MARGIN, sum_y, [last], label, fitted),
-        _Cell(sum_x, sum_y + 1, fitted[-1].width, ROW - 2, box="frame h0"),
-        _label(MARGIN, sum_y + ROW + GAP, counted),
-        _label(MARGIN, sum_y + ROW + GAP + 24, explained, "muted", SMALL),
+        svg.label(svg.MARGIN, svg.MARGIN, say("product"), "bold", svg.TITLE),
+        svg.label(svg.MARGIN, svg.MARGIN + 28, chosen, "mono"),
+        *svg.grid(svg.MARGIN, top, lines, label, fitted),
+        *svg.grid(svg.MARGIN, sum_y, [last], label, fitted),
+        svg.Cell(sum_x, sum_y + 1, fitted[-1].width, svg.ROW - 2, box="frame h0"),
+        svg.label(svg.MARGIN, sum_y + svg.ROW + svg.GAP, counted),
+        svg.label(svg.MARGIN, sum_y + svg.ROW + svg.GAP + 24, explained, "muted", svg.SMALL),
     ]
     told = [f"{chosen}:", *(f"{' '.join(line.texts)};" for line in lines[1:])]
     told += [f"{say('sum')} = {total}.", counted, explained]
-    return _Drawing(say("product"), " ".join(told), cells, [])
+    return svg.Drawing(say("product"), " ".join(told), cells, [])
 
 
 def _checked_column(column: Any, columns: int) -> int:
@@ -384,173 +334,7 @@ def _checked_column(column: Any, columns: int) -> int:
     raise HotrowIndexError(f"column = {place}, but the table has {columns} columns ({valid})")
 
 
-KINDS: dict[str, Callable[[Tensor, Tensor, list[str], int, _Say], _Drawing]] = {
+KINDS: dict[str, Callable[[Tensor, Tensor, list[str], int, _Say], svg.Drawing]] = {
     "lookup": _lookup,
     "product": _product,
 }
-
-
-# Below, how any figure is put together and written out; above, what the figures are.
-
-
-class _Cell(NamedTuple):
-    """A rectangle, a text in it, or both; `box` and `ink` are their classes."""
-
-    x: float
-    y: float
-    w: float
-    h: float = ROW
-    text: str = ""
-    ink: str = ""
-    box: str = ""
-    anchor: str = "start"
-    size: int = NUMBER
-
-
-class _Drawing(NamedTuple):
-    title: str
-    description: str
-    cells: list[_Cell]
-    arrows: list[tuple[float, float, float, float, str]]  # from x, y to x, y, and the hue
-
-
-class _Line(NamedTuple):
-    """A line of a grid: a label, then texts in a box; with too few, the first spans columns."""
-
-    label: str
-    texts: list[str]
-    ink: str = "mono"
-    box: str = "row"
-    hue: str = ""  # of a row that was picked
-
-
-class _Column(NamedTuple):
-    width: float
-    anchor: str = "middle"
-
-
-def _px(text: str, size: int = NUMBER) -> float:
-    return width(text) * size * EM
-
-
-def _label(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> _Cell:
-    return _Cell(x, y, _px(text, size), ROW, text, ink, size=size)
-
-
-def _pill(x: float, y: float, w: float, text: str, hue: str) -> _Cell:
-    return _Cell(x, y + 4, w, ROW - 8, text, "mono bold on", f"pill {hue}", "middle")
-
-
-def _lines(
-    spans: list[range], texts: dict[int, list[str]], hues: dict[int, str], ink: str = "mono"
-) -> Iterator[_Line]:
-    """A line for each span, with the texts that stand under its first row."""
-    for span in spans:
-        row = span.start
-        if len(span) > 1:
-            yield _Line("⋮", texts[row], "muted", "gap")
-        elif row in hues:
-            yield _picked(row, texts[row], hues[row])
-        else:
-            yield _Line(str(row), texts[row], ink)
-
-
-def _picked(row: int, texts: list[str], hue: str) -> _Line:
-    return _Line(str(row), texts, "mono bold", f"picked {hue}", hue)
-
-
-def _merged(columns: list[_Column], count: int) -> list[_Column]:
-    """The columns of a line of `count` texts; with too few, the first spans."""
-    over = len(columns) - count
-    if not over:
-        return columns
-    return [_Column(sum(column.width for column in columns[: over + 1])), *columns[over + 1 :]]
-
-
-def _fit(lines: list[_Line], anchors: list[str]) -> tuple[float, list[_Column]]:
-    """Just enough width for the labels, and columns just wide enough for the texts."""
-    full = [line.texts for line in lines if len(line.texts) == len(anchors)]
-    widths = [max(map(_px, texts)) + 2 * PAD for texts in zip(*full, strict=True)]
-    columns = list(map(_Column, widths, anchors))
-    for line in lines:
-        lack = _px(line.texts[0]) + 2 * PAD - _merged(columns, len(line.texts))[0].width
-        columns[0] = _Column(columns[0].width + max(0.0, lack), anchors[0])
-    return max(_px(line.label) for line in lines) + 2 * PAD, columns
-
-
-def _grid(
-    x: float, y: float, lines: list[_Line], label: float, columns: list[_Column], pitch: int = ROW
-) -> Iterator[_Cell]:
-    """The lines one below the other."""
-    start = x + label + GAP
-    for line in lines:
-        if line.hue:
-            yield _pill(x, y, label, line.label, line.hue)
-        else:
-            yield _Cell(x, y, label, ROW, line.label, "muted", anchor="middle")
-        whole = sum(column.width for column in columns)
-        yield _Cell(start, y + 1, whole, ROW - 2, box=line.box)
-        left = start
-        for text, column in zip(line.texts, _merged(columns, len(line.texts)), strict=True):
-            yield _Cell(left, y, column.width, ROW, text, line.ink, "", column.anchor)
-            left += column.width
-        y += pitch
-
-
-def _svg(drawing: _Drawing, lang: str) -> Figure:
-    """Write the drawing out; ElementTree does the escaping."""
-    # Names for the page's other figures to stay clear of: the same only for the same drawing.
-    name = "hotrow-" + hashlib.sha256(repr((lang, drawing)).encode()).hexdigest()[:12]
-    right = _short(max(cell.x + cell.w for cell in drawing.cells) + MARGIN)
-    bottom = _short(max(cell.y + cell.h for cell in drawing.cells) + MARGIN)
-    root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "xml:space": "preserve"})
-    root.attrib |= {"class": "hotrow", "lang": lang, "role": "img"}
-    root.attrib |= {"aria-labelledby": f"{name}-title {name}-desc"}
-    root.attrib |= {"width": right, "height": bottom, "viewBox": f"0 0 {right} {bottom}"}
-    root.attrib |= {"style": "max-width:100%;height:auto"}
-    ET.SubElement(root, "title", id=f"{name}-title").text = drawing.title
-    ET.SubElement(root, "desc", id=f"{name}-desc").text = drawing.description
-    ET.SubElement(root, "style").text = _style()
-    page = _Cell(0, 0, float(right), float(bottom), box="page")
-    for cell in [page, *drawing.cells]:
-        if cell.box:
-            places = {"x": cell.x, "y": cell.y, "width": cell.w, "height": cell.h, "rx": 4}
-            _draw(root, "rect", cell.box, **places)
-        if cell.text:
-            inset = {"start": 0.0, "middle": cell.w / 2, "end": cell.w - PAD}[cell.anchor]
-            baseline = cell.y + cell.h / 2 + 0.36 * cell.size
-            text = _draw(root, "text", cell.ink, x=cell.x + inset, y=baseline)
-            text.attrib |= {"font-size": str(cell.size), "text-anchor": cell.anchor}
-            text.text = cell.text
-            if "mono" in cell.ink and _strange(cell.text):
-                text.attrib |= {"textLength": _short(_px(cell.text, cell.size))}
-                text.attrib |= {"lengthAdjust": "spacingAndGlyphs"}
-    for x1, y1, x2, y2, hue in drawing.arrows:
-        bend = [(x1 + 2, y1), ((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2), (x2 - 7, y2)]
-        start, *curve = (f"{_short(x)} {_short(y)}" for x, y in bend)
-        _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(curve)}")
-        _draw(root, "path", f"point {hue}").set("d", f"M{_short(x2)} {_short(y2)}l-9 -5v10z")
-    return Figure(ET.tostring(root, encoding="unicode"))
-
-
-def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Element:
-    prefixed = " ".join(f"hr-{name}" for name in classes.split())
-    attributes = {name: _short(place) for name, place in places.items()}
-    return ET.SubElement(root, tag, attributes | ({"class": prefixed} if prefixed else {}))
-
-
-def _strange(text: str) -> bool:
-    """Letters that no monospace font has come from another: such text is held to its width."""
-    return any(char > "\u024f" and char != "…" and width(char) == 1 for char in text)
-
-
-def _short(place: float) -> str:
-    return f"{place:.1f}".removesuffix(".0")
-
-
-def _style() -> str:
-    light, dark = (
-        RULES % {name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1)
-    )
-    # Only a screen turns dark: paper stays white.
-    return f"{light}@media screen and (prefers-color-scheme: dark) {{{dark}}}\n"

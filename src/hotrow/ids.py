@@ -8,6 +8,7 @@ have no values and pass.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from hotrow.errors import HotrowError, HotrowIndexError
 
 ID_DTYPES = (torch.int64, torch.int32)
+_CHANCE = 1 / 500
 
 _WRONG_DTYPE = {
     torch.bool: "a mask is not ids; use {name}.nonzero() for the ids it marks",
@@ -72,7 +74,8 @@ def checked(
         rows: V, the table's rows.
         name: what the caller calls them, for the message.
         mistakable: what integers of last dimension V >= 3 are refused as: "one-hot", all 0 but
-            a single 1; "multi-hot", all 0 or 1; "" for neither.
+            a single 1; "multi-hot", all 0 or 1; "" for neither. Only where ids drawn evenly
+            would look so in less than one batch of 500.
 
     Raises:
         HotrowIndexError: an id is negative or not below `rows`; names the first one.
@@ -126,9 +129,12 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
-    # With one or two rows a batch of ids easily looks so by chance; from three on it is the
-    # classic slip of leaving out .float() after F.one_hot.
+    """Whether integers are surely an encoding: the classic slip of leaving out .float()."""
     if not encoding or rows < 3 or ids.ndim == 0 or ids.shape[-1] != rows:
+        return False
+    # A few ids in a small table may look so by chance: leave them be.
+    chance = -(rows - 1) * math.log(rows) if encoding == "one-hot" else rows * math.log(2 / rows)
+    if ids.numel() // rows * chance > math.log(_CHANCE):
         return False
     if not bool(((ids == 0) | (ids == 1)).all()):
         return False

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _IDS_SHOWN = 18
 _IDS_DRAWN = 6
+_TOKEN_COLUMNS = 24
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def to_json(comparisons: Sequence[Comparison]) -> str:
         "equal": all(comparisons),
         "comparisons": [comparison.to_dict() for comparison in comparisons],
     }
-    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    return json.dumps(content, indent=2, allow_nan=False)
 
 
 def summary(comparison: Comparison) -> str:
@@ -60,7 +61,10 @@ def pairs(comparison: Comparison, most: int = _IDS_SHOWN) -> list[tuple[str, str
     """(id, token) of the first ids, for showing; the token is "" where it is not known."""
     ids = comparison.ids[:most].tolist()
     texts = comparison.tokens or ("",) * len(ids)
-    return [(str(id), printable(text)) for id, text in zip(ids, texts, strict=False)]
+    return [
+        (str(id), elide(printable(text), _TOKEN_COLUMNS))
+        for id, text in zip(ids, texts, strict=False)
+    ]
 
 
 def costs(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
@@ -107,30 +111,29 @@ def milliseconds(value: float) -> str:
 
 def verdict(comparison: Comparison) -> str:
     """The one line to remember."""
-    if comparison.equal:
-        return "equal: the same numbers, none of the zeros"
-    return "NOT equal: the two ways give different numbers here"
+    if not comparison.equal:
+        return "NOT equal: the two ways give different numbers here"
+    if any(agreement.verdict == "rounding" for agreement in comparison.check.agreements):
+        return "equal within rounding: the same sums, none of the zeros"
+    return "equal: the same numbers, none of the zeros"
 
 
 def print_report(comparison: Comparison, console: Console) -> None:
     """The comparison on a terminal, fitting 80 columns."""
     from rich import box
+    from rich.columns import Columns
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     console.print(Text(printable(comparison.title), style="bold"))
     console.print(Padding(Text(summary(comparison)), (0, 0, 0, 2), expand=False))
-    shown = pairs(comparison)
+    shown = [Text.assemble((id, "cyan"), " ", token) for id, token in pairs(comparison)]
     if shown:
-        line = Text()
-        for id, token in shown:
-            line.append(id, style="cyan")
-            line.append((f" {elide(token, 14)}" if token else "") + "  ")
-        left = len(comparison.ids) - len(shown)
-        if left:
-            line.append(f"and {left:,} more", style="dim")
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+        console.print(Padding(Columns(shown, padding=(0, 2)), (0, 0, 0, 2)))
+    left = len(comparison.ids) - len(shown)
+    if left:
+        console.print(Padding(Text(f"and {left:,} more", style="dim"), (0, 0, 0, 2)))
 
     found = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     found.add_column(no_wrap=True)
@@ -143,12 +146,12 @@ def print_report(comparison: Comparison, console: Console) -> None:
         console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
 
     spent = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    spent.add_column("forward and gradient", no_wrap=True)
+    spent.add_column("forward and gradient", overflow="fold")
     for header in ("one-hot matmul", "look-up", "ratio"):
-        spent.add_column(header, justify="right", no_wrap=True)
+        spent.add_column(header, justify="right", overflow="fold")
     for row in costs(comparison):
         spent.add_row(*row)
-    console.print(Padding(spent, (0, 0, 0, 2), expand=False))
+    console.print(Padding(spent, (0, 0, 0, 1), expand=False))
     console.print(
         Padding(
             Text(verdict(comparison), style="bold green" if comparison.equal else "bold red"),
@@ -185,8 +188,8 @@ def figures(comparison: Comparison) -> list[Captioned]:
         drawn.append(
             Captioned(
                 draw("product", [place]),
-                f"Under the hood: the one-hot row of id {ids[place]} times column 0 of the table. "
-                f"All but one of the products are by zero; their sum is row {ids[place]}'s entry.",
+                f"Under the hood: the one-hot row of id {ids[place]} times column 0 of the table, "
+                "every product written out.",
             )
         )
     return drawn

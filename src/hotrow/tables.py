@@ -1,0 +1,32 @@
+"""What counts as a table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotrow.errors import HotrowError
+
+TABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_table(table: object, name: str) -> Tensor:
+    """The table, known to be a dense 2-D tensor of a dtype that both ways can compute with."""
+    if not isinstance(table, Tensor):
+        raise HotrowError(
+            f"{name} is of type {type(table).__name__}, but a table is a tensor, rows x columns",
+            fix="of a layer, give its weight",
+        )
+    if table.ndim != 2:
+        raise HotrowError(
+            f"{name} has shape {tuple(table.shape)}, but a table is 2-D: rows x columns"
+        )
+    if table.dtype not in TABLE_DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in TABLE_DTYPES)
+        raise HotrowError(
+            f"{name} is {str(table.dtype).removeprefix('torch.')}, but a table is one of {names}",
+            fix="convert it with .float()",
+        )
+    if table.layout != torch.strided or table.is_meta:
+        raise HotrowError(f"{name} is {table.layout} on {table.device}, but a table has its values")
+    return table
