@@ -11,17 +11,12 @@ import hotrow
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_surface_is_small_and_documented():
+def test_the_surface_is_small():
     assert len(hotrow.__all__) <= 12
     assert sorted(hotrow.__all__) == sorted(
         [name for name in vars(hotrow) if not name.startswith("_") and _is_public(name)]
         + ["__version__"]
     )
-    readme = (ROOT / "README.md").read_text()
-    for name in hotrow.__all__:
-        assert f"`{name}" in readme or f"hotrow.{name}" in readme, f"{name} is not in the README"
-        if name != "__version__":
-            assert getattr(hotrow, name).__doc__, name
 
 
 def _is_public(name):
@@ -76,14 +71,3 @@ def test_the_wheel_works_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "equal, 15 of 15 values bit for bit" in done.stdout
     assert page.read_text().startswith("<!doctype html>")
-
-
-def test_readmes_are_twins():
-    english, chinese = ((ROOT / f"README{x}.md").read_text() for x in ("", ".zh-CN"))
-    assert "README.zh-CN.md" in english.splitlines()[0]
-    assert "README.md" in chinese.splitlines()[0]
-    code = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-    assert code.findall(english) == code.findall(chinese)
-    assert [len(line.split()[0]) for line in english.splitlines() if line.startswith("#")] == [
-        len(line.split()[0]) for line in chinese.splitlines() if line.startswith("#")
-    ]
