@@ -1,0 +1,112 @@
+"""The loop over rows, compiled around one rule: replay what a row missed, then step it.
+
+Compiled by numba when a rule is first used and cached on disk. numba caches a closure by its
+bytecode and the cells it closes over, and looks only at this file for changes; so the cells hold
+functions of modules (pickled by name), constants, and a digest of every source that takes part.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.extending import overload, register_jitable
+from numba.np.unsafe.ndarray import to_fixed_tuple
+
+from hotrow.kernels import scalars
+
+
+@functools.cache
+def compiled(
+    update: Callable[..., Any], jump: Callable[..., Any], flags: tuple[bool, ...], width: int
+) -> Callable[..., None]:
+    """The driver of one rule in one form; compiles when first called with a dtype."""
+    register(update)
+    register(jump)
+    sources = digest(inspect.getfile(update), inspect.getfile(jump))
+
+    def drive(table, slots, last, rows, grads, graded, ledger, memo, now, start, stop):
+        _ = sources  # a cell of its own: edited sources are not found in the cache
+        columns = table.shape[1]
+        zero = table.dtype.type(0)
+        upto = now - 1 if graded else now
+        for i in range(start, stop):
+            r = rows[i]
+            t = last[r]
+            while t < upto:
+                arrived = jump(table, slots, r, t, upto, memo)
+                if arrived > t:
+                    t = arrived
+                    continue
+                entry = to_fixed_tuple(ledger[t], width)
+                for j in range(columns):
+                    w, s = update(table[r, j], zero, load(slots, r, j), entry, flags)
+                    table[r, j] = w
+                    store(slots, r, j, s)
+                t += 1
+            if graded:
+                entry = to_fixed_tuple(ledger[t], width)
+                for j in range(columns):
+                    w, s = update(table[r, j], grads[i, j], load(slots, r, j), entry, flags)
+                    table[r, j] = w
+                    store(slots, r, j, s)
+            last[r] = now
+
+    return njit(cache=True, **scalars.OPTIONS)(drive)
+
+
+@functools.cache
+def register(function: Callable[..., Any]) -> None:
+    """Make a plain function callable from compiled code; from Python it stays what it was."""
+    register_jitable(**scalars.OPTIONS)(function)
+
+
+def digest(*files: str) -> str:
+    """A short name for the sources of the kernels and of `files`."""
+    own = sorted(Path(__file__).parent.glob("*.py"))
+    text = b"".join(Path(file).read_bytes() for file in [*own, *files])
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def load(arrays, r, j):  # pragma: no cover - replaced by the overload
+    """`(a[r, j], ...)` of a tuple of arrays."""
+
+
+def store(arrays, r, j, values):  # pragma: no cover - replaced by the overload
+    """`a[r, j] = value` in each of a tuple of arrays."""
+
+
+@overload(load, jit_options=scalars.OPTIONS)
+def _load(arrays, r, j):
+    return (
+        lambda arrays, r, j: (),
+        lambda arrays, r, j: (arrays[0][r, j],),
+        lambda arrays, r, j: (arrays[0][r, j], arrays[1][r, j]),
+        lambda arrays, r, j: (arrays[0][r, j], arrays[1][r, j], arrays[2][r, j]),
+    )[len(arrays)]
+
+
+@overload(store, jit_options=scalars.OPTIONS)
+def _store(arrays, r, j, values):
+    def none(arrays, r, j, values):
+        pass
+
+    def one(arrays, r, j, values):
+        arrays[0][r, j] = values[0]
+
+    def two(arrays, r, j, values):
+        arrays[0][r, j] = values[0]
+        arrays[1][r, j] = values[1]
+
+    def three(arrays, r, j, values):
+        arrays[0][r, j] = values[0]
+        arrays[1][r, j] = values[1]
+        arrays[2][r, j] = values[2]
+
+    return (none, one, two, three)[len(arrays)]

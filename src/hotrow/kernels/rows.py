@@ -1,0 +1,75 @@
+"""Replay and step of given rows: compiled where it can be, in plain torch elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotrow.kernels import twin
+from hotrow.kernels.pool import spread
+
+COMPILED = {torch.float32: np.float32, torch.float64: np.float64}
+
+
+def stay(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
+    """The jump of a rule that has none: every missed step is replayed."""
+    return t
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is compiled: a rule's update in one form, and the jump that may spare it steps.
+
+    `jump(table, slots, r, t, upto, memo)` may bring row r from step t to a later one, at most
+    `upto`, and returns the step it reached; t itself if the next step has to be replayed.
+    """
+
+    update: Callable[..., Any]
+    flags: tuple[bool, ...]
+    width: int
+    jump: Callable[..., Any] = stay
+    memo: tuple[Any, ...] = ()
+
+
+def is_compiled(table: Tensor) -> bool:
+    """Whether a table goes through numba: float32 or float64, on the CPU, rows in one piece."""
+    return table.device.type == "cpu" and table.dtype in COMPILED and table.is_contiguous()
+
+
+def drive(
+    program: Program,
+    table: Tensor,  # (V, D)
+    slots: Sequence[Tensor],  # (V, D) each
+    last: Tensor,  # (V,) integer: steps that a row has been through
+    rows: Tensor,  # (R,) int64, distinct
+    grads: Tensor | None,  # (R, D)
+    ledger: NDArray[np.float64],  # (now or more, width)
+    now: int,
+) -> None:
+    """Bring `rows` through entries `last[row]` .. `now - 1`, the last with `grads` if given."""
+    if not len(rows):
+        return
+    if not (is_compiled(table) and all(map(is_compiled, slots))):
+        start = int(last[rows].min())
+        entries = ledger[start:now].tolist()
+        twin.drive(
+            program.update, program.flags, table, slots, last, rows, grads, entries, start, now
+        )
+        return
+    from hotrow.kernels.driver import compiled  # numba is imported with the first kernel
+
+    run = compiled(program.update, program.jump, program.flags, program.width)
+    arrays = table.numpy(), tuple(slot.numpy() for slot in slots), last.numpy(), rows.numpy()
+    given = arrays[0][:0] if grads is None else grads.contiguous().numpy()
+    ledger = ledger.astype(COMPILED[table.dtype], copy=False)
+
+    def part(start: int, stop: int) -> None:
+        run(*arrays, given, grads is not None, ledger, program.memo, now, start, stop)
+
+    spread(part, len(rows))

@@ -1,0 +1,115 @@
+"""The operations of `ops.py` for numba: the same names, over scalars.
+
+Imported with the first kernel; importing it registers the overloads. No fast-math anywhere:
+where torch's CPU kernels fuse, `fma` says so, and nothing else is fused.
+"""
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic, overload
+
+from hotrow.kernels import ops
+
+OPTIONS = {"error_model": "numpy", "nogil": True}  # a division by zero is inf, as in torch
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """`a * b + c`, rounded once."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return a(a, a, a), codegen
+
+
+@overload(ops.axpy, jit_options=OPTIONS)
+def _axpy(a, b, alpha):
+    return lambda a, b, alpha: fma(b, alpha, a)
+
+
+@overload(ops.lerp, jit_options=OPTIONS)
+def _lerp(a, b, weight):
+    one = number(a)(1)
+
+    def lerp(a, b, weight):
+        # As torch does, so that weight = 1 gives b itself.
+        if abs(weight) < 0.5:
+            return fma(weight, b - a, a)
+        return fma(weight - one, b - a, b)
+
+    return lerp
+
+
+@overload(ops.addcmul, jit_options=OPTIONS)
+def _addcmul(a, b, c, value):
+    return lambda a, b, c, value: fma(value * b, c, a)
+
+
+@overload(ops.addcdiv, jit_options=OPTIONS)
+def _addcdiv(a, b, c, value):
+    return lambda a, b, c, value: a + value * b / c
+
+
+@overload(ops.sqrt, jit_options=OPTIONS)
+def _sqrt(a):
+    return lambda a: math.sqrt(a)
+
+
+@overload(ops.maximum, jit_options=OPTIONS)
+def _maximum(a, b):
+    return lambda a, b: a if a > b or a != a else b
+
+
+@overload(ops.under, jit_options=OPTIONS)
+def _under(scalar, a):
+    one = number(a)(1)
+    return lambda scalar, a: one / a * scalar
+
+
+@overload(ops.clamp, jit_options=OPTIONS)
+def _clamp(a, low, high):
+    def clamp(a, low, high):
+        b = low if a < low else a
+        return high if b > high else b
+
+    return clamp
+
+
+@overload(ops.sign, jit_options=OPTIONS)
+def _sign(a):
+    kind = number(a)
+    minus, zero, plus = kind(-1), kind(0), kind(1)
+
+    def sign(a):
+        if a > 0:
+            return plus
+        return minus if a < 0 else zero
+
+    return sign
+
+
+@overload(ops.by_sign, jit_options=OPTIONS)
+def _by_sign(a, negative, zero, positive):
+    def by_sign(a, negative, zero, positive):
+        if a > 0:
+            return positive
+        return negative if a < 0 else zero
+
+    return by_sign
+
+
+@overload(ops.unless_negative, jit_options=OPTIONS)
+def _unless_negative(a, b):
+    none = number(b)(0)
+    return lambda a, b: none if a < 0 else b
+
+
+def number(kind: types.Type) -> type:
+    """The numpy scalar of a numba type: a literal 1 would turn float32 into float64."""
+    return np.float32 if kind == types.float32 else np.float64

@@ -1,0 +1,1 @@
+"""The same step at the cost of the touched rows."""

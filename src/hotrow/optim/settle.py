@@ -1,0 +1,75 @@
+"""Settle rows, and step them: the one mechanism under every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrow.kernels.rows import COMPILED, Program, drive, is_compiled
+from hotrow.optim.ledger import Ledger
+
+
+def settle(
+    ledger: Ledger,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    last: Tensor,
+    rows: Tensor,
+    now: int | None = None,
+) -> None:
+    """Bring `rows` to step `now`, as dense training with zero gradients would have.
+
+    For each row: the rule with g = 0 for entries `last[row]` .. `now - 1`, then
+    `last[row] = now`.
+
+    Arguments:
+        ledger: the steps so far; `now` is all of them unless given.
+        table: (V, D). slots: (V, D) each, in the order of `rule.slots`. Changed in place.
+        last: (V,) int32 or int64, the steps that each row has been through. Changed in place.
+        rows: (R,) int64, distinct, in 0 .. V - 1.
+
+    All on one device; cost follows R, and the steps missed where there is no shortcut.
+    """
+    _drive(ledger, table, slots, last, rows, None, len(ledger) if now is None else now)
+
+
+def step(
+    ledger: Ledger,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    last: Tensor,
+    rows: Tensor,
+    grads: Tensor,
+) -> None:
+    """Settle `rows` up to the ledger's last entry, and apply that one with their gradients.
+
+    As `settle`, but entry `len(ledger) - 1` is applied with `grads`, (R, D) in the table's
+    dtype, row i of which belongs to `rows[i]`. The entry has been recorded before.
+    """
+    _drive(ledger, table, slots, last, rows, grads, len(ledger))
+
+
+def _drive(
+    ledger: Ledger,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    last: Tensor,
+    rows: Tensor,
+    grads: Tensor | None,
+    now: int,
+) -> None:
+    table, slots = table.detach(), [slot.detach() for slot in slots]
+    rule, shortcut = ledger.rule, ledger.shortcut
+    flags = ledger.form[: len(ledger.form) - len(slots)]
+    kind = COMPILED[table.dtype] if is_compiled(table) else COMPILED[torch.float64]
+    entries = ledger.entries(kind)
+    if ledger.still:  # nothing to replay
+        last[rows] = now if grads is None else now - 1
+    program = Program(rule.update, flags, entries.shape[1])
+    if shortcut is not None and kind is COMPILED[torch.float32]:
+        memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1)
+        if memo is not None:
+            program = Program(rule.update, flags, entries.shape[1], shortcut.jump, memo)
+    drive(program, table, slots, last, rows, grads, entries, now)
