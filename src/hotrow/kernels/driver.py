@@ -51,12 +51,12 @@ def compiled(
                     store(slots, r, j, s)
                 t += 1
             if graded:
-                entry = to_fixed_tuple(ledger[t], width)
+                entry = to_fixed_tuple(ledger[upto], width)
                 for j in range(columns):
                     w, s = update(table[r, j], grads[i, j], load(slots, r, j), entry, flags)
                     table[r, j] = w
                     store(slots, r, j, s)
-            last[r] = now
+            last[r] = max(t, now)
 
     return njit(cache=True, **scalars.OPTIONS)(drive)
 

@@ -46,4 +46,4 @@ def drive(
     table[rows] = w
     for slot, value in zip(slots, state, strict=True):
         slot[rows] = value
-    last[rows] = now
+    last[rows] = last[rows].clamp(min=now)

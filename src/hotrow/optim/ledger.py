@@ -37,7 +37,7 @@ class Ledger:
     ) -> None:
         self.rule = rule
         self.start = start
-        self.carried = dict(rule.carry(group) if carried is None else carried)
+        self.carried = carried
         self.form = self._form(group)
         self.still = rule.still(group)
         self.shortcut: Shortcut | None = None if exact else rule.shortcut(group)
@@ -54,10 +54,10 @@ class Ledger:
                 f"the form of {self.rule.name} changed from {self.form} to {self._form(group)}",
                 fix="settle every row, then begin a new ledger",
             )
-        entry = tuple(
-            map(float, self.rule.entry(group, self.start + self._length + 1, self.carried))
-        )
-        self.append(entry)
+        if self.carried is None:  # as late as torch: with the learning rate of the first step
+            self.carried = self.rule.carry(group)
+        entry = self.rule.entry(group, self.start + self._length + 1, self.carried)
+        self.append(tuple(map(float, entry)))
         # Rows that do not move without a gradient need no replay, as long as that stays true.
         self.still = self.still and self.rule.still(group)
 

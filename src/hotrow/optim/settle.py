@@ -66,7 +66,7 @@ def _drive(
     kind = COMPILED[table.dtype] if is_compiled(table) else COMPILED[torch.float64]
     entries = ledger.entries(kind)
     if ledger.still:  # nothing to replay
-        last[rows] = now if grads is None else now - 1
+        last[rows] = last[rows].clamp(min=now if grads is None else now - 1)
     program = Program(rule.update, flags, entries.shape[1])
     if shortcut is not None and kind is COMPILED[torch.float32]:
         memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1)

@@ -1,0 +1,172 @@
+"""Sparse training runs, by torch.optim on a dense parameter and by the rules on touched rows."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.testing._internal.common_optimizers import optim_db
+
+from hotrow.kernels.grouping import group, new_head
+from hotrow.optim.ledger import Ledger
+from hotrow.optim.rules import RULES
+from hotrow.optim.settle import settle, step
+
+# How torch computes, not what: no part of a rule.
+MECHANICS = {"foreach", "fused", "capturable", "differentiable"}
+
+OWN = {
+    "SGD": [
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
+        {"momentum": 0.8, "nesterov": True, "weight_decay": 0.01, "maximize": True},
+        {"weight_decay": 0.05},
+    ],
+    "Adam": [{"betas": (0.4, 0.7)}, {"eps": 1e-3}, {"amsgrad": True}],
+    "AdamW": [{"weight_decay": 0}, {"betas": (0.8, 0.95), "eps": 1e-4, "maximize": True}],
+    "Adamax": [{"betas": (0.4, 0.9), "weight_decay": 0.01}],
+    "NAdam": [
+        {"momentum_decay": 0.1, "weight_decay": 0.05, "decoupled_weight_decay": True},
+        {"maximize": True},
+    ],
+    "RAdam": [
+        {"betas": (0.9, 0.9)},
+        {"weight_decay": 0.05, "decoupled_weight_decay": True, "maximize": True},
+    ],
+    "Adagrad": [{"initial_accumulator_value": 0.1, "lr_decay": 0.02, "weight_decay": 0.01}],
+    "Adadelta": [{"lr": 0.3, "rho": 0.7}, {"lr": 0.3, "weight_decay": 0.01}],
+    "RMSprop": [
+        {"momentum": 0.9},
+        {"centered": True},
+        {"centered": True, "momentum": 0.5, "maximize": True},
+        {"weight_decay": 0.01, "momentum": 0.9, "alpha": 0.7},
+    ],
+    "ASGD": [{"t0": 20, "alpha": 0.5, "lambd": 0.01}, {"weight_decay": 0.05, "t0": 0}],
+    "Rprop": [{"lr": 1e-3, "step_sizes": (1e-4, 5e-3)}, {"maximize": True}],
+}
+
+
+def configurations():
+    """(torch's class name, its arguments): those of torch's own tests, and ours."""
+    found = []
+    for info in optim_db:
+        name = info.optim_cls.__name__
+        if name not in RULES:
+            continue
+        inputs = [i.kwargs for i in info.optim_inputs_func(device="cpu")]
+        for kwargs in [*inputs, *OWN[name]]:
+            kept = {k: v for k, v in kwargs.items() if k not in MECHANICS}
+            if (name, kept) not in found:
+                found.append((name, kept))
+    return found
+
+
+def label(value):
+    """A readable test id."""
+    if isinstance(value, dict):
+        return ",".join(f"{k}={v}" for k, v in value.items()) or "default"
+    return str(value)
+
+
+@dataclass
+class Batches:
+    """Ids and gradients of a run: a row in every batch, rows in none, and Zipf in between."""
+
+    steps: int = 250
+    rows: int = 40
+    columns: int = 19
+    ids: int = 12
+    scale: float = 1.0
+    seed: int = 0
+    schedule: bool = True
+    all_ids: list = field(init=False)
+
+    def __post_init__(self):
+        random = np.random.default_rng(self.seed)
+        busy = self.rows * 3 // 4  # the rest is idle all along
+        odds = 1 / np.arange(1, busy + 1) ** 1.6
+        self.all_ids = [
+            torch.from_numpy(
+                np.append(random.choice(busy, self.ids - 1, p=odds / odds.sum()), 0)
+            )
+            for _ in range(self.steps)
+        ]
+        self.weights = torch.from_numpy(random.standard_normal((self.rows, self.columns))).float()
+
+    def grads(self, t):
+        """(N, D), the same float32 numbers for every dtype."""
+        random = torch.Generator().manual_seed(1000 * self.seed + t)
+        shape = self.ids, self.columns
+        return torch.randn(shape, generator=random) * self.scale
+
+    def rate(self, t):
+        """Warm-up, then cosine: what the learning rate is multiplied with."""
+        if not self.schedule:
+            return 1.0
+        warm = self.steps // 10
+        if t < warm:
+            return (t + 1) / warm
+        return 0.55 + 0.45 * float(np.cos(np.pi * (t - warm) / (self.steps - warm)))
+
+
+def optimizer(name, kwargs, weights):
+    """torch's own, with the plain single-tensor code, and its parameter."""
+    parameter = torch.nn.Parameter(weights.clone())
+    return getattr(torch.optim, name)([parameter], **kwargs, foreach=False), parameter
+
+
+def dense(name, kwargs, batches, dtype):
+    """torch.optim on a dense parameter: (weights, state slots)."""
+    chosen, parameter = optimizer(name, kwargs, batches.weights.to(dtype))
+    base = chosen.param_groups[0]["lr"]
+    for t, ids in enumerate(batches.all_ids):
+        chosen.param_groups[0]["lr"] = base * batches.rate(t)
+        rows, sums = group(ids, batches.grads(t).to(dtype))
+        parameter.grad = torch.zeros_like(parameter).index_copy_(0, rows, sums)
+        chosen.step()
+    rule, state = RULES[name], chosen.state[parameter]
+    return parameter.detach(), [state[key] for key in rule.slots(chosen.param_groups[0])]
+
+
+@dataclass
+class Touched:
+    """A table trained by its rule, on touched rows only."""
+
+    name: str
+    kwargs: dict
+    batches: Batches
+    dtype: torch.dtype
+    exact: bool = True
+
+    def __post_init__(self):
+        chosen, parameter = optimizer(self.name, self.kwargs, self.batches.weights.to(self.dtype))
+        self.group = dict(chosen.param_groups[0])
+        self.base = self.group["lr"]
+        self.group["lr"] = self.base * self.batches.rate(0)  # Rprop's state begins with it
+        self.rule = RULES[self.name]
+        self.table = parameter.detach()
+        self.slots = [
+            torch.full_like(self.table, value) for value in self.rule.slots(self.group).values()
+        ]
+        self.last = torch.zeros(len(self.table), dtype=torch.int32)
+        self.head = new_head(len(self.table))
+        self.ledger = Ledger(self.rule, self.group, exact=self.exact)
+
+    def step(self, t):
+        """One step on batch t."""
+        self.group["lr"] = self.base * self.batches.rate(t)
+        self.ledger.record(self.group)
+        grads = self.batches.grads(t).to(self.dtype)
+        rows, sums = group(self.batches.all_ids[t], grads, self.head)
+        step(self.ledger, self.table, self.slots, self.last, rows, sums)
+
+    def settle(self, rows=None):
+        """Settle some rows, or all."""
+        rows = torch.arange(len(self.table)) if rows is None else rows
+        settle(self.ledger, self.table, self.slots, self.last, rows)
+
+    def run(self):
+        """All batches, then all rows settled."""
+        for t in range(self.batches.steps):
+            self.step(t)
+        self.settle()
+        return self.table, self.slots
