@@ -47,9 +47,13 @@ class Ledger:
     def __len__(self) -> int:
         return self._length
 
+    def fits(self, group: Group) -> bool:
+        """Whether a step with these options can be recorded here."""
+        return self._form(group) == self.form
+
     def record(self, group: Group) -> None:
         """Add the entry of the next step, from the hyperparameters of this moment."""
-        if self._form(group) != self.form:
+        if not self.fits(group):
             raise HotrowError(
                 f"the form of {self.rule.name} changed from {self.form} to {self._form(group)}",
                 fix="settle every row, then begin a new ledger",

@@ -1,0 +1,366 @@
+"""A table whose unread rows may lag, and a gradient that holds touched rows only.
+
+`Table` is a Parameter that settles before it is read: a look-up settles the rows it reads, and
+anything else that reads values settles all. `RowGradient` is what its look-ups leave in `.grad`: a
+tensor of the table's shape that holds the gradient row of each id and no zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from hotrow.errors import HotrowError
+
+aten = torch.ops.aten
+
+
+class Lag(Protocol):
+    """What knows the steps that rows have missed; an optimizer."""
+
+    def settle(self, rows: Tensor | None) -> None:
+        """Bring the distinct `rows`, or all, to where dense training would have them now."""
+
+
+class RowGradient(Tensor):
+    """A (V, D) gradient: row ids[i] has rows[i] added to it, and all other entries are zero.
+
+    Elementwise operations that leave zero at zero (scaling, clamping around zero), norms,
+    accumulation and the checks of a gradient scaler work on the rows that there are. Any other
+    operation gets the gradient written out, V x D, and gives a plain tensor.
+
+    Attributes:
+        ids: (N,) int64; distinct once `merge` has been called.
+        rows: (N, D), of the gradient's dtype.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    merged: bool
+
+    @staticmethod
+    def __new__(cls, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> RowGradient:
+        result: RowGradient = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, tuple(shape), dtype=rows.dtype, device=rows.device
+        )
+        result.ids, result.rows, result.merged = ids, rows, False
+        return result
+
+    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
+        super().__init__()
+
+    def __repr__(self, **_: Any) -> str:
+        shape = " x ".join(map(str, self.shape))
+        return f"RowGradient({shape}, {len(self.ids)} rows, {self.rows.dtype})"
+
+    def merge(self) -> RowGradient:
+        """Give each row once, repeated ids added in batch order; in place."""
+        if not self.merged:
+            from hotrow.kernels.grouping import group
+
+            self.ids, self.rows = group(self.ids, self.rows)
+            self.merged = True
+        return self
+
+    def append(self, ids: Tensor, rows: Tensor) -> None:
+        """Accumulate the gradient of a later batch; in place."""
+        self.ids, self.rows = torch.cat([self.ids, ids]), torch.cat([self.rows, rows])
+        self.merged = False
+
+    def dense(self) -> Tensor:
+        """Written out, V x D."""
+        self.merge()
+        zeros = self.rows.new_zeros(self.shape)
+        zeros[self.ids] = self.rows
+        return zeros
+
+    def like(self, rows: Tensor) -> RowGradient:
+        """The same ids with other rows."""
+        other = RowGradient(self.ids, rows, self.shape)
+        other.merged = self.merged
+        return other
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = _RULES.get(func)
+        if rule is not None:
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        written = func._schema.is_mutable and any(
+            isinstance(given, cls)
+            for given, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        if written:
+            raise HotrowError(
+                f"{func} would write into the gradient of a table, which holds touched rows only",
+                fix="use an operation that leaves zeros zero, or grad = grad.dense()",
+            )
+        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+
+
+def _dense(value: Any) -> Any:
+    return value.dense() if isinstance(value, RowGradient) else value
+
+
+def _zero_stays(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an elementwise operation leaves zero at zero, with these other arguments."""
+    others = [*args[1:], *kwargs.values()]
+    if any(isinstance(other, Tensor) and other.ndim for other in others):
+        return False
+    one = torch.zeros(())
+    value = func(one, *others) if func not in _IN_PLACE else _IN_PLACE[func](one, *others)
+    return bool(value == 0)
+
+
+def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    if not isinstance(gradient, RowGradient) or not _zero_stays(func, args, kwargs):
+        return NotImplemented
+    gradient.merge()
+    rows = func(gradient.rows, *args[1:], **kwargs)
+    return gradient if func in _IN_PLACE else gradient.like(rows)
+
+
+def _norm(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient, order, dims = args[0], *(args[1:2] or (2,)), *(args[2:3] or (None,))
+    if dims is not None or float(order) <= 0:
+        return NotImplemented
+    return func(gradient.merge().rows.reshape(-1), *args[1:], **kwargs)
+
+
+def _foreach(one: Any) -> Callable[..., Any]:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        results = [one(tensor, *args[1:], **kwargs) for tensor in args[0]]
+        return None if func._schema.is_mutable else results
+
+    return run
+
+
+def _foreach_pairs(one: Any) -> Callable[..., Any]:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        for tensor, other in zip(args[0], args[1], strict=True):
+            one(tensor, other, *args[2:], **kwargs)
+
+    return run
+
+
+def _add(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient, other = args[:2]
+    if kwargs.get("alpha", 1) != 1 or not isinstance(other, Tensor) or other.ndim == 0:
+        return NotImplemented
+    if not isinstance(gradient, RowGradient):  # a dense gradient takes the rows up
+        assert isinstance(other, RowGradient)
+        target = gradient if func is aten.add_.Tensor else gradient.clone()
+        other.merge()
+        return target.index_add_(0, other.ids, other.rows)
+    if not isinstance(other, RowGradient):
+        return NotImplemented if func is aten.add.Tensor else _refuse_dense(gradient)
+    if func is aten.add.Tensor:
+        gradient = gradient.like(gradient.rows)
+    gradient.append(other.ids, other.rows)
+    return gradient
+
+
+def _refuse_dense(gradient: RowGradient) -> Any:
+    raise HotrowError(
+        f"a dense gradient was added to the row gradient of a {tuple(gradient.shape)} table",
+        fix="the table is also used densely (a tied head?); leave it unconverted",
+    )
+
+
+def _copy(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    return gradient.like(gradient.rows.clone() if func is aten.clone.default else gradient.rows)
+
+
+def _to(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+    ids = gradient.ids.to(device=kwargs.get("device") or gradient.ids.device)
+    other = RowGradient(ids, rows, gradient.shape)
+    other.merged = gradient.merged
+    return other
+
+
+def _zero(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    gradient.ids, gradient.rows = gradient.ids[:0], gradient.rows[:0]
+    gradient.merged = True
+    return gradient
+
+
+def _unscale(func: Any, args: Any, kwargs: Any) -> Any:
+    plain = [g.merge().rows if isinstance(g, RowGradient) else g for g in args[0]]
+    return func(plain, *args[1:], **kwargs)
+
+
+_IN_PLACE = {
+    aten.mul_.Tensor: aten.mul.Tensor,
+    aten.mul_.Scalar: aten.mul.Scalar,
+    aten.div_.Tensor: aten.div.Tensor,
+    aten.div_.Scalar: aten.div.Scalar,
+    aten.clamp_.default: aten.clamp.default,
+    aten.clamp_min_.default: aten.clamp_min.default,
+    aten.clamp_max_.default: aten.clamp_max.default,
+    aten.neg_.default: aten.neg.default,
+    aten.nan_to_num_.default: aten.nan_to_num.default,
+}
+_RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_IN_PLACE, _elementwise),
+    **dict.fromkeys(_IN_PLACE.values(), _elementwise),
+    aten.abs.default: _elementwise,
+    aten.sign.default: _elementwise,
+    aten.linalg_vector_norm.default: _norm,
+    aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),
+    aten._foreach_mul_.Tensor: _foreach(Tensor.mul_),
+    aten._foreach_mul_.Scalar: _foreach(Tensor.mul_),
+    aten._foreach_clamp_min_.Scalar: _foreach(Tensor.clamp_min_),
+    aten._foreach_clamp_max_.Scalar: _foreach(Tensor.clamp_max_),
+    aten.add.Tensor: _add,
+    aten.add_.Tensor: _add,
+    aten.detach.default: _copy,
+    aten.clone.default: _copy,
+    aten._to_copy.default: _to,
+    aten.zero_.default: _zero,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
+
+
+class Table(nn.Parameter):
+    """A (V, D) parameter whose rows settle before they are read.
+
+    Made of a Parameter in place, by `Table.adopt(parameter)`, so that modules, optimizers and
+    ties that hold it keep holding it. Without a lag it is a plain parameter whose look-ups leave
+    a `RowGradient`.
+    """
+
+    lag: Lag | None
+
+    @staticmethod
+    def adopt(parameter: nn.Parameter) -> Table:
+        """Make a Parameter a Table; the same object."""
+        if not isinstance(parameter, Table):
+            parameter.__class__ = Table
+            parameter.lag = None  # type: ignore[attr-defined]
+        return parameter  # type: ignore[return-value]
+
+    def settle(self, rows: Tensor | None = None) -> None:
+        """Bring the given distinct rows, or all, to their value of now."""
+        lag = self.__dict__.get("lag")
+        if lag is not None:
+            lag.settle(rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.settle()
+        with torch._C.DisableTorchFunctionSubclass():
+            copy = nn.Parameter(self.data.clone(), self.requires_grad)
+        memo[id(self)] = copy
+        return Table.adopt(copy)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as the plain parameter that it is for everybody else."""
+        self.settle()
+        with torch._C.DisableTorchFunctionSubclass():
+            return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        look_up = _LOOK_UPS.get(func)
+        if look_up is not None:
+            return look_up(*args, **kwargs)
+        if func not in _NO_VALUES:
+            for table in _tables((args, kwargs)):
+                table.settle()
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+# Reading or setting these reads no value of the table.
+_NO_VALUES = {
+    getattr(getattr(Tensor, name), accessor)
+    for name in (
+        "shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "layout", "ndim",
+        "grad_fn", "is_sparse", "is_cuda", "is_meta", "is_quantized", "names", "itemsize", "nbytes",
+        "_version", "_backward_hooks", "output_nr", "retains_grad", "is_cpu", "is_nested",
+        "_grad", "_base", "_post_accumulate_grad_hooks", "is_sparse_csr", "is_mkldnn",
+    )
+    for accessor in ("__get__", "__set__", "__delete__")
+    if hasattr(getattr(Tensor, name, None), accessor)
+} | {
+    getattr(Tensor, name)
+    for name in (
+        "size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous",
+        "is_floating_point", "is_complex", "requires_grad_", "register_hook", "retain_grad",
+        "register_post_accumulate_grad_hook", "storage_offset", "__len__", "get_device",
+        "is_shared", "is_pinned",
+    )
+}  # fmt: skip
+
+
+def _tables(value: Any) -> Iterator[Table]:
+    if isinstance(value, Table):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tables(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tables(each)
+
+
+class _LookUp(torch.autograd.Function):
+    """table[ids], whose gradient is a `RowGradient`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, ids: Tensor, padding_idx: int, by_frequency: bool
+    ) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.padding_idx, ctx.by_frequency = table.shape, padding_idx, by_frequency
+        return F.embedding(ids, table)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        ids = ctx.saved_tensors[0].reshape(-1).long()
+        # A copy: the gradient's storage may be another's, and clipping writes into the rows.
+        rows = gradient.reshape(len(ids), ctx.shape[1]).clone()
+        if ctx.by_frequency:
+            _, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
+            rows = rows / counts[inverse].unsqueeze(-1)
+        if ctx.padding_idx >= 0:
+            kept = ids != ctx.padding_idx
+            ids, rows = ids[kept], rows[kept]
+        return RowGradient(ids, rows, ctx.shape), None, None, None
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    if not isinstance(weight, Table):
+        raise HotrowError("the ids of a look-up are a table")
+    weight.settle(torch.unique(input))
+    with torch._C.DisableTorchFunctionSubclass():
+        if max_norm is not None:
+            with torch.no_grad():
+                torch.embedding_renorm_(weight, input.long(), max_norm, norm_type)
+        padding = -1 if padding_idx is None else padding_idx % len(weight)
+        output: Tensor = _LookUp.apply(weight, input, padding, scale_grad_by_freq)
+        return output
+
+
+_LOOK_UPS: dict[Any, Callable[..., Tensor]] = {F.embedding: _embedding}

@@ -1,0 +1,247 @@
+"""A table settles before anything reads it; its gradient holds touched rows and is a gradient."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tolerance import assert_same_bits
+from torch import nn
+
+from hotrow import HotrowError
+from hotrow.rows import RowGradient, Table
+
+IDS = torch.tensor([[1, 2, 2], [5, 1, 0]])
+
+
+def twins():
+    """The same model twice: with a table, and plain."""
+    plain = nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 2))
+    rows = copy.deepcopy(plain)
+    Table.adopt(rows[0].weight)
+    return rows, plain
+
+
+class Recorder:
+    """A lag that writes down what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def settle(self, rows):
+        self.asked.append(None if rows is None else rows.tolist())
+
+
+# --- The gradient ------------------------------------------------------------------------
+
+
+def backward(model, *batches):
+    for ids in batches:
+        model(ids).pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("batches", [(IDS,), (IDS, IDS[:1]), (IDS, IDS, torch.tensor([9]))])
+def test_gradient_is_the_dense_one(batches):
+    rows, plain = twins()
+    backward(rows, *batches)
+    backward(plain, *batches)
+    gradient = rows[0].weight.grad
+    assert isinstance(gradient, RowGradient)
+    assert gradient.shape == (10, 3)
+    # Within a batch repeated ids add in order, and so do batches; torch adds each batch first.
+    torch.testing.assert_close(gradient.dense(), plain[0].weight.grad, rtol=1e-6, atol=1e-6)
+    if len(batches) == 1:
+        assert_same_bits(gradient.dense(), plain[0].weight.grad)
+
+
+def test_gradient_holds_touched_rows_only():
+    rows, _ = twins()
+    backward(rows, IDS)
+    gradient = rows[0].weight.grad.merge()
+    assert gradient.ids.tolist() == [0, 1, 2, 5]
+    assert gradient.rows.shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"padding_idx": 2}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}]
+)
+def test_options_mean_what_they_mean_in_torch(options):
+    plain = nn.Embedding(10, 3, **options)
+    rows = copy.deepcopy(plain)
+    Table.adopt(rows.weight)
+    cotangent = torch.randn(2, 3, 3)
+    for layer in (rows, plain):
+        layer(IDS).backward(cotangent)
+    assert_same_bits(rows.weight.grad.dense(), plain.weight.grad)
+    assert_same_bits(rows.weight.data, plain.weight.data)
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+@pytest.mark.parametrize("norm", [2.0, 1.0, float("inf")])
+def test_clip_grad_norm(foreach, norm):
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    clipped = [
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm_type=norm, foreach=foreach)
+        for model in (rows, plain)
+    ]
+    torch.testing.assert_close(*clipped)
+    torch.testing.assert_close(rows[0].weight.grad.dense(), plain[0].weight.grad)
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_clip_grad_value(foreach):
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    for model in (rows, plain):
+        nn.utils.clip_grad_value_(model.parameters(), 0.01, foreach=foreach)
+    assert_same_bits(rows[0].weight.grad.dense(), plain[0].weight.grad)
+
+
+def test_clipping_leaves_other_gradients_alone():
+    layer = nn.Embedding(4, 2)
+    Table.adopt(layer.weight)
+    output = layer(torch.tensor([1, 2]))
+    cotangent = torch.ones(2, 2)
+    output.backward(cotangent)
+    layer.weight.grad.mul_(0.5)
+    assert (cotangent == 1).all()
+
+
+def test_gradient_scaler():
+    results = []
+    for model in twins():
+        scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        optimizer.add_param_group({"params": [model[0].weight]})
+        scaler.scale(model(IDS).sum()).backward()
+        scaler.unscale_(optimizer)
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    assert_same_bits(*results)
+
+
+def test_zeroing():
+    rows, _ = twins()
+    backward(rows, IDS)
+    rows.zero_grad(set_to_none=False)
+    assert rows[0].weight.grad.dense().abs().sum() == 0
+    backward(rows, IDS)
+    rows.zero_grad()
+    assert rows[0].weight.grad is None
+
+
+def test_what_is_not_elementwise_gets_it_written_out():
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    gradient, expected = rows[0].weight.grad, plain[0].weight.grad
+    assert_same_bits(gradient + 1, expected + 1)
+    assert_same_bits(gradient.sum(0), expected.sum(0))
+    assert_same_bits(gradient[2], expected[2])
+    assert_same_bits(gradient.abs().dense(), expected.abs())
+    assert_same_bits(gradient.exp(), expected.exp())  # zero does not stay zero
+    assert "RowGradient(10 x 3" in repr(gradient)
+
+
+def test_writing_what_rows_cannot_hold_is_an_error():
+    rows, _ = twins()
+    backward(rows, IDS)
+    with pytest.raises(HotrowError, match="holds touched rows only"):
+        rows[0].weight.grad.add_(1.0)
+    with pytest.raises(HotrowError, match="a dense gradient was added"):
+        rows[0].weight.grad.add_(torch.ones(10, 3))
+
+
+def test_rows_add_to_a_dense_gradient():
+    rows, plain = twins()
+    for model in (rows, plain):
+        (model[0].weight.sum() * 2).backward()  # used densely first
+    backward(rows, IDS)
+    backward(plain, IDS)
+    torch.testing.assert_close(rows[0].weight.grad, plain[0].weight.grad)
+
+
+# --- No stale read -----------------------------------------------------------------------
+
+READS = {
+    "index": lambda m, w: w[3],
+    "data": lambda m, w: w.data,
+    "norm": lambda m, w: w.norm(),
+    "detach": lambda m, w: np.asarray(w.detach()),
+    "arithmetic": lambda m, w: w + 1,
+    "linear": lambda m, w: F.linear(torch.ones(3), w),
+    "foreach": lambda m, w: torch._foreach_mul([w], 2.0),
+    "iteration": lambda m, w: list(w),
+    "tolist": lambda m, w: w.tolist(),
+    "repr": lambda m, w: repr(w),
+    "data_ptr": lambda m, w: w.data_ptr(),
+    "state_dict": lambda m, w: m.state_dict(),
+    "deepcopy": lambda m, w: copy.deepcopy(m),
+    "save": lambda m, w: torch.save(m, io.BytesIO()),
+    "save of the state": lambda m, w: torch.save(m.state_dict(), io.BytesIO()),
+    "vector": lambda m, w: nn.utils.parameters_to_vector(m.parameters()),
+    "averaged model": lambda m, w: torch.optim.swa_utils.AveragedModel(m),
+    "load": lambda m, w: m.load_state_dict(copy.deepcopy(m.state_dict())),
+    "move": lambda m, w: m.double(),
+    "bag": lambda m, w: F.embedding_bag(IDS, w),
+    "write": lambda m, w: nn.init.zeros_(w),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_settles_everything(name):
+    model, _ = twins()
+    weight = model[0].weight
+    weight.lag = lag = Recorder()
+    READS[name](model, weight)
+    assert None in lag.asked
+
+
+def test_a_look_up_settles_what_it_reads():
+    model, _ = twins()
+    model[0].weight.lag = lag = Recorder()
+    model.eval()(IDS)
+    assert lag.asked == [[0, 1, 2, 5]]
+
+
+def test_what_reads_no_value_settles_nothing():
+    model, _ = twins()
+    weight = model[0].weight
+    weight.lag = lag = Recorder()
+    assert (weight.shape, weight.size(0), weight.numel(), weight.ndim) == ((10, 3), 10, 30, 2)
+    assert weight.grad is None
+    assert weight.requires_grad
+    hash(weight)
+    weight.register_hook(lambda gradient: gradient)
+    model.zero_grad()
+    model.train()
+    assert list(model.named_parameters())
+    assert lag.asked == []
+
+
+def test_a_copy_and_a_file_are_settled_and_free():
+    model, _ = twins()
+    model[0].weight.lag = Recorder()
+    other = copy.deepcopy(model)
+    assert isinstance(other[0].weight, Table)
+    assert other[0].weight.lag is None
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert type(loaded["0.weight"]) is torch.Tensor
+    assert_same_bits(loaded["0.weight"], model[0].weight.data)
+
+
+def test_adopting_keeps_the_object():
+    layer = nn.Embedding(4, 2)
+    weight, pointer = layer.weight, layer.weight.data_ptr()
+    assert Table.adopt(weight) is weight is layer.weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.data_ptr() == pointer
+    assert Table.adopt(weight) is weight
