@@ -45,7 +45,8 @@ class RowGradient(Tensor):
 
     @staticmethod
     def __new__(cls, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> RowGradient:
-        result: RowGradient = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        """Around existing rows; nothing V-sized is allocated."""
+        result: RowGradient = Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=rows.dtype, device=rows.device
         )
         result.ids, result.rows, result.merged = ids, rows, False
@@ -54,7 +55,7 @@ class RowGradient(Tensor):
     def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
         super().__init__()
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         shape = " x ".join(map(str, self.shape))
         return f"RowGradient({shape}, {len(self.ids)} rows, {self.rows.dtype})"
 
@@ -86,7 +87,9 @@ class RowGradient(Tensor):
         return other
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         rule = _RULES.get(func)
         if rule is not None:
@@ -130,7 +133,8 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _norm(func: Any, args: Any, kwargs: Any) -> Any:
-    gradient, order, dims = args[0], *(args[1:2] or (2,)), *(args[2:3] or (None,))
+    gradient = args[0]
+    order, dims, *_ = (*args[1:], *(2, None)[len(args) - 1 :], None)
     if dims is not None or float(order) <= 0:
         return NotImplemented
     return func(gradient.merge().rows.reshape(-1), *args[1:], **kwargs)
@@ -250,7 +254,7 @@ class Table(nn.Parameter):
         if not isinstance(parameter, Table):
             parameter.__class__ = Table
             parameter.lag = None  # type: ignore[attr-defined]
-        return parameter  # type: ignore[return-value]
+        return parameter
 
     def settle(self, rows: Tensor | None = None) -> None:
         """Bring the given distinct rows, or all, to their value of now."""
@@ -269,7 +273,8 @@ class Table(nn.Parameter):
         """Saved as the plain parameter that it is for everybody else."""
         self.settle()
         with torch._C.DisableTorchFunctionSubclass():
-            return nn.Parameter(self.data, self.requires_grad).__reduce_ex__(protocol)
+            plain = nn.Parameter(self.data, self.requires_grad)
+            return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -359,7 +364,9 @@ def _embedding(
             with torch.no_grad():
                 torch.embedding_renorm_(weight, input.long(), max_norm, norm_type)
         padding = -1 if padding_idx is None else padding_idx % len(weight)
-        output: Tensor = _LookUp.apply(weight, input, padding, scale_grad_by_freq)
+        output: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
+            weight, input, padding, scale_grad_by_freq
+        )
         return output
 
 

@@ -99,15 +99,15 @@ class Rprop(_RowOptimizer, _torch.Rprop):
 
 
 __all__ = [
+    "ASGD",
     "SGD",
+    "Adadelta",
+    "Adagrad",
     "Adam",
     "AdamW",
     "Adamax",
     "NAdam",
     "RAdam",
-    "Adagrad",
-    "Adadelta",
     "RMSprop",
-    "ASGD",
     "Rprop",
 ]

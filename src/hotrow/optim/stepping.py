@@ -38,8 +38,8 @@ class RowLag:
         self.values = _values(table)
         carried = rule.carry(group) if state else None
         for name in carried or {}:
-            if name in state:
-                carried[name] = float(state[name])  # type: ignore[index]
+            if carried is not None and name in state:
+                carried[name] = float(state[name])
         if carried is not None and "begun" in carried:
             carried["begun"] = float(state.get("momentum_buffer") is not None)
         start = int(state["step"]) if "step" in state else 0
@@ -110,7 +110,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
         loss = None
         if closure is not None:
@@ -126,11 +126,11 @@ class RowOptimizer(torch.optim.Optimizer):
         for _, table, _ in by_rows:
             table.grad = None  # torch leaves it alone
         try:
-            # Past the hooks, which have run for this step already.
-            dense = self.dense.step
-            getattr(dense, "__wrapped__", dense)(self) if getattr(dense, "hooked", False) else (
-                dense(self)  # type: ignore[call-arg]
-            )
+            # Past torch's hooks, which have run for this step already.
+            dense: Callable[..., Any] = self.dense.step
+            if getattr(dense, "hooked", False):
+                dense = dense.__wrapped__  # type: ignore[attr-defined]
+            dense(self)
         finally:
             for _, table, gradient in by_rows:
                 table.grad = gradient
