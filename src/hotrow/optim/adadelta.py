@@ -14,7 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.ops import addcmul, axpy, sqrt
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.linear import Linear
+from hotrow.optim.rule import Carried, Group, Rule, only_maximize
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -40,4 +42,9 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return axpy(w, delta, size), (v, addcmul(slots[1] * rho, delta, delta, rest))
 
 
-rule = Rule("Adadelta", update, slots, entry)
+def shortcut(group: Group) -> Shortcut:
+    """Without decay the averages shrink and w stays."""
+    return Linear(update, only_maximize(group), len(slots(group)))
+
+
+rule = Rule("Adadelta", update, slots, entry, shortcut=shortcut)

@@ -16,6 +16,8 @@ from typing import Any
 
 from hotrow.kernels.ops import addcdiv, addcmul, axpy, lerp, maximum, sqrt
 from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.series import Series
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -50,4 +52,9 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return addcdiv(w, m, sqrt(v) / root + eps, size), (m, v)
 
 
-rule = Rule("Adam", update, slots, entry)
+def shortcut(group: Group) -> Shortcut:
+    """Any number of idle steps at once, unless decay is coupled."""
+    return Series(bool(group["amsgrad"]))
+
+
+rule = Rule("Adam", update, slots, entry, shortcut=shortcut)

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from hotrow.kernels.ops import axpy
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.linear import Linear
+from hotrow.optim.rule import Carried, Group, Rule, only_maximize
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -49,4 +51,9 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return w, (ax,)
 
 
-rule = Rule("ASGD", update, slots, entry, carry=carry)
+def shortcut(group: Group) -> Shortcut:
+    """Decay and averaging are linear in (w, ax)."""
+    return Linear(update, only_maximize(group), len(slots(group)))
+
+
+rule = Rule("ASGD", update, slots, entry, carry=carry, shortcut=shortcut)

@@ -15,7 +15,9 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.ops import addcdiv, addcmul, axpy, lerp, sqrt
+from hotrow.optim.linear import Linear
 from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -58,4 +60,9 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return axpy(w, buf, size), (v, buf)
 
 
-rule = Rule("RMSprop", update, slots, entry, flags)
+def shortcut(group: Group) -> Shortcut:
+    """Without decay the averages shrink, and w moves by the buffer alone."""
+    return Linear(update, flags(group), len(slots(group)))
+
+
+rule = Rule("RMSprop", update, slots, entry, flags, shortcut=shortcut)

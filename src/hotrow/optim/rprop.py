@@ -13,8 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hotrow.kernels.ops import addcmul, by_sign, clamp, sign, unless_negative
 from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -38,4 +42,39 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return addcmul(w, sign(g), step, minus), (g, step)
 
 
-rule = Rule("Rprop", update, slots, entry)
+def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
+    """Skip the idle steps after the first: they change nothing, bit for bit."""
+    since, smallest, largest = memo
+    if t < since:
+        return t
+    for j in range(table.shape[1]):
+        if slots[0][r, j] != 0 or not smallest <= slots[1][r, j] <= largest:
+            return t
+    return upto
+
+
+class Rest:
+    """Since when the limits of the step have been what they are."""
+
+    def __init__(self) -> None:
+        self.jump = jump
+        self.done, self.since = 0, 0
+
+    def advance(self, entries: NDArray[np.float64], upto: int) -> tuple[Any, ...] | None:
+        """The memo for jumps to step `upto`; None if it is beyond that step already."""
+        if upto < self.done or not upto:
+            return None
+        for i in range(max(self.done, 1), upto):
+            if (entries[i] != entries[i - 1]).any():
+                self.since = i
+        self.done = upto
+        smallest, largest = entries[upto - 1][3:5].astype(np.float32)
+        return self.since, smallest, largest
+
+
+def shortcut(group: Group) -> Shortcut:
+    """A row at rest stays at rest."""
+    return Rest()
+
+
+rule = Rule("Rprop", update, slots, entry, shortcut=shortcut)

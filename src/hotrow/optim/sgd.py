@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.ops import axpy
+from hotrow.optim.linear import Linear
 from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -59,4 +61,9 @@ def still(group: Group) -> bool:
     return bool(group["momentum"] == 0 and group["weight_decay"] == 0)
 
 
-rule = Rule("SGD", update, slots, entry, flags, carry, still)
+def shortcut(group: Group) -> Shortcut:
+    """Decay and momentum are linear in (w, buf)."""
+    return Linear(update, flags(group), len(slots(group)))
+
+
+rule = Rule("SGD", update, slots, entry, flags, carry, still, shortcut=shortcut)
