@@ -55,7 +55,7 @@ class RowGradient(Tensor):
     def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
         super().__init__()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shape = " x ".join(map(str, self.shape))
         return f"RowGradient({shape}, {len(self.ids)} rows, {self.rows.dtype})"
 
@@ -134,8 +134,8 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
-    order, dims, *_ = (*args[1:], *(2, None)[len(args) - 1 :], None)
-    if dims is not None or float(order) <= 0:
+    order = args[1] if len(args) > 1 else 2
+    if len(args) > 2 and args[2] is not None or float(order) <= 0:
         return NotImplemented
     return func(gradient.merge().rows.reshape(-1), *args[1:], **kwargs)
 
@@ -254,6 +254,7 @@ class Table(nn.Parameter):
         if not isinstance(parameter, Table):
             parameter.__class__ = Table
             parameter.lag = None  # type: ignore[attr-defined]
+        assert isinstance(parameter, Table)
         return parameter
 
     def settle(self, rows: Tensor | None = None) -> None:
