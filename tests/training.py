@@ -85,9 +85,7 @@ class Batches:
         busy = self.rows * 3 // 4  # the rest is idle all along
         odds = 1 / np.arange(1, busy + 1) ** 1.6
         self.all_ids = [
-            torch.from_numpy(
-                np.append(random.choice(busy, self.ids - 1, p=odds / odds.sum()), 0)
-            )
+            torch.from_numpy(np.append(random.choice(busy, self.ids - 1, p=odds / odds.sum()), 0))
             for _ in range(self.steps)
         ]
         self.weights = torch.from_numpy(random.standard_normal((self.rows, self.columns))).float()

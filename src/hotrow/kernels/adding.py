@@ -1,10 +1,13 @@
 """The compiled half of `grouping.py`."""
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: ignore-errors
+# (what numba compiles has types, but not those of the Python it is written in)
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
+
+from hotrow.kernels.driver import AHEAD, fetch
 
 
 @njit(cache=True, nogil=True)
@@ -63,11 +66,16 @@ def add_up(grads, order, offsets, sums, start, stop):
     """The sums of slots `start` .. `stop - 1`; each begins at 0, so that -0.0 becomes 0.0."""
     columns = grads.shape[1]
     zero = grads.dtype.type(0)
+    last = offsets[stop]
     for slot in range(start, stop):
         first = offsets[slot]
+        if first + AHEAD < last:
+            fetch(grads, order[first + AHEAD])
         for j in range(columns):
             sums[slot, j] = zero + grads[order[first], j]
         for k in range(first + 1, offsets[slot + 1]):
+            if k + AHEAD < last:
+                fetch(grads, order[k + AHEAD])
             position = order[k]
             for j in range(columns):
                 sums[slot, j] += grads[position, j]

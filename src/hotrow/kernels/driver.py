@@ -4,7 +4,8 @@ Compiled by numba when a rule is first used and cached on disk. numba caches a c
 bytecode and the cells it closes over, and looks only at this file for changes; so the cells hold
 functions of modules (pickled by name), constants, and a digest of every source that takes part.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: ignore-errors
+# (what numba compiles has types, but not those of the Python it is written in)
 
 from __future__ import annotations
 
@@ -21,6 +22,9 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from hotrow.kernels import scalars
 
+AHEAD = 4  # rows: scattered over the table, they would be waited for one after the other
+LINE = 64  # bytes
+
 
 @functools.cache
 def compiled(
@@ -36,7 +40,13 @@ def compiled(
         columns = table.shape[1]
         zero = table.dtype.type(0)
         upto = now - 1 if graded else now
+        for i in range(start, min(start + AHEAD, stop)):
+            fetch(table, rows[i])
+            fetch_all(slots, rows[i])
         for i in range(start, stop):
+            if i + AHEAD < stop:
+                fetch(table, rows[i + AHEAD])
+                fetch_all(slots, rows[i + AHEAD])
             r = rows[i]
             t = last[r]
             while t < upto:
@@ -74,12 +84,43 @@ def digest(*files: str) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
+def fetch(array, r):  # pragma: no cover - replaced by the overload
+    """Ask for row r of an array."""
+
+
+def fetch_all(arrays, r):  # pragma: no cover - replaced by the overload
+    """Ask for row r of each of a tuple of arrays."""
+
+
 def load(arrays, r, j):  # pragma: no cover - replaced by the overload
     """`(a[r, j], ...)` of a tuple of arrays."""
 
 
 def store(arrays, r, j, values):  # pragma: no cover - replaced by the overload
     """`a[r, j] = value` in each of a tuple of arrays."""
+
+
+@overload(fetch, jit_options=scalars.OPTIONS)
+def _fetch(array, r):
+    step = LINE * 8 // array.dtype.bitwidth
+
+    def each(array, r):
+        for j in range(0, array.shape[1], step):
+            scalars.prefetch(array, r, j)
+
+    return each
+
+
+@overload(fetch_all, jit_options=scalars.OPTIONS)
+def _fetch_all(arrays, r):
+    def none(arrays, r):
+        pass
+
+    def some(arrays, r):
+        for k in range(len(arrays)):
+            fetch(arrays[k], r)
+
+    return some if len(arrays) else none
 
 
 @overload(load, jit_options=scalars.OPTIONS)

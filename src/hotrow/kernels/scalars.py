@@ -3,14 +3,17 @@
 Imported with the first kernel; importing it registers the overloads. No fast-math anywhere:
 where torch's CPU kernels fuse, `fma` says so, and nothing else is fused.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc,untyped-decorator"
+# mypy: ignore-errors
+# (what numba compiles has types, but not those of the Python it is written in)
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from hotrow.kernels import ops
@@ -26,6 +29,31 @@ def fma(typingctx, a, b, c):
         return builder.fma(*args)
 
     return a(a, a, a), codegen
+
+
+@intrinsic
+def prefetch(typingctx, array, r, j):
+    """Ask for the cache line of `array[r, j]`, which is about to be read and written."""
+
+    def codegen(context, builder, signature, args):
+        kind = signature.args[0]
+        source = context.make_array(kind)(context, builder, args[0])
+        shape = cgutils.unpack_tuple(builder, source.shape, 2)
+        strides = cgutils.unpack_tuple(builder, source.strides, 2)
+        place = cgutils.get_item_pointer2(
+            context, builder, source.data, shape, strides, kind.layout, args[1:]
+        )
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]),
+            "llvm.prefetch.p0",
+        )
+        # for reading and writing; into every cache; data
+        builder.call(hint, [builder.bitcast(place, byte), flag(1), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.intp), codegen
 
 
 @overload(ops.axpy, jit_options=OPTIONS)

@@ -26,9 +26,11 @@ def settle(
 
     Arguments:
         ledger: the steps so far; `now` is all of them unless given.
-        table: (V, D). slots: (V, D) each, in the order of `rule.slots`. Changed in place.
+        table: (V, D). Changed in place.
+        slots: (V, D) each, in the order of `rule.slots`. Changed in place.
         last: (V,) int32 or int64, the steps that each row has been through. Changed in place.
         rows: (R,) int64, distinct, in 0 .. V - 1.
+        now: the step to settle to; all of the ledger's unless given.
 
     All on one device; cost follows R, and the steps missed where there is no shortcut.
     """
