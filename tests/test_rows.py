@@ -153,17 +153,32 @@ def test_writing_what_rows_cannot_hold_is_an_error():
     backward(rows, IDS)
     with pytest.raises(HotrowError, match="holds touched rows only"):
         rows[0].weight.grad.add_(1.0)
-    with pytest.raises(HotrowError, match="a dense gradient was added"):
-        rows[0].weight.grad.add_(torch.ones(10, 3))
 
 
-def test_rows_add_to_a_dense_gradient():
+@pytest.mark.parametrize("dense_first", [True, False])
+def test_a_table_that_is_used_densely_as_well_has_both_gradients(dense_first):
     rows, plain = twins()
+    results = []
     for model in (rows, plain):
-        (model[0].weight.sum() * 2).backward()  # used densely first
-    backward(rows, IDS)
-    backward(plain, IDS)
-    torch.testing.assert_close(rows[0].weight.grad, plain[0].weight.grad)
+        uses = [
+            lambda m=model: backward(m, IDS),
+            lambda m=model: m[0].weight.pow(2).sum().backward(),
+        ]
+        for use in reversed(uses) if dense_first else uses:
+            use()
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results)
+
+
+def test_both_uses_in_one_backward():
+    results = []
+    for model in twins():
+        hidden = model[0](IDS)
+        (hidden @ model[0].weight.t()).pow(2).sum().backward()  # a tied head
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results)
 
 
 # --- No stale read -----------------------------------------------------------------------

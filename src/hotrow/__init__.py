@@ -2,8 +2,10 @@
 
 from importlib.metadata import version as _version
 
+from hotrow import optim
 from hotrow._check import check
 from hotrow._compare import compare
+from hotrow._convert import convert
 from hotrow._cost import cost
 from hotrow.errors import HotrowError
 from hotrow.figures import figure
@@ -18,6 +20,8 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "convert",
     "cost",
     "figure",
+    "optim",
 ]

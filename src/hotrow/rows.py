@@ -135,7 +135,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
 def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     order = args[1] if len(args) > 1 else 2
-    if len(args) > 2 and args[2] is not None or float(order) <= 0:
+    if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
         return NotImplemented
     return func(gradient.merge().rows.reshape(-1), *args[1:], **kwargs)
 
@@ -165,19 +165,15 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
         target = gradient if func is aten.add_.Tensor else gradient.clone()
         other.merge()
         return target.index_add_(0, other.ids, other.rows)
-    if not isinstance(other, RowGradient):
-        return NotImplemented if func is aten.add.Tensor else _refuse_dense(gradient)
     if func is aten.add.Tensor:
+        if not isinstance(other, RowGradient):
+            return NotImplemented
         gradient = gradient.like(gradient.rows)
-    gradient.append(other.ids, other.rows)
+    if isinstance(other, RowGradient):
+        gradient.append(other.ids, other.rows)
+    else:  # used densely as well, as by a tied head: every row is touched
+        gradient.append(torch.arange(len(other), device=other.device), other)
     return gradient
-
-
-def _refuse_dense(gradient: RowGradient) -> Any:
-    raise HotrowError(
-        f"a dense gradient was added to the row gradient of a {tuple(gradient.shape)} table",
-        fix="the table is also used densely (a tied head?); leave it unconverted",
-    )
 
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
@@ -334,7 +330,7 @@ class _LookUp(torch.autograd.Function):
         return F.embedding(ids, table)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         ids = ctx.saved_tensors[0].reshape(-1).long()
         # A copy: the gradient's storage may be another's, and clipping writes into the rows.
