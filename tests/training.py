@@ -38,7 +38,7 @@ OWN = {
         {"momentum": 0.9},
         {"centered": True},
         {"centered": True, "momentum": 0.5, "maximize": True},
-        {"weight_decay": 0.01, "momentum": 0.9, "alpha": 0.7},
+        {"weight_decay": 0.01, "momentum": 0.9},
     ],
     "ASGD": [{"t0": 20, "alpha": 0.5, "lambd": 0.01}, {"weight_decay": 0.05, "t0": 0}],
     "Rprop": [{"lr": 1e-3, "step_sizes": (1e-4, 5e-3)}, {"maximize": True}],

@@ -8,6 +8,8 @@ import numpy as np
 from numba import njit
 
 from hotrow.kernels.driver import AHEAD, fetch
+from hotrow.kernels.pool import GRAIN
+from hotrow.kernels.scalars import take
 
 
 @njit(cache=True, nogil=True)
@@ -62,20 +64,25 @@ def sort_by_slot(inverse, counts):
 
 
 @njit(cache=True, nogil=True)
-def add_up(grads, order, offsets, sums, start, stop):
-    """The sums of slots `start` .. `stop - 1`; each begins at 0, so that -0.0 becomes 0.0."""
-    columns = grads.shape[1]
+def add_up(grads, order, offsets, sums, taken):
+    """The sum of every slot; each begins at 0, so that -0.0 becomes 0.0."""
+    columns, count = grads.shape[1], len(sums)
     zero = grads.dtype.type(0)
-    last = offsets[stop]
-    for slot in range(start, stop):
-        first = offsets[slot]
-        if first + AHEAD < last:
-            fetch(grads, order[first + AHEAD])
-        for j in range(columns):
-            sums[slot, j] = zero + grads[order[first], j]
-        for k in range(first + 1, offsets[slot + 1]):
-            if k + AHEAD < last:
-                fetch(grads, order[k + AHEAD])
-            position = order[k]
+    while True:
+        start = take(taken, GRAIN)
+        if start >= count:
+            break
+        stop = min(start + GRAIN, count)
+        last = offsets[stop]
+        for slot in range(start, stop):
+            first = offsets[slot]
+            if first + AHEAD < last:
+                fetch(grads, order[first + AHEAD])
             for j in range(columns):
-                sums[slot, j] += grads[position, j]
+                sums[slot, j] = zero + grads[order[first], j]
+            for k in range(first + 1, offsets[slot + 1]):
+                if k + AHEAD < last:
+                    fetch(grads, order[k + AHEAD])
+                position = order[k]
+                for j in range(columns):
+                    sums[slot, j] += grads[position, j]

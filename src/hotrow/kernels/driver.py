@@ -21,6 +21,7 @@ from numba.extending import overload, register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from hotrow.kernels import scalars
+from hotrow.kernels.pool import GRAIN
 
 AHEAD = 4  # rows: scattered over the table, they would be waited for one after the other
 LINE = 64  # bytes
@@ -35,38 +36,44 @@ def compiled(
     register(jump)
     sources = digest(inspect.getfile(update), inspect.getfile(jump))
 
-    def drive(table, slots, last, rows, grads, graded, ledger, memo, now, start, stop):
+    def drive(table, slots, last, rows, grads, graded, ledger, memo, now, taken):
         _ = sources  # a cell of its own: edited sources are not found in the cache
         columns = table.shape[1]
         zero = table.dtype.type(0)
         upto = now - 1 if graded else now
-        for i in range(start, min(start + AHEAD, stop)):
-            fetch(table, rows[i])
-            fetch_all(slots, rows[i])
-        for i in range(start, stop):
-            if i + AHEAD < stop:
-                fetch(table, rows[i + AHEAD])
-                fetch_all(slots, rows[i + AHEAD])
-            r = rows[i]
-            t = last[r]
-            while t < upto:
-                arrived = jump(table, slots, r, t, upto, memo)
-                if arrived > t:
-                    t = arrived
-                    continue
-                entry = to_fixed_tuple(ledger[t], width)
-                for j in range(columns):
-                    w, s = update(table[r, j], zero, load(slots, r, j), entry, flags)
-                    table[r, j] = w
-                    store(slots, r, j, s)
-                t += 1
-            if graded:
-                entry = to_fixed_tuple(ledger[upto], width)
-                for j in range(columns):
-                    w, s = update(table[r, j], grads[i, j], load(slots, r, j), entry, flags)
-                    table[r, j] = w
-                    store(slots, r, j, s)
-            last[r] = max(t, now)
+        count = len(rows)
+        while True:
+            start = scalars.take(taken, GRAIN)
+            if start >= count:
+                break
+            stop = min(start + GRAIN, count)
+            for i in range(start, min(start + AHEAD, stop)):
+                fetch(table, rows[i])
+                fetch_all(slots, rows[i])
+            for i in range(start, stop):
+                if i + AHEAD < stop:
+                    fetch(table, rows[i + AHEAD])
+                    fetch_all(slots, rows[i + AHEAD])
+                r = rows[i]
+                t = last[r]
+                while t < upto:
+                    arrived = jump(table, slots, r, t, upto, memo)
+                    if arrived > t:
+                        t = arrived
+                        continue
+                    entry = to_fixed_tuple(ledger[t], width)
+                    for j in range(columns):
+                        w, s = update(table[r, j], zero, load(slots, r, j), entry, flags)
+                        table[r, j] = w
+                        store(slots, r, j, s)
+                    t += 1
+                if graded:
+                    entry = to_fixed_tuple(ledger[upto], width)
+                    for j in range(columns):
+                        w, s = update(table[r, j], grads[i, j], load(slots, r, j), entry, flags)
+                        table[r, j] = w
+                        store(slots, r, j, s)
+                last[r] = max(t, now)
 
     return njit(cache=True, **scalars.OPTIONS)(drive)
 

@@ -52,5 +52,5 @@ def group(
         order, offsets = adding.by_row(ids.numpy(), rows.numpy(), head.numpy())
     sums = torch.empty((len(rows), grads.shape[1]), dtype=grads.dtype)
     arrays = grads.numpy(), order, offsets, sums.numpy()
-    spread(lambda start, stop: adding.add_up(*arrays, start, stop), len(rows))
+    spread(lambda taken: adding.add_up(*arrays, taken), len(rows))
     return rows, sums

@@ -69,7 +69,7 @@ def drive(
     given = arrays[0][:0] if grads is None else grads.contiguous().numpy()
     ledger = ledger.astype(COMPILED[table.dtype], copy=False)
 
-    def part(start: int, stop: int) -> None:
-        run(*arrays, given, grads is not None, ledger, program.memo, now, start, stop)
+    def work(taken: NDArray[np.int64]) -> None:
+        run(*arrays, given, grads is not None, ledger, program.memo, now, taken)
 
-    spread(part, len(rows))
+    spread(work, len(rows))

@@ -32,6 +32,17 @@ def fma(typingctx, a, b, c):
 
 
 @intrinsic
+def take(typingctx, counter, size):
+    """`counter[0]` as it was, and `size` added to it: atomic, so that no two threads get one."""
+
+    def codegen(context, builder, signature, args):
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.atomic_rmw("add", array.data, args[1], "monotonic")
+
+    return types.intp(counter, types.intp), codegen
+
+
+@intrinsic
 def prefetch(typingctx, array, r, j):
     """Ask for the cache line of `array[r, j]`, which is about to be read and written."""
 
