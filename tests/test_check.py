@@ -242,7 +242,11 @@ def test_inf_and_nan_are_explained():
     table[6, 1] = torch.nan
     report = check(table, Embedding.from_pretrained(table), IDS)
     assert not report
-    assert "row 6 of the table of one-hot @ table holds inf or NaN (1 such rows)" in report.notes[0]
+    assert report.notes[0].startswith("row 6 of the table holds inf or NaN: 0 x inf is NaN")
+    table[4] = torch.inf
+    report = check(table, Embedding.from_pretrained(table), IDS)
+    assert report.notes[0].startswith("row 4 of the table and 1 more rows hold inf or NaN")
+    table[4] = 1.0
     assert check(table[:6], Embedding.from_pretrained(table[:6]), IDS)
 
 

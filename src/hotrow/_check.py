@@ -150,7 +150,7 @@ def judge(
         for what in results_a
         if what in results_b
     )
-    notes = () if all(each.verdict == "bitwise" for each in found) else _notes(a, b)
+    notes = () if all(each.equal for each in found) else _notes(a, b)
     return Check(a.name, b.name, found, notes)
 
 
@@ -159,16 +159,14 @@ def _dense(values: Tensor) -> Tensor:
 
 
 def _notes(a: Side, b: Side) -> tuple[str, ...]:
-    """Causes that can be read off the tables."""
-    notes = []
-    for of in (a, b):
-        table = of.tensors["weight"].detach()
-        rows = (~table.isfinite()).any(0 if of.transposed else 1).nonzero().flatten()
+    """Why they differ, as far as it can be read off the tables."""
+    for each in (a, b):
+        table = each.tensors["weight"].detach()
+        rows = (~table.isfinite()).any(0 if each.transposed else 1).nonzero().flatten()
         if len(rows):
-            notes.append(
-                f"row {int(rows[0])} of the table of {of.name} holds inf or NaN "
-                f"({len(rows):,} such rows): 0 x inf is NaN, so in a matmul it reaches every "
-                "output; a look-up reads only the rows it selects"
+            others = f" and {len(rows) - 1:,} more rows hold" if len(rows) > 1 else " holds"
+            return (
+                f"row {int(rows[0])} of the table{others} inf or NaN: 0 x inf is NaN, so in a "
+                "matmul it reaches every output; a look-up reads only the rows it selects",
             )
-            break
-    return tuple(notes)
+    return ()
