@@ -110,8 +110,8 @@ BAD = [
         "bool",
         lambda: torch.tensor([[True, False]]),
         ValueError,
-        "input is bool of shape (1, 2), but ids are int64 or int32: a mask is not ids; "
-        "use input.nonzero() for the ids it marks",
+        "input is bool of shape (1, 2), but ids are int64 or int32: a one-hot or multi-hot must be "
+        "floating, use input.float(); for the ids that a mask marks, input.nonzero()",
     ),
     Bad(
         "uint8",

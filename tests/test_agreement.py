@@ -112,6 +112,18 @@ def test_a_bound_permits_rounding_where_it_says_so():
     assert str(found).startswith("equal within rounding, 5 of 6 values bit for bit")
 
 
+def test_where_the_bound_says_nothing_it_cannot_tell():
+    a, b = torch.ones(2, 1), torch.tensor([[1.0], [2.0]])
+
+    def bound(places):
+        return torch.full((len(places),), math.inf, dtype=torch.float64)
+
+    found = agreement("x", a, b, bound)
+    assert (found.verdict, found.equal, found.first.position) == ("unsure", False, (1, 0))
+    assert str(found).startswith("CANNOT TELL, 1 of 2 values bit for bit; ")
+    assert agreement("x", a, a.clone(), bound).equal
+
+
 def test_nan_is_never_within_a_bound():
     a, b = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1), math.nan).double()
     assert not agreement(
@@ -124,8 +136,10 @@ def test_parts_are_put_together(monkeypatch, chunk):
     monkeypatch.setattr(_agreement, "_CHUNK", chunk)
     a = torch.randn(5, 4)
     b = a.clone()
-    b[1, 2] += 1
-    b[4, 3] += 2
+    b[1, 2] += 2
+    b[4, 3] += 1
+    zeros = agreement("x", torch.tensor([1.0, 0.0]), torch.tensor([2.0, -0.0]))
+    assert zeros.verdict == "different"
     found = agreement("x", a, b)
     assert found.first.position == (1, 2)
     assert found.bitwise == 18

@@ -11,6 +11,7 @@ from torch import nn
 
 from hotrow import EmbeddingBag, HotrowError, reference
 
+IDS = torch.tensor([[4, 1, 1], [0, 6, 2]])
 modes = pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 
 
@@ -167,6 +168,26 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(bad):
     assert_same_bits(layer.weight, before)
 
 
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_that_are_all_empty(soft, last):
+    layer = EmbeddingBag(7, 3, include_last_offset=last)
+    input = torch.zeros(2, 0, 7) if soft else torch.zeros(2, 0, dtype=torch.int64)
+    assert_same_bits(layer(input), torch.zeros(2, 3))
+
+
+def test_a_batch_of_padding_is_no_multi_hot():
+    layer = EmbeddingBag(10, 3, padding_idx=0)
+    assert_same_bits(layer(torch.zeros(4, 10, dtype=torch.int64)), torch.zeros(4, 3))
+
+
+def test_soft_bags_under_autocast_take_weights_of_the_tables_dtype():
+    layer = EmbeddingBag(7, 3, mode="sum", padding_idx=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(torch.eye(7)[IDS], per_sample_weights=torch.ones(2, 3))
+    assert output.dtype == torch.bfloat16
+
+
 def test_a_multi_hot_in_integers_is_refused():
     with pytest.raises(HotrowError, match="looks like a multi-hot in int64"):
         EmbeddingBag(4, 3)(torch.tensor([[0, 1, 1, 0]] * 3))
@@ -186,17 +207,33 @@ def test_a_multi_hot_in_integers_is_refused():
             {"per_sample_weights": torch.ones(2)},
             "per_sample_weights needs",
         ),
-        ("sum", torch.ones(7), {}, "input of shape (7,) without offsets is no bag"),
-        ("sum", torch.ones(2, 2, 2, 7), {}, "input of shape (2, 2, 2, 7) without offsets"),
-        ("sum", torch.ones(2, 2, 7), {"offsets": torch.tensor([0])}, "with offsets is no bag"),
+        (
+            "sum",
+            torch.ones(7),
+            {},
+            "bags take ids of shape (B, L) without offsets or (N,) with them, not () without",
+        ),
+        ("sum", torch.ones(2, 2, 2, 7), {}, "not (2, 2, 2) without"),
+        ("sum", torch.ones(2, 2, 7), {"offsets": torch.tensor([0])}, "not (2, 2) with"),
         ("sum", torch.tensor([1, 2]), {"offsets": torch.tensor([0, 3])}, "offsets[1] = 3"),
         ("sum", torch.ones(2, 7), {"offsets": torch.tensor([1])}, "offsets[0] = 1"),
+        ("sum", torch.ones(2, 7), {"offsets": [0]}, "offsets is a list"),
+        ("sum", torch.tensor([1, 2]), {}, "not (2,) without"),
+        ("sum", IDS, {"offsets": torch.tensor([0])}, "not (2, 3) with"),
+        ("mean", IDS, {"per_sample_weights": torch.ones(2, 3)}, "this bag has 'mean'"),
+        ("max", torch.eye(7)[IDS], {"per_sample_weights": torch.ones(2, 3)}, "this bag has 'max'"),
+        ("sum", IDS, {"per_sample_weights": torch.ones(3)}, "has shape (3,), the ids (2, 3)"),
+        ("sum", IDS, {"per_sample_weights": torch.ones(2, 3).double()}, "weights is float64, but"),
+        ("sum", IDS, {"per_sample_weights": [1.0]}, "per_sample_weights is a list"),
     ],
 )
 def test_bags_that_cannot_be(mode, input, options, message):
+    layer = EmbeddingBag(7, 3, mode=mode, max_norm=0.1)
+    before = layer.weight.detach().clone()
     with pytest.raises(HotrowError) as caught:
-        EmbeddingBag(7, 3, mode=mode)(input, **options)
+        layer(input, **options)
     assert message in str(caught.value)
+    assert_same_bits(layer.weight, before)
 
 
 def test_conversions():

@@ -1,5 +1,6 @@
 """cost: the formulas, against counting every product, and against what is really allocated."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -39,12 +40,13 @@ def test_bytes_are_those_that_torch_allocates(dtype):
     table, ids = torch.randn(1000, 40).to(dtype), torch.arange(300)
     gradient = torch.randn(300, 40).to(dtype)
     found = cost(1000, 40, 300, dtype=dtype)
-    _, dense = peak_memory(lambda: matmul_side(table, Batch(ids)).results(gradient))
+    matmul, lookup = matmul_side(table, Batch(ids)), lookup_side(table, Batch(ids))
+    _, dense = peak_memory(lambda: matmul.results(gradient))
     if dtype == torch.bfloat16:  # its matmul converts, in memory of its own
         assert dense >= found.matmul.bytes_written
     else:
         assert dense == found.matmul.bytes_written
-    _, rows = peak_memory(lambda: lookup_side(table, Batch(ids)).results(gradient))
+    _, rows = peak_memory(lambda: lookup.results(gradient))
     # Beside output, rows and ids: a checked copy of the ids, and what sorting them takes.
     assert found.lookup.bytes_written <= rows <= found.lookup.bytes_written + 8 * 8 * 300
 
@@ -52,6 +54,14 @@ def test_bytes_are_those_that_torch_allocates(dtype):
 def test_the_gpt2_sized_ratio():
     found = cost(50_257, 768, 300)
     assert found.matmul.bytes_written / found.lookup.bytes_written > 100
+
+
+def test_nothing_costs_nothing():
+    for sizes in ((0, 5, 3), (4, 5, 0), (4, 0, 3)):
+        found = cost(*sizes)
+        assert min(found.matmul.by_zero, found.matmul.additions, found.lookup.additions) >= 0
+    assert cost(4, 5, 0).matmul.additions == 0
+    assert cost(np.int64(4), 5, 3) == cost(4, 5, 3)
 
 
 @pytest.mark.parametrize("bad", [-1, 2.0, True, "4", None])

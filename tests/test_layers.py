@@ -319,7 +319,8 @@ def test_input_that_is_no_tensor(kind):
     [
         (2, [[0, 1], [1, 0]] * 20),  # two rows: as likely ids as a one-hot
         (3, [0, 1, 0]),  # few ids, small table: by chance
-        (4, [[0, 0, 1, 0]]),
+        (4, [0, 0, 1, 0]),
+        (3, [[0, 1, 0]]),
         (3, [[0, 1, 1]] * 20),  # two ones
         (3, [[0, 2, 1]] * 20),
         (4, [[0, 0, 1]] * 20),  # another width
@@ -332,7 +333,9 @@ def test_ids_that_only_resemble_a_one_hot_are_ids(rows, ids):
 
 
 @pytest.mark.parametrize("kind", [Embedding, OneHotLinear])
-@pytest.mark.parametrize(("rows", "ids"), [(3, [0, 1, 2]), (4, [2, 3, 1]), (6, 5), (50_257, 9)])
+@pytest.mark.parametrize(
+    ("rows", "ids"), [(3, [0, 1]), (4, [2]), (4, [2, 3, 1]), (7, 5), (50_257, 9)]
+)
 def test_a_one_hot_in_integers_is_refused_where_it_is_no_chance(kind, rows, ids):
     one_hot = F.one_hot(torch.tensor(ids), rows)
     with pytest.raises(HotrowError, match="looks like a one-hot in int64"):
@@ -436,10 +439,37 @@ def test_linear_autocasts_as_torchs():
     assert_same_bits(output, expected)
 
 
-def test_soft_input_autocasts():
-    layer = Embedding(7, 3)
+def test_linear_in_float64_is_left_alone_by_autocast():
+    layer = OneHotLinear(7, 3, dtype=torch.float64)
+    ids = torch.tensor([1, 6, 1])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, expected = layer(ids), layer.to_linear()(torch.eye(7, dtype=torch.float64)[ids])
+    assert_same_bits(output, expected)
+
+
+@pytest.mark.parametrize("padding_idx", [None, 0])
+def test_soft_input_autocasts(padding_idx):
+    layer = Embedding(7, 3, padding_idx=padding_idx)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert layer(torch.eye(7)).dtype == torch.bfloat16
+
+
+def test_jagged_ids_are_looked_up_and_checked():
+    layer = Embedding(7, 3)
+    parts = [torch.tensor([1, 2]), torch.tensor([6, 0, 3])]
+    ids = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    for output, part in zip(layer(ids).unbind(), parts, strict=True):
+        assert_same_bits(output, layer(part))
+    parts[1][0] = 7
+    with pytest.raises(HotrowError, match="= 7, but the table has 7 rows"):
+        layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+
+def test_conversion_keeps_each_parameters_frozenness():
+    linear = nn.Linear(7, 3)
+    linear.bias.requires_grad_(False)
+    layer = OneHotLinear.from_linear(linear)
+    assert (layer.weight.requires_grad, layer.bias.requires_grad) == (True, False)
 
 
 # --- Same every time ---------------------------------------------------------------------

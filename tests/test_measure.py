@@ -27,17 +27,41 @@ def test_peak_of_nothing_is_nothing(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_works_run_in_turn():
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the works move, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+
+    def work(name, seconds, runs):
+        def run():
+            runs.append(name)
+            now[0] += seconds
+
+        return run
+
+    return work
+
+
+def test_works_run_in_turn(clock):
     runs = []
-    works = [lambda: runs.append("a"), lambda: runs.append("b")]
+    works = [clock("a", 1.0, runs), clock("b", 2.0, runs)]
     rounds = list(in_turn(works, seconds=60, most=3))
     assert runs == ["a", "b", "a", "b", "a", "b"]
-    assert len(rounds) == 3
-    assert all(len(times) == 2 and min(times) >= 0 for times in rounds)
+    assert rounds == [[1000.0, 2000.0]] * 3
 
 
-def test_one_round_is_run_in_no_time():
-    assert len(list(in_turn([lambda: None], seconds=0, most=5))) == 1
+def test_a_short_work_runs_several_times_in_its_turn(clock):
+    runs = []
+    works = [clock("long", 1.0, runs), clock("short", 0.001, runs)]
+    (times,) = in_turn(works, seconds=0, most=5)
+    assert runs == ["long"] + ["short"] * _measure._IN_ONE_TURN
+    assert times == pytest.approx([1000, 1])
+
+
+def test_rounds_stop_when_time_is_over(clock):
+    assert len(list(in_turn([clock("a", 1.0, [])], seconds=2.5, most=5))) == 3
+    assert len(list(in_turn([clock("a", 1.0, [])], seconds=0, most=5))) == 1
 
 
 def test_median():

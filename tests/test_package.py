@@ -20,12 +20,21 @@ def test_the_surface_is_small():
 
 
 def _is_public(name):
-    """Whether it was put there on purpose: submodules appear as they are imported."""
-    return not isinstance(getattr(hotrow, name), type(hotrow))
+    """Whether it was put there on purpose: other submodules appear as they are imported."""
+    return name == "optim" or not isinstance(getattr(hotrow, name), type(hotrow))
 
 
 def test_public_docstrings_have_examples():
-    for name in ("Embedding", "EmbeddingBag", "OneHotLinear", "check", "compare", "cost", "figure"):
+    for name in (
+        "Embedding",
+        "EmbeddingBag",
+        "OneHotLinear",
+        "check",
+        "compare",
+        "convert",
+        "cost",
+        "figure",
+    ):
         assert ">>>" in getattr(hotrow, name).__doc__, name
 
 
@@ -40,7 +49,7 @@ def test_importing_loads_nothing_heavy_beside_torch():
     heavy = {"numba", "rich", "typer", "click", "jinja2", "tokenizers", "safetensors"}
     heavy |= {"torch._dynamo", "torch._inductor", "matplotlib", "pandas"}
     assert {name for name in loaded if name.split(".")[0] in heavy or name in heavy} == set()
-    assert len(loaded) < 60, loaded
+    assert len(loaded) < 90, loaded
 
 
 def test_version():

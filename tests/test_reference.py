@@ -3,7 +3,7 @@
 import pytest
 import torch
 from cases import case_table
-from tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
+from tolerance import assert_no_worse, assert_same_bits
 
 from hotrow import reference
 
@@ -24,13 +24,6 @@ def test_embedding_is_the_sum_of_every_product():
             for v in range(4):
                 total = total + (1.0 if v == id else 0.0) * table[v, d]
             assert output[n, d] == total
-
-
-def test_linear_transposes_the_weight_and_adds_the_bias():
-    ids, weight, bias = torch.tensor([2, 0]), torch.randn(5, 4), torch.randn(5)
-    assert_same_numbers(
-        reference.linear(ids, weight, bias), torch.stack([weight[:, 2], weight[:, 0]]) + bias
-    )
 
 
 @pytest.mark.parametrize(

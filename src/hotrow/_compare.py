@@ -128,8 +128,9 @@ def compare(
         matmul   one_hot(ids) @ table      and  one_hot(ids).T @ c
         look-up  table[ids]                and  c added into the rows of ids
 
-    with c, the output's gradient, drawn from N(0, 1). Both run once, with their memory
-    watched and their results compared, and then in turn to be timed.
+    with c, the output's gradient, drawn from the integers, which add up exactly in any order: both
+    gradients are the same to the bit, or one is wrong. Both run once, with their memory watched
+    and their results compared, and then in turn to be timed.
 
     The memory of the dense way is estimated first. Where it is over the budget, both ways get
     the longest run of ids from the first on that keeps to it.
@@ -140,7 +141,7 @@ def compare(
         tokens: the ids' texts, in the same order.
         title: what to call it.
         budget: bytes that the dense way may take; default: half of what is free.
-        seconds: how long to go on timing; each way is timed once at least, 7 times at most.
+        seconds: how long to go on timing: one round at least, 7 at most, both ways in turn.
         seed: of c.
         progress: called with (what is being done, steps done, steps in all).
 
@@ -161,8 +162,17 @@ def compare(
     (90, 0)
     """
     table = check_table(table, "the table").detach()
+    if table.device.type != "cpu":
+        raise HotrowError(
+            f"the table is on {table.device}, and compare measures on the CPU",
+            fix="use table.cpu()",
+        )
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
+        raise HotrowError(f"budget is {budget!r}, but must be an int, in bytes")
     rows, columns = table.shape
     ids = checked(as_ids(ids), rows).reshape(-1)
+    if isinstance(tokens, str):
+        raise HotrowError("tokens is a str, but must be a list of them, one for each id")
     if tokens is not None and len(tokens) != len(ids):
         raise HotrowError(f"there are {len(tokens)} tokens for {len(ids)} ids")
     if budget is None:
@@ -188,6 +198,7 @@ def compare(
         for round_times in in_turn(runs, seconds, _ROUNDS):
             times.append(round_times)
             tell("timing", 3 + len(times), steps)
+        tell("done", steps, steps)
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
@@ -224,8 +235,12 @@ def _needs(table: Tensor) -> tuple[int, int]:
     size = table.dtype.itemsize
     # Two gradients, and the temporaries of comparing them a part at a time.
     fixed = 2 * size * rows * columns + 64 * min(rows * columns, 1 << 22)
-    # A row of the one-hot; two outputs and their gradient; the bounds on rounding.
-    return fixed, size * rows + 3 * size * columns + 64 * columns
+    if size == 2:  # a half precision matmul converts the table and its gradient
+        fixed += 8 * rows * columns
+    # A row of the one-hot, and where a half precision matmul converts, of its copy; two outputs
+    # and their gradient; the bounds on rounding; ids, counts and what sorting them takes.
+    one_hot = (size if size > 2 else size + 4) * rows
+    return fixed, one_hot + 3 * size * columns + 64 * columns + 192
 
 
 def _fitting(table: Tensor, count: int, budget: int) -> int:

@@ -68,7 +68,7 @@ def convert(model: nn.Module) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise HotrowError(f"convert takes a torch.nn.Module, not a {type(model).__name__}")
     for _, module, why in _embeddings(model):
-        if not why:
+        if not why and isinstance(module.weight, nn.Parameter):
             Table.adopt(module.weight)
     return model
 

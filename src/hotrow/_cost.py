@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -92,9 +93,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
     additions                       23,119,597,824         230,400
     bytes written                      215,619,504       1,845,600
     """
-    for name, value in (("V", V), ("D", D), ("N", N)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise HotrowError(f"{name} = {value!r}, but it counts, and must be an int of 0 or more")
+    V, D, N = (_count(name, value) for name, value in (("V", V), ("D", D), ("N", N)))
     size = dtype.itemsize
     output, gradient, one_hot = size * N * D, size * V * D, size * N * V
     products = 2 * N * V * D
@@ -107,3 +106,13 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
     )
     lookup = Work(0, 0, N * D, bytes_written=2 * output + 8 * N)
     return Cost(V, D, N, size, dense, lookup)
+
+
+def _count(name: str, value: int) -> int:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if isinstance(value, bool) or count < 0:
+        raise HotrowError(f"{name} = {value!r}, but it counts, and must be an int of 0 or more")
+    return count

@@ -14,6 +14,8 @@ import psutil
 import torch
 
 T = TypeVar("T")
+_IN_ONE_TURN = 9
+_SHORT_MS = 250.0
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,24 @@ def in_turn(
 ) -> Iterator[list[float]]:
     """Milliseconds of each of `works`, run in turn A B A B, a list a round.
 
-    At least one round is run; then rounds until `seconds` are over or there are `most`.
+    At least one round is run; then rounds until `seconds` are over or there are `most`. A
+    short work runs up to `_IN_ONE_TURN` times in its turn, and the median of these counts: the
+    first is slow while the threads of the work before it wind down.
     """
     start = time.perf_counter()
     for _ in range(most):
-        times = []
-        for work in works:
-            begin = time.perf_counter()
-            work()
-            times.append((time.perf_counter() - begin) * 1e3)
-        yield times
+        yield [statistics.median(_turn(work)) for work in works]
         if time.perf_counter() - start > seconds:
             return
+
+
+def _turn(work: Callable[[], object]) -> list[float]:
+    times: list[float] = []
+    while not times or (len(times) < _IN_ONE_TURN and sum(times) < _SHORT_MS):
+        begin = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times
 
 
 def free_memory() -> int:

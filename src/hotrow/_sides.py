@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from hotrow import reference
 from hotrow.errors import HotrowError
-from hotrow.ids import as_ids, checked, checked_offsets
+from hotrow.ids import as_ids, check_bag, checked
 from hotrow.layers import Embedding, OneHotLinear
 from hotrow.tables import check_table
 
@@ -42,23 +42,23 @@ class Batch:
             if offsets is not None or weights is not None:
                 raise HotrowError("offsets and per_sample_weights are for bags, and neither is one")
             return cls(ids)
-        if ids.ndim not in (1, 2) or (ids.ndim == 1) != (offsets is not None):
-            raise HotrowError(
-                f"bags take (B, L) ids without offsets or (N,) ids with them, "
-                f"not ids of shape {tuple(ids.shape)} with{'' if offsets is not None else 'out'}"
-            )
-        if weights is not None and weights.shape != ids.shape:
-            raise HotrowError(
-                f"per_sample_weights has shape {tuple(weights.shape)}, the ids {tuple(ids.shape)}"
-            )
-        last = bags[0].include_last_offset
+        bag = bags[0]
+        if offsets is not None:
+            offsets = as_ids(offsets, "offsets", "offsets")
+        offsets = check_bag(
+            ids.shape,
+            offsets,
+            weights,
+            mode=bag.mode,
+            dtype=bag.weight.dtype,
+            last=bag.include_last_offset,
+        )
         if offsets is None:
             offsets = torch.arange(len(ids), device=ids.device) * ids.shape[1]
-        else:
-            offsets = checked_offsets(as_ids(offsets, "offsets"), len(ids), last)
-            offsets = offsets[:-1] if last else offsets
+        elif bag.include_last_offset:
+            offsets = offsets[:-1]
         weights = None if weights is None else weights.detach().reshape(-1)
-        return cls(ids, bags[0].mode, offsets, weights)
+        return cls(ids, bag.mode, offsets, weights)
 
     def segments(self) -> Tensor:
         """(N,): the output row that each flat id goes to."""
@@ -86,13 +86,26 @@ class Side:
 
     def leaves(self) -> dict[str, Tensor]:
         """The same storages, as fresh leaves of a graph: frozen tensors have a gradient too."""
-        return {name: t.detach().requires_grad_() for name, t in self.tensors.items()}
+        # (An inference tensor has no place in a graph; its copy has.)
+        return {
+            name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
+            for name, t in self.tensors.items()
+        }
 
     def results(self, cotangent: Tensor) -> dict[str, Tensor]:
         """The output, and the gradients of sum(output * cotangent), tables as V x D.
 
         A sparse gradient stays so: the touched rows, repeated ids added up.
         """
+        # Whatever the caller is in the middle of, this needs a graph and the table's own dtype.
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(cotangent.device.type, enabled=False),
+        ):
+            return self._results(cotangent)
+
+    def _results(self, cotangent: Tensor) -> dict[str, Tensor]:
         leaves = self.leaves()
         output = self.run(leaves)
         if output.shape != cotangent.shape:
@@ -126,32 +139,49 @@ def side(x: Any, batch: Batch) -> Side:
     """How `x` computes on `batch`; see `check` for what `x` may be."""
     if isinstance(x, Tensor):
         return matmul_side(check_table(x, "the table"), batch)
+    if not isinstance(x, nn.Linear | nn.Embedding | nn.EmbeddingBag):
+        raise HotrowError(
+            f"check cannot compare a {type(x).__name__}",
+            fix="give a (V, D) tensor, Linear, Embedding, EmbeddingBag or OneHotLinear",
+        )
+    kind = type(x).__name__
+    if "weight" not in x._parameters:
+        raise HotrowError(
+            f"the weight of the {kind} is computed from other parameters (a parametrization), "
+            "which a check would run and change",
+            fix="check a plain layer with that weight",
+        )
+    check_table(x.weight, f"the weight of the {kind}")
     if isinstance(x, nn.Linear):
         return _linear_side(x, batch)
-    if isinstance(x, nn.Embedding | nn.EmbeddingBag):
-        name = f"{type(x).__name__}({x.num_embeddings}, {x.embedding_dim})"
-        checked(batch.ids, x.num_embeddings)
-        # A layer with max_norm rescales its table in place: give it one of its own.
-        weight = x.weight if x.max_norm is None else x.weight.detach().clone()
-        if isinstance(x, nn.EmbeddingBag):
-            return _bag_side(name, x, weight, batch)
-        return Side(name, {"weight": weight}, lambda t: functional_call(x, t, (batch.ids,)))
-    raise HotrowError(
-        f"check cannot compare a {type(x).__name__}",
-        fix="give a (V, D) tensor, Linear, Embedding, EmbeddingBag or OneHotLinear",
-    )
+    name = f"{kind}({x.num_embeddings}, {x.embedding_dim})"
+    checked(batch.ids, x.num_embeddings)
+    # A layer with max_norm rescales its table in place: give it one of its own.
+    weight = x.weight if x.max_norm is None else x.weight.detach().clone()
+    if isinstance(x, nn.EmbeddingBag):
+        return _bag_side(name, x, weight, batch)
+    return Side(name, {"weight": weight}, lambda t: functional_call(x, t, (batch.ids,)))
 
 
 def matmul_side(table: Tensor, batch: Batch) -> Side:
     """The literal one-hot matmul with a (V, D) table."""
-    checked(batch.ids, len(table))
+    ids = checked(batch.ids, len(table))
     if batch.mode is None:
-        return Side(
-            "one-hot @ table",
-            {"weight": table},
-            lambda t: reference.embedding(batch.ids, t["weight"]),
-        )
-    return _dense_bag("multi-hot @ table", {"weight": table}, batch)
+        name = "one-hot @ table"
+        return Side(name, {"weight": table}, lambda t: reference.embedding(ids, t["weight"]))
+    mode, offsets = batch.mode, batch.offsets
+    assert offsets is not None
+    return Side(
+        "multi-hot @ table",
+        {"weight": table} | _weights(batch),
+        lambda t: reference.bag(
+            ids.reshape(-1), offsets, t["weight"], mode, t.get("per_sample_weights")
+        ),
+    )
+
+
+def _weights(batch: Batch) -> dict[str, Tensor]:
+    return {} if batch.weights is None else {"per_sample_weights": batch.weights}
 
 
 def lookup_side(table: Tensor, batch: Batch) -> Side:
@@ -171,19 +201,35 @@ def lookup_side(table: Tensor, batch: Batch) -> Side:
 def _linear_side(layer: nn.Linear, batch: Batch) -> Side:
     name = f"{type(layer).__name__}({layer.in_features}, {layer.out_features})"
     tensors = {"weight": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
-    input = checked(batch.ids, layer.in_features)
-    if batch.mode is not None:
-        return _dense_bag(f"{name} on multi-hot", tensors, batch, transposed=True)
-    if not isinstance(layer, OneHotLinear):
-        name = f"{name} on one-hot"
-        input = reference.one_hot(input, layer.in_features, layer.weight.dtype)
-    return Side(name, tensors, lambda t: functional_call(layer, t, (input,)), transposed=True)
+    ids, mode, offsets = checked(batch.ids, layer.in_features), batch.mode, batch.offsets
+
+    def call(t: dict[str, Tensor], input: Tensor) -> Tensor:
+        own = {key: value for key, value in t.items() if key in tensors}
+        output: Tensor = functional_call(layer, own, (input,))
+        return output
+
+    if mode is None and isinstance(layer, OneHotLinear):
+        return Side(name, tensors, lambda t: call(t, ids), transposed=True)
+    one_hots = reference.one_hot(
+        ids if mode is None else ids.reshape(-1), layer.in_features, layer.weight.dtype
+    )
+    if mode is None:
+        return Side(f"{name} on one-hot", tensors, lambda t: call(t, one_hots), transposed=True)
+
+    def run(t: dict[str, Tensor]) -> Tensor:
+        assert offsets is not None
+        members = one_hots
+        if "per_sample_weights" in t:
+            members = members * t["per_sample_weights"].unsqueeze(-1)
+        if mode == "max":  # of the members' outputs
+            return reference.multi_hot(call(t, members), offsets, mode)
+        return call(t, reference.multi_hot(members, offsets, mode))
+
+    return Side(f"{name} on multi-hot", tensors | _weights(batch), run, transposed=True)
 
 
 def _bag_side(name: str, bag: nn.EmbeddingBag, weight: Tensor, batch: Batch) -> Side:
-    ids, offsets, tensors = batch.ids, None, {"weight": weight}
-    if batch.weights is not None:
-        tensors["per_sample_weights"] = batch.weights
+    ids, offsets, tensors = batch.ids, None, {"weight": weight} | _weights(batch)
     if ids.ndim == 1:
         end = [len(ids)] if bag.include_last_offset else []
         assert batch.offsets is not None
@@ -196,20 +242,3 @@ def _bag_side(name: str, bag: nn.EmbeddingBag, weight: Tensor, batch: Batch) -> 
         return output
 
     return Side(name, tensors, run)
-
-
-def _dense_bag(
-    name: str, tensors: dict[str, Tensor], batch: Batch, *, transposed: bool = False
-) -> Side:
-    ids, offsets, mode = batch.ids.reshape(-1), batch.offsets, batch.mode
-    assert offsets is not None
-    assert mode is not None
-    if batch.weights is not None:
-        tensors = tensors | {"per_sample_weights": batch.weights}
-
-    def run(t: dict[str, Tensor]) -> Tensor:
-        table = t["weight"].t() if transposed else t["weight"]
-        output = reference.bag(ids, offsets, table, mode, t.get("per_sample_weights"))
-        return output + t["bias"] if "bias" in t else output
-
-    return Side(name, tensors, run, transposed)

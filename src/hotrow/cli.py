@@ -24,7 +24,7 @@ from hotrow._compare import Comparison, compare
 from hotrow.errors import HotrowError
 from hotrow.text import printable
 
-EQUAL, DIFFERENT, UNUSABLE, BROKEN, INTERRUPTED = 0, 1, 2, 3, 130
+EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
 _PATIENCE = 2.0  # seconds before progress is shown
 
 app = typer.Typer(
@@ -270,8 +270,6 @@ def main() -> None:
         sys.exit(app(standalone_mode=True))
     except HotrowError as error:
         code = _complain(f"Error: {error.problem}", error.fix, UNUSABLE)
-    except KeyboardInterrupt:
-        code = _complain("interrupted", None, INTERRUPTED)
     except Exception as error:
         if os.environ.get("HOTROW_DEBUG"):
             raise

@@ -17,15 +17,16 @@ from torch import Tensor
 from hotrow.errors import HotrowError, HotrowIndexError
 
 ID_DTYPES = (torch.int64, torch.int32)
-_CHANCE = 1 / 500
+_CHANCE, _FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
-    torch.bool: "a mask is not ids; use {name}.nonzero() for the ids it marks",
+    torch.bool: "a one-hot or multi-hot must be floating, use {name}.float(); "
+    "for the ids that a mask marks, {name}.nonzero()",
     torch.uint8: "torch takes uint8 for a mask elsewhere; use {name}.long()",
 }
 
 
-def as_ids(values: Any, name: str = "ids") -> Tensor:
+def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
     """Ids from a tensor, an array, a list (nested to any depth) or one int.
 
     Returns an int64 or int32 tensor of the same shape; raises `HotrowError` for
@@ -45,17 +46,17 @@ def as_ids(values: Any, name: str = "ids") -> Tensor:
         if values.numel() == 0:
             values = values.long()  # an empty list comes as float32
     ids: Tensor = values
-    check_dtype(ids, name)
+    check_dtype(ids, name, what)
     return ids
 
 
-def check_dtype(ids: Tensor, name: str = "ids") -> None:
+def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
     """Raise `HotrowError` unless `ids` is int64 or int32."""
     if ids.dtype in ID_DTYPES:
         return
-    remedy = _WRONG_DTYPE.get(ids.dtype, "if these are ids, use {name}.long()")
+    remedy = _WRONG_DTYPE.get(ids.dtype, f"if these are {what}, use {{name}}.long()")
     raise HotrowError(
-        f"{name} is {_dtype(ids)} of shape {tuple(ids.shape)}, but ids are int64 or int32",
+        f"{name} is {_dtype(ids)} of shape {tuple(ids.shape)}, but {what} are int64 or int32",
         fix=remedy.format(name=name),
     )
 
@@ -74,8 +75,8 @@ def checked(
         rows: V, the table's rows.
         name: what the caller calls them, for the message.
         mistakable: what integers of last dimension V >= 3 are refused as: "one-hot", all 0 but
-            a single 1; "multi-hot", all 0 or 1; "" for neither. Only where ids drawn evenly
-            would look so in less than one batch of 500.
+            a single 1; "multi-hot", 0 and some 1; "" for neither. Only where ids drawn evenly
+            would look so in less than one batch of 50 (flat ids, of 10,000).
 
     Raises:
         HotrowIndexError: an id is negative or not below `rows`; names the first one.
@@ -84,6 +85,9 @@ def checked(
     Cost: one pass over the ids; on a GPU it waits for them.
     """
     check_dtype(ids, name)
+    if ids.is_nested:  # jagged: the ids themselves are in its values
+        checked(ids.values(), rows, name, mistakable="")
+        return ids
     result: Tensor = torch.ops.hotrow.checked_ids(ids, rows, name, mistakable)
     return result
 
@@ -97,11 +101,57 @@ def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
         last: whether the final entry is the end of the last bag (torch's
             `include_last_offset`) and so must be `count`.
     """
-    check_dtype(offsets, "offsets")
+    check_dtype(offsets, "offsets", "offsets")
     if offsets.ndim != 1:
         raise HotrowError(f"offsets must be 1-D, but its shape is {tuple(offsets.shape)}")
     result: Tensor = torch.ops.hotrow.checked_offsets(offsets, count, last)
     return result
+
+
+def check_bag(
+    shape: torch.Size,
+    offsets: Tensor | None,
+    weights: Tensor | None,
+    *,
+    mode: str,
+    dtype: torch.dtype,
+    last: bool,
+) -> Tensor | None:
+    """The offsets, known to fit a bag's ids of this shape, as its weights do.
+
+    Args:
+        shape: of the ids: (B, L), or (N,) with offsets.
+        offsets: where each bag starts.
+        weights: `per_sample_weights`, shaped as the ids and of the table's dtype.
+        mode: of the bag; only "sum" takes weights.
+        dtype: of the table.
+        last: `include_last_offset`.
+    """
+    for name, value in (("offsets", offsets), ("per_sample_weights", weights)):
+        if value is not None and not isinstance(value, Tensor):
+            raise HotrowError(
+                f"{name} is a {type(value).__name__}, but a bag takes a tensor",
+                fix=f"use torch.tensor({name})",
+            )
+    if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
+        raise HotrowError(
+            "bags take ids of shape (B, L) without offsets or (N,) with them, "
+            f"not {tuple(shape)} with{'' if offsets is not None else 'out'}"
+        )
+    if weights is not None:
+        if mode != "sum":
+            raise HotrowError(f'per_sample_weights are for mode="sum", and this bag has {mode!r}')
+        if weights.shape != shape:
+            raise HotrowError(
+                f"per_sample_weights has shape {tuple(weights.shape)}, the ids {tuple(shape)}"
+            )
+        if weights.dtype != dtype and not torch.is_autocast_enabled(weights.device.type):
+            raise HotrowError(
+                f"per_sample_weights is {_dtype(weights)}, but the table is "
+                f"{str(dtype).removeprefix('torch.')}",
+                fix=f"use per_sample_weights.to({dtype})",
+            )
+    return None if offsets is None else checked_offsets(offsets, shape[0], last)
 
 
 def check_soft(values: Tensor, rows: int, dtype: torch.dtype, name: str = "input") -> None:
@@ -134,11 +184,11 @@ def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
         return False
     # A few ids in a small table may look so by chance: leave them be.
     chance = -(rows - 1) * math.log(rows) if encoding == "one-hot" else rows * math.log(2 / rows)
-    if ids.numel() // rows * chance > math.log(_CHANCE):
+    bearable = math.log(_FLAT_CHANCE if ids.ndim == 1 else _CHANCE)
+    if ids.numel() // rows * chance > bearable or not bool(((ids == 0) | (ids == 1)).all()):
         return False
-    if not bool(((ids == 0) | (ids == 1)).all()):
-        return False
-    return encoding == "multi-hot" or bool((ids.sum(-1) == 1).all())
+    ones = ids.sum(-1)
+    return bool((ones == 1).all() if encoding == "one-hot" else (ones > 0).all())
 
 
 def _check_ids(ids: Tensor, rows: int, name: str, mistakable: str) -> Tensor:
@@ -151,8 +201,13 @@ def _check_ids(ids: Tensor, rows: int, name: str, mistakable: str) -> Tensor:
         raise HotrowError(
             f"{name} of shape {tuple(ids.shape)} looks like a {mistakable} in {_dtype(ids)}: its "
             f"last dimension is the table's {rows} rows, and it holds only 0 and 1",
-            fix=f"a {mistakable} must be floating, as {name}.float() is; if these are ids after "
-            f"all, reshape them so that their last dimension is not {rows}",
+            fix=(
+                "use {0}.argmax(-1) for its ids, or {0}.float() where a one-hot is taken"
+                if mistakable == "one-hot"
+                else "use {0}.float()"
+            ).format(name)
+            + f"; if these are ids after all, reshape them so that their last dimension is not "
+            f"{rows}",
         )
     return ids.clone()
 

@@ -3,6 +3,10 @@
 Each is a subclass of torch's layer with the same constructor and `state_dict` keys, and
 computes with torch's own operators; ids are checked first, so that a bad one is an error
 and never another row. V rows, D columns.
+
+Known limits: `torch.fx.symbolic_trace` and `torch.jit.script` cannot see through the checks
+(`torch.export` and `torch.compile` can); on a GPU the check waits for the ids, and so cannot be
+captured in a CUDA graph; the checks have no sharding rule for tensor parallel layers.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_soft, checked, checked_offsets
+from hotrow.ids import check_bag, check_soft, checked
 
 _L = TypeVar("_L", bound=nn.Linear)
 
@@ -95,7 +99,8 @@ class _Table:
             return values @ self.weight
         # The padding row is read like any other, and gets no gradient.
         padding = values[..., self.padding_idx, None] * self.weight[self.padding_idx].detach()
-        return values.index_fill(-1, _index(self.padding_idx, values), 0) @ self.weight + padding
+        rows = values.index_fill(-1, _index(self.padding_idx, values), 0) @ self.weight
+        return rows + padding.to(rows.dtype)  # under autocast the product is of its dtype
 
 
 class Embedding(_Table, nn.Embedding):
@@ -151,9 +156,11 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
         ids: int64 or int32; (B, L), or (N,) with `offsets` of shape (B,) saying where each
             bag starts. The output is (B, D); an empty bag gives zeros.
         one-hot or probabilities: the table's dtype; (B, L, V), or (N, V) with `offsets`:
-            one distribution where ids have one id.
+            one distribution where ids have one id. A member that is the padding row's one-hot is
+            left out of its bag.
         multi-hot: (B, V) without offsets: row i of the table enters bag b with weight
-            input[b, i]; "mean" divides by the sum of the weights, "max" is refused.
+            input[b, i]; "mean" divides by the sum of the weights, unless that is 0; "max" is
+            refused; the padding row's weight is left out.
         per_sample_weights: shaped as the ids are: (B, L) or (N,).
 
     Raises:
@@ -180,27 +187,32 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
         """(B, L) or (N,) ids, or the same with a last dimension V -> (B, D)."""
         _check_tensor(input)
         soft = input.is_floating_point()
-        if input.ndim == 2 + soft and input.shape[1] == 0 and offsets is None:
+        if soft and input.ndim == 2 and offsets is None:
+            return self._multi_hot(input, per_sample_weights)
+        if soft:
+            check_soft(input, len(self.weight), self.weight.dtype)
+        offsets = check_bag(
+            input.shape[:-1] if soft else input.shape,
+            offsets,
+            per_sample_weights,
+            mode=self.mode,
+            dtype=self.weight.dtype,
+            last=self.include_last_offset,
+        )
+        if offsets is None and input.shape[1] == 0:
             # torch's own fails on bags that are all empty, but for this way of saying it.
-            offsets = torch.zeros(len(input), dtype=torch.int64, device=input.device)
+            bags = len(input) + self.include_last_offset
+            offsets = torch.zeros(bags, dtype=torch.int64, device=input.device)
             input = input.flatten(0, 1)
             if per_sample_weights is not None:
                 per_sample_weights = per_sample_weights.flatten()
-        if offsets is not None and input.ndim == 1 + soft:
-            offsets = checked_offsets(offsets, len(input), self.include_last_offset)
         if not soft:
             mistakable: Literal["multi-hot", ""] = "multi-hot" if input.ndim == 2 else ""
             ids = checked(input, len(self.weight), "input", mistakable=mistakable)
             return super().forward(ids, offsets, per_sample_weights)
-        if offsets is None and input.ndim == 2:
-            return self._multi_hot(input, per_sample_weights)
-        if input.ndim != (3 if offsets is None else 2):
-            raise HotrowError(
-                f"input of shape {tuple(input.shape)} with{'' if offsets is not None else 'out'} "
-                "offsets is no bag of one-hots",
-                fix="give (B, L, V), or (B, V) multi-hot, or (N, V) with offsets",
-            )
         rows = self._soft_rows(input).flatten(0, -2)  # (N, D)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.to(rows.dtype)
         # torch's own bag, over the rows just computed; all padding points at one extra row.
         places = torch.arange(len(rows), device=rows.device)
         if self.padding_idx is not None:
@@ -283,7 +295,8 @@ class OneHotLinear(nn.Linear):
         bias: Tensor | None = self.bias
         rows = F.embedding(ids, weight.t())
         device = weight.device.type
-        if torch.is_autocast_enabled(device):  # as torch's linear does
+        # As torch's linear does: float64 stays.
+        if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
             return rows.to(dtype) if bias is None else rows.to(dtype) + bias.to(dtype)
         return rows if bias is None else rows + bias

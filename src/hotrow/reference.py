@@ -4,8 +4,6 @@ Nothing here is clever and nothing is checked. `check` holds the fast code again
 no other part of hotrow uses it. V rows, D columns, N ids, B bags.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
@@ -23,9 +21,23 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     return one_hot(ids, len(table), table.dtype) @ table
 
 
-def linear(ids: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(...,) ids, (D, V) weight, (D,) bias -> (..., D): one-hot @ weight.T + bias."""
-    return torch.nn.functional.linear(one_hot(ids, weight.shape[1], weight.dtype), weight, bias)
+def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
+    """(N, V) one-hots, or rows of anything, cut at (B,) offsets -> (B, V).
+
+    Each bag is the sum, mean or maximum of its members; an empty one is zeros.
+    """
+    bags = [members[:0]]
+    for start, end in pairwise([*offsets.tolist(), len(members)]):
+        bag = members[start:end]
+        if len(bag) == 0:
+            bags.append(members.new_zeros(1, members.shape[1]))
+        elif mode == "sum":
+            bags.append(bag.sum(0, keepdim=True))
+        elif mode == "mean":
+            bags.append(bag.mean(0, keepdim=True))
+        else:
+            bags.append(bag.max(0, keepdim=True).values)
+    return torch.cat(bags)
 
 
 def bag(
@@ -34,20 +46,11 @@ def bag(
     """(N,) ids cut at (B,) offsets, (V, D) table, (N,) weights -> (B, D).
 
     Each bag's one-hots are scaled by their weights, then summed or averaged and multiplied
-    by the table; for "max" they are multiplied first. An empty bag gives zeros.
+    by the table; for "max" they are multiplied first.
     """
     one_hots = one_hot(ids, len(table), table.dtype)
     if weights is not None:
         one_hots = one_hots * weights.unsqueeze(-1)
-    outputs = [one_hots[:0] @ table]  # (0, D)
-    for start, end in pairwise([*offsets.tolist(), len(ids)]):
-        members = one_hots[start:end]  # (members, V)
-        if len(members) == 0:
-            outputs.append(table.new_zeros(1, table.shape[1]))
-        elif mode == "sum":
-            outputs.append(members.sum(0, keepdim=True) @ table)
-        elif mode == "mean":
-            outputs.append(members.mean(0, keepdim=True) @ table)
-        else:
-            outputs.append((members @ table).max(0, keepdim=True).values)
-    return torch.cat(outputs)
+    if mode == "max":
+        return multi_hot(one_hots @ table, offsets, mode)
+    return multi_hot(one_hots, offsets, mode) @ table

@@ -97,7 +97,7 @@ def size(count: float) -> str:
         if count < 999.5 or unit == "TB":
             break
         count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.3g} {unit}"
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
 
 
 def milliseconds(value: float) -> str:

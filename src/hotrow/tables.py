@@ -15,7 +15,7 @@ def check_table(table: object, name: str) -> Tensor:
     if not isinstance(table, Tensor):
         raise HotrowError(
             f"{name} is of type {type(table).__name__}, but a table is a tensor, rows x columns",
-            fix="of a layer, give its weight",
+            fix="give a torch.Tensor; of a layer, its weight",
         )
     if table.ndim != 2:
         raise HotrowError(
@@ -28,5 +28,8 @@ def check_table(table: object, name: str) -> Tensor:
             fix="convert it with .float()",
         )
     if table.layout != torch.strided or table.is_meta:
-        raise HotrowError(f"{name} is {table.layout} on {table.device}, but a table has its values")
+        raise HotrowError(
+            f"{name} is {str(table.layout).removeprefix('torch.')} on {table.device}, "
+            "but a table is dense and has values"
+        )
     return table
