@@ -102,7 +102,7 @@ def test_replay_is_no_worse_than_torch(name, kwargs):
     three_ways(name, kwargs, exact=True)
 
 
-@pytest.mark.parametrize("scale", (1.0, 1e-9))
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
 @pytest.mark.parametrize(
     ("name", "kwargs"),
     [
