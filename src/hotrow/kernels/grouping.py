@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +48,7 @@ def group(
         rows, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
         order, offsets = adding.sort_by_slot(inverse.numpy(), counts.numpy())
     else:
-        found = torch.from_numpy(adding.distinct(ids.numpy(), head.numpy()))
-        rows = found.sort().values
+        rows = torch.from_numpy(np.sort(adding.distinct(ids.numpy(), head.numpy())))
         order, offsets = adding.by_row(ids.numpy(), rows.numpy(), head.numpy())
     sums = torch.empty((len(rows), grads.shape[1]), dtype=grads.dtype)
     arrays = grads.numpy(), order, offsets, sums.numpy()

@@ -37,8 +37,14 @@ GONE = 1e-10  # of the move: the steps after it are left out
 def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     """Bring row r from step t to `upto`, or leave it."""
     sums, first, b1, b2, eps, tolerance = memo
-    if upto - t < 3 or t < first or not sums[t, 5] <= tolerance * sums[t, 0]:
+    if upto - t < FEW or t < first:
         return t
+    if not sums[t, 5] <= tolerance * sums[t, 0]:
+        if eps == 0:
+            return t
+        for j in range(table.shape[1]):  # a row that has never had a gradient only decays
+            if slots[0][r, j] != 0:
+                return t
     kind = table.dtype.type
     decay = kind(math.exp(sums[upto, 7] - sums[t, 7]))
     shrink, shrink2 = kind(b1 ** (upto - t)), kind(b2 ** (upto - t))
