@@ -482,7 +482,7 @@ DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it 
         ({"kind": ["lookup"]}, "kind is ['lookup'], but must be one of 'lookup', 'product'"),
         ({"lang": "fr"}, "lang is 'fr', but must be one of 'en', 'zh-CN'"),
         ({"table": [[1.0]]}, "table is of type list, but a table is a tensor"),
-        ({"table": torch.nn.Embedding(2, 2)}, "of a layer, give its weight"),
+        ({"table": torch.nn.Embedding(2, 2)}, "of a layer, its weight"),
         ({"table": torch.ones(3)}, "table has shape (3,), but a table is 2-D: rows x columns"),
         ({"table": torch.ones(3, 2, 1)}, "table has shape (3, 2, 1), but a table is 2-D"),
         ({"table": torch.ones(3, 2).int()}, f"table is int32, {DTYPES}"),
