@@ -12,7 +12,8 @@ from torch import nn
 
 import hotrow.optim
 from hotrow import HotrowError
-from hotrow.rows import RowGradient, Table
+from hotrow.gradient import RowGradient
+from hotrow.rows import Table
 
 ROWS, COLUMNS = 200, 5
 

@@ -11,7 +11,8 @@ from tolerance import assert_same_bits
 from torch import nn
 
 from hotrow import HotrowError
-from hotrow.rows import RowGradient, Table
+from hotrow.gradient import RowGradient
+from hotrow.rows import Table
 
 IDS = torch.tensor([[1, 2, 2], [5, 1, 0]])
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
+from hotrow.gradient import RowGradient
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import Group, Rule
 from hotrow.optim.settle import settle, step
-from hotrow.rows import RowGradient, Table
+from hotrow.rows import Table
 
 
 def _plain(group: Group) -> Group:

@@ -1,0 +1,211 @@
+"""A gradient that holds touched rows only: what a table's look-ups leave in `.grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from hotrow.errors import HotrowError
+
+aten = torch.ops.aten
+
+
+class RowGradient(Tensor):
+    """A (V, D) gradient: row ids[i] has rows[i] added to it, and all other entries are zero.
+
+    Elementwise operations that leave zero at zero (scaling, clamping around zero), norms,
+    accumulation and the checks of a gradient scaler work on the rows that there are. Any other
+    operation gets the gradient written out, V x D, and gives a plain tensor.
+
+    Attributes:
+        ids: (N,) int64; distinct once `merge` has been called.
+        rows: (N, D), of the gradient's dtype.
+    """
+
+    ids: Tensor
+    rows: Tensor
+    merged: bool
+
+    @staticmethod
+    def __new__(cls, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> RowGradient:
+        """Around existing rows; nothing V-sized is allocated."""
+        result: RowGradient = Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=rows.dtype, device=rows.device
+        )
+        result.ids, result.rows, result.merged = ids, rows, False
+        return result
+
+    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
+        super().__init__()
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        shape = " x ".join(map(str, self.shape))
+        return f"RowGradient({shape}, {len(self.ids)} rows, {self.rows.dtype})"
+
+    def merge(self) -> RowGradient:
+        """Give each row once, repeated ids added in batch order; in place."""
+        if not self.merged:
+            from hotrow.kernels.grouping import group
+
+            self.ids, self.rows = group(self.ids, self.rows)
+            self.merged = True
+        return self
+
+    def append(self, ids: Tensor, rows: Tensor) -> None:
+        """Accumulate the gradient of a later batch; in place."""
+        self.ids, self.rows = torch.cat([self.ids, ids]), torch.cat([self.rows, rows])
+        self.merged = False
+
+    def dense(self) -> Tensor:
+        """Written out, V x D."""
+        self.merge()
+        zeros = self.rows.new_zeros(self.shape)
+        zeros[self.ids] = self.rows
+        return zeros
+
+    def like(self, rows: Tensor) -> RowGradient:
+        """The same ids with other rows."""
+        other = RowGradient(self.ids, rows, self.shape)
+        other.merged = self.merged
+        return other
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        rule = _RULES.get(func)
+        if rule is not None:
+            result = rule(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        written = func._schema.is_mutable and any(
+            isinstance(given, cls)
+            for given, argument in zip(args, func._schema.arguments, strict=False)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        if written:
+            raise HotrowError(
+                f"{func} would write into the gradient of a table, which holds touched rows only",
+                fix="use an operation that leaves zeros zero, or grad = grad.dense()",
+            )
+        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+
+
+def _dense(value: Any) -> Any:
+    return value.dense() if isinstance(value, RowGradient) else value
+
+
+def _zero_stays(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an elementwise operation leaves zero at zero, with these other arguments."""
+    others = [*args[1:], *kwargs.values()]
+    if any(isinstance(other, Tensor) and other.ndim for other in others):
+        return False
+    return bool(_IN_PLACE.get(func, func)(torch.zeros(()), *others) == 0)
+
+
+def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    if not isinstance(gradient, RowGradient) or not _zero_stays(func, args, kwargs):
+        return NotImplemented
+    gradient.merge()
+    rows = func(gradient.rows, *args[1:], **kwargs)
+    return gradient if func in _IN_PLACE else gradient.like(rows)
+
+
+def _norm(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    order = args[1] if len(args) > 1 else 2
+    if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
+        return NotImplemented
+    return func(gradient.merge().rows.reshape(-1), *args[1:], **kwargs)
+
+
+def _foreach(one: Any) -> Callable[..., Any]:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        results = [one(tensor, *args[1:], **kwargs) for tensor in args[0]]
+        return None if func._schema.is_mutable else results
+
+    return run
+
+
+def _add(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient, other = args[:2]
+    if kwargs.get("alpha", 1) != 1 or not isinstance(other, Tensor) or other.ndim == 0:
+        return NotImplemented
+    if not isinstance(gradient, RowGradient):  # a dense gradient takes the rows up
+        assert isinstance(other, RowGradient)
+        target = gradient if func is aten.add_.Tensor else gradient.clone()
+        other.merge()
+        return target.index_add_(0, other.ids, other.rows)
+    if func is aten.add.Tensor:
+        if not isinstance(other, RowGradient):
+            return NotImplemented
+        gradient = gradient.like(gradient.rows)
+    if isinstance(other, RowGradient):
+        gradient.append(other.ids, other.rows)
+    else:  # used densely as well, as by a tied head: every row is touched
+        gradient.append(torch.arange(len(other), device=other.device), other)
+    return gradient
+
+
+def _copy(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    return gradient.like(gradient.rows.clone() if func is aten.clone.default else gradient.rows)
+
+
+def _to(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+    ids = gradient.ids.to(device=kwargs.get("device") or gradient.ids.device)
+    other = RowGradient(ids, rows, gradient.shape)
+    other.merged = gradient.merged
+    return other
+
+
+def _zero(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    gradient.ids, gradient.rows = gradient.ids[:0], gradient.rows[:0]
+    gradient.merged = True
+    return gradient
+
+
+def _unscale(func: Any, args: Any, kwargs: Any) -> Any:
+    plain = [g.merge().rows if isinstance(g, RowGradient) else g for g in args[0]]
+    return func(plain, *args[1:], **kwargs)
+
+
+_IN_PLACE = {
+    aten.mul_.Tensor: aten.mul.Tensor,
+    aten.mul_.Scalar: aten.mul.Scalar,
+    aten.div_.Tensor: aten.div.Tensor,
+    aten.div_.Scalar: aten.div.Scalar,
+    aten.clamp_.default: aten.clamp.default,
+    aten.clamp_min_.default: aten.clamp_min.default,
+    aten.clamp_max_.default: aten.clamp_max.default,
+    aten.neg_.default: aten.neg.default,
+    aten.nan_to_num_.default: aten.nan_to_num.default,
+}
+_RULES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_IN_PLACE, _elementwise),
+    **dict.fromkeys(_IN_PLACE.values(), _elementwise),
+    aten.abs.default: _elementwise,
+    aten.sign.default: _elementwise,
+    aten.linalg_vector_norm.default: _norm,
+    aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),
+    aten._foreach_mul_.Tensor: _foreach(Tensor.mul_),
+    aten._foreach_mul_.Scalar: _foreach(Tensor.mul_),
+    aten._foreach_clamp_min_.Scalar: _foreach(Tensor.clamp_min_),
+    aten._foreach_clamp_max_.Scalar: _foreach(Tensor.clamp_max_),
+    aten.add.Tensor: _add,
+    aten.add_.Tensor: _add,
+    aten.detach.default: _copy,
+    aten.clone.default: _copy,
+    aten._to_copy.default: _to,
+    aten.zero_.default: _zero,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
