@@ -16,9 +16,9 @@ import time
 import numpy as np
 import torch
 
+from hotrow import optim
 from hotrow.kernels.grouping import group, new_head
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rules import RULES
 from hotrow.optim.settle import settle, step
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     chosen = dict(fused.param_groups[0])
     table, slots = parameter.detach().clone(), [torch.zeros(shape), torch.zeros(shape)]
     last = torch.zeros(asked.rows, dtype=torch.int32)
-    head, ledger = new_head(asked.rows), Ledger(RULES["AdamW"], chosen)
+    head, ledger = new_head(asked.rows), Ledger(optim.AdamW.rule, chosen)
     grads = torch.randn(asked.ids, asked.columns)
 
     def ours(ids: torch.Tensor) -> dict[str, float]:

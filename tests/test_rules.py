@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
-from training import CHAOTIC, Batches, Touched, configurations, dense, label, optimizer
+from training import CHAOTIC, RULES, Batches, Touched, configurations, dense, label, optimizer
 
 from hotrow import HotrowError
 from hotrow.kernels.grouping import group, new_head
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rules import RULES
 from hotrow.optim.settle import settle, step
 
 CONFIGURATIONS = configurations()

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
+from hotrow import optim
 from hotrow.kernels.grouping import group, new_head
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rules import RULES
 from hotrow.optim.settle import settle, step
+
+RULES = {name: getattr(optim, name).rule for name in optim.__all__}
 
 # How torch computes, not what: no part of a rule.
 MECHANICS = {"foreach", "fused", "capturable", "differentiable"}
