@@ -65,7 +65,6 @@ def test_our_own_embedding_and_a_table_shared_by_two():
     ("model", "why"),
     [
         (Tied(), "its table is used densely too (a tied head), so its gradient is dense"),
-        (nn.EmbeddingBag(9, 3), "bags keep torch's dense gradient as yet"),
         (
             nn.utils.parametrizations.weight_norm(nn.Embedding(9, 3)),
             "its weight is computed from other parameters",

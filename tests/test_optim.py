@@ -354,16 +354,6 @@ def test_options_that_a_table_cannot_honour(option):
     hotrow.optim.Adam(model().parameters(), differentiable=True)
 
 
-def test_replacing_the_storage_under_lagging_rows():
-    layers = tabled()
-    optimizer = hotrow.optim.SGD(layers.parameters(), lr=0.1)
-    train(layers, optimizer, batches(2))
-    layers[0].weight.data = torch.zeros(ROWS, COLUMNS)
-    layers(torch.tensor([1])).sum().backward()
-    with pytest.raises(HotrowError, match="storage was replaced"):
-        optimizer.step()
-
-
 def test_there_are_eleven():
     assert len(hotrow.optim.__all__) == 11
     for name in hotrow.optim.__all__:

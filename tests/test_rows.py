@@ -28,8 +28,13 @@ def twins():
 class Recorder:
     """A lag that writes down what it was asked for."""
 
+    behind = True
+
     def __init__(self):
         self.asked = []
+
+    def close(self):
+        self.settle(None)
 
     def settle(self, rows):
         self.asked.append(None if rows is None else rows.tolist())
@@ -204,7 +209,7 @@ READS = {
     "averaged model": lambda m, w: torch.optim.swa_utils.AveragedModel(m),
     "load": lambda m, w: m.load_state_dict(copy.deepcopy(m.state_dict())),
     "move": lambda m, w: m.double(),
-    "bag": lambda m, w: F.embedding_bag(IDS, w),
+    "scatter": lambda m, w: w.index_select(0, IDS[0]),
     "write": lambda m, w: nn.init.zeros_(w),
 }
 
@@ -218,11 +223,21 @@ def test_reading_settles_everything(name):
     assert None in lag.asked
 
 
-def test_a_look_up_settles_what_it_reads():
+@pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
+def test_a_look_up_settles_what_it_reads(look_up):
     model, _ = twins()
     model[0].weight.lag = lag = Recorder()
-    model.eval()(IDS)
+    look_up(IDS, model.eval()[0].weight)
     assert lag.asked == [[0, 1, 2, 5]]
+
+
+@pytest.mark.parametrize("ids", [[3, 10], [-1]])
+def test_a_bad_id_is_an_error_before_anything_settles(ids):
+    model, _ = twins()
+    model[0].weight.lag = lag = Recorder()
+    with pytest.raises(IndexError, match=r"the table has 10 rows \(valid 0\.\.9\)"):
+        model(torch.tensor(ids))
+    assert lag.asked == []
 
 
 def test_what_reads_no_value_settles_nothing():

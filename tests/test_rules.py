@@ -14,7 +14,7 @@ from tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
 from training import CHAOTIC, RULES, Batches, Touched, configurations, dense, label, optimizer
 
 from hotrow import HotrowError
-from hotrow.kernels.grouping import group, new_head
+from hotrow.kernels.grouping import group
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import settle, step
 
@@ -185,7 +185,7 @@ def test_hyperparameters_may_change_at_any_step():
                 run.step(t)
                 continue
             group_["lr"] = 1e-3 * (1 + t % 7)
-            rows, sums = group(batches.all_ids[t], batches.grads(t).to(dtype))
+            rows, sums = group(batches.all_ids[t], batches.grads(t).to(dtype), batches.rows)
             parameter.grad = torch.zeros_like(parameter).index_copy_(0, rows, sums)
             torchs.step()
         if kind == "ours":
@@ -257,11 +257,9 @@ def test_the_ledger_grows():
     assert ledger.entries(np.float32).dtype == np.float32
 
 
-@pytest.mark.parametrize("with_head", [True, False])
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "float16"])
-def test_grouping_adds_as_torchs_dense_gradient(kind, with_head):
+def test_grouping_adds_as_torchs_dense_gradient(kind):
     dtype = getattr(torch, kind)
-    head = new_head(50) if with_head else None
     for count, columns in ((0, 4), (1, 1), (300, 7), (5000, 33)):
         ids = torch.randint(0, 50, (count,)).clamp(max=40)
         grads = torch.randn(count, columns).to(dtype)
@@ -270,10 +268,9 @@ def test_grouping_adds_as_torchs_dense_gradient(kind, with_head):
             weight = torch.zeros(50, columns, dtype=dtype, requires_grad=True)
             pad = None if padding < 0 else padding
             torch.nn.functional.embedding(ids, weight, padding_idx=pad).backward(grads)
-            rows, sums = group(ids, grads, head, padding)
+            rows, sums = group(ids, grads, 50, padding)
             assert torch.equal(rows, ids[ids != padding].unique())
             assert_same_bits(sums, weight.grad[rows])
-    assert head is None or bool((head == -1).all())
 
 
 class OffByOne(Touched):

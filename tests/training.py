@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 from hotrow import optim
-from hotrow.kernels.grouping import group, new_head
+from hotrow.kernels.grouping import group
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import settle, step
 
@@ -130,7 +130,7 @@ def dense(name, kwargs, batches, dtype):
     base = chosen.param_groups[0]["lr"]
     for t, ids in enumerate(batches.all_ids):
         chosen.param_groups[0]["lr"] = base * batches.rate(t)
-        rows, sums = group(ids, batches.grads(t).to(dtype))
+        rows, sums = group(ids, batches.grads(t).to(dtype), batches.rows)
         parameter.grad = torch.zeros_like(parameter).index_copy_(0, rows, sums)
         chosen.step()
     rule, state = RULES[name], chosen.state[parameter]
@@ -158,7 +158,6 @@ class Touched:
             torch.full_like(self.table, value) for value in self.rule.slots(self.group).values()
         ]
         self.last = torch.zeros(len(self.table), dtype=torch.int32)
-        self.head = new_head(len(self.table))
         self.ledger = Ledger(self.rule, self.group, exact=self.exact)
 
     def step(self, t):
@@ -166,7 +165,7 @@ class Touched:
         self.group["lr"] = self.base * self.batches.rate(t)
         self.ledger.record(self.group)
         grads = self.batches.grads(t).to(self.dtype)
-        rows, sums = group(self.batches.all_ids[t], grads, self.head)
+        rows, sums = group(self.batches.all_ids[t], grads, self.batches.rows)
         step(self.ledger, self.table, self.slots, self.last, rows, sums)
 
     def settle(self, rows=None):

@@ -95,7 +95,7 @@ def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.Embedding
     """(path, module, why it is left) of each; "" where it can be a table."""
     holders: Counter[int] = Counter()
     for module in model.modules():
-        if not isinstance(module, nn.Embedding):
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
             holders.update(id(parameter) for parameter in module.parameters(recurse=False))
     found = []
     for path, module in model.named_modules():
@@ -106,8 +106,6 @@ def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.Embedding
 
 def _why_left(module: nn.Embedding | nn.EmbeddingBag, holders: Counter[int]) -> str:
     weight: Tensor = module.weight
-    if isinstance(module, nn.EmbeddingBag):
-        return "bags keep torch's dense gradient as yet"
     if not isinstance(weight, nn.Parameter):
         return "its weight is computed from other parameters"
     if holders[id(weight)]:

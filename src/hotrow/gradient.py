@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,15 @@ from hotrow.errors import HotrowError
 aten = torch.ops.aten
 
 
+@dataclass
+class _Held:
+    """The rows of a gradient, and of its aliases: `grad.data` writes where `grad` does."""
+
+    ids: Tensor
+    rows: Tensor
+    merged: bool
+
+
 class RowGradient(Tensor):
     """A (V, D) gradient: row ids[i] has rows[i] added to it, and all other entries are zero.
 
@@ -21,44 +31,64 @@ class RowGradient(Tensor):
     accumulation and the checks of a gradient scaler work on the rows that there are. Any other
     operation gets the gradient written out, V x D, and gives a plain tensor.
 
-    Attributes:
-        ids: (N,) int64; distinct once `merge` has been called.
-        rows: (N, D), of the gradient's dtype.
+    Arguments:
+        ids: (N,) int64, in range.
+        rows: (N, D), of the gradient's dtype; the gradient's own from now on.
+        shape: (V, D).
+        merged: whether the ids are distinct.
     """
 
-    ids: Tensor
-    rows: Tensor
-    merged: bool
+    held: _Held
 
     @staticmethod
-    def __new__(cls, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> RowGradient:
+    def __new__(
+        cls, ids: Tensor, rows: Tensor, shape: Sequence[int], merged: bool = False
+    ) -> RowGradient:
         """Around existing rows; nothing V-sized is allocated."""
-        result: RowGradient = Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=rows.dtype, device=rows.device
-        )
-        result.ids, result.rows, result.merged = ids, rows, False
-        return result
+        return cls._around(_Held(ids, rows, merged), shape)
 
-    def __init__(self, ids: Tensor, rows: Tensor, shape: Sequence[int]) -> None:
+    def __init__(
+        self, ids: Tensor, rows: Tensor, shape: Sequence[int], merged: bool = False
+    ) -> None:
         super().__init__()
+
+    @classmethod
+    def _around(cls, held: _Held, shape: Sequence[int]) -> RowGradient:
+        result: RowGradient = Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=held.rows.dtype, device=held.rows.device
+        )
+        result.held = held
+        return result
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shape = " x ".join(map(str, self.shape))
         return f"RowGradient({shape}, {len(self.ids)} rows, {self.rows.dtype})"
 
+    @property
+    def ids(self) -> Tensor:
+        """(N,) int64; distinct once `merge` has been called."""
+        return self.held.ids
+
+    @property
+    def rows(self) -> Tensor:
+        """(N, D), of the gradient's dtype."""
+        return self.held.rows
+
     def merge(self) -> RowGradient:
-        """Give each row once, repeated ids added in batch order; in place."""
-        if not self.merged:
+        """Give each row once, repeated ids added in order; in place."""
+        held = self.held
+        if not held.merged:
             from hotrow.kernels.grouping import group
 
-            self.ids, self.rows = group(self.ids, self.rows)
-            self.merged = True
+            held.ids, held.rows = group(held.ids, held.rows, len(self))
+            held.merged = True
         return self
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
         """Accumulate the gradient of a later batch; in place."""
-        self.ids, self.rows = torch.cat([self.ids, ids]), torch.cat([self.rows, rows])
-        self.merged = False
+        held = self.held
+        held.ids, held.rows = torch.cat([held.ids, ids]), torch.cat([held.rows, rows])
+        held.merged = False
 
     def dense(self) -> Tensor:
         """Written out, V x D."""
@@ -69,9 +99,11 @@ class RowGradient(Tensor):
 
     def like(self, rows: Tensor) -> RowGradient:
         """The same ids with other rows."""
-        other = RowGradient(self.ids, rows, self.shape)
-        other.merged = self.merged
-        return other
+        return RowGradient(self.ids, rows, self.shape, self.held.merged)
+
+    def alias(self) -> RowGradient:
+        """Another tensor over the same rows."""
+        return RowGradient._around(self.held, self.shape)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -112,8 +144,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     if not isinstance(gradient, RowGradient) or not _zero_stays(func, args, kwargs):
         return NotImplemented
-    gradient.merge()
-    rows = func(gradient.rows, *args[1:], **kwargs)
+    rows = func(gradient.merge().rows, *args[1:], **kwargs)
     return gradient if func in _IN_PLACE else gradient.like(rows)
 
 
@@ -155,22 +186,24 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
-    return gradient.like(gradient.rows.clone() if func is aten.clone.default else gradient.rows)
+    return gradient.like(gradient.rows.clone())
+
+
+def _alias(func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].alias()
 
 
 def _to(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
-    rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+    rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"), copy=True)
     ids = gradient.ids.to(device=kwargs.get("device") or gradient.ids.device)
-    other = RowGradient(ids, rows, gradient.shape)
-    other.merged = gradient.merged
-    return other
+    return RowGradient(ids, rows, gradient.shape, gradient.held.merged)
 
 
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
-    gradient.ids, gradient.rows = gradient.ids[:0], gradient.rows[:0]
-    gradient.merged = True
+    held = gradient.held
+    held.ids, held.rows, held.merged = held.ids[:0], held.rows[:0], True
     return gradient
 
 
@@ -203,7 +236,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten._foreach_clamp_max_.Scalar: _foreach(Tensor.clamp_max_),
     aten.add.Tensor: _add,
     aten.add_.Tensor: _add,
-    aten.detach.default: _copy,
+    aten.detach.default: _alias,
+    aten.alias.default: _alias,
     aten.clone.default: _copy,
     aten._to_copy.default: _to,
     aten.zero_.default: _zero,

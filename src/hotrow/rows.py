@@ -12,15 +12,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
+from hotrow.ids import checked
+from hotrow.kernels.grouping import distinct, group
+
+# What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
+# a graph. torch's own optimizers do it so, without importing the compiler.
+_eagerly = torch._disable_dynamo
 
 
 class Lag(Protocol):
     """What knows the steps that rows have missed; an optimizer."""
 
+    @property
+    def behind(self) -> bool:
+        """Whether any row may have missed a step that would have moved it."""
+
     def settle(self, rows: Tensor | None) -> None:
         """Bring the distinct `rows`, or all, to where dense training would have them now."""
+
+    def close(self) -> None:
+        """Settle all, and let go of the table."""
 
 
 class Table(nn.Parameter):
@@ -29,51 +41,65 @@ class Table(nn.Parameter):
     Made of a Parameter in place, by `Table.adopt(parameter)`, so that modules, optimizers and
     ties that hold it keep holding it. Without a lag it is a plain parameter whose look-ups leave
     a `RowGradient`.
+
+    Attributes:
+        lag: what its optimizer knows of its rows; None while they are all up to date.
+        was_dense: whether a step has met a gradient that was not of look-ups only.
     """
 
     lag: Lag | None
+    was_dense: bool
 
     @staticmethod
     def adopt(parameter: nn.Parameter) -> Table:
         """Make a Parameter a Table; the same object."""
         if not isinstance(parameter, Table):
             parameter.__class__ = Table
-            parameter.lag = None  # type: ignore[attr-defined]
+            parameter.lag, parameter.was_dense = None, False  # type: ignore[attr-defined]
         assert isinstance(parameter, Table)
         return parameter
 
+    @_eagerly
     def settle(self, rows: Tensor | None = None) -> None:
         """Bring the given distinct rows, or all, to their value of now."""
         lag = self.__dict__.get("lag")
-        if lag is not None:
+        if lag is not None and lag.behind:
             lag.settle(rows)
+
+    @property
+    def stored(self) -> Tensor:
+        """The storage as a plain tensor, settled or not."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.data
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         self.settle()
-        with torch._C.DisableTorchFunctionSubclass():
-            copy = nn.Parameter(self.data.clone(), self.requires_grad)
+        copy = nn.Parameter(self.stored.clone(), self.requires_grad)
         memo[id(self)] = copy
         return Table.adopt(copy)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the plain parameter that it is for everybody else."""
         self.settle()
-        with torch._C.DisableTorchFunctionSubclass():
-            plain = nn.Parameter(self.data, self.requires_grad)
-            return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        plain = nn.Parameter(self.stored, self.requires_grad)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         look_up = _LOOK_UPS.get(func)
-        if look_up is not None:
+        if look_up is not None and not torch._C._are_functorch_transforms_active():
             return look_up(*args, **kwargs)
         if func not in _NO_VALUES:
             for table in _tables((args, kwargs)):
                 table.settle()
+                if func == _SET_DATA and table.lag is not None:
+                    table.lag.close()  # the next step begins with the storage that is there then
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 # Reading or setting these reads no value of the table.
 _NO_VALUES = {
@@ -121,18 +147,43 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        ids = ctx.saved_tensors[0].reshape(-1).long()
-        # A copy: the gradient's storage may be another's, and clipping writes into the rows.
-        rows = gradient.reshape(len(ids), ctx.shape[1]).clone()
+        ids = ctx.saved_tensors[0].reshape(-1)
+        rows = gradient.reshape(len(ids), ctx.shape[1])
         if ctx.by_frequency:
-            _, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-            rows = rows / counts[inverse].unsqueeze(-1)
-        if ctx.padding_idx >= 0:
-            kept = ids != ctx.padding_idx
-            ids, rows = ids[kept], rows[kept]
-        return RowGradient(ids, rows, ctx.shape), None, None, None
+            _, places = distinct(ids, ctx.shape[0])
+            rows = rows / places.bincount()[places].unsqueeze(-1)
+        # Added up at once: the storage of `gradient` may be another's.
+        found, sums = group(ids, rows, ctx.shape[0], ctx.padding_idx)
+        return RowGradient(found, sums, ctx.shape, merged=True), None, None, None
 
 
+class _Rows(torch.autograd.Function):
+    """table[rows] of distinct rows, whose gradient is a `RowGradient`."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = table.shape
+        return table.index_select(0, rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        (rows,) = ctx.saved_tensors
+        return RowGradient(rows, gradient.clone(), ctx.shape, merged=True), None
+
+
+def _read(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
+    """Make the rows that `ids` select fit to be read; a bad id is an error before anything."""
+    checked(ids, len(table), "input", mistakable="")
+    if isinstance(table, Table) and table.lag is not None and table.lag.behind:
+        table.settle(distinct(ids, len(table))[0])
+    if max_norm is not None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
+
+
+@_eagerly
 def _embedding(
     input: Tensor,
     weight: Tensor,
@@ -142,18 +193,52 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    if not isinstance(weight, Table):
-        raise HotrowError("the ids of a look-up are a table")
-    weight.settle(torch.unique(input))
+    """`torch.nn.functional.embedding` for a table."""
+    _read(weight, input, max_norm, norm_type)
+    padding = -1 if padding_idx is None else padding_idx % len(weight)
     with torch._C.DisableTorchFunctionSubclass():
-        if max_norm is not None:
-            with torch.no_grad():
-                torch.embedding_renorm_(weight, input.long(), max_norm, norm_type)
-        padding = -1 if padding_idx is None else padding_idx % len(weight)
         output: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
             weight, input, padding, scale_grad_by_freq
         )
         return output
 
 
-_LOOK_UPS: dict[Any, Callable[..., Tensor]] = {F.embedding: _embedding}
+@_eagerly
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
+    _read(weight, input, max_norm, norm_type)
+    rows, places = distinct(input, len(weight))
+    padding = None
+    if padding_idx is not None:
+        found = (rows == padding_idx % len(weight)).nonzero()
+        padding = int(found) if len(found) else None
+    with torch._C.DisableTorchFunctionSubclass():
+        compact = _Rows.apply(weight, rows)  # type: ignore[no-untyped-call]
+        return F.embedding_bag(
+            places,
+            compact,
+            None if offsets is None else offsets.long(),
+            scale_grad_by_freq=scale_grad_by_freq,
+            mode=mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=include_last_offset,
+            padding_idx=padding,
+        )
+
+
+_LOOK_UPS: dict[Any, Callable[..., Tensor]] = {
+    F.embedding: _embedding,
+    F.embedding_bag: _embedding_bag,
+}

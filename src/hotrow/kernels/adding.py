@@ -26,40 +26,34 @@ def distinct(ids, head):
 
 
 @njit(cache=True, nogil=True)
-def by_row(ids, rows, head):
-    """The positions in the batch of each of `rows`, in batch order, one row after the other.
-
-    Row s has `order[offsets[s] : offsets[s + 1]]`. Sets the marked entries of `head` to -1 again.
-    """
-    for slot, row in enumerate(rows):
-        head[row] = slot
-    offsets = np.zeros(len(rows) + 1, np.int64)
-    for i in ids:
-        offsets[head[i] + 1] += 1
-    for slot in range(len(rows)):
-        offsets[slot + 1] += offsets[slot]
-    order = np.empty(len(ids), np.int64)
-    free = offsets.copy()
-    for position, i in enumerate(ids):
-        slot = head[i]
-        order[free[slot]] = position
-        free[slot] += 1
+def number(ids, rows, head):
+    """For each id its place in `rows`. Sets the marked entries of `head` to -1 again."""
+    for place, row in enumerate(rows):
+        head[row] = place
+    places = np.empty(len(ids), np.int64)
+    for k, i in enumerate(ids):
+        places[k] = head[i]
     for row in rows:
         head[row] = -1
-    return order, offsets
+    return places
 
 
 @njit(cache=True, nogil=True)
-def sort_by_slot(inverse, counts):
-    """As `by_row`, from what `torch.unique` returns."""
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    for slot, count in enumerate(counts):
-        offsets[slot + 1] = offsets[slot] + count
-    order = np.empty(len(inverse), np.int64)
+def by_place(places, count):
+    """The positions in the batch of each place, in batch order, one place after the other.
+
+    Place s has `order[offsets[s] : offsets[s + 1]]`.
+    """
+    offsets = np.zeros(count + 1, np.int64)
+    for place in places:
+        offsets[place + 1] += 1
+    for place in range(count):
+        offsets[place + 1] += offsets[place]
+    order = np.empty(len(places), np.int64)
     free = offsets.copy()
-    for position, slot in enumerate(inverse):
-        order[free[slot]] = position
-        free[slot] += 1
+    for k, place in enumerate(places):
+        order[free[place]] = k
+        free[place] += 1
     return order, offsets
 
 

@@ -10,82 +10,14 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
-from hotrow.optim.ledger import Ledger
+from hotrow.optim.lag import RowLag, RowState
 from hotrow.optim.rule import Group, Rule
-from hotrow.optim.settle import settle, step
 from hotrow.rows import Table
 
 
 def _plain(group: Group) -> Group:
     """The group with numbers for tensors: a learning rate may be one."""
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
-
-
-def _values(table: Table) -> Tensor:
-    """The table's storage as it is, settled or not."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return table.data
-
-
-class RowLag:
-    """How far each row of one table is behind, and how to catch up.
-
-    `state` is the optimizer's state of the table, in torch's format but for the rows that lag and
-    the scalars that `close` writes.
-    """
-
-    def __init__(self, rule: Rule, table: Table, group: Group, state: dict[str, Any]) -> None:
-        self.table, self.state = table, state
-        self.values = _values(table)
-        carried = rule.carry(group) if state else None
-        for name in carried or {}:
-            if carried is not None and name in state:
-                carried[name] = float(state[name])
-        if carried is not None and "begun" in carried:
-            carried["begun"] = float(state.get("momentum_buffer") is not None)
-        start = int(state["step"]) if "step" in state else 0
-        self.slots = []
-        for name, initial in rule.slots(group).items():
-            if state.get(name) is None:
-                state[name] = torch.full_like(self.values, initial)
-            self.slots.append(state[name])
-        if "step" not in state and rule.name != "SGD":  # torch's SGD counts no steps
-            state["step"] = torch.tensor(0.0)
-        self.ledger = Ledger(rule, group, start=start, carried=carried)
-        self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
-        self.settled = 0  # all rows have been through so many entries
-
-    def settle(self, rows: Tensor | None) -> None:
-        """Bring the distinct `rows`, or all, through every step so far."""
-        now = len(self.ledger)
-        if self.settled == now:
-            return
-        whole = rows is None
-        if rows is None:
-            rows = (self.last < now).nonzero()[:, 0]
-        settle(self.ledger, self.values, self.slots, self.last, rows)
-        if whole:
-            self.settled = now
-
-    def step(self, group: Group, gradient: RowGradient) -> None:
-        """One step of dense training with this gradient."""
-        if _values(self.table).data_ptr() != self.values.data_ptr():
-            raise HotrowError(
-                "the table's storage was replaced while rows of it lagged",
-                fix="write into the table (table.data.copy_), or make a new optimizer",
-            )
-        gradient.merge()
-        self.ledger.record(group)
-        step(self.ledger, self.values, self.slots, self.last, gradient.ids, gradient.rows)
-        if "step" in self.state:
-            self.state["step"] += 1
-
-    def close(self) -> None:
-        """Settle everything, and leave a state that is torch's."""
-        self.settle(None)
-        for name, value in (self.ledger.carried or {}).items():
-            if name != "begun":
-                self.state[name] = torch.tensor(value)
 
 
 class RowOptimizer(torch.optim.Optimizer):
@@ -121,11 +53,12 @@ class RowOptimizer(torch.optim.Optimizer):
         for group, table in self._tables():
             gradient = table.grad
             if isinstance(gradient, RowGradient):
-                by_rows.append((group, table, gradient))
+                by_rows.append((self._lag(table, plain := _plain(group)), plain, gradient))
             elif gradient is not None:
+                table.was_dense = True
                 self._close(table)
-        for _, table, _ in by_rows:
-            table.grad = None  # torch leaves it alone
+        for lag, _, _ in by_rows:
+            lag.table.grad = None  # torch leaves it alone
         try:
             # Past torch's hooks, which have run for this step already.
             dense: Callable[..., Any] = self.dense.step
@@ -133,11 +66,10 @@ class RowOptimizer(torch.optim.Optimizer):
                 dense = dense.__wrapped__  # type: ignore[attr-defined]
             dense(self)
         finally:
-            for _, table, gradient in by_rows:
-                table.grad = gradient
-        for group, table, gradient in by_rows:
-            plain = _plain(group)
-            self._lag(table, plain).step(plain, gradient)
+            for lag, _, gradient in by_rows:
+                lag.table.grad = gradient
+        for lag, group, gradient in by_rows:
+            lag.step(group, gradient)
         return loss
 
     def _tables(self) -> Iterator[tuple[Group, Table]]:
@@ -147,20 +79,20 @@ class RowOptimizer(torch.optim.Optimizer):
                     yield group, parameter
 
     def _lag(self, table: Table, group: Group) -> RowLag:
-        lag = table.lag
-        state = self.state[table]
-        if isinstance(lag, RowLag):
-            if lag.state is state and lag.ledger.fits(group):
-                return lag
-            self._close(table)  # another optimizer's, or other options
-        lag = table.lag = RowLag(self.rule, table, group, state)
+        """The lag of a table, ready for a step of this group."""
+        lag, state = table.lag, self.state[table]
+        if isinstance(lag, RowLag) and lag.state is state and lag.fits(group):
+            return lag
+        self._close(table)  # another optimizer's, or other options
+        if not isinstance(state, RowState):
+            state = self.state[table] = RowState(state)
+        table.lag = lag = RowLag(self.rule, table, group, state)
         return lag
 
     @staticmethod
     def _close(table: Table) -> None:
-        if isinstance(table.lag, RowLag):
+        if table.lag is not None:
             table.lag.close()
-            table.lag = None
 
     def settle(self) -> None:
         """Bring every table to its value of now; reading one does it as well."""
@@ -171,13 +103,45 @@ class RowOptimizer(torch.optim.Optimizer):
         """In torch's own format: it loads in torch's optimizer of the same name, and back."""
         for _, table in self._tables():
             self._close(table)
-        return super().state_dict()
+        result: dict[str, Any] = super().state_dict()
+        result["state"] = {
+            index: state.aliases() if isinstance(state, RowState) else state
+            for index, state in result["state"].items()
+        }
+        return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From hotrow's or torch's optimizer of the same name."""
-        for _, table in self._tables():
+        """From hotrow's or torch's optimizer of the same name; the tables' state is copied.
+
+        Raises:
+            HotrowError: a table's state has another shape than the table. Nothing has changed.
+        """
+        tables = dict(self._match(state_dict))
+        for index, table in tables.items():
+            for name, value in state_dict["state"].get(index, {}).items():
+                if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
+                    raise HotrowError(
+                        f"state[{index}][{name!r}] has shape {tuple(value.shape)}, but the table "
+                        f"it is for {tuple(table.shape)}",
+                        fix="load the state dict of a model with the same tables",
+                    )
+        for table in tables.values():
             self._close(table)
-        super().load_state_dict(state_dict)
+        # A table's state is read and written apart from whoever holds the dict.
+        own = {
+            index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+            if index in tables
+            else state
+            for index, state in state_dict["state"].items()
+        }
+        super().load_state_dict({**state_dict, "state": own})
+
+    def _match(self, state_dict: dict[str, Any]) -> Iterator[tuple[Any, Table]]:
+        """(the key of its state, table) of each, as torch matches them: by order."""
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
+            for parameter, index in zip(group["params"], saved["params"], strict=False):
+                if isinstance(parameter, Table):
+                    yield index, parameter
 
     def __getstate__(self) -> dict[str, Any]:
         for _, table in self._tables():
