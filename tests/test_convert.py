@@ -95,3 +95,15 @@ def test_no_embeddings():
 def test_what_is_no_module():
     with pytest.raises(HotrowError, match=r"convert takes a torch\.nn\.Module, not a Tensor"):
         convert(torch.zeros(2))
+
+
+def test_a_table_that_turns_out_to_be_used_densely():
+    model = convert(nn.Embedding(9, 3))
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert str(convert.report(model)).endswith("table")
+    optimizer.zero_grad()
+    model.weight.pow(2).sum().backward()
+    optimizer.step()
+    assert "table: had a dense gradient" in str(convert.report(model))

@@ -19,7 +19,7 @@ class Finding:
         path: of the module in the model.
         what: the module, in words.
         converted: whether it is a table now.
-        why: if not, the reason.
+        why: if not, the reason; if it is, why its steps were dense all the same.
     """
 
     path: str
@@ -28,7 +28,8 @@ class Finding:
     why: str = ""
 
     def __str__(self) -> str:
-        fate = "table" if self.converted else f"left: {self.why}"
+        fate = "table" if self.converted else "left"
+        fate += f": {self.why}" if self.why else ""
         return f"{self.path or '(the model)'}  {self.what}  {fate}"
 
 
@@ -81,7 +82,7 @@ def report(model: nn.Module) -> Report:
                 path,
                 f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})",
                 isinstance(module.weight, Table),
-                why,
+                why or _why_dense(module.weight),
             )
             for path, module, why in _embeddings(model)
         )
@@ -112,4 +113,10 @@ def _why_left(module: nn.Embedding | nn.EmbeddingBag, holders: Counter[int]) -> 
         return "its table is used densely too (a tied head), so its gradient is dense"
     if not weight.is_floating_point():
         return "its table is not floating"
+    return ""
+
+
+def _why_dense(weight: Tensor) -> str:
+    if isinstance(weight, Table) and weight.was_dense:
+        return "had a dense gradient, as something beside look-ups uses it; such steps are torch's"
     return ""

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from hotrow.gradient import RowGradient
 from hotrow.ids import checked
 from hotrow.kernels.grouping import distinct, group
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
-# a graph. torch's own optimizers do it so, without importing the compiler.
-_eagerly = torch._disable_dynamo
+# a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
 
 
 class Lag(Protocol):
@@ -59,7 +59,7 @@ class Table(nn.Parameter):
         assert isinstance(parameter, Table)
         return parameter
 
-    @_eagerly
+    @_disable_dynamo
     def settle(self, rows: Tensor | None = None) -> None:
         """Bring the given distinct rows, or all, to their value of now."""
         lag = self.__dict__.get("lag")
@@ -183,7 +183,7 @@ def _read(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) 
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
-@_eagerly
+@_disable_dynamo
 def _embedding(
     input: Tensor,
     weight: Tensor,
@@ -203,7 +203,7 @@ def _embedding(
         return output
 
 
-@_eagerly
+@_disable_dynamo
 def _embedding_bag(
     input: Tensor,
     weight: Tensor,

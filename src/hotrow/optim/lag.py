@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,84 +12,16 @@ from hotrow.gradient import RowGradient
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import Group, Rule
 from hotrow.optim.settle import settle, step
+from hotrow.optim.state import RowState
 from hotrow.rows import Table
 
+PATIENCE = 10  # steps with an alias alive before that is said
 LONGEST = 1 << 16  # entries of a ledger; then all rows settle, and a new one begins
 
 
 def _uses(tensor: Tensor) -> int:
     """How many tensors there are over the storage of this one, arrays of numpy included."""
     return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1  # the one just made
-
-
-class RowState(dict[str, Any]):
-    """The optimizer's state of a table, under torch's names; it settles before it is read.
-
-    The tensors that it gives away are aliases, so that they can be told from its own.
-    """
-
-    lag: RowLag | None = None
-
-    def _read(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if self.lag is not None:
-            self.lag.refresh()
-            value = super().__getitem__(name)
-        return value.detach() if isinstance(value, Tensor) and value.ndim else value
-
-    def __getitem__(self, name: str) -> Any:
-        return self._read(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._read(name) if name in self else default
-
-    def values(self) -> Any:
-        return self.aliases().values()
-
-    def items(self) -> Any:
-        return self.aliases().items()
-
-    def __iter__(self) -> Iterator[str]:  # of its own, so that dict(state) asks __getitem__
-        return super().__iter__()
-
-    def copy(self) -> dict[str, Any]:
-        return self.aliases()
-
-    def __reduce__(self) -> Any:
-        return dict, (self.aliases(),)
-
-    def aliases(self) -> dict[str, Any]:
-        """A plain dict of what is held here."""
-        return {name: self._read(name) for name in self}
-
-    def _let_go(self) -> None:
-        if self.lag is not None:
-            self.lag.close()
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._let_go()
-        super().__setitem__(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        self._let_go()
-        super().__delitem__(name)
-
-    def pop(self, *args: Any) -> Any:
-        self._let_go()
-        return super().pop(*args)
-
-    def clear(self) -> None:
-        self._let_go()
-        super().clear()
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        self._let_go()
-        super().update(*args, **kwargs)
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        if name not in self:
-            self[name] = default
-        return self[name]
 
 
 class RowLag:
@@ -123,7 +53,7 @@ class RowLag:
         self.ledger = Ledger(rule, group, start=start, carried=carried)
         self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
         self.settled = 0  # all rows have been through so many entries
-        self.warned = False
+        self.watched = 0  # steps in a row at which an alias was alive
         dict.update(state, held, **self.slots)
         state.lag = self
 
@@ -145,7 +75,13 @@ class RowLag:
         return self.settled < len(self.ledger) and not self.ledger.still
 
     def fits(self, group: Group) -> bool:
-        """Whether the next step can be one of this ledger's."""
+        """Whether the next step can be one of this ledger's; raises if the table is another."""
+        values = self.table.stored
+        if values.data_ptr() != self.values.data_ptr() or values.shape != self.values.shape:
+            raise HotrowError(
+                "the table's storage was replaced while rows of it lagged",
+                fix="write into the table (table.data.copy_), or make a new optimizer",
+            )
         return self.ledger.fits(group) and len(self.ledger) < LONGEST
 
     def settle(self, rows: Tensor | None) -> None:
@@ -160,19 +96,12 @@ class RowLag:
 
     def step(self, group: Group, gradient: RowGradient) -> None:
         """One step of dense training with this gradient."""
-        values = self.table.stored
-        if values.data_ptr() != self.values.data_ptr() or values.shape != self.values.shape:
-            raise HotrowError(
-                "the table's storage was replaced while rows of it lagged",
-                fix="write into the table (table.data.copy_), or make a new optimizer",
-            )
         gradient.merge()
         self.ledger.record(group)
         slots = list(self.slots.values())
         step(self.ledger, self.values, slots, self.last, gradient.ids, gradient.rows)
         if dict.__contains__(self.state, "step"):
             dict.__getitem__(self.state, "step").add_(1)
-        del values
         if self.behind and self._is_watched():
             self.settle(None)
 
@@ -184,8 +113,8 @@ class RowLag:
             _uses(tensor) > count or tensor.is_shared()  # type: ignore[no-untyped-call]
             for tensor, count in own
         )
-        if watched and not self.warned:
-            self.warned = True
+        self.watched = self.watched + 1 if watched else 0
+        if self.watched == PATIENCE:
             warnings.warn(
                 f"a tensor that shares the storage of a {tuple(self.values.shape)} table or of "
                 "its optimizer state is alive, as weight.data, state_dict() and .numpy() give it; "

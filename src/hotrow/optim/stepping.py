@@ -10,8 +10,9 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
-from hotrow.optim.lag import RowLag, RowState
+from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import Group, Rule
+from hotrow.optim.state import RowState
 from hotrow.rows import Table
 
 
@@ -105,7 +106,7 @@ class RowOptimizer(torch.optim.Optimizer):
             self._close(table)
         result: dict[str, Any] = super().state_dict()
         result["state"] = {
-            index: state.aliases() if isinstance(state, RowState) else state
+            index: dict(state) if isinstance(state, RowState) else state
             for index, state in result["state"].items()
         }
         return result

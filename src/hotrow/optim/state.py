@@ -1,0 +1,66 @@
+"""The optimizer's state of a table: it settles before it is read, as the table does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Lagging(Protocol):
+    """What leaves the state behind, and can bring it up to date."""
+
+    def refresh(self) -> None:
+        """Make the state what torch's would be now."""
+
+    def close(self) -> None:
+        """The same, and let go of it."""
+
+
+class RowState(dict[str, Any]):
+    """The state of one table, a dict under torch's names.
+
+    Reading brings it up to date, and writing ends the lag: the next step begins with what is there
+    then. The tensors that it gives away are aliases, by which whoever holds one can be noticed.
+    The one that the rows lag behind reads and writes with `dict`'s own methods.
+    """
+
+    lag: Lagging | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if self.lag is not None:
+            self.lag.refresh()
+        value = dict.__getitem__(self, name)
+        return value.detach() if isinstance(value, Tensor) and value.ndim else value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._let_go()
+        dict.__setitem__(self, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self._let_go()
+        dict.__delitem__(self, name)
+
+    def __iter__(self) -> Iterator[str]:  # of its own, so that dict(state) asks __getitem__
+        return dict.__iter__(self)
+
+    def __ior__(self, other: Any) -> RowState:  # type: ignore[misc, override]
+        self.update(other)
+        return self
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def _let_go(self) -> None:
+        if self.lag is not None:
+            self.lag.close()
+
+
+# The rest of a dict, by way of the methods above.
+for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
+    setattr(RowState, _name, getattr(MutableMapping, _name))
+RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]
