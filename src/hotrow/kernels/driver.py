@@ -20,7 +20,7 @@ from numba import njit
 from numba.extending import overload, register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from hotrow.kernels import scalars
+from hotrow.kernels import ops, scalars
 from hotrow.kernels.pool import GRAIN
 
 AHEAD = 4  # rows: scattered over the table, they would be waited for one after the other
@@ -32,9 +32,10 @@ def compiled(
     update: Callable[..., Any], jump: Callable[..., Any], flags: tuple[bool, ...], width: int
 ) -> Callable[..., None]:
     """The driver of one rule in one form; compiles when first called with a dtype."""
-    register(update)
-    register(jump)
-    sources = digest(inspect.getfile(update), inspect.getfile(jump))
+    functions = [*called(update), *called(jump)]
+    for function in functions:
+        register(function)
+    sources = digest(*sorted({inspect.getfile(function) for function in functions}))
 
     def drive(table, slots, last, rows, grads, graded, ledger, memo, now, taken):
         _ = sources  # a cell of its own: edited sources are not found in the cache
@@ -76,6 +77,21 @@ def compiled(
                 last[r] = max(t, now)
 
     return njit(cache=True, **scalars.OPTIONS)(drive)
+
+
+def called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """A plain function and those of modules that it calls, but for the operations of `ops.py`."""
+    found = [function]
+    for each in found:
+        for name in each.__code__.co_names:
+            other = each.__globals__.get(name)
+            if (
+                inspect.isfunction(other)
+                and other not in found
+                and other.__module__ != ops.__name__
+            ):
+                found.append(other)
+    return found
 
 
 @functools.cache

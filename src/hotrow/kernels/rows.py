@@ -24,16 +24,19 @@ def stay(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
 
 @dataclass(frozen=True)
 class Program:
-    """What is compiled: a rule's update in one form, and the jump that may spare it steps.
+    """A rule's update in one form, and the jumps that may spare it steps.
 
-    `jump(table, slots, r, t, upto, memo)` may bring row r from step t to a later one, at most
-    `upto`, and returns the step it reached; t itself if the next step has to be replayed.
+    `jump(table, slots, r, t, upto, memo)`, compiled, may bring row r from step t to a later one,
+    at most `upto`, and returns the step it reached; t itself if the next step has to be replayed.
+    `leap(w, slots, at, upto, memo) -> (w, slots, able)` is the same for tensors of many rows, in
+    float32 or float64, that are at steps `at`; what it returns for rows not `able` is not used.
     """
 
     update: Callable[..., Any]
     flags: tuple[bool, ...]
     width: int
     jump: Callable[..., Any] = stay
+    leap: Callable[..., Any] | None = None
     memo: tuple[Any, ...] = ()
 
 
@@ -56,11 +59,7 @@ def drive(
     if not len(rows):
         return
     if not (is_compiled(table) and all(map(is_compiled, slots))):
-        start = int(last[rows].min())
-        entries = ledger[start:now].tolist()
-        twin.drive(
-            program.update, program.flags, table, slots, last, rows, grads, entries, start, now
-        )
+        twin.drive(program, table, slots, last, rows, grads, ledger, now)
         return
     from hotrow.kernels.driver import compiled  # numba is imported with the first kernel
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.ops import addcdiv, axpy, lerp, maximum
+from hotrow.optim.floor import Floor
 from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.shortcut import Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -40,4 +42,9 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return addcdiv(w, m, norm, size), (m, norm)
 
 
-rule = Rule("Adamax", update, slots, entry)
+def shortcut(group: Group) -> Shortcut:
+    """Any number of idle steps at once, unless there is decay."""
+    return Floor()
+
+
+rule = Rule("Adamax", update, slots, entry, shortcut=shortcut)

@@ -18,13 +18,12 @@ from typing import Any
 
 import torch
 
-from hotrow.kernels.ops import addcdiv, addcmul, axpy, lerp, sqrt
+from hotrow.kernels.ops import addcdiv, sqrt
+from hotrow.optim import moments as two
+from hotrow.optim.moments import moments
 from hotrow.optim.rule import Carried, Group, Rule
-
-
-def slots(group: Group) -> dict[str, float]:
-    """Two moments."""
-    return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+from hotrow.optim.series import Series
+from hotrow.optim.shortcut import Shortcut
 
 
 def carry(group: Group) -> Carried:
@@ -34,10 +33,7 @@ def carry(group: Group) -> Carried:
 
 def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
     """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b2^t, eps, size of g, size of m)."""
-    lr, (b1, b2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
-    decoupled = group["decoupled_weight_decay"]
-    decay = 1 - lr * weight_decay if decoupled and weight_decay != 0 else 1.0
-    coupled = 0.0 if decoupled else weight_decay
+    lr, (b1, b2) = group["lr"], group["betas"]
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
     # torch keeps the product in a tensor of the default dtype, and rounds it there.
@@ -45,22 +41,26 @@ def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
     carried["mu_product"] = product
     size = -lr * (1.0 - mu) / (1.0 - product)
     size_next = (-lr * mu_next) / (1.0 - product * mu_next)
-    moments = 1 - b1, b2, 1 - b2, 1 - b2**step
-    return decay, coupled, *moments, group["eps"], size, size_next
+    return *two.entry(group), 1 - b2**step, group["eps"], size, size_next
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, coupled, a1, b2, a2, correction, eps, size, size_next = entry
-    if flags[0]:
-        g = -g
-    w = w * decay
-    if coupled != 0:
-        g = axpy(g, w, coupled)
-    m = lerp(slots[0], g, a1)
-    v = addcmul(slots[1] * b2, g, g, a2)
+    correction, eps, size, size_next = entry[5:]
+    w, g, m, v = moments(w, g, slots, entry[:5], flags[0])
     d = sqrt(v / correction) + eps
     return addcdiv(addcdiv(w, g, d, size), m, d, size_next), (m, v)
 
 
-rule = Rule("NAdam", update, slots, entry, carry=carry)
+def idle(entry: tuple[float, ...]) -> tuple[float, float, float]:
+    """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
+    correction, eps, _, size_next = entry[5:]
+    return -size_next, correction**0.5, eps
+
+
+def shortcut(group: Group) -> Shortcut:
+    """Any number of idle steps at once, unless decay is coupled."""
+    return Series(idle)
+
+
+rule = Rule("NAdam", update, two.slots, entry, carry=carry, shortcut=shortcut)

@@ -14,15 +14,15 @@ Liu et al., https://arxiv.org/abs/1908.03265.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from hotrow.kernels.ops import addcmul, axpy, lerp, sqrt, under
+from hotrow.kernels.ops import sqrt, under
+from hotrow.optim import moments as two
+from hotrow.optim.moments import moments
 from hotrow.optim.rule import Carried, Group, Rule
-
-
-def slots(group: Group) -> dict[str, float]:
-    """Two moments."""
-    return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
+from hotrow.optim.series import Series
+from hotrow.optim.shortcut import Shortcut
 
 
 def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
@@ -30,34 +30,38 @@ def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
 
     r_t is 0 as long as the variance cannot be rectified.
     """
-    lr, (b1, b2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
-    decoupled = group["decoupled_weight_decay"]
-    decay = 1 - lr * weight_decay if decoupled and weight_decay != 0 else 1.0
-    coupled = 0.0 if decoupled else weight_decay
+    b1, b2 = group["betas"]
     correction = 1 - b2**step
     most = 2 / (1 - b2) - 1
     rho = most - 2 * step * (b2**step) / correction
     rectified = 0.0
     if rho > 5.0:
         rectified = ((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)) ** 0.5
-    moments = 1 - b1, b2, 1 - b2, 1 - b1**step
-    return decay, coupled, *moments, lr, correction**0.5, group["eps"], rectified
+    sizes = 1 - b1**step, group["lr"], correction**0.5
+    return *two.entry(group), *sizes, group["eps"], rectified
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, coupled, a1, b2, a2, correction, lr, root, eps, rectified = entry
-    if flags[0]:
-        g = -g
-    w = w * decay
-    if coupled != 0:
-        g = axpy(g, w, coupled)
-    m = lerp(slots[0], g, a1)
-    v = addcmul(slots[1] * b2, g, g, a2)
+    correction, lr, root, eps, rectified = entry[5:]
+    w, g, m, v = moments(w, g, slots, entry[:5], flags[0])
     move = m / correction * lr
     if rectified != 0:
         move = move * under(root, sqrt(v) + eps) * rectified
     return w - move, (m, v)
 
 
-rule = Rule("RAdam", update, slots, entry)
+def idle(entry: tuple[float, ...]) -> tuple[float, float, float]:
+    """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
+    correction, lr, root, eps, rectified = entry[5:]
+    if rectified == 0:
+        return lr / correction, math.inf, 1.0
+    return lr / correction * root * rectified, 1.0, eps
+
+
+def shortcut(group: Group) -> Shortcut:
+    """Any number of idle steps at once, unless decay is coupled."""
+    return Series(idle)
+
+
+rule = Rule("RAdam", update, two.slots, entry, shortcut=shortcut)

@@ -14,11 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hotrow.kernels.ops import addcmul, by_sign, clamp, sign, unless_negative
 from hotrow.optim.rule import Carried, Group, Rule
-from hotrow.optim.shortcut import Shortcut
+from hotrow.optim.shortcut import Memo, Shortcut
 
 
 def slots(group: Group) -> dict[str, float]:
@@ -43,13 +45,14 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
-    """Skip the idle steps after the first: they change nothing, bit for bit."""
+    """The first idle step forgets the gradient and holds the step; the rest change nothing."""
     since, smallest, largest = memo
     if t < since:
         return t
+    zero = table.dtype.type(0)
     for j in range(table.shape[1]):
-        if slots[0][r, j] != 0 or not smallest <= slots[1][r, j] <= largest:
-            return t
+        slots[0][r, j] = zero
+        slots[1][r, j] = clamp(slots[1][r, j], smallest, largest)
     return upto
 
 
@@ -60,7 +63,7 @@ class Rest:
         self.jump = jump
         self.done, self.since = 0, 0
 
-    def advance(self, entries: NDArray[np.float64], upto: int) -> tuple[Any, ...] | None:
+    def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
         """The memo for jumps to step `upto`; None if it is beyond that step already."""
         if upto < self.done or not upto:
             return None
@@ -68,8 +71,17 @@ class Rest:
             if (entries[i] != entries[i - 1]).any():
                 self.since = i
         self.done = upto
-        smallest, largest = entries[upto - 1][3:5].astype(np.float32)
+        kind = np.float64 if dtype == torch.float64 else np.float32
+        smallest, largest = entries[upto - 1][3:5].astype(kind)
         return self.since, smallest, largest
+
+    def leap(
+        self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """The jumps of many rows, in plain torch."""
+        since, smallest, largest = memo
+        step = clamp(slots[1], float(smallest), float(largest))
+        return w, (torch.zeros_like(w), step), torch.from_numpy(at >= since).to(w.device)
 
 
 def shortcut(group: Group) -> Shortcut:

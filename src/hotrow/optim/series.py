@@ -1,8 +1,14 @@
-r"""Adam's way over any number of idle steps, at the cost of about one.
+r"""The way of Adam, NAdam and RAdam over any number of idle steps, at the cost of about one.
 
-A row settled at step s with moments m, v gets no gradient for K steps. Then, with
-h_k = lr / (1 - b1^t) and c_k = 1 / sqrt(1 - b2^t) of its k-th missed step, Q_k the product of the
-decays up to it, x = sqrt(v) and y_k = b2^(k/2) c_k,
+A row settled at step s with moments m, v gets no gradient for K steps. Its k-th missed step moves
+it by h_k b1^k m / (x y_k + eps), with x = sqrt(v), y_k = b2^(k/2) c_k and the step's size h_k:
+
+    Adam     h_k = lr / (1 - b1^t)                                c_k = 1 / sqrt(1 - b2^t)
+    NAdam    h_k = lr mu_(t+1) / (1 - mu_1 ... mu_(t+1))          c_k = 1 / sqrt(1 - b2^t)
+    RAdam    h_k = lr / (1 - b1^t) sqrt(1 - b2^t) r_t             c_k = 1
+             h_k = lr / (1 - b1^t),  y_k = 0,  eps = 1            while it is not rectified
+
+With Q_k the product of the decays up to it,
 
     w_K = Q_K (w - m sum_k h_k b1^k / Q_k / (x y_k + eps)),   m_K = b1^K m,   v_K = b2^K v.
 
@@ -12,96 +18,132 @@ Around a centre Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), which is be
 
 so that the sum is a polynomial in p whose coefficients T_j = sum_k h_k b1^k / Q_k d_k^j belong to
 s and not to the row. They are kept for every s; a step changes the last few hundred only, since
-b1^k dies out. Five suffice unless y_k varies much, as it does in the first steps of a run; what
-they leave out is bounded beside them, and where that bound is too large steps are replayed.
+b1^k dies out. Eight terms are kept. What they leave out is bounded beside them: a row jumps when
+that bound is less than half an ulp of the move or, in every column, of w; else one more step is
+replayed, which makes the move smaller. Some tens of steps at most: the first hundreds of a run
+and a b2 far from 1, in float64.
 
-With amsgrad x is the root of the largest v, which stays, and y_k = c_k.
+With amsgrad x is the root of the largest v, which stays, and y_k = c_k. Coupled decay gives an
+idle row a gradient, which nothing here covers: every step is replayed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-TERMS = 5
+from hotrow.kernels.ops import sqrt
+from hotrow.optim.shortcut import Memo, columns
+
+TERMS = 8
 # Columns after the terms: the bound of what they leave out, Y, the log of all decays so far.
-REST, CENTRE, DECAY, WIDTH = 5, 6, 7, 8
-FEW = 3  # so few steps are replayed
-LEFT_OUT = 2.0**-24  # of the move: half an ulp of float32
-GONE = 1e-10  # of the move: the steps after it are left out
+REST, CENTRE, DECAY, WIDTH = 8, 9, 10, 11
+FEW = 3  # so few steps are replayed where that is compiled
+GONE = 2.0**-60  # of the move: the steps after it are left out
+LEAST = 1e-38  # v times less would make an infinite v NaN
+
+
+def land(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
+    """`(w, m, v)` after the jump: scalars, or tensors with the row's numbers as (n, 1)."""
+    decay, shrink, shrink2, centre = row
+    t0, t1, t2, t3, t4, t5, t6, t7 = terms
+    inverse = one / (sqrt(top) * centre + eps)
+    p = one - eps * inverse
+    total = t0 + p * (t1 + p * (t2 + p * (t3 + p * (t4 + p * (t5 + p * (t6 + p * t7))))))
+    return (w - m * inverse * total) * decay, m * shrink, v * shrink2
+
+
+def far(w: Any, m: Any, top: Any, one: Any, eps: Any, centre: Any, rest: Any, part: Any) -> Any:
+    """Whether what the terms leave out may be more than `part` of w."""
+    return abs(m * (one / (sqrt(top) * centre + eps))) * rest > abs(w) * part
 
 
 def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     """Bring row r from step t to `upto`, or leave it."""
-    sums, first, b1, b2, eps, tolerance = memo
+    sums, first, b1, b2, eps, part = memo
     if upto - t < FEW or t < first:
         return t
-    if not sums[t, 5] <= tolerance * sums[t, 0]:
-        if eps == 0:
-            return t
-        for j in range(table.shape[1]):  # a row that has never had a gradient only decays
-            if slots[0][r, j] != 0:
-                return t
     kind = table.dtype.type
-    decay = kind(math.exp(sums[upto, 7] - sums[t, 7]))
-    shrink, shrink2 = kind(b1 ** (upto - t)), kind(b2 ** (upto - t))
-    centre, one, eps = kind(sums[t, 6]), kind(1), kind(eps)
-    t0, t1, t2 = kind(sums[t, 0]), kind(sums[t, 1]), kind(sums[t, 2])
-    t3, t4 = kind(sums[t, 3]), kind(sums[t, 4])
-    means, squares, roots = slots[0], slots[1], slots[len(slots) - 1]
+    one, eps, centre = kind(1), kind(eps), kind(sums[t, 9])
+    means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
+    if not sums[t, 8] <= part * sums[t, 0]:
+        rest, part = kind(sums[t, 8]), kind(part)
+        for j in range(table.shape[1]):
+            if far(table[r, j], means[r, j], tops[r, j], one, eps, centre, rest, part):
+                return t
+    decay = kind(math.exp(sums[upto, 10] - sums[t, 10]))
+    row = decay, kind(b1 ** (upto - t)), kind(max(b2 ** (upto - t), LEAST)), centre
+    low = kind(sums[t, 0]), kind(sums[t, 1]), kind(sums[t, 2]), kind(sums[t, 3])
+    high = kind(sums[t, 4]), kind(sums[t, 5]), kind(sums[t, 6]), kind(sums[t, 7])
+    terms = low + high
     for j in range(table.shape[1]):
-        inverse = one / (math.sqrt(roots[r, j]) * centre + eps)
-        p = one - eps * inverse
-        m = means[r, j]
-        move = m * inverse * (t0 + p * (t1 + p * (t2 + p * (t3 + p * t4))))
-        table[r, j] = (table[r, j] - move) * decay
-        means[r, j] = m * shrink
-        squares[r, j] = squares[r, j] * shrink2
+        w, m, v = land(table[r, j], means[r, j], squares[r, j], tops[r, j], one, eps, row, terms)
+        table[r, j], means[r, j], squares[r, j] = w, m, v
     return upto
 
 
 class Series:
-    """The sums T_j for every step of a ledger of Adam's."""
+    """The sums T_j for every step of a ledger.
 
-    def __init__(self, amsgrad: bool) -> None:
+    Arguments:
+        idle: entry -> (h, root, eps) of its step, where y = b2^(k/2) / root.
+        amsgrad: whether the last slot is the largest v.
+    """
+
+    def __init__(
+        self,
+        idle: Callable[[tuple[float, ...]], tuple[float, float, float]],
+        amsgrad: bool = False,
+    ) -> None:
         self.jump = jump
-        self.amsgrad = amsgrad
+        self.idle, self.amsgrad = idle, amsgrad
         self.done = 0  # entries that are in the sums
         self.first = 0  # the first step from which the hyperparameters were what they are
         self.constants: tuple[float, ...] = ()
         self.sums = np.zeros((64, WIDTH))
 
-    def advance(self, entries: NDArray[np.float64], upto: int) -> tuple[Any, ...] | None:
+    def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
         """The memo for jumps to step `upto`; None if it is beyond that step already."""
         if upto < self.done:
             return None
         while len(self.sums) <= upto:
             self.sums = np.concatenate([self.sums, np.zeros_like(self.sums)])
         for i in range(self.done, upto):
-            self._add(i, *entries[i].tolist())
+            self._add(i, tuple(entries[i].tolist()))
         self.done = upto
         if not self.constants:
             return None
         b1, b2, eps, _ = self.constants
-        return self.sums, self.first, b1, b2, eps, LEFT_OUT
+        return self.sums, self.first, b1, b2, eps, torch.finfo(dtype).eps / 4
 
-    def _add(
-        self,
-        i: int,
-        decay: float,
-        coupled: float,
-        a1: float,
-        b2: float,
-        a2: float,
-        root: float,
-        eps: float,
-        size: float,
-    ) -> None:
+    def leap(
+        self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """The jumps of many rows, in plain torch."""
+        sums, first, b1, b2, eps, part = memo
+        found, gaps = sums[at], (upto - at).astype(np.float64)
+        found[:, DECAY] = np.exp(sums[upto, DECAY] - found[:, DECAY])
+        shrinks = np.stack([b1**gaps, np.maximum(b2**gaps, LEAST)], axis=1)
+        sure = found[:, REST] <= part * found[:, 0]
+        flags = np.stack([at >= first, sure], axis=1)
+        able, sure = columns(flags, w.new_empty(0, dtype=torch.bool))
+        *terms, rest, centre, decay = columns(found, w)
+        m, v, top = slots[0], slots[1], slots[-1]
+        near = ~far(w, m, top, 1.0, eps, centre, rest, part).any(1, keepdim=True)
+        row = decay, *columns(shrinks, w), centre
+        w, m, v = land(w, m, v, top, 1.0, eps, row, terms)
+        return w, (m, v, *slots[2:]), (able & (sure | near))[:, 0]
+
+    def _add(self, i: int, entry: tuple[float, ...]) -> None:
         """Entry i, into the sums of the steps whose rows still feel it."""
-        sums = self.sums
+        sums, (decay, coupled, a1, b2, _) = self.sums, entry[:5]
+        size, root, eps = self.idle(entry)
         if self.constants != (constants := (1 - a1, b2, eps, coupled)):
             self.constants, self.first = constants, i
             self._tables(1 - a1, b2)
@@ -111,22 +153,25 @@ class Series:
             self.first = i + 1
             return
         sums[i + 1, DECAY] = sums[i, DECAY] + math.log(decay)
-        if self.amsgrad:
-            sums[i, CENTRE] = 1 / root
-        else:  # y where (b1 / sqrt(b2))^k times the fifth power of the distance is smallest
-            ahead = 1 - (1 - root * root) * b2 ** (self.middle - 1)
-            sums[i, CENTRE] = b2 ** (self.middle / 2) / math.sqrt(ahead)
+        sums[i, CENTRE] = self._centre(root, b2)
         begin = max(self.first, i + 1 - self.reach)
         part = sums[begin : i + 1]
         n = len(part)
-        y = self.fall[-n:] / root
-        term = self.weight[-n:] * (-size) * np.exp(part[:, DECAY] - sums[i + 1, DECAY])
-        ratio = y / part[:, CENTRE]
+        term = self.weight[-n:] * size * np.exp(part[:, DECAY] - sums[i + 1, DECAY])
+        ratio = self.fall[-n:] / root / part[:, CENTRE] if math.isfinite(root) else np.ones(n)
         distance = 1 - ratio
         for j in range(TERMS):
             part[:, j] += term
             term = term * distance
         part[:, REST] += np.abs(term) / np.minimum(ratio, 1)
+
+    def _centre(self, root: float, b2: float) -> float:
+        """Y for rows settled before a step with this root."""
+        if self.amsgrad:
+            return 1 / root
+        # y where (b1 / sqrt(b2))^k times a power of the distance is smallest
+        ahead = 1 - (1 - root * root) * b2 ** (self.middle - 1)
+        return b2 ** (self.middle / 2) / math.sqrt(ahead) if math.isfinite(root) else 0.0
 
     def _tables(self, b1: float, b2: float) -> None:
         """How far back a step is felt, and b1^k and sqrt(b2)^k from there to k = 1."""

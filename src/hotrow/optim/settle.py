@@ -70,8 +70,9 @@ def _drive(
     if ledger.still:  # nothing to replay
         last[rows] = last[rows].clamp(min=now if grads is None else now - 1)
     program = Program(rule.update, flags, entries.shape[1])
-    if shortcut is not None and kind is COMPILED[torch.float32]:
-        memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1)
+    if shortcut is not None:
+        memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1, table.dtype)
         if memo is not None:
-            program = Program(rule.update, flags, entries.shape[1], shortcut.jump, memo)
+            ways = shortcut.jump, shortcut.leap, memo
+            program = Program(rule.update, flags, entries.shape[1], *ways)
     drive(program, table, slots, last, rows, grads, entries, now)
