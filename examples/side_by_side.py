@@ -51,7 +51,7 @@ class SideBySide:
         print(f"{what:24}{a:>14}{b:>14}{'' if a == b else '   <- NOT the same'}", flush=True)
 
     def times(self) -> None:
-        """Print the time of a step, and of all of them; the first ever compiles hotrow's kernels."""
+        """Print the time of a step, and of all, in which hotrow's first run ever compiles."""
         a, b = (statistics.median(self.seconds[name]) * 1e3 for name in NAMES)
         print(f"{'step (median), ms':24}{a:14.1f}{b:14.1f}{a / b:9.1f} x")
         a, b = (sum(self.seconds[name]) for name in NAMES)
