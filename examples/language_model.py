@@ -15,7 +15,6 @@ import os
 # torch reads it once. Large tensors on huge pages make its dense step faster: its best form.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
-import argparse
 import copy
 import math
 import sys
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from side_by_side import SideBySide
+from side_by_side import SideBySide, Step, options
 from torch import Tensor, nn
 
 import hotrow
@@ -58,8 +57,11 @@ class LanguageModel(nn.Module):
 
 
 def standard_library() -> tuple[Tensor, Tensor]:
-    """The bytes of the library's modules in order of name: (train, held out), every 10th held."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    """The bytes of its modules in order of name, every tenth held out: (train, held)."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = sorted(folder.glob("*.py"))
+    if len(files) < 10:
+        sys.exit(f"{folder} has no sources to learn from: use a Python that comes with them")
     train = b"".join(file.read_bytes() for i, file in enumerate(files) if i % 10)
     held = b"".join(file.read_bytes() for file in files[::10])
     return tuple(torch.frombuffer(bytearray(t), dtype=torch.uint8).long() for t in (train, held))
@@ -84,7 +86,7 @@ def unigram(train: Tensor, held: Tensor) -> float:
     return -(counts / counts.sum()).log2()[held].mean().item()
 
 
-def trainer(model, optimizer, steps):
+def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Step:
     """A training step as anywhere: warm-up and cosine, clipping by norm."""
     warm = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -105,7 +107,17 @@ def trainer(model, optimizer, steps):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(arguments)
+    asked = options(
+        arguments,
+        __doc__,
+        steps=(1000, "training steps"),
+        rows=(2**18, "rows of the table, into which n-grams are hashed"),
+        width=(64, "numbers in a row"),
+        batch=(32, "pieces of text in a step"),
+        length=(64, "bytes in a piece"),
+        lr=(2e-3, "the highest learning rate"),
+        seed=(0, "of the weights and the batches"),
+    )
     train, held = standard_library()
     torch.manual_seed(asked.seed)
     dense = LanguageModel(asked.rows, asked.width)
@@ -118,14 +130,13 @@ def main(arguments: list[str] | None = None) -> int:
     model = hotrow.convert(model)
     optimizer = hotrow.optim.AdamW(model.parameters(), lr=asked.lr, fused=True)
 
+    print(hotrow.convert.report(model))
     print(f"{len(train):,} bytes to learn from, {len(held):,} held out; bits per byte")
     ids = asked.batch * asked.length * ORDERS
-    print(f"table {asked.rows:,} x {asked.width}, {ids:,} ids a step")
-    sides = SideBySide(
-        [trainer(dense, dense_optimizer, asked.steps), trainer(model, optimizer, asked.steps)]
-    )
-    first = asked.seed * asked.steps
-    sides.train(lambda t: crops(train, first + t, asked.batch, asked.length), asked.steps)
+    print(f"{ids:,} ids a step, four for each byte")
+    n = asked.steps
+    sides = SideBySide([trainer(dense, dense_optimizer, n), trainer(model, optimizer, n)])
+    sides.train(lambda t: crops(train, asked.seed * n + t, asked.batch, asked.length), n)
     with torch.no_grad():
         text = crops(held, asked.seed, 64, 256)
         sides.compare("held-out loss", [bits(each, text).item() for each in (dense, model)])
@@ -133,19 +144,6 @@ def main(arguments: list[str] | None = None) -> int:
     sides.times()
     sides.memory([dense, model])
     return sides.verdict()
-
-
-def options(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rows", type=int, default=2**18, help="n-grams are hashed into so many")
-    parser.add_argument("--width", type=int, default=64, help="numbers in a row")
-    parser.add_argument("--batch", type=int, default=32, help="pieces of text in a step")
-    parser.add_argument("--length", type=int, default=64, help="bytes of a piece")
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -15,19 +15,17 @@ import os
 # torch reads it once. Large tensors on huge pages make its dense step faster: its best form.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
-import argparse
 import copy
 import math
 import sys
 
 import torch
 import torch.nn.functional as F
-from side_by_side import SideBySide
+from interactions import HISTORY, Batch, World
+from side_by_side import SideBySide, Step, options
 from torch import Tensor, nn
 
 import hotrow
-
-TASTES, HISTORY = 8, 8
 
 
 class Recommender(nn.Module):
@@ -49,50 +47,6 @@ class Recommender(nn.Module):
         return self.mlp(torch.cat([u, i, c, h, (u + h) * (i + c)], -1)).squeeze(-1)
 
 
-class World:
-    """People with tastes, and things of kinds; what somebody likes is never told, only shown."""
-
-    def __init__(self, users: int, items: int, categories: int, seed: int) -> None:
-        random = self.random(seed)
-        self.users, self.items = zipf(users), zipf(items)
-        self.category = torch.randint(categories, (items,), generator=random)
-        kinds = torch.randn(categories, TASTES, generator=random)
-        own = torch.randn(items, TASTES, generator=random)
-        self.kinds = kinds[self.category] + 0.5 * own  # (items, TASTES)
-        self.tastes = torch.randn(users, TASTES, generator=random)
-        self.appeal = torch.randn(items, generator=random) - 1.0
-
-    def batch(self, size: int, seed: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """(user, item, category, history), whether the user liked the item (0.0 or 1.0)."""
-        random = self.random(seed)
-        user = draw(self.users, (size,), random)
-        item = draw(self.items, (size,), random)
-        odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
-        liked = (torch.rand(size, generator=random) < odds).float()
-        seen = draw(self.items, (size, 4 * HISTORY), random)
-        best = self.affinity(user[:, None], seen).topk(HISTORY).indices  # they liked these
-        return (user, item, self.category[item], seen.gather(1, best)), liked
-
-    def affinity(self, user: Tensor, item: Tensor) -> Tensor:
-        """How well taste and kind agree."""
-        return (self.tastes[user] * self.kinds[item]).sum(-1)
-
-    @staticmethod
-    def random(seed: int) -> torch.Generator:
-        """The same numbers for the same seed."""
-        return torch.Generator().manual_seed(seed)
-
-
-def zipf(count: int) -> Tensor:
-    """Sums of the odds 1 / rank."""
-    return (1 / torch.arange(1, count + 1).double()).cumsum(0)
-
-
-def draw(sums: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Ids with these odds."""
-    return torch.searchsorted(sums, torch.rand(shape, generator=random).double() * sums[-1])
-
-
 def auc(logits: Tensor, liked: Tensor) -> float:
     """How often a liked one is ranked before one that is not, by the ranks of the liked ones."""
     ranks = torch.empty(len(logits)).double()
@@ -107,10 +61,10 @@ def base_rate(liked: Tensor) -> float:
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
 
 
-def trainer(model, optimizer):
+def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     """A training step as anywhere."""
 
-    def step(batch):
+    def step(batch: Batch) -> Tensor:
         fields, liked = batch
         optimizer.zero_grad()
         loss = F.binary_cross_entropy_with_logits(model(*fields), liked)
@@ -123,7 +77,16 @@ def trainer(model, optimizer):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(arguments)
+    asked = options(
+        arguments,
+        __doc__,
+        steps=(1000, "training steps"),
+        rows=(200_000, "users; a quarter as many items, a 200th as many categories"),
+        width=(64, "numbers in a row"),
+        batch=(1024, "pairs of user and item in a step"),
+        lr=(1e-3, "learning rate"),
+        seed=(0, "of the world, the weights and the batches"),
+    )
     sizes = asked.rows, max(1, asked.rows // 4), max(1, asked.rows // 200)
     world = World(*sizes, asked.seed)
     torch.manual_seed(asked.seed)
@@ -137,7 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     model = hotrow.convert(model)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=asked.lr, fused=True)
 
-    print(f"{sizes[0]:,} users, {sizes[1]:,} items, {sizes[2]:,} categories, width {asked.width}")
+    print(hotrow.convert.report(model))
+    print(f"{asked.batch * (3 + HISTORY):,} ids a step")
     sides = SideBySide([trainer(dense, dense_optimizer), trainer(model, optimizer)])
     first = 1 + asked.seed * (asked.steps + 1)
     sides.train(lambda t: world.batch(asked.batch, first + t), asked.steps)
@@ -153,18 +117,6 @@ def main(arguments: list[str] | None = None) -> int:
     sides.times()
     sides.memory([dense, model])
     return sides.verdict()
-
-
-def options(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rows", type=int, default=200_000, help="users; a quarter are items")
-    parser.add_argument("--width", type=int, default=64, help="numbers in a row")
-    parser.add_argument("--batch", type=int, default=1024, help="pairs of user and item in a step")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

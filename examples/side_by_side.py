@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 NAMES = "torch.optim", "hotrow"
+Step = Callable[[Any], Tensor]
 
 
 class SideBySide:
@@ -20,7 +22,7 @@ class SideBySide:
         steps: what trains each side: called with a batch, it makes a step and returns the loss.
     """
 
-    def __init__(self, steps: Iterable[Callable[[Any], Tensor]]) -> None:
+    def __init__(self, steps: Iterable[Step]) -> None:
         self.steps = dict(zip(NAMES, steps, strict=True))
         self.seconds: dict[str, list[float]] = {name: [] for name in NAMES}
         self.same = True
@@ -69,6 +71,23 @@ class SideBySide:
             return 0
         print("\nNOT the same losses")
         return 1
+
+
+def options(
+    arguments: list[str] | None, doc: str, **known: tuple[float, str]
+) -> argparse.Namespace:
+    """The command line: of each option its default, which gives its type, and its help."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for name, (default, text) in known.items():
+        text = f"{text} (default %(default)s)"
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=text)
+    asked = parser.parse_args(arguments)
+    for name, value in vars(asked).items():
+        if value <= 0 and name != "seed":
+            parser.error(f"--{name} is {value}: choose a positive number")
+    if asked.seed < 0:
+        parser.error(f"--seed is {asked.seed}: choose 0 or more")
+    return asked
 
 
 def _bytes(gradient: Tensor) -> int:
