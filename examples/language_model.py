@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# torch reads it once. Large tensors on huge pages make its dense step faster: its best form.
+# Before torch is imported. Huge pages, where Linux has them, make torch's dense step faster.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
 import copy

@@ -105,3 +105,14 @@ def test_a_setting_that_makes_no_sense():
     done = python("recommender.py", "--steps=0")
     assert done.returncode == 2
     assert "--steps is 0: choose a positive number" in done.stderr
+
+
+def test_the_page_shows_the_same_commands_in_both_languages():
+    page = (EXAMPLES / "README.md").read_text()
+    english, chinese = page.split("\n# 示例\n")
+    blocks = [
+        re.findall(r"^```.*?^```", half, re.MULTILINE | re.DOTALL) for half in (english, chinese)
+    ]
+    assert blocks[0] == blocks[1]
+    shown = set(re.findall(r"python examples/(\w+)\.py", english))
+    assert shown == set(SMALL)
