@@ -1,0 +1,59 @@
+"""Made-up interactions with a structure to be learned: who sees what, and likes it or not.
+
+A user has a taste and an item a kind, vectors of TASTES normal numbers; the items of a category
+are of similar kinds. How well both agree, and the item's general appeal, give the odds of a like.
+Users and items come up with odds of 1 / rank (Zipf).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TASTES, HISTORY = 8, 8
+Batch = tuple[tuple[Tensor, ...], Tensor]
+
+
+class World:
+    """People with tastes, and things of kinds; what somebody likes is never told, only shown."""
+
+    def __init__(self, users: int, items: int, categories: int, seed: int) -> None:
+        random = self.random(seed)
+        self.users, self.items = zipf(users), zipf(items)
+        self.category = torch.randint(categories, (items,), generator=random)
+        kinds = torch.randn(categories, TASTES, generator=random)
+        own = torch.randn(items, TASTES, generator=random)
+        self.kinds = kinds[self.category] + 0.5 * own  # (items, TASTES)
+        self.tastes = torch.randn(users, TASTES, generator=random)
+        self.appeal = torch.randn(items, generator=random) - 1.0
+
+    def batch(self, size: int, seed: int) -> Batch:
+        """(user, item, category, history), whether the user liked the item (0.0 or 1.0)."""
+        random = self.random(seed)
+        user = draw(self.users, (size,), random)
+        item = draw(self.items, (size,), random)
+        odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
+        liked = (torch.rand(size, generator=random) < odds).float()
+        seen = draw(self.items, (size, 4 * HISTORY), random)
+        # (B, 4 H) that they saw, of which they liked the best H.
+        best = self.affinity(user[:, None], seen).topk(HISTORY).indices
+        return (user, item, self.category[item], seen.gather(1, best)), liked
+
+    def affinity(self, user: Tensor, item: Tensor) -> Tensor:
+        """How well taste and kind agree."""
+        return (self.tastes[user] * self.kinds[item]).sum(-1)
+
+    @staticmethod
+    def random(seed: int) -> torch.Generator:
+        """The same numbers for the same seed."""
+        return torch.Generator().manual_seed(seed)
+
+
+def zipf(count: int) -> Tensor:
+    """Sums of the odds 1 / rank."""
+    return (1 / torch.arange(1, count + 1).double()).cumsum(0)
+
+
+def draw(sums: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Ids with these odds."""
+    return torch.searchsorted(sums, torch.rand(shape, generator=random).double() * sums[-1])

@@ -1,0 +1,150 @@
+"""A small language model with a large memory, trained by torch.optim and by hotrow side by side.
+
+It predicts the next byte of Python's standard library. A hashed table holds a row for each n-gram
+of preceding bytes (n = 1 .. 4), so it is large; there are only 256 bytes to predict, so the head
+is small. A batch touches a few thousand rows of the table, but dense AdamW moves all of them: the
+idle ones by momentum and weight decay. hotrow ends with the same numbers.
+
+    python examples/language_model.py
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported. Huge pages, where Linux has them, make torch's dense step faster.
+os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
+
+import copy
+import math
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from side_by_side import SideBySide, Step, options
+from torch import Tensor, nn
+
+import hotrow
+
+ORDERS = 4  # n-grams of 1 .. 4 bytes
+
+
+class LanguageModel(nn.Module):
+    """The rows of the last n-grams, side by side, through a hidden layer to 256 logits."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, width)
+        self.hidden = nn.Linear(ORDERS * width, 2 * width)
+        self.head = nn.Linear(2 * width, 256)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """(B, T) bytes -> (B, T, 256) logits of the byte that follows each."""
+        ids = self.ngrams(text)  # (B, T, 4)
+        x = self.table(ids).flatten(-2)  # (B, T, 4 D)
+        return self.head(F.gelu(self.hidden(x)))
+
+    def ngrams(self, text: Tensor) -> Tensor:
+        """For each byte, the rows of the n-grams that end with it, hashed into the table."""
+        ids, key = [], torch.zeros_like(text)
+        for n in range(ORDERS):
+            before = F.pad(text, (n, 0))[:, : text.shape[1]]  # n bytes earlier
+            key = key * 1_000_003 + before + 1
+            ids.append(((key * 0x1E3779B97F4A7C15) >> 20) % len(self.table.weight))
+        return torch.stack(ids, -1)
+
+
+def standard_library() -> tuple[Tensor, Tensor]:
+    """The bytes of its modules in order of name, every tenth held out: (train, held)."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = sorted(folder.glob("*.py"))
+    if len(files) < 10:
+        sys.exit(f"{folder} has no sources to learn from: use a Python that comes with them")
+    train = b"".join(file.read_bytes() for i, file in enumerate(files) if i % 10)
+    held = b"".join(file.read_bytes() for file in files[::10])
+    return tuple(torch.frombuffer(bytearray(t), dtype=torch.uint8).long() for t in (train, held))
+
+
+def crops(text: Tensor, seed: int, count: int, length: int) -> Tensor:
+    """(count, length + 1) bytes from random places."""
+    random = torch.Generator().manual_seed(seed)
+    starts = torch.randint(len(text) - length, (count, 1), generator=random)
+    return text[starts + torch.arange(length + 1)]
+
+
+def bits(model: nn.Module, text: Tensor) -> Tensor:
+    """Bits per byte."""
+    logits = model(text[:, :-1])  # (B, T, 256)
+    return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()) / math.log(2)
+
+
+def unigram(train: Tensor, held: Tensor) -> float:
+    """The held-out bits per byte of a model that knows only how frequent each byte is."""
+    counts = torch.bincount(train, minlength=256).double() + 1
+    return -(counts / counts.sum()).log2()[held].mean().item()
+
+
+def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Step:
+    """A training step as anywhere: warm-up and cosine, clipping by norm."""
+    warm = max(1, steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda t: min((t + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * t / steps))
+    )
+
+    def step(text: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = bits(model, text)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        return loss
+
+    return step
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run both, and return the exit code."""
+    asked = options(
+        arguments,
+        __doc__,
+        steps=(1000, "training steps"),
+        rows=(2**18, "rows of the table, into which n-grams are hashed"),
+        width=(64, "numbers in a row"),
+        batch=(32, "pieces of text in a step"),
+        length=(64, "bytes in a piece"),
+        lr=(2e-3, "the highest learning rate"),
+        seed=(0, "of the weights and the batches"),
+    )
+    train, held = standard_library()
+    torch.manual_seed(asked.seed)
+    dense = LanguageModel(asked.rows, asked.width)
+    model = copy.deepcopy(dense)
+
+    # With torch, in its fastest form:
+    dense_optimizer = torch.optim.AdamW(dense.parameters(), lr=asked.lr, fused=True)
+
+    # With hotrow, two lines change:
+    model = hotrow.convert(model)
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=asked.lr, fused=True)
+
+    print(hotrow.convert.report(model))
+    print(f"{len(train):,} bytes to learn from, {len(held):,} held out; bits per byte")
+    ids = asked.batch * asked.length * ORDERS
+    print(f"{ids:,} ids a step, four for each byte")
+    n = asked.steps
+    sides = SideBySide([trainer(dense, dense_optimizer, n), trainer(model, optimizer, n)])
+    sides.train(lambda t: crops(train, asked.seed * n + t, asked.batch, asked.length), n)
+    with torch.no_grad():
+        text = crops(held, asked.seed, 64, 256)
+        sides.compare("held-out loss", [bits(each, text).item() for each in (dense, model)])
+    print(f"{'  unigram baseline':24}{unigram(train, held):14.4f}\n")
+    sides.times()
+    sides.memory([dense, model])
+    return sides.verdict()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

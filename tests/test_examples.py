@@ -1,0 +1,118 @@
+"""The examples, made small: both trainings end with the same losses, and it would show if not."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL = {
+    "language_model": ["--steps=60", "--rows=4096", "--width=16", "--batch=16", "--lr=0.01"],
+    "recommender": ["--steps=60", "--rows=2000", "--width=16", "--batch=512", "--lr=0.01"],
+}
+# Run as a reader would, but with another optimizer in hotrow's place.
+OTHER = """
+import sys
+import hotrow, {example}
+for name in ("Adam", "AdamW"):
+    mine = getattr(hotrow.optim, name)
+    def slower(*args, lr, mine=mine, **kwargs):
+        return mine(*args, lr=lr * 0.99, **kwargs)
+    setattr(hotrow.optim, name, slower)
+sys.exit({example}.main(sys.argv[1:]))
+"""
+
+
+def python(*words):
+    command = [sys.executable, "-W", "error", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES)
+
+
+def printed(output):
+    """{what: (torch's figure, hotrow's)} of each line that has both."""
+    line = re.compile(r"^(\S.*?) {2,}([\d.]+) +([\d.]+)(?: +[\d.]+ x)?$", re.MULTILINE)
+    return {what: (a, b) for what, a, b in line.findall(output)}
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def done(request):
+    """The example, run as a reader would."""
+    return python(f"{request.param}.py", *SMALL[request.param])
+
+
+def test_both_end_with_the_same_losses(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    assert done.stdout.endswith("\nthe same losses, to every digit printed\n")
+    assert "NOT" not in done.stdout
+    figures = printed(done.stdout)
+    trained = {what: pair for what, pair in figures.items() if what.endswith("train loss")}
+    assert len(trained) == 6  # of ten steps each
+    held_out = {what: pair for what, pair in figures.items() if what.startswith("held-out")}
+    assert held_out
+    for a, b in (trained | held_out).values():
+        assert re.fullmatch(r"\d\.\d{4}", a)
+        assert a == b
+
+
+def test_something_was_learned(done):
+    (loss,) = re.findall(r"^held-out \D*loss +([\d.]+)", done.stdout, re.MULTILINE)
+    (baseline,) = re.findall(r"^  (?:unigram|base rate)\D*([\d.]+)$", done.stdout, re.MULTILINE)
+    assert float(loss) < float(baseline)
+
+
+def test_both_times_and_the_ratio_are_printed(done):
+    for what in ("step (median), ms", "all steps, s"):
+        pattern = rf"^{re.escape(what)} +([\d.]+) +([\d.]+) +([\d.]+) x$"
+        ((a, b, ratio),) = re.findall(pattern, done.stdout, re.MULTILINE)
+        assert float(a) > 0
+        assert float(b) > 0
+        assert float(ratio) > 0
+
+
+def test_the_gradients_of_tables_hold_touched_rows_only(done):
+    dense, rows = map(float, printed(done.stdout)["gradients, MB"])
+    assert 0 < rows < dense
+
+
+@pytest.mark.parametrize("example", SMALL)
+def test_another_optimizer_is_found_out(example):
+    done = python("-c", OTHER.format(example=example), *SMALL[example])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.endswith("\nNOT the same losses\n")
+    assert "<- NOT the same" in done.stdout
+
+
+@pytest.mark.parametrize("example", SMALL)
+def test_the_two_lines_that_change(example):
+    text = (EXAMPLES / f"{example}.py").read_text()
+    rule, theirs = re.search(r"= torch\.optim\.(\w+)\(dense\.(.*)\)\n", text).groups()
+    assert f"    model = hotrow.convert(model)\n    optimizer = hotrow.optim.{rule}(model." in text
+    assert f"hotrow.optim.{rule}(model.{theirs})\n" in text  # the same arguments
+
+
+@pytest.mark.parametrize("example", SMALL)
+def test_help(example):
+    done = python(f"{example}.py", "--help")
+    assert done.returncode == 0
+    for option in ("--steps", "--rows", "--width", "--batch", "--lr", "--seed"):
+        assert option in done.stdout
+
+
+def test_a_setting_that_makes_no_sense():
+    done = python("recommender.py", "--steps=0")
+    assert done.returncode == 2
+    assert "--steps is 0: choose a positive number" in done.stderr
+
+
+def test_the_page_shows_the_same_commands_in_both_languages():
+    page = (EXAMPLES / "README.md").read_text()
+    english, chinese = page.split("\n# 示例\n")
+    blocks = [
+        re.findall(r"^```.*?^```", half, re.MULTILINE | re.DOTALL) for half in (english, chinese)
+    ]
+    assert blocks[0] == blocks[1]
+    shown = set(re.findall(r"python examples/(\w+)\.py", english))
+    assert shown == set(SMALL)
