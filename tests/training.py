@@ -130,8 +130,8 @@ def dense(name, kwargs, batches, dtype):
     base = chosen.param_groups[0]["lr"]
     for t, ids in enumerate(batches.all_ids):
         chosen.param_groups[0]["lr"] = base * batches.rate(t)
-        rows, sums = group(ids, batches.grads(t).to(dtype), batches.rows)
-        parameter.grad = torch.zeros_like(parameter).index_copy_(0, rows, sums)
+        grouped = group(ids, batches.grads(t).to(dtype), batches.rows)
+        parameter.grad = torch.zeros_like(parameter).index_copy_(0, grouped.rows, grouped.sums())
         chosen.step()
     rule, state = RULES[name], chosen.state[parameter]
     return parameter.detach(), [state[key] for key in rule.slots(chosen.param_groups[0])]
@@ -165,8 +165,8 @@ class Touched:
         self.group["lr"] = self.base * self.batches.rate(t)
         self.ledger.record(self.group)
         grads = self.batches.grads(t).to(self.dtype)
-        rows, sums = group(self.batches.all_ids[t], grads, self.batches.rows)
-        step(self.ledger, self.table, self.slots, self.last, rows, sums)
+        grouped = group(self.batches.all_ids[t], grads, self.batches.rows)
+        step(self.ledger, self.table, self.slots, self.last, grouped)
 
     def settle(self, rows=None):
         """Settle some rows, or all."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hotrow.errors import HotrowError
+from hotrow.kernels.grouping import Grouped, group
 
 aten = torch.ops.aten
 
@@ -22,6 +23,9 @@ class _Held:
     ids: Tensor
     rows: Tensor
     merged: bool
+
+    def __post_init__(self) -> None:
+        self.version = self.rows._version
 
 
 class RowGradient(Tensor):
@@ -78,17 +82,31 @@ class RowGradient(Tensor):
         """Give each row once, repeated ids added in order; in place."""
         held = self.held
         if not held.merged:
-            from hotrow.kernels.grouping import group
-
-            held.ids, held.rows = group(held.ids, held.rows, len(self))
-            held.merged = True
+            grouped = self.group()
+            held.ids, held.rows, held.merged = grouped.rows, grouped.sums(), True
         return self
 
-    def append(self, ids: Tensor, rows: Tensor) -> None:
-        """Accumulate the gradient of a later batch; in place."""
+    def group(self) -> Grouped:
+        """The rows with the gradients of each, added up or not yet."""
         held = self.held
+        if held.merged:
+            return Grouped(held.ids, torch.arange(len(held.ids)), held.rows)
+        if held.rows._version != held.version:
+            raise HotrowError(
+                "the gradient of a look-up's output was written to after backward, and is the "
+                "table's gradient too",
+                fix="change it in a hook (output.register_hook), or write to a clone",
+            )
+        return group(held.ids, held.rows, len(self))
+
+    def append(self, ids: Tensor, rows: Tensor) -> None:
+        """Accumulate the gradient of a later batch, distinct ids; in place.
+
+        Each batch is added up before it is added to the others, as torch does.
+        """
+        held = self.merge().held
         held.ids, held.rows = torch.cat([held.ids, ids]), torch.cat([held.rows, rows])
-        held.merged = False
+        held.merged, held.version = False, 0
 
     def dense(self) -> Tensor:
         """Written out, V x D."""
@@ -176,8 +194,9 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
     if func is aten.add.Tensor:
         if not isinstance(other, RowGradient):
             return NotImplemented
-        gradient = gradient.like(gradient.rows)
+        gradient = gradient.merge().like(gradient.rows)
     if isinstance(other, RowGradient):
+        other.merge()
         gradient.append(other.ids, other.rows)
     else:  # used densely as well, as by a tied head: every row is touched
         gradient.append(torch.arange(len(other), device=other.device), other)
@@ -185,7 +204,7 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
-    gradient = args[0]
+    gradient = args[0].merge()
     return gradient.like(gradient.rows.clone())
 
 
@@ -194,7 +213,7 @@ def _alias(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _to(func: Any, args: Any, kwargs: Any) -> Any:
-    gradient = args[0]
+    gradient = args[0].merge()
     rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"), copy=True)
     ids = gradient.ids.to(device=kwargs.get("device") or gradient.ids.device)
     return RowGradient(ids, rows, gradient.shape, gradient.held.merged)

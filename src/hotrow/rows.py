@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo
 
 from hotrow.gradient import RowGradient
 from hotrow.ids import checked
-from hotrow.kernels.grouping import distinct, group
+from hotrow.kernels.grouping import distinct
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
@@ -152,9 +152,10 @@ class _LookUp(torch.autograd.Function):
         if ctx.by_frequency:
             _, places = distinct(ids, ctx.shape[0])
             rows = rows / places.bincount()[places].unsqueeze(-1)
-        # Added up at once: the storage of `gradient` may be another's.
-        found, sums = group(ids, rows, ctx.shape[0], ctx.padding_idx)
-        return RowGradient(found, sums, ctx.shape, merged=True), None, None, None
+        if ctx.padding_idx >= 0:
+            kept = (ids != ctx.padding_idx).nonzero()[:, 0]
+            ids, rows = ids[kept], rows[kept]
+        return RowGradient(ids, rows, ctx.shape), None, None, None
 
 
 class _Rows(torch.autograd.Function):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hotrow.kernels.driver import AHEAD, fetch
+from hotrow.kernels.driver import add_up
 from hotrow.kernels.pool import GRAIN
 from hotrow.kernels.scalars import take
 
@@ -58,25 +58,13 @@ def by_place(places, count):
 
 
 @njit(cache=True, nogil=True)
-def add_up(grads, order, offsets, sums, taken):
-    """The sum of every slot; each begins at 0, so that -0.0 becomes 0.0."""
-    columns, count = grads.shape[1], len(sums)
-    zero = grads.dtype.type(0)
+def sum_all(grads, order, offsets, sums, taken):
+    """The sum of each row's gradients."""
+    count = len(sums)
     while True:
         start = take(taken, GRAIN)
         if start >= count:
             break
         stop = min(start + GRAIN, count)
-        last = offsets[stop]
         for slot in range(start, stop):
-            first = offsets[slot]
-            if first + AHEAD < last:
-                fetch(grads, order[first + AHEAD])
-            for j in range(columns):
-                sums[slot, j] = zero + grads[order[first], j]
-            for k in range(first + 1, offsets[slot + 1]):
-                if k + AHEAD < last:
-                    fetch(grads, order[k + AHEAD])
-                position = order[k]
-                for j in range(columns):
-                    sums[slot, j] += grads[position, j]
+            add_up(grads, order, offsets, slot, stop, sums[slot])

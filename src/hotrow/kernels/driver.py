@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numba import njit
 from numba.extending import overload, register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
@@ -37,12 +38,13 @@ def compiled(
         register(function)
     sources = digest(*sorted({inspect.getfile(function) for function in functions}))
 
-    def drive(table, slots, last, rows, grads, graded, ledger, memo, now, taken):
+    def drive(table, slots, last, rows, grads, order, offsets, graded, ledger, memo, now, taken):
         _ = sources  # a cell of its own: edited sources are not found in the cache
         columns = table.shape[1]
         zero = table.dtype.type(0)
         upto = now - 1 if graded else now
         count = len(rows)
+        total = np.empty(columns, table.dtype)
         while True:
             start = scalars.take(taken, GRAIN)
             if start >= count:
@@ -69,9 +71,10 @@ def compiled(
                         store(slots, r, j, s)
                     t += 1
                 if graded:
+                    add_up(grads, order, offsets, i, stop, total)
                     entry = to_fixed_tuple(ledger[upto], width)
                     for j in range(columns):
-                        w, s = update(table[r, j], grads[i, j], load(slots, r, j), entry, flags)
+                        w, s = update(table[r, j], total[j], load(slots, r, j), entry, flags)
                         table[r, j] = w
                         store(slots, r, j, s)
                 last[r] = max(t, now)
@@ -105,6 +108,26 @@ def digest(*files: str) -> str:
     own = sorted(Path(__file__).parent.glob("*.py"))
     text = b"".join(Path(file).read_bytes() for file in [*own, *files])
     return hashlib.sha256(text).hexdigest()[:16]
+
+
+@njit(**scalars.OPTIONS)
+def add_up(grads, order, offsets, slot, stop, total):
+    """Into `total` the gradients of one of the rows before `stop`, in order.
+
+    The sum begins at 0, so that -0.0 becomes 0.0.
+    """
+    zero = grads.dtype.type(0)
+    first, end, last = offsets[slot], offsets[slot + 1], offsets[stop]
+    for k in range(first, end):
+        if k + AHEAD < last:
+            fetch(grads, order[k + AHEAD])
+        position = order[k]
+        if k == first:
+            for j in range(len(total)):
+                total[j] = zero + grads[position, j]
+        else:
+            for j in range(len(total)):
+                total[j] += grads[position, j]
 
 
 def fetch(array, r):  # pragma: no cover - replaced by the overload

@@ -1,17 +1,17 @@
-"""Ids to distinct rows, and the gradients of repeated ids added in batch order."""
+"""Ids to distinct rows, and the gradients of a batch by row, added in batch order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.pool import spread
-from hotrow.kernels.rows import COMPILED
+from hotrow.kernels.pool import COMPILED, spread
 
 _heads: list[NDArray[np.int32]] = []
 
@@ -58,32 +58,52 @@ def distinct(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(found), torch.from_numpy(places).view(ids.shape)
 
 
-def group(ids: Tensor, grads: Tensor, rows: int, padding: int = -1) -> tuple[Tensor, Tensor]:
-    """The distinct rows among `ids`, ascending, and for each the sum of its gradients.
+@dataclass(frozen=True)
+class Grouped:
+    """The gradients of a batch by the row that they belong to, not added up yet.
 
-    Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at 0
-    and adds the gradients in batch order, each addition rounded to their dtype.
-
-    Arguments:
-        ids: (N,) int64 or int32, 0 .. rows - 1.
-        grads: (N, D), one gradient for each id.
-        rows: V, of the table.
-        padding: an id whose gradients are dropped, as torch's `padding_idx`.
-
-    Returns:
-        (R,) int64 and (R, D). Time follows N, as for `distinct`.
+    Attributes:
+        rows: (R,) int64, the distinct ids, ascending.
+        places: (N,) int64, for each gradient its row's place in `rows`.
+        grads: (N, D).
     """
-    if padding >= 0 and bool((ids == padding).any()):
-        kept = (ids != padding).nonzero()[:, 0]
-        ids, grads = ids[kept], grads[kept]
-    found, places = distinct(ids, rows)
-    if not (ids.device.type == "cpu" and grads.dtype in COMPILED):
-        # torch's own kernel, on as many rows as there are distinct ids.
-        return found, torch.ops.aten.embedding_dense_backward(grads, places, len(found), -1, False)
-    from hotrow.kernels import adding
 
-    sums = torch.empty((len(found), grads.shape[1]), dtype=grads.dtype)
-    order, offsets = adding.by_place(places.numpy(), len(found))
-    arrays = grads.contiguous().numpy(), order, offsets, sums.numpy()
-    spread(lambda taken: adding.add_up(*arrays, taken), len(found))
-    return found, sums
+    rows: Tensor
+    places: Tensor
+    grads: Tensor
+
+    def order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(order, offsets): row s has the gradients `order[offsets[s] : offsets[s + 1]]`.
+
+        In batch order.
+        """
+        from hotrow.kernels import adding
+
+        found: tuple[NDArray[np.int64], NDArray[np.int64]] = adding.by_place(
+            self.places.numpy(), len(self.rows)
+        )
+        return found
+
+    def sums(self) -> Tensor:
+        """(R, D), the sum of each row's gradients.
+
+        Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at
+        0 and adds the gradients in batch order, each addition rounded to their dtype.
+        """
+        grads, count = self.grads, len(self.rows)
+        sums: Tensor
+        if not (grads.device.type == "cpu" and grads.dtype in COMPILED):
+            # torch's own kernel, on as many rows as there are distinct ids.
+            sums = torch.ops.aten.embedding_dense_backward(grads, self.places, count, -1, False)
+            return sums
+        from hotrow.kernels import adding  # numba is imported with the first kernel
+
+        sums = torch.empty((count, grads.shape[1]), dtype=grads.dtype)
+        arrays = grads.contiguous().numpy(), *self.order(), sums.numpy()
+        spread(lambda taken: adding.sum_all(*arrays, taken), count)
+        return sums
+
+
+def group(ids: Tensor, grads: Tensor, rows: int) -> Grouped:
+    """The gradients (N, D) of the ids (N,) of a table of so many rows; cost as for `distinct`."""
+    return Grouped(*distinct(ids, rows), grads)

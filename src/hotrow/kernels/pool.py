@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+COMPILED = {torch.float32: np.float32, torch.float64: np.float64}
 GRAIN = 32  # rows that a thread takes at once
 
 _pools: dict[int, ThreadPoolExecutor] = {}

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.kernels import twin
-from hotrow.kernels.pool import spread
-
-COMPILED = {torch.float32: np.float32, torch.float64: np.float64}
+from hotrow.kernels.grouping import Grouped
+from hotrow.kernels.pool import COMPILED, spread
 
 
 def stay(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
@@ -51,7 +49,7 @@ def drive(
     slots: Sequence[Tensor],  # (V, D) each
     last: Tensor,  # (V,) integer: steps that a row has been through
     rows: Tensor,  # (R,) int64, distinct
-    grads: Tensor | None,  # (R, D)
+    grads: Grouped | None,  # of these rows
     ledger: NDArray[np.float64],  # (now or more, width)
     now: int,
 ) -> None:
@@ -59,16 +57,20 @@ def drive(
     if not len(rows):
         return
     if not (is_compiled(table) and all(map(is_compiled, slots))):
-        twin.drive(program, table, slots, last, rows, grads, ledger, now)
+        sums = None if grads is None else grads.sums()
+        twin.drive(program, table, slots, last, rows, sums, ledger, now)
         return
     from hotrow.kernels.driver import compiled  # numba is imported with the first kernel
 
     run = compiled(program.update, program.jump, program.flags, program.width)
     arrays = table.numpy(), tuple(slot.numpy() for slot in slots), last.numpy(), rows.numpy()
-    given = arrays[0][:0] if grads is None else grads.contiguous().numpy()
+    none = np.empty(0, np.int64)
+    given = arrays[0][:0], none, none
+    if grads is not None:
+        given = grads.grads.contiguous().numpy(), *grads.order()
     ledger = ledger.astype(COMPILED[table.dtype], copy=False)
 
     def work(taken: NDArray[np.int64]) -> None:
-        run(*arrays, given, grads is not None, ledger, program.memo, now, taken)
+        run(*arrays, *given, grads is not None, ledger, program.memo, now, taken)
 
     spread(work, len(rows))

@@ -96,10 +96,9 @@ class RowLag:
 
     def step(self, group: Group, gradient: RowGradient) -> None:
         """One step of dense training with this gradient."""
-        gradient.merge()
+        grads = gradient.group()
         self.ledger.record(group)
-        slots = list(self.slots.values())
-        step(self.ledger, self.values, slots, self.last, gradient.ids, gradient.rows)
+        step(self.ledger, self.values, list(self.slots.values()), self.last, grads)
         if dict.__contains__(self.state, "step"):
             dict.__getitem__(self.state, "step").add_(1)
         if self.behind and self._is_watched():

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotrow.kernels.rows import COMPILED, Program, drive, is_compiled
+from hotrow.kernels.grouping import Grouped
+from hotrow.kernels.pool import COMPILED
+from hotrow.kernels.rows import Program, drive, is_compiled
 from hotrow.optim.ledger import Ledger
 
 
@@ -42,15 +44,14 @@ def step(
     table: Tensor,
     slots: Sequence[Tensor],
     last: Tensor,
-    rows: Tensor,
-    grads: Tensor,
+    grads: Grouped,
 ) -> None:
-    """Settle `rows` up to the ledger's last entry, and apply that one with their gradients.
+    """Settle the rows of `grads` up to the ledger's last entry, and apply that one with them.
 
-    As `settle`, but entry `len(ledger) - 1` is applied with `grads`, (R, D) in the table's
-    dtype, row i of which belongs to `rows[i]`. The entry has been recorded before.
+    As `settle`, but entry `len(ledger) - 1` is applied with the sum of each row's gradients, in
+    the table's dtype. The entry has been recorded before.
     """
-    _drive(ledger, table, slots, last, rows, grads, len(ledger))
+    _drive(ledger, table, slots, last, grads.rows, grads, len(ledger))
 
 
 def _drive(
@@ -59,7 +60,7 @@ def _drive(
     slots: Sequence[Tensor],
     last: Tensor,
     rows: Tensor,
-    grads: Tensor | None,
+    grads: Grouped | None,
     now: int,
 ) -> None:
     table, slots = table.detach(), [slot.detach() for slot in slots]
