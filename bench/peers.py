@@ -138,7 +138,8 @@ class Kernels(Peer):
         """Rows, settled."""
         from hotrow.optim.settle import settle
 
-        settle(self.ledger, self.table, self.slots, self.last, torch.unique(ids))
+        if len(self.ledger):
+            settle(self.ledger, self.table, self.slots, self.last, torch.unique(ids))
         return F.embedding(ids, self.table)
 
     def state(self) -> Iterator[Tensor]:
