@@ -1,0 +1,162 @@
+"""docs/performance.md, made from the records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.workloads import WORKLOADS
+
+Record = dict[str, Any]
+PARTS = ("zero_grad", "forward", "backward", "optimizer_step")
+
+HEAD = """\
+# What a training step costs
+
+<!-- Made by `python -m bench.train --page-only` from bench/records: change those, not this. -->
+
+A step is what a user writes: `zero_grad()`, the look-up, `backward(gradient)` from a given gradient
+of the output, and `step()`, for a model that is one table. The ids are Zipf(1.1), new at each step,
+drawn before it is timed, the same for everybody. The peers take turns in one process, each with
+its quickest settings; an optimizer's options are torch's defaults. Times are medians, with the
+20th and 80th percentile in brackets. A ratio is hotrow's time over the peer's, turn by turn.
+
+**Equal** means: on rows sampled from the measured table, after the steps that come before the
+timing, the largest error to dense training in float64 is no more than that of torch's dense
+training in float32, plus 2 ulp. For hotrow it is asserted; a run in which it does not hold leaves
+no record.
+
+**Extra memory** is the peak resident memory of a process during a step, less what was resident
+before the table was made, less the table and the optimizer's state. The step's output and gradient
+are part of it.
+"""
+
+
+def page(records: dict[str, Record]) -> str:
+    """The whole page, in Markdown."""
+    parts = [HEAD]
+    parts += [workload(records[name]) for name in WORKLOADS if name in records]
+    if "startup" in records:
+        parts.append(startup(records["startup"]))
+    parts.append(machines(records))
+    return "\n".join(parts)
+
+
+def workload(record: Record) -> str:
+    """One workload: a row for each peer, then what was compared and what failed."""
+    goals = {goal["against"]: goal for goal in record["goals"] if "against" in goal}
+    rows = []
+    for name, peer in record["peers"].items():
+        if "failed" in peer:
+            continue
+        memory, ratio, goal = peer.get("memory"), peer.get("hotrow_ratio"), goals.get(name)
+        rows.append(
+            [
+                label(record, name),
+                between(peer["step"], "median_ms", "p20_ms", "p80_ms"),
+                *(number(peer[part]["median_ms"]) for part in PARTS),
+                number(memory["peak_extra_bytes"] / 1e6) if memory else "",
+                between(ratio, "median", "p20", "p80") if ratio else "",
+                f"at most {goal['at_most_ratio']:.3g}: {met(goal)}" if goal else "",
+            ]
+        )
+    columns = "|step, ms|zero_grad|forward|backward|optimizer|extra memory, MB|hotrow's ratio|goal"
+    text = [
+        f"## {record['rule']}, {record['rows']:,} x {record['columns']}, {record['ids']:,} ids",
+        f"{record['distinct_ids_per_step']:,} of the ids are distinct. Before the timing come "
+        f"{record['steps_before']:,} steps; {record['steps_before_dense']} for torch's dense "
+        "optimizers, whose time does not depend on the past.",
+        table(columns.split("|"), rows),
+        "\n".join(f"- {line}" for line in remarks(record)),
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+def remarks(record: Record) -> list[str]:
+    """Who is equal, by how much the others are not, who could not take part; the memory's goal."""
+    found = []
+    for name, peer in record["peers"].items():
+        if "failed" in peer:
+            remedy = f" To have it: `{peer['remedy']}`." if "remedy" in peer else ""
+            found.append(f"{label(record, name)} took no part: {peer['failed']}.{remedy}")
+        elif "equal" in peer.get("equality", {}):
+            seen = peer["equality"]
+            verdict = "equal" if seen["equal"] else "**not equal**"
+            found.append(
+                f"{label(record, name)}: {verdict} to dense {seen['with']} on "
+                f"{seen['rows_compared']} rows. Largest error {seen['max_error']:.2g} (torch's "
+                f"dense float32: {seen['max_error_of_dense_float32']:.2g}), where weights moved "
+                f"by up to {seen['max_move_of_dense']:.2g}."
+            )
+    for goal in record["goals"]:
+        if "at_most_extra_bytes" in goal:
+            most = goal["at_most_extra_bytes"] / 1e6
+            found.append(f"Goal for hotrow's extra memory: at most {most:.0f} MB: {met(goal)}.")
+    return found
+
+
+def startup(record: Record) -> str:
+    """First and later starts."""
+    rows = [
+        ["first use, empty cache of compiled kernels", number(record["first_use_median_s"])],
+        ["later uses", number(record["later_use"]["median_ms"] / 1e3)],
+        ["torch alone", number(record["torch_alone"]["median_ms"] / 1e3)],
+        ["added by hotrow to later uses", between(record["added"], *AS_SECONDS, scale=1e-3)],
+    ]
+    goal = record["goals"][0]
+    text = [
+        "## Start-up",
+        "A whole program: import, a table of 1,000 x 64, three steps of AdamW, exit.",
+        table(["", "s"], rows),
+        f"Goal for the added time: at most {goal['at_most_added_s']} s: {met(goal)}.",
+    ]
+    return "\n\n".join(text) + "\n"
+
+
+AS_SECONDS = ("median_ms", "p20_ms", "p80_ms")
+
+
+def machines(records: dict[str, Record]) -> str:
+    """Where the records were made: each place once, with its records."""
+    places: dict[str, list[str]] = {}
+    for name, record in records.items():
+        seen = record["environment"]
+        versions = ", ".join(f"{key} {value}" for key, value in seen["versions"].items() if value)
+        text = (
+            f"commit {seen['commit']}; {versions}; {seen['cpu']} (family and model "
+            f"{seen['cpu_family_and_model']}), {seen['cores']} cores, {seen['memory']}; "
+            f"{seen['threads']} threads; transparent huge pages {seen['transparent_hugepage']}, "
+            f"THP_MEM_ALLOC_ENABLE={seen['THP_MEM_ALLOC_ENABLE']}; {seen['system']}"
+        )
+        load = f"{name} (load before: {seen['load_before']}; {seen['date']})"
+        places.setdefault(text, []).append(load)
+    lines = [f"- {', '.join(names)}: {text}." for text, names in places.items()]
+    return "\n".join(["## Where", "", *lines, ""])
+
+
+def label(record: Record, name: str) -> str:
+    """How a peer is called on the page."""
+    peer = record["peers"][name]
+    text = peer.get("label", name)
+    return text if peer["rows"] == record["rows"] else f"{text}, {peer['rows']:,} rows"
+
+
+def between(found: dict[str, float], middle: str, low: str, high: str, scale: float = 1) -> str:
+    """A median and its percentiles."""
+    a, b, c = (number(found[key] * scale) for key in (middle, low, high))
+    return f"{a} [{b}, {c}]"
+
+
+def number(value: float) -> str:
+    """Three digits, more before the point if need be."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def met(goal: Record) -> str:
+    """In words."""
+    return {True: "met", False: "**not met**", None: "not measured"}[goal["met"]]
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

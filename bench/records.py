@@ -1,0 +1,84 @@
+"""What was found and where, as JSON."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "bench" / "records"
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+
+
+def environment(threads: int) -> dict[str, Any]:
+    """The commit, the versions and the machine."""
+    names = ("hotrow", "torch", "numba", "numpy", "fbgemm-gpu-cpu")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "versions": {"python": platform.python_version()}
+        | {name: _version(name) for name in names},
+        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor(),
+        "cpu_family_and_model": f"{_line('/proc/cpuinfo', 'cpu family')}, "
+        f"{_line('/proc/cpuinfo', 'model')}",
+        "cores": os.cpu_count(),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "system": platform.platform(),
+        "threads": threads,
+        "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
+        HUGE_PAGES: "1",
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def write(record: dict[str, Any], name: str, folder: Path = RECORDS) -> Path:
+    """Write a record beside its place, then rename: a reader sees the old one or the new."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside, path = folder / f"{name}.json.new", folder / f"{name}.json"
+    beside.write_text(json.dumps(record, indent=1) + "\n")
+    beside.replace(path)
+    return path
+
+
+def read(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
+    """All records of a folder by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def _commit() -> str:
+    def git(*command: str) -> str:
+        done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    # Records and the page are what the run itself changes.
+    outside = ("--", ":!bench/records", ":!docs/performance.md")
+    changed = git("status", "--porcelain", *outside)
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + " with changes" * bool(changed)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _line(path: str, key: str) -> str:
+    for line in _text(path).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
