@@ -6,7 +6,7 @@ BIN := .venv/bin
 # torch's version is pinned by constraints.txt, in build environments as well.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint clean
+.PHONY: run test lint bench clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -20,6 +20,10 @@ lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# About 12 minutes and 13 GB; writes bench/records and docs/performance.md.
+bench: .venv/peers
+	$(BIN)/python -m bench.train
 
 clean:
 	rm -rf .venv
@@ -36,4 +40,8 @@ clean:
 
 .venv/test: .venv/core
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+.venv/peers: .venv/core
+	$(PIP) --no-deps fbgemm-gpu-cpu==1.8.0
 	@touch $@

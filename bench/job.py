@@ -8,19 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from bench.records import HUGE_PAGES
-from bench.workloads import KERNELS, WORKLOADS, Workload
+from bench.workloads import WORKLOADS, Workload
 
 
 def chosen(job: dict[str, Any]) -> Workload:
     """The workload of a job, in the size that was asked for."""
     workload = WORKLOADS[job["workload"]]
-    if job["kernels"]:
-        workload = replace(workload, entries=(*workload.entries, KERNELS))
     return workload.small() if job["small"] else workload
 
 

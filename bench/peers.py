@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hotrow
@@ -105,52 +104,6 @@ class Fbgemm(Peer):
         return table.nbytes + sum(s.nbytes for s in self.state())
 
 
-class Kernels(Peer):
-    """Group and step of hotrow's kernels alone: what its public path adds is the difference."""
-
-    def __init__(self, rule: str, rows: int, columns: int) -> None:
-        from hotrow.kernels.grouping import new_head
-        from hotrow.optim.ledger import Ledger
-
-        optimizer = getattr(torch.optim, rule)([nn.Parameter(torch.zeros(1))])
-        super().__init__(None, optimizer, "hotrow's kernels, without look-up or autograd", rule)
-        self.group = dict(optimizer.param_groups[0])
-        own = getattr(hotrow.optim, rule).rule
-        self.table = new_weight(rows, columns)
-        initial = own.slots(self.group).values()
-        self.slots = [torch.full_like(self.table, value) for value in initial]
-        self.last = torch.zeros(rows, dtype=torch.int32)
-        self.head, self.ledger = new_head(rows), Ledger(own, self.group)
-
-    def step(self, ids: Tensor, gradient: Tensor) -> list[float]:
-        """Group counts as backward."""
-        from hotrow.kernels.grouping import group
-        from hotrow.optim.settle import step
-
-        begin = time.perf_counter()
-        rows, sums = group(ids, gradient, self.head)
-        middle = time.perf_counter()
-        self.ledger.record(self.group)
-        step(self.ledger, self.table, self.slots, self.last, rows, sums)
-        return [0.0, 0.0, middle - begin, time.perf_counter() - middle]
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Rows, settled."""
-        from hotrow.optim.settle import settle
-
-        if len(self.ledger):
-            settle(self.ledger, self.table, self.slots, self.last, torch.unique(ids))
-        return F.embedding(ids, self.table)
-
-    def state(self) -> Iterator[Tensor]:
-        """The slots."""
-        yield from self.slots
-
-    def bytes_held(self) -> int:
-        """The table and the slots."""
-        return self.table.nbytes + sum(s.nbytes for s in self.slots)
-
-
 def embedding(rows: int, columns: int, sparse: bool = False) -> nn.Embedding:
     """torch's, around `new_weight`."""
     return nn.Embedding.from_pretrained(new_weight(rows, columns), freeze=False, sparse=sparse)
@@ -215,17 +168,11 @@ def fbgemm(rule: str, rows: int, columns: int, others: dict[str, Peer]) -> Peer:
     return Fbgemm(module, Fbgemm.Nothing(), f"FBGEMM TBE, {kinds[rule]}", rule)
 
 
-def kernels(rule: str, rows: int, columns: int, others: dict[str, Peer]) -> Peer:
-    """What hotrow computes, without its public path."""
-    return Kernels(rule, rows, columns)
-
-
 KINDS: dict[str, Callable[[str, int, int, dict[str, Peer]], Peer]] = {
     "hotrow": ours,
     "torch fused": torch_dense(fused=True),
     "torch default": torch_dense(fused=False),
     "torch sparse": torch_sparse,
     "fbgemm": fbgemm,
-    "kernels": kernels,
 }
 REMEDY = {"fbgemm": "pip install --no-deps fbgemm-gpu-cpu==1.8.0"}

@@ -58,7 +58,6 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, STARTUP], help="some workloads")
     parser.add_argument("--small", action="store_true", help="small tables, a few steps")
-    parser.add_argument("--kernels", action="store_true", help="hotrow's kernels alone as well")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--records", type=Path, help="their folder")
     parser.add_argument("--page", type=Path, help="the page to make")
@@ -105,7 +104,7 @@ def measure(asked: argparse.Namespace, folder: Path) -> list[tuple[str, str]]:
 
 def plan(name: str, asked: argparse.Namespace) -> list[dict[str, Any]]:
     """The processes of one workload: one for the times, one for each peer's memory."""
-    common = {"workload": name} | {k: getattr(asked, k) for k in ("small", "kernels", "threads")}
+    common = {"workload": name} | {k: getattr(asked, k) for k in ("small", "threads")}
     if name == STARTUP:
         return [common | {"kind": "startup", "name": name, "seconds": STARTUP_SECONDS}]
     workload = chosen(common)

@@ -76,7 +76,7 @@ class Workload:
 
 
 FUSED, DEFAULT = Entry("torch fused"), Entry("torch default")
-SPARSE, FBGEMM, KERNELS = Entry("torch sparse"), Entry("fbgemm"), Entry("kernels")
+SPARSE, FBGEMM = Entry("torch sparse"), Entry("fbgemm")
 SMALLER = Entry("hotrow", rows=1_000_000)
 
 WORKLOADS = {

@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))  # bench is beside the package, not in it
 from bench import memory, page, records, startup, timing, train  # noqa: E402
 from bench.batches import Batches  # noqa: E402
 from bench.peers import KINDS, PARTS, Peer  # noqa: E402
-from bench.workloads import FBGEMM, KERNELS, OURS, WORKLOADS, Entry, Goal  # noqa: E402
+from bench.workloads import FBGEMM, OURS, WORKLOADS, Entry, Goal  # noqa: E402
 
 # Of torch's own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -155,11 +155,6 @@ def test_a_peer_that_is_missing_or_fails_is_left_out(monkeypatch):
     assert "sparse=True, torch.optim.SGD took no part: TypeError" in text
 
 
-def test_the_kernels_alone_are_equal_too():
-    record = timing.Run(replace(ADAMW, entries=(OURS, KERNELS), goals=())).measure()
-    assert record["peers"]["kernels"]["equality"]["equal"]
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_sees_a_gradient_as_large_as_the_table():
     workload = replace(ADAMW, rows=200_000, columns=64)  # 51 MB
@@ -243,7 +238,7 @@ def test_the_whole_command(tmp_path):
 def test_a_process_that_dies_is_reported(tmp_path, capsys, monkeypatch):
     def plan(name, asked):
         job = {"kind": "time", "name": name, "seconds": 1, "workload": "no such"}
-        return [job | {k: getattr(asked, k) for k in ("small", "kernels", "threads")}]
+        return [job | {k: getattr(asked, k) for k in ("small", "threads")}]
 
     monkeypatch.setattr(train, "plan", plan)
     arguments = ["--small", "--only", "sgd-1m-256", "--records", str(tmp_path)]
