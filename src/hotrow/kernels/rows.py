@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hotrow.kernels import twin
 from hotrow.kernels.grouping import Grouped
+from hotrow.kernels.patience import first_time
 from hotrow.kernels.pool import COMPILED, spread
 
 
@@ -73,4 +74,5 @@ def drive(
     def work(taken: NDArray[np.int64]) -> None:
         run(*arrays, *given, grads is not None, ledger, program.memo, now, taken)
 
-    spread(work, len(rows))
+    with first_time((run, table.dtype), program.update.__module__):
+        spread(work, len(rows))
