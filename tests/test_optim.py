@@ -322,14 +322,27 @@ def test_resuming_continues_the_run(name, options):
     assert_same_bits(resumed[0].weight.data, layers[0].weight.data)
 
 
-@settings(max_examples=25)
-@given(st.lists(st.sampled_from(["step", "read", "state", "eval", "copy"]), max_size=25))
-def test_any_interleaving_leaves_the_same_table(actions):
+REPLAYED = [  # every missed step is replayed, or changes nothing: the same bits whoever reads
+    ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.01, "amsgrad": True}),
+    ("NAdam", {"weight_decay": 0.01}),
+    ("RMSprop", {"weight_decay": 0.01, "momentum": 0.9, "centered": True}),
+    ("Adagrad", {"weight_decay": 0.01, "lr_decay": 0.1}),
+    ("Adagrad", {}),
+    ("SGD", {"lr": 0.1}),
+    ("Rprop", {}),
+]
+ACTIONS = ["step", "step", "read", "state", "eval", "copy", "settle", "resume", "threads", "alias"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(REPLAYED), st.lists(st.sampled_from(ACTIONS), max_size=25))
+def test_any_interleaving_leaves_the_same_table(configuration, actions):
+    name, options = configuration
     layers, quiet = tabled(), tabled()
-    optimizer = hotrow.optim.Adam(layers.parameters(), lr=0.01, weight_decay=0.01)
-    other = hotrow.optim.Adam(quiet.parameters(), lr=0.01, weight_decay=0.01)
-    steps = batches(len(actions))
-    for action, batch in zip(actions, steps, strict=True):
+    optimizer, other = ours(name, layers, options), ours(name, quiet, options)
+    threads, aliases = torch.get_num_threads(), []
+    for action, batch in zip(actions, batches(len(actions)), strict=True):
         if action == "step":
             train(layers, optimizer, [batch])
             train(quiet, other, [batch])
@@ -339,9 +352,23 @@ def test_any_interleaving_leaves_the_same_table(actions):
             optimizer.state_dict()
         elif action == "eval":
             layers.eval()(batch[0])
-        else:
+        elif action == "settle":
+            optimizer.settle()
+        elif action == "threads":
+            torch.set_num_threads(3 - torch.get_num_threads() % 2)
+        elif action == "alias":
+            aliases = [] if aliases else [layers[0].weight.data]
+        elif action == "copy":
             copy.deepcopy(layers)
+        else:
+            layers, saved = copy.deepcopy(layers), copy.deepcopy(optimizer.state_dict())
+            optimizer, aliases = ours(name, layers, options), []
+            optimizer.load_state_dict(saved)
+    torch.set_num_threads(threads)
+    assert all(torch.equal(alias, layers[0].weight) for alias in aliases)
     assert_same_bits(layers[0].weight.data, quiet[0].weight.data)
+    for key, value in other.state[quiet[0].weight].items():
+        assert torch.equal(value, optimizer.state[layers[0].weight][key])
 
 
 # --- What cannot be ----------------------------------------------------------------------

@@ -22,7 +22,7 @@ def quick(monkeypatch):
 def seen(monkeypatch, stream, wait, times=1):
     monkeypatch.setattr("sys.stderr", stream)
     for _ in range(times):
-        with patience.first_time("kernel", "adam"):
+        with patience.first_time("kernel", "hotrow.optim.adam"):
             deadline = time.monotonic() + wait
             while time.monotonic() < deadline and not stream.getvalue():
                 time.sleep(0.001)
@@ -31,7 +31,7 @@ def seen(monkeypatch, stream, wait, times=1):
 
 def test_a_long_wait_is_said_once(quick, monkeypatch):
     text = seen(monkeypatch, Terminal(), 30)
-    assert text == "hotrow: compiling adam for this machine, once; a few seconds\n"
+    assert text == "hotrow.optim.adam: compiling for this machine, once; a few seconds\n"
     assert len(text) <= 80
     assert seen(monkeypatch, Terminal(), 0.1) == ""
 
@@ -46,6 +46,6 @@ def test_it_was_quick(monkeypatch):
 
 
 def test_what_failed_is_not_done(quick, monkeypatch):
-    with pytest.raises(ZeroDivisionError), patience.first_time("kernel", "adam"):
+    with pytest.raises(ZeroDivisionError), patience.first_time("kernel", "hotrow.optim.adam"):
         raise ZeroDivisionError
     assert "compiling" in seen(monkeypatch, Terminal(), 30)

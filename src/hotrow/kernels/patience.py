@@ -31,7 +31,7 @@ def first_time(kernel: Hashable, name: str) -> Iterator[None]:
 
 def _say(name: str) -> None:
     print(
-        f"hotrow: compiling {name} for this machine, once; a few seconds",
+        f"{name}: compiling for this machine, once; a few seconds",
         file=sys.stderr,
         flush=True,
     )
