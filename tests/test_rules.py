@@ -11,11 +11,25 @@ import numpy as np
 import pytest
 import torch
 from tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
-from training import CHAOTIC, RULES, Batches, Touched, configurations, dense, label, optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from training import (
+    CHAOTIC,
+    RULES,
+    Batches,
+    Touched,
+    configurations,
+    dense,
+    label,
+    optimizer,
+    wide,
+)
 
 from hotrow import HotrowError
+from hotrow.kernels import rows as kernels
 from hotrow.kernels.grouping import group
+from hotrow.optim import settle as settling
 from hotrow.optim.ledger import Ledger
+from hotrow.optim.series import DECAY, TERMS
 from hotrow.optim.settle import settle, step
 
 CONFIGURATIONS = configurations()
@@ -40,20 +54,36 @@ def rounded_root(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "sqrt_", lambda self: self.copy_(root(self)))
 
 
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Plain torch for every table, as on a GPU."""
+
+    def force():
+        for module in (kernels, settling):
+            monkeypatch.setattr(module, "is_compiled", lambda table: False)
+
+    return force
+
+
 @functools.cache
-def references(name, kwargs, batches):
-    """torch.optim in float32 and in float64."""
-    return tuple(
-        dense(name, dict(kwargs), Batches(*batches), kind)[0]
-        for kind in (torch.float32, torch.float64)
-    )
+def reference(name, kwargs, batches, dtype):
+    """torch.optim in a dtype; in long double the rule itself."""
+    if dtype == "wide":
+        return wide(name, dict(kwargs), Batches(*batches))
+    return dense(name, dict(kwargs), Batches(*batches), dtype)[0]
 
 
-def three_ways(name, kwargs, exact, **batches):
+def references(name, kwargs, batches, dtype=torch.float32):
+    """torch.optim in the dtype, and what both are held against."""
+    truth = "wide" if dtype == torch.float64 else torch.float64
+    return tuple(reference(name, kwargs, batches, kind) for kind in (dtype, truth))
+
+
+def three_ways(name, kwargs, exact, dtype=torch.float32, run=Touched, **batches):
     given = Batches(**batches)
     frozen = given.steps, given.rows, given.columns, given.ids, given.scale
-    rival, truth = references(name, tuple(kwargs.items()), frozen)
-    ours, _ = Touched(name, kwargs, given, torch.float32, exact).run()
+    rival, truth = references(name, tuple(kwargs.items()), frozen, dtype)
+    ours, _ = run(name, kwargs, given, dtype, exact).run()
     assert_no_worse(ours, rival, truth)
 
 
@@ -101,19 +131,123 @@ def test_replay_is_no_worse_than_torch(name, kwargs):
     three_ways(name, kwargs, exact=True)
 
 
+# Every form of a jump.
+CLOSED = [
+    ("Adam", {}),
+    ("Adam", {"amsgrad": True}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("AdamW", {"betas": (0.7, 0.9)}),
+    ("NAdam", {}),
+    ("NAdam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("RAdam", {}),
+    ("RAdam", {"betas": (0.5, 0.6)}),
+    ("Adamax", {}),
+    ("Adamax", {"betas": (0.6, 0.9)}),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.01}),
+    ("ASGD", {}),
+    ("RMSprop", {"centered": True, "momentum": 0.9}),
+    ("Adadelta", {}),
+    ("Rprop", {}),
+]
+each_closed = pytest.mark.parametrize(("name", "kwargs"), CLOSED, ids=label)
+LONG = {"steps": 800, "rows": 120, "ids": 5}
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-9])
-@pytest.mark.parametrize(
-    ("name", "kwargs"),
-    [
-        ("Adam", {}),
-        ("Adam", {"amsgrad": True}),
-        ("AdamW", {"weight_decay": 0.1}),
-        ("SGD", {"momentum": 0.9, "weight_decay": 0.01}),
-    ],
-    ids=label,
-)
+@each_closed
 def test_long_gaps(name, kwargs, scale):
-    three_ways(name, kwargs, exact=False, scale=scale, steps=2500, rows=300, ids=6)
+    three_ways(name, kwargs, exact=False, scale=scale, **LONG)
+
+
+@pytest.mark.parametrize(("name", "kwargs"), [CLOSED[0], CLOSED[10]], ids=label)
+def test_longer_gaps(name, kwargs):
+    three_ways(name, kwargs, exact=False, steps=2500, rows=300, ids=6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+@each_closed
+def test_long_gaps_in_plain_torch(name, kwargs, scale, uncompiled):
+    uncompiled()
+    three_ways(name, kwargs, exact=False, scale=scale, **LONG)
+
+
+@each_closed
+def test_long_gaps_in_bfloat16(name, kwargs):
+    three_ways(name, kwargs, exact=False, dtype=torch.bfloat16, **LONG)
+
+
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps, reason="needs a wider long double"
+)
+@each_closed
+def test_long_gaps_in_float64(name, kwargs, uncompiled):
+    if name == "Rprop":
+        batches = Batches(**LONG)
+        truth = dense(name, kwargs, batches, torch.float64)[0]
+        assert_same_numbers(Touched(name, kwargs, batches, torch.float64, False).run()[0], truth)
+        return
+    three_ways(name, kwargs, exact=False, dtype=torch.float64, **LONG)
+    uncompiled()
+    three_ways(name, kwargs, exact=False, dtype=torch.float64, **LONG)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=label)
+@each_calm
+def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
+    if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
+        kwargs = kwargs | {"eps": 1e-4}
+    three_ways(name, kwargs, exact=False, dtype=dtype, steps=60, columns=7)
+
+
+def behind(name, kwargs, dtype, gap):
+    """A run whose rows are all `gap` steps behind the next one."""
+    run = Touched(name, kwargs, Batches(rows=16, columns=5), dtype, exact=False)
+    for _ in range(400):
+        run.ledger.record(run.group)
+    run.last += 400
+    grads = group(torch.arange(16), torch.randn(16, 5).to(dtype), 16)
+    run.ledger.record(run.group)
+    step(run.ledger, run.table, run.slots, run.last, grads)
+    for _ in range(gap):
+        run.ledger.record(run.group)
+    run.last[:4] += gap // 2  # not all alike
+    return run, lambda: step(run.ledger, run.table, run.slots, run.last, grads)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
+@each_closed
+def test_hardly_a_step_is_replayed(name, kwargs, dtype, compiled, uncompiled):
+    """What is in the ledger in between is not looked at: it may be NaN."""
+    if not compiled:
+        uncompiled()
+    run, next_step = behind(name, kwargs, dtype, gap=600)
+    run.ledger.shortcut.advance(run.ledger.entries(), 1000, dtype)
+    for entries in run.ledger._entries.values():
+        entries[401 + 100 : 701] = float("nan")
+        entries[701 + 100 : 999] = float("nan")
+    next_step()
+    assert bool(run.table.isfinite().all())
+    assert all(bool(slot.isfinite().all()) for slot in run.slots)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
+@each_closed
+def test_calls_of_torch_do_not_follow_the_gap(name, kwargs, dtype, uncompiled):
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.calls += 1
+            return function(*args, **kwargs or {})
+
+    uncompiled()
+    found = []
+    for gap in (300, 1200):
+        _, next_step = behind(name, kwargs, dtype, gap)
+        with Count() as count:
+            count.calls = 0
+            next_step()
+        found.append(count.calls)
+    assert found[1] <= found[0] + 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=label)
@@ -198,7 +332,7 @@ def test_hyperparameters_may_change_at_any_step():
 
 def test_a_row_that_overflows_does_so_as_in_torch():
     batches = Batches(steps=30)
-    for name in ("Adam", "SGD", "Adadelta"):
+    for name in ("Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "SGD", "Adadelta"):
         runs = []
         for exact in (True, False):
             run = Touched(name, {}, batches, torch.float32, exact)
@@ -325,3 +459,101 @@ def test_mutants_are_caught(mutant, exact):
     wrong = mutant("AdamW", {}, batches, torch.float32, exact).run()[0]
     with pytest.raises(AssertionError, match="the rival's and 2 ulp"):
         assert_no_worse(wrong, rival, truth)
+
+
+class Altered(Touched):
+    """A run whose jumps are given other numbers than they should be."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        advance = self.ledger.shortcut.advance
+
+        def altered(*arguments):
+            memo = advance(*arguments)
+            return None if memo is None else self.alter(*memo)
+
+        self.ledger.shortcut.advance = altered
+
+
+class NeighboursSums(Altered):
+    """k is one too large."""
+
+    def alter(self, sums, *rest):
+        return np.concatenate([sums[1:], sums[-1:]]), *rest
+
+
+class DroppedTerm(Altered):
+    """The term of the first power of the distance."""
+
+    def alter(self, sums, *rest):
+        sums = sums.copy()
+        sums[:, 1] = 0
+        return sums, *rest
+
+
+class DroppedHigherTerm(Altered):
+    def alter(self, sums, *rest):
+        sums = sums.copy()
+        sums[:, TERMS // 2] = 0
+        return sums, *rest
+
+
+class WrongDecay(Altered):
+    def alter(self, sums, *rest):
+        sums = sums.copy()
+        sums[:, DECAY] *= 1.01
+        return sums, *rest
+
+
+class WrongMomentum(Altered):
+    def alter(self, sums, first, b1, *rest):
+        return sums, first, b1**1.01, *rest
+
+
+class NoBound(Altered):
+    """Every row jumps, whatever the terms leave out."""
+
+    def alter(self, *memo):
+        return *memo[:-1], 1e30
+
+
+class NeighboursBlock(Altered):
+    """A block one step too early."""
+
+    def alter(self, blocks, ends, first):
+        return blocks, np.concatenate([ends[:1], ends[:-1]]), first
+
+
+class OtherLimits(Altered):
+    def alter(self, since, smallest, largest):
+        return since, smallest * 2e4, largest
+
+
+JUMP_MUTANTS = [
+    *(
+        (mutant, name, kwargs, torch.float32)
+        for name, kwargs in (CLOSED[2], CLOSED[5], CLOSED[6])
+        for mutant in (NeighboursSums, DroppedTerm, WrongMomentum)
+    ),
+    *((WrongDecay, *CLOSED[i], torch.float32) for i in (2, 5)),
+    *((NeighboursSums, *CLOSED[i], torch.float32) for i in (1, 7, 8)),
+    (DroppedTerm, "Adamax", {"eps": 0.5}, torch.float32),
+    *((NeighboursBlock, *CLOSED[i], torch.float32) for i in (10, 11)),
+    (NeighboursBlock, *CLOSED[12], torch.float32),
+    (OtherLimits, *CLOSED[14], torch.float32),
+    (NoBound, *CLOSED[0], torch.float32),
+    (NoBound, *CLOSED[3], torch.float64),
+    (DroppedHigherTerm, *CLOSED[4], torch.float64),
+    (OtherLimits, *CLOSED[14], torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("mutant", "name", "kwargs", "dtype"), JUMP_MUTANTS, ids=label)
+def test_mutants_of_jumps_are_caught(mutant, name, kwargs, dtype, compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    batches = {"steps": 300, "rows": 60, "ids": 5}
+    three_ways(name, kwargs, False, dtype, **batches)
+    with pytest.raises(AssertionError, match="the rival's and 2 ulp"):
+        three_ways(name, kwargs, False, dtype, mutant, **batches)

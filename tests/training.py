@@ -179,3 +179,76 @@ class Touched:
             self.step(t)
         self.settle()
         return self.table, self.slots
+
+
+class Wide:
+    """Numbers of numpy's long double, with the operations of torch that rules are written in."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values, np.longdouble)
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        assert function is torch.maximum
+        return cls(np.maximum(*(each.values for each in arguments)))
+
+    def __neg__(self):
+        return Wide(-self.values)
+
+    def __abs__(self):
+        return Wide(abs(self.values))
+
+    def __add__(self, other):
+        return Wide(self.values + plain(other))
+
+    def __sub__(self, other):
+        return Wide(self.values - plain(other))
+
+    def __mul__(self, other):
+        return Wide(self.values * plain(other))
+
+    def __truediv__(self, other):
+        return Wide(self.values / plain(other))
+
+    def __rtruediv__(self, other):
+        return Wide(plain(other) / self.values)
+
+    def add(self, b, alpha):
+        return self + b * alpha
+
+    def lerp(self, b, weight):
+        return self + (b - self) * weight
+
+    def addcmul(self, b, c, value):
+        return self + b * c * value
+
+    def addcdiv(self, b, c, value):
+        return self + b / c * value
+
+    def sqrt(self):
+        return Wide(np.sqrt(self.values))
+
+
+def plain(value):
+    """What numpy computes with."""
+    return value.values if isinstance(value, Wide) else np.longdouble(value)
+
+
+def wide(name, kwargs, batches):
+    """The rule on a dense parameter in long double: what float64 is held against."""
+    rule, chosen = RULES[name], optimizer(name, kwargs, batches.weights.double())[0]
+    given = dict(chosen.param_groups[0])
+    base, carried, w = given["lr"], None, Wide(batches.weights.numpy())
+    for t, ids in enumerate(batches.all_ids):
+        given["lr"] = base * batches.rate(t)
+        if carried is None:
+            carried = rule.carry(given)
+            slots = tuple(
+                Wide(np.full(w.values.shape, value)) for value in rule.slots(given).values()
+            )
+        grouped = group(ids, batches.grads(t).double(), batches.rows)
+        g = torch.zeros(w.values.shape, dtype=torch.float64)
+        g.index_copy_(0, grouped.rows, grouped.sums())
+        entry = tuple(map(float, rule.entry(given, t + 1, carried)))
+        w, slots = rule.update(w, Wide(g.numpy()), slots, entry, rule.flags(given))
+    return w.values

@@ -20,10 +20,10 @@ class Ledger:
         group: its parameter group; read now for the form and the state, and at each `record`.
         start: torch's step count before the first entry, for a run that was resumed.
         carried: what `rule.carry(group)` would begin with, from a checkpoint.
-        exact: replay every missed step. Otherwise float32 rows may jump over many at once, no
-            further from float64 than torch's own float32 is.
+        exact: replay every missed step, in every dtype: torch's own bits. Otherwise rows may jump
+            over many at once, no further from the truth than torch in their dtype is.
 
-    12 bytes a step for each number of an entry, and 64 more for Adam's series; never trimmed.
+    12 bytes a step for each number of an entry, and 104 more for Adam's series; never trimmed.
     """
 
     def __init__(

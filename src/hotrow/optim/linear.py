@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.optim.exact import Exact
-from hotrow.optim.shortcut import Memo
+from hotrow.optim.shortcut import Memo, columns
 
 FEW = 8  # so few steps are replayed where that is compiled
 NEAR = 0.5  # to 1: the diagonal is 1 and its distance
@@ -34,7 +34,7 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     if upto - t < FEW or t < first:
         return t
     n = len(slots) + 1
-    columns = table.shape[1]
+    width = table.shape[1]
     product, work = np.zeros((n, n + 1)), np.empty((n, n + 1))
     for a in range(n):
         product[a, a] = 1
@@ -58,24 +58,24 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
                         total = 1 + work[a, n]
                 work[a, b] = total
         product[:, :] = work
-    old, new = np.empty((n, columns)), np.zeros((n, columns))
-    for j in range(columns):
+    old, new = np.empty((n, width)), np.zeros((n, width))
+    for j in range(width):
         old[0, j] = table[r, j]
     if len(slots) > 0:  # an empty tuple cannot be indexed, not even never
         for b in range(n - 1):
-            for j in range(columns):
+            for j in range(width):
                 old[b + 1, j] = slots[b][r, j]
     for a in range(n):
         for b in range(n):
             scale = product[a, b]
             if scale != 0:  # 0 * inf is not what the rule does
-                for j in range(columns):
+                for j in range(width):
                     new[a, j] += scale * old[b, j]
-    for j in range(columns):
+    for j in range(width):
         table[r, j] = new[0, j]
     if len(slots) > 0:
         for b in range(n - 1):
-            for j in range(columns):
+            for j in range(width):
                 slots[b][r, j] = new[b + 1, j]
     return upto
 
@@ -123,7 +123,8 @@ class Linear:
         self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         """The jumps of many rows, in plain torch."""
-        able = at >= self.first
+        blocks, ends, first = memo
+        able = at >= first
         t = np.where(able, at, upto)
         product = np.repeat(self.unit[None], len(t), axis=0)
         while (left := np.flatnonzero(t < upto)).size:
@@ -133,12 +134,13 @@ class Linear:
             room = np.frexp(upto - now)[1] - 1
             level = np.minimum(np.where(now == 0, room, level), room)
             t[left] = now + (1 << level)
-            product[left] = after(self.blocks[self.ends[t[left] - 1] + level], product[left])
-        scales = torch.from_numpy(product[..., : self.size]).to(w)[..., None, :]
-        old = torch.stack([w, *slots], -1)
-        new = [
-            torch.where(scales[:, a] == 0, 0, scales[:, a] * old).sum(-1) for a in range(self.size)
-        ]
+            product[left] = after(blocks[ends[t[left] - 1] + level], product[left])
+        every = w, *slots
+        new = [torch.zeros_like(w) for _ in every]
+        for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
+            (scale,) = columns(product[:, a, b, None], w)
+            # 0 * inf is not what the rule does
+            new[a] += torch.where(scale == 0, 0, scale * every[b])
         return new[0], tuple(new[1:]), torch.from_numpy(able).to(w.device)
 
     def _add(self, i: int, entry: tuple[float, ...]) -> None:

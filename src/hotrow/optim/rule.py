@@ -43,7 +43,8 @@ class Rule:
     `carry(group)`. `flags(group)` chooses between forms of the update that are compiled apart.
 
     `still(group)`: whether a zero gradient leaves a row and its state exactly as they are.
-    `shortcut(group)`: a way over many steps without a gradient at once, for float32 tables.
+    `shortcut(group)`: a way over many steps without a gradient at once; where it does not apply
+    (coupled decay, but for SGD and ASGD) every missed step is replayed.
     """
 
     name: str

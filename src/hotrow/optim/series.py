@@ -18,7 +18,7 @@ Around a centre Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), which is be
 
 so that the sum is a polynomial in p whose coefficients T_j = sum_k h_k b1^k / Q_k d_k^j belong to
 s and not to the row. They are kept for every s; a step changes the last few hundred only, since
-b1^k dies out. Eight terms are kept. What they leave out is bounded beside them: a row jumps when
+b1^k dies out. Ten terms are kept. What they leave out is bounded beside them: a row jumps when
 that bound is less than half an ulp of the move or, in every column, of w; else one more step is
 replayed, which makes the move smaller. Some tens of steps at most: the first hundreds of a run
 and a b2 far from 1, in float64.
@@ -41,9 +41,9 @@ from torch import Tensor
 from hotrow.kernels.ops import sqrt
 from hotrow.optim.shortcut import Memo, columns
 
-TERMS = 8
+TERMS = 10
 # Columns after the terms: the bound of what they leave out, Y, the log of all decays so far.
-REST, CENTRE, DECAY, WIDTH = 8, 9, 10, 11
+REST, CENTRE, DECAY, WIDTH = 10, 11, 12, 13
 FEW = 3  # so few steps are replayed where that is compiled
 GONE = 2.0**-60  # of the move: the steps after it are left out
 LEAST = 1e-38  # v times less would make an infinite v NaN
@@ -52,10 +52,11 @@ LEAST = 1e-38  # v times less would make an infinite v NaN
 def land(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
     """`(w, m, v)` after the jump: scalars, or tensors with the row's numbers as (n, 1)."""
     decay, shrink, shrink2, centre = row
-    t0, t1, t2, t3, t4, t5, t6, t7 = terms
+    t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 = terms
     inverse = one / (sqrt(top) * centre + eps)
     p = one - eps * inverse
-    total = t0 + p * (t1 + p * (t2 + p * (t3 + p * (t4 + p * (t5 + p * (t6 + p * t7))))))
+    total = t5 + p * (t6 + p * (t7 + p * (t8 + p * t9)))
+    total = t0 + p * (t1 + p * (t2 + p * (t3 + p * (t4 + p * total))))
     return (w - m * inverse * total) * decay, m * shrink, v * shrink2
 
 
@@ -70,17 +71,17 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     if upto - t < FEW or t < first:
         return t
     kind = table.dtype.type
-    one, eps, centre = kind(1), kind(eps), kind(sums[t, 9])
+    one, eps, centre = kind(1), kind(eps), kind(sums[t, CENTRE])
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
-    if not sums[t, 8] <= part * sums[t, 0]:
-        rest, part = kind(sums[t, 8]), kind(part)
+    if not sums[t, REST] <= part * sums[t, 0]:
+        rest, part = kind(sums[t, REST]), kind(part)
         for j in range(table.shape[1]):
             if far(table[r, j], means[r, j], tops[r, j], one, eps, centre, rest, part):
                 return t
-    decay = kind(math.exp(sums[upto, 10] - sums[t, 10]))
+    decay = kind(math.exp(sums[upto, DECAY] - sums[t, DECAY]))
     row = decay, kind(b1 ** (upto - t)), kind(max(b2 ** (upto - t), LEAST)), centre
-    low = kind(sums[t, 0]), kind(sums[t, 1]), kind(sums[t, 2]), kind(sums[t, 3])
-    high = kind(sums[t, 4]), kind(sums[t, 5]), kind(sums[t, 6]), kind(sums[t, 7])
+    low = kind(sums[t, 0]), kind(sums[t, 1]), kind(sums[t, 2]), kind(sums[t, 3]), kind(sums[t, 4])
+    high = kind(sums[t, 5]), kind(sums[t, 6]), kind(sums[t, 7]), kind(sums[t, 8]), kind(sums[t, 9])
     terms = low + high
     for j in range(table.shape[1]):
         w, m, v = land(table[r, j], means[r, j], squares[r, j], tops[r, j], one, eps, row, terms)
