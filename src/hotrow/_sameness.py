@@ -10,7 +10,7 @@ import copy
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -141,7 +141,7 @@ class Sameness:
     Attributes:
         optimizer: the name that torch and hotrow have for it.
         options: given to both, under torch's names.
-        batches: what all runs were trained on, but for the scale.
+        batches: what all runs were trained on, before scaling.
         distances: one for each scale.
     """
 
@@ -191,19 +191,19 @@ def measure(
     scales: Sequence[float] = SCALES,
     progress: Progress | None = None,
 ) -> Sameness:
-    """Train one table three ways, at each scale of the gradients, and hold the ends together.
+    """Train a table for each scale of the gradients, three ways, and hold the ends together.
 
     Args:
         optimizer: a name in `hotrow.optim`.
         options: of both constructors; not changed.
-        batches: what to train on; their own scale does not count.
-        scales: what the gradients are multiplied with.
+        batches: what to train on.
+        scales: what their gradients are multiplied with; a table is trained for each.
         progress: called with (what is being done, steps done, steps in all).
 
     Raises:
         HotrowError: options that torch refuses, or with which it does not get through.
 
-    Cost: two dense runs and one by rows for each scale.
+    Cost: two dense trainings and one by rows, of a table for each scale.
     """
     check_options(optimizer, options)
     ways = [
@@ -211,35 +211,32 @@ def measure(
         (f"torch.optim.{optimizer}, float32", torch.optim, torch.float32),
         (f"hotrow.optim.{optimizer}, float32", hotrow.optim, torch.float32),
     ]
-    total = len(scales) * len(ways) * batches.steps
-    distances = []
-    for i, scale in enumerate(scales):
-        scaled = replace(batches, scale=scale)
-        ends = []
-        for j, (what, package, dtype) in enumerate(ways):
-            done = (i * len(ways) + j) * batches.steps
+    ends = []
+    for i, (what, package, dtype) in enumerate(ways):
 
-            def tell(t: int, what: str = what, done: int = done) -> None:
-                if progress is not None:
-                    progress(what, done + t, total)
+        def tell(t: int, what: str = what, done: int = i * batches.steps) -> None:
+            if progress is not None:
+                progress(what, done + t, len(ways) * batches.steps)
 
-            kind = getattr(package, optimizer)
-            try:
-                ends.append(train(kind, options, scaled, dtype, tell))
-            except (ArithmeticError, TypeError, ValueError) as error:
-                if package is hotrow.optim:
-                    raise
-                raise HotrowError(
-                    f"{what} does not get through with these options: {error}", fix=_DEFAULTS
-                ) from None
-            if package is torch.optim and not bool(ends[-1].isfinite().all()):
+        kind = getattr(package, optimizer)
+        try:
+            tables = train(kind, options, batches, scales, dtype, tell)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            if package is hotrow.optim:
+                raise
+            raise HotrowError(
+                f"{what} does not get through with these options: {error}", fix=_DEFAULTS
+            ) from None
+        for scale, table in zip(scales, tables, strict=True):
+            if package is torch.optim and not bool(table.isfinite().all()):
                 raise HotrowError(
                     f"{what} ends in weights that are inf or NaN with gradients of scale "
                     f"{scale:g}, so that nothing can be held against it",
                     fix=_DEFAULTS,
                 )
-        truth, rival, ours = ends
-        distances.append(distance(ours, rival, truth, scale))
+        ends.append(tables)
+    truths, rivals, ours = ends
+    distances = map(distance, scales, ours, rivals, truths)
     return Sameness(optimizer, dict(options), batches, tuple(distances))
 
 
@@ -263,32 +260,40 @@ def train(
     optimizer: type[torch.optim.Optimizer],
     options: Mapping[str, Any],
     batches: Batches,
+    scales: Sequence[float],
     dtype: torch.dtype,
     tell: Callable[[int], None] = lambda t: None,
-) -> Tensor:
-    """The table after all steps, by the loop that people write; (V, D)."""
-    weights = batches.weights.to(dtype, copy=True)
-    embedding = nn.Embedding(batches.rows, batches.columns, _weight=weights)
+) -> list[Tensor]:
+    """A table for each scale after all steps, by the loop that people write; (V, D) each."""
+    tables = [
+        nn.Embedding(batches.rows, batches.columns, _weight=batches.weights.to(dtype, copy=True))
+        for _ in scales
+    ]
+    model = nn.ModuleList(tables)
     given = copy.deepcopy(dict(options))  # a schedule writes into a learning rate's tensor
     if issubclass(optimizer, RowOptimizer):
-        convert(embedding)
+        convert(model)
     else:
         given["foreach"] = False  # the plain code, tensor by tensor
     kind: Callable[..., torch.optim.Optimizer] = optimizer
-    chosen = kind(embedding.parameters(), **given)
+    chosen = kind(model.parameters(), **given)
     schedule = torch.optim.lr_scheduler.LambdaLR(chosen, batches.rate)
     for t, ids in enumerate(batches.all_ids):
         if t % _TOLD == 0:
             tell(t)
         chosen.zero_grad()
-        (embedding(ids) * batches.grads(t).to(dtype)).sum().backward()
+        grads = batches.grads(t)
+        losses = [
+            (table(ids) * (grads * scale).to(dtype)).sum()
+            for table, scale in zip(tables, scales, strict=True)
+        ]
+        torch.autograd.backward(losses)
         chosen.step()
         schedule.step()
-    result: Tensor = embedding.weight.detach().clone()
-    return result
+    return [table.weight.detach().clone() for table in tables]
 
 
-def distance(ours: Tensor, rival: Tensor, truth: Tensor, scale: float) -> Distance:
+def distance(scale: float, ours: Tensor, rival: Tensor, truth: Tensor) -> Distance:
     """How far float32 `ours` and `rival` are from float64 `truth`; (V, D) each, of finite truth."""
 
     def error(weights: Tensor) -> float:
@@ -297,6 +302,5 @@ def distance(ours: Tensor, rival: Tensor, truth: Tensor, scale: float) -> Distan
 
     largest = np.float32(float(truth.abs().max()))
     same = int((ours.view(torch.int32) == rival.view(torch.int32)).sum())
-    return Distance(
-        scale, error(ours), error(rival), float(np.spacing(largest)), same, ours.numel()
-    )
+    ulp = float(np.spacing(largest))
+    return Distance(scale, error(ours), error(rival), ulp, same, ours.numel())
