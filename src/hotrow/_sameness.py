@@ -164,7 +164,7 @@ class Sameness:
         return {
             "optimizer": self.optimizer,
             "options": {
-                name: value.item() if isinstance(value, Tensor) else value
+                name: f"tensor({value:g})" if isinstance(value, Tensor) else value
                 for name, value in self.options.items()
             },
             "within": self.within,
