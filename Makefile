@@ -6,7 +6,7 @@ BIN := .venv/bin
 # torch's version is pinned by constraints.txt, in build environments as well.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint clean
+.PHONY: run test lint sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -20,6 +20,10 @@ lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Writes docs/sameness.md: every optimizer's step held to torch's; about ten minutes on two cores.
+sameness: .venv/test
+	@PYTHONPATH=tests $(BIN)/python bench/sameness.py
 
 clean:
 	rm -rf .venv

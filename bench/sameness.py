@@ -67,11 +67,20 @@ def rounded(index: int, steps: int, seed: int) -> Record:
     ours = train(getattr(hotrow.optim, name), options, batches, SCALES, torch.float32)
     with rounded_root():
         roots = train(kind, options, batches, SCALES, torch.float32)
-    return {
-        "index": index,
-        "scales": [each.to_dict() for each in map(distance, SCALES, roots, rivals, truths)],
-        "hotrow_bitwise": [each.same for each in map(distance, SCALES, ours, roots, truths)],
-    }
+    scales = []
+    for scale, our, root, rival, truth in zip(SCALES, ours, roots, rivals, truths, strict=True):
+        found = distance(scale, root, rival, truth)
+        scales.append(
+            {
+                "scale": scale,
+                "rounded_root_error": found.hotrow,
+                "ulp": found.ulp,
+                "within": found.within,
+                "hotrow_bitwise": distance(scale, our, root, truth).same,
+                "values": found.values,
+            }
+        )
+    return {"index": index, "scales": scales}
 
 
 @contextmanager
@@ -160,12 +169,9 @@ def _cpu() -> str:
 
 def label(record: Record) -> str:
     """The options as they are written in Python; the defaults are left out."""
-    options = {name: _short(value) for name, value in record["options"].items()}
-    return ", ".join(f"{name}={value}" for name, value in options.items()) or "defaults"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else str(value)
+    pairs = record["options"].items()
+    values = [(name, tuple(v) if isinstance(v, list) else v) for name, v in pairs]
+    return ", ".join(f"{name}={value}" for name, value in values) or "defaults"
 
 
 def ulps(error: float | None, scale: Record) -> str:
@@ -214,9 +220,8 @@ def luck(again: Record) -> list[str]:
             f"| {max(ratios):.2f} | {sum(s['within'] for s in scales)} of {len(scales)} "
             f"| {sign_test(wins, losses):.2g} |"
         )
-    values = runs[0]["scales"][0]["values"]
-    shares = ", ".join(f"{same / values:.1%}" for same in root["hotrow_bitwise"])
-    errors = ", ".join(ulps(s["hotrow_error"], s) for s in root["scales"])
+    shares = ", ".join(f"{s['hotrow_bitwise'] / s['values']:.1%}" for s in root["scales"])
+    errors = ", ".join(ulps(s["rounded_root_error"], s) for s in root["scales"])
     missed = sum(not s["within"] for s in root["scales"])
     lines += [
         "",
