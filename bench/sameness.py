@@ -49,7 +49,6 @@ Record = dict[str, Any]
 
 def one(index: int, steps: int, seed: int) -> Record:
     """Measure one configuration, by its place in the list."""
-    torch.set_num_threads(1)
     name, options = configurations()[index]
     begin = time.perf_counter()
     found = measure(name, options, Batches(steps=steps, rows=ROWS, seed=seed))

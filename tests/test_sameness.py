@@ -110,6 +110,18 @@ def test_each_scale_is_trained_alone():
             assert table.dtype == dtype
 
 
+def test_one_thread_is_used_and_the_number_of_threads_restored(threads, monkeypatch):
+    torch.set_num_threads(3)
+    seen = []
+    real = torch.optim.SGD.step
+    monkeypatch.setattr(
+        torch.optim.SGD, "step", lambda self: (seen.append(torch.get_num_threads()), real(self))
+    )
+    found = measure("SGD", {}, Batches(steps=2))
+    assert set(seen) == {1} == {found.to_dict()["threads"]}
+    assert torch.get_num_threads() == 3
+
+
 def test_options_are_not_changed_and_progress_is_told():
     told = []
     options = {"lr": torch.tensor(0.01)}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,7 +179,7 @@ class Sameness:
             "rows_never_touched": never,
             "longest_idle_steps": longest,
             "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
+            "threads": 1,
             "machine": platform.machine(),
         }
 
@@ -220,7 +221,8 @@ def measure(
 
         kind = getattr(package, optimizer)
         try:
-            tables = train(kind, options, batches, scales, dtype, tell)
+            with _one_thread():
+                tables = train(kind, options, batches, scales, dtype, tell)
         except (ArithmeticError, TypeError, ValueError) as error:
             if package is hotrow.optim:
                 raise
@@ -291,6 +293,17 @@ def train(
         chosen.step()
         schedule.step()
     return [table.weight.detach().clone() for table in tables]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """So many small steps lose more time waiting for a second thread than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def distance(scale: float, ours: Tensor, rival: Tensor, truth: Tensor) -> Distance:
