@@ -299,10 +299,18 @@ def document(content: Record) -> str:
             "",
             "These were trained again on other seeds. *Nearer* counts the runs in which one of "
             "the two ended nearer to float64; the sign test is the chance of so uneven a split if "
-            "neither is the better one. This explains the misses; it excuses none.",
+            "neither is the better one (in the last line as if the scales were independent; they "
+            "share a seed's ids). This explains the misses; it excuses none.",
             "",
             "hotrow's square root is correctly rounded; torch's, MKL's on x86, is not always. So "
-            "torch.optim's own code was run over a correctly rounded root too.",
+            "torch.optim's own code was run over a correctly rounded root too: where its weights "
+            "have hotrow's bits, that root is all that the two runs differ in.",
+            "",
+            "An error of 2^23 ulp, 8.4e+06, or more is as large as half of the largest weight: "
+            "there float32 has settled nothing, and torch's own run is as far off. With coupled "
+            "decay RMSprop divides an idle row's only gradient, its decay, by its own size. The "
+            "weights circle around 0, the last bit of a root decides the sign of later steps, and "
+            "any two roundings part.",
             "",
         ]
         for again in content["again"]:
