@@ -327,6 +327,12 @@ def test_the_document_hides_no_miss(generate, script, monkeypatch):
         assert each["within"]
 
 
+def test_a_cell_of_the_document(script):
+    scale = {"hotrow_error": 0.0, "torch_float32_error": 3.0, "ulp": 2.0, "bitwise": 2, "values": 3}
+    assert script.cell(scale | {"within": True}) == "0.0 / 1.5, 66 %"
+    assert script.cell(scale | {"within": False, "hotrow_error": None}) == "**inf / 1.5, 66 %**"
+
+
 def test_the_sign_test(script):
     assert script.sign_test(5, 5) == 1.0
     assert script.sign_test(0, 0) == 1.0
