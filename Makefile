@@ -21,7 +21,7 @@ lint: .venv/test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# Writes docs/sameness.md: every optimizer's step held to torch's; about ten minutes on two cores.
+# Writes docs/sameness.md: every optimizer's step held to torch's.
 sameness: .venv/test
 	@PYTHONPATH=tests $(BIN)/python bench/sameness.py
 

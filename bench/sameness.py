@@ -174,7 +174,7 @@ def label(record: Record) -> str:
 
 
 def hotrows(scale: Record) -> float:
-    """hotrow's error; JSON has null for inf."""
+    """The error of hotrow; JSON has null for inf."""
     error = scale["hotrow_error"]
     return math.inf if error is None else float(error)
 
@@ -216,7 +216,7 @@ def luck(again: Record) -> list[str]:
     for scales in [*columns, [scale for column in columns for scale in column]]:
         pairs = [(hotrows(s), s["torch_float32_error"]) for s in scales]
         wins, losses = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-        ratios = [a / b if b else math.inf for a, b in pairs]
+        ratios = [1.0 if a == b else a / b if b else math.inf for a, b in pairs]
         slack = [SLACK * s["ulp"] for s in scales]
         turned = sum(b <= a + more for (a, b), more in zip(pairs, slack, strict=True))
         name = f"{scales[0]['scale']:g}" if len(scales) == len(runs) else "all"
