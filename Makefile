@@ -6,7 +6,7 @@ BIN := .venv/bin
 # torch's version is pinned by constraints.txt, in build environments as well.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -24,6 +24,10 @@ lint: .venv/test
 # About 12 minutes and 13 GB; writes bench/records and docs/performance.md.
 bench: .venv/peers
 	$(BIN)/python -m bench.train
+
+# Writes docs/sameness.md: every optimizer's step held to torch's.
+sameness: .venv/test
+	@PYTHONPATH=tests $(BIN)/python bench/sameness.py
 
 clean:
 	rm -rf .venv

@@ -1,4 +1,4 @@
-"""`hotrow compare` as its user meets it: what it prints, where, and with which exit code."""
+"""`hotrow compare` and `hotrow check` as their user meets them: what is printed, the code."""
 
 import io
 import json
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 import hotrow
 from hotrow import _examples, cli, files
+from hotrow.optim.ledger import Ledger
 
 HOSTILE = ["[bold]loud[/bold]", "\x1b[31mred", "\u202ereversed", "<b>&amp;"]
 WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
@@ -88,20 +90,32 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`hotrow compare` in this process, in the folder of the inputs."""
-    monkeypatch.chdir(inputs)
+def hotrow_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`hotrow` in this process."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
 
     def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["hotrow", "compare", *arguments])
+        monkeypatch.setattr(sys, "argv", ["hotrow", *arguments])
         with pytest.raises(SystemExit) as exit:
             cli.main()
         captured = capsys.readouterr()
         return Result(int(exit.value.code or 0), captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, hotrow_: Run) -> Run:
+    """`hotrow compare` in the folder of the inputs."""
+    monkeypatch.chdir(inputs)
+    return partial(hotrow_, "compare")
+
+
+@pytest.fixture
+def check(hotrow_: Run) -> Run:
+    """`hotrow check` on a small table, unless told otherwise."""
+    return partial(hotrow_, "check", "--rows", "40", "--columns", "5")
 
 
 def launch(folder: Path, *arguments: str, **options: Any) -> Result:
@@ -317,6 +331,18 @@ USAGE = [
     ("compare --ids", "Option '--ids' requires an argument.", "--ids"),
     ("compare stray", "unexpected extra argument", "hotrow compare -h"),
     ("comapre", "No such command 'comapre'", "compare"),
+    ("check --optimiser SGD", "No such option: --optimiser", "--optimizer"),
+    (
+        "check --optimizer SGD --steps 0",
+        "'--steps': Input should be greater",
+        "check -h",
+    ),
+    (
+        "check --optimizer SGD --rows 3",
+        "'--rows': Input should be greater",
+        "check -h",
+    ),
+    ("check --optimizer SGD --seed x", "'--seed': Input should be a valid integer", "check -h"),
 ]
 
 
@@ -626,10 +652,137 @@ def test_with_json_the_page_is_written_and_only_json_printed(run: Run, tmp_path:
     assert page.exists()
 
 
+# --- the optimizer's step ---------------------------------------------------------------------
+
+SGD = "--optimizer SGD --set"
+ALL = "one of Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD"
+SGDS = "its options are lr, momentum, dampening, weight_decay, nesterov, maximize"
+
+# (arguments, the message, the remedy)
+UNCHECKABLE: list[tuple[str, str, str]] = [
+    ("", "check needs an optimizer", "name it, as in hotrow check --optimizer AdamW"),
+    ("--optimizer Muon", "--optimizer 'Muon' is none of hotrow.optim's", ALL),
+    (
+        "--optimizer adanw",
+        "--optimizer 'adanw' is none of hotrow.optim's (did you mean AdamW?)",
+        ALL,
+    ),
+    (f"{SGD} momentum", "--set 'momentum' is not NAME=VALUE", "write it as lr=0.01 or betas="),
+    (f"{SGD} =1", "--set '=1' is not NAME=VALUE", "write it as lr=0.01"),
+    (f"{SGD} lr=", "--set 'lr=' is not NAME=VALUE", "write it as lr=0.01"),
+    (f"{SGD} betas=0.9,0.99", "--set 'betas=0.9,0.99': SGD takes no betas", SGDS),
+    (
+        f"{SGD} momemtum=0.9",
+        "--set 'momemtum=0.9': SGD takes no momemtum (did you mean momentum?)",
+        SGDS,
+    ),
+    (f"{SGD} foreach=true", "--set 'foreach=true': foreach is how torch computes, not", "leave it"),
+    (f"{SGD} lr=1 --set lr=2", "--set 'lr=2': lr is set twice", "set it once"),
+    (f"{SGD} lr=fast", "--set 'lr=fast': lr is a finite number", "write it as lr=0.001"),
+    (f"{SGD} lr=nan", "--set 'lr=nan': lr is a finite number", "write it as lr=0.001"),
+    (f"{SGD} lr=1,2", "--set 'lr=1,2': lr is a finite number", "write it as lr=0.001"),
+    (f"{SGD} nesterov=1", "--set 'nesterov=1': nesterov is true or false", "write it as nesterov="),
+    (
+        "--optimizer Adam --set betas=0.9",
+        "--set 'betas=0.9': betas is 2 finite numbers",
+        "write it as betas=0.9,0.999",
+    ),
+    (
+        "--optimizer Adam --set betas=0.9,1.5",
+        "torch.optim.Adam refuses betas=(0.9, 1.5): Invalid beta parameter at index 1: 1.5",
+        "change what it names, or leave it at its default",
+    ),
+    (
+        f"{SGD} lr=1e30 --set weight_decay=1 --steps 60",
+        "torch.optim.SGD, float64 ends in weights that are inf or NaN with gradients of scale 1",
+        "take options nearer to the defaults, a smaller lr first",
+    ),
+    (
+        "--optimizer SGD --scales 1,0",
+        "--scales '1,0': '0' is not a positive number",
+        "write them as 1,1e-4,1e-7,1e-9",
+    ),
+    ("--optimizer SGD --scales 1,,2", "--scales '1,,2': '' is not a positive number", "write them"),
+    (
+        "--optimizer SGD --rows 1000000000",
+        "2,500 steps of a table of 1,000,000,000 x 5 with 12 ids each take about 480.0 GB of",
+        "take fewer rows, columns, ids or steps",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "fix"), UNCHECKABLE, ids=[row[0] or "-" for row in UNCHECKABLE]
+)
+def test_what_cannot_be_checked_gets_its_message_and_exit_code_2(
+    check: Run, arguments: str, problem: str, fix: str
+) -> None:
+    found = check(*shlex.split(arguments))
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith(f"Error: {problem}")
+    assert f"\n  try: {fix}" in found.err
+    assert "Traceback" not in found.err
+
+
+CHECKED = shlex.split("--optimizer adamw --set weight_decay=0.1 --set lr=0.01 --steps 60")
+
+
+def test_the_same_step_exits_0_and_every_scale_has_its_line(check: Run) -> None:
+    found = check(*CHECKED)
+    assert (found.code, found.err) == (0, "")
+    title, setting, *_ = found.out.splitlines()
+    assert title == "AdamW(weight_decay=0.1, lr=0.01)"
+    assert (
+        setting == "  table 40 x 5, 60 steps of 12 ids, seed 0; 10 rows never touched, others idle"
+    )
+    figure = r"\d\S*"
+    for scale in ("1", "0.0001", "1e-07", "1e-09"):
+        line = rf"^ +{scale}(?: +{figure}){{4}} +\d+\.\d % +yes$"
+        assert re.search(line, found.out, re.MULTILINE)
+    assert found.out.endswith("\n  the same step: as near to float64 as torch's own float32\n")
+    assert max(map(len, found.out.splitlines())) <= 80
+    assert not re.search(r"[ \t]$", found.out, re.MULTILINE)
+
+
+def test_another_step_exits_1_and_says_so(check: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Ledger.append
+    monkeypatch.setattr(
+        Ledger, "append", lambda self, entry: real(self, (entry[0] ** 2, *entry[1:]))
+    )
+    found = check(*CHECKED)
+    assert (found.code, found.err) == (1, "")
+    assert len(re.findall(r" % +NO$", found.out, re.MULTILINE)) == 4
+    assert found.out.endswith(
+        "\n  NOT the same step: further from float64 than torch's own float32\n"
+    )
+    as_json = check(*CHECKED, "--json")
+    assert as_json.code == 1
+    assert strict_json(as_json.out)["within"] is False
+
+
+def test_the_json_of_check_has_the_figures_that_are_printed(check: Run) -> None:
+    arguments = [*CHECKED, "--scales", "1,1e-6", "--seed", "3"]
+    content = strict_json(check(*arguments, "--json").out)
+    assert content["within"] is True
+    assert (content["hotrow"], content["torch"]) == (hotrow.__version__, torch.__version__)
+    assert (content["optimizer"], content["seed"], content["steps"]) == ("AdamW", 3, 60)
+    assert content["options"] == {"weight_decay": 0.1, "lr": 0.01}
+    printed = check(*arguments).out
+    for scale, given in zip(content["scales"], (1.0, 1e-6), strict=True):
+        assert scale["scale"] == given
+        assert scale["values"] == 200
+        errors = (scale["hotrow_error"], scale["torch_float32_error"])
+        cells = [f"{given:g}"]
+        for error in errors:
+            cells += [f"{error:.3g}", f"{error / scale['ulp']:,.1f}"]
+        cells += [f"{scale['bitwise'] / 2:.1f}", "%", "yes"]
+        assert cells in [line.split() for line in printed.splitlines()]
+
+
 # --- manners ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["check", "--help"]])
 def test_help_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
@@ -650,6 +803,16 @@ def test_help_shows_examples_and_every_option(run: Run) -> None:
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
     assert "0 equal, 1 not equal, 2 input that cannot be used" in out
     assert "[bold]" not in out
+
+
+def test_the_help_of_check_shows_examples_optimizers_and_every_option(check: Run) -> None:
+    out = check("--help").out
+    assert "\n  Examples:\n    hotrow check --optimizer AdamW\n    hotrow check --opt" in out
+    named = out[out.index("Optimizers:") : out.index("Exit code:")]
+    assert set(hotrow.optim.__all__) <= set(re.findall(r"\w+", named))
+    for option in ("optimizer", "set", "steps", "rows", "columns", "ids", "scales", "seed", "json"):
+        assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
+    assert "0 the same step, 1 not, 2 input that cannot be used" in out
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

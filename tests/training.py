@@ -1,20 +1,18 @@
 """Sparse training runs, by torch.optim on a dense parameter and by the rules on touched rows."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 from hotrow import optim
+from hotrow._sameness import Batches
 from hotrow.kernels.grouping import group
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import settle, step
+from hotrow.options import MECHANICS
 
 RULES = {name: getattr(optim, name).rule for name in optim.__all__}
-
-# How torch computes, not what: no part of a rule.
-MECHANICS = {"foreach", "fused", "capturable", "differentiable"}
 
 OWN = {
     "SGD": [
@@ -77,45 +75,6 @@ def label(value):
     if isinstance(value, dict):
         return ",".join(f"{k}={v}" for k, v in value.items()) or "default"
     return str(value)
-
-
-@dataclass
-class Batches:
-    """Ids and gradients of a run: a row in every batch, rows in none, and Zipf in between."""
-
-    steps: int = 250
-    rows: int = 40
-    columns: int = 19
-    ids: int = 12
-    scale: float = 1.0
-    seed: int = 0
-    schedule: bool = True
-    all_ids: list = field(init=False)
-
-    def __post_init__(self):
-        random = np.random.default_rng(self.seed)
-        busy = self.rows * 3 // 4  # the rest is idle all along
-        odds = 1 / np.arange(1, busy + 1) ** 1.6
-        self.all_ids = [
-            torch.from_numpy(np.append(random.choice(busy, self.ids - 1, p=odds / odds.sum()), 0))
-            for _ in range(self.steps)
-        ]
-        self.weights = torch.from_numpy(random.standard_normal((self.rows, self.columns))).float()
-
-    def grads(self, t):
-        """(N, D), the same float32 numbers for every dtype."""
-        random = torch.Generator().manual_seed(1000 * self.seed + t)
-        shape = self.ids, self.columns
-        return torch.randn(shape, generator=random) * self.scale
-
-    def rate(self, t):
-        """Warm-up, then cosine: what the learning rate is multiplied with."""
-        if not self.schedule:
-            return 1.0
-        warm = self.steps // 10
-        if t < warm:
-            return (t + 1) / warm
-        return 0.55 + 0.45 * float(np.cos(np.pi * (t - warm) / (self.steps - warm)))
 
 
 def optimizer(name, kwargs, weights):

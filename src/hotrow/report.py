@@ -1,14 +1,16 @@
-"""Comparisons for people: on the terminal, as JSON, and as one self-contained page."""
+"""What was found, for people: on the terminal, as JSON, and as one self-contained page."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from hotrow._compare import Comparison
+from hotrow._sameness import SLACK, Distance, Sameness
 from hotrow.figures import figure
 from hotrow.text import elide, printable
 
@@ -226,3 +228,71 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
     return environment.get_template("report.html").render(
         sections=sections, version=version("hotrow"), equal=all(comparisons)
     )
+
+
+def sameness_json(sameness: Sameness) -> str:
+    """One JSON object: every figure of a measure of sameness."""
+    content = {"hotrow": version("hotrow"), **sameness.to_dict()}
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def sameness_title(sameness: Sameness) -> str:
+    """The optimizer as it would be written in Python."""
+    given = ", ".join(f"{name}={value}" for name, value in sameness.options.items())
+    return f"{sameness.optimizer}({given})"
+
+
+def sameness_row(distance: Distance) -> tuple[str, ...]:
+    """Scale, two errors with their ulp, the share of equal bits, and the verdict."""
+
+    def error(value: float) -> tuple[str, str]:
+        return f"{value:.3g}", f"{value / distance.ulp:,.1f}"
+
+    return (
+        f"{distance.scale:g}",
+        *error(distance.hotrow),
+        *error(distance.torch),
+        f"{math.floor(1000 * distance.same / distance.values) / 10:.1f} %",
+        "yes" if distance.within else "NO",
+    )
+
+
+def print_sameness(sameness: Sameness, console: Console) -> None:
+    """The measure on a terminal, fitting 80 columns."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    batches = sameness.batches
+    never, longest = batches.idle()
+    console.print(Text(sameness_title(sameness), style="bold"))
+    setting = (
+        f"table {batches.rows:,} x {batches.columns:,}, {_count(batches.steps, 'step')} of "
+        f"{_count(batches.ids, 'id')}, seed {batches.seed}; "
+        f"{_count(never, 'row')} never touched, others idle for up to {_count(longest, 'step')}"
+    )
+    console.print(Padding(Text(setting), (0, 0, 1, 2), expand=False))
+
+    found = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+    headers = "gradients", "hotrow", "ulp", "torch", "ulp", "same bits", "within"
+    for header in headers:
+        found.add_column(header, justify="right", overflow="fold")
+    for distance in sameness.distances:
+        style = "" if distance.within else "bold red"
+        found.add_row(*sameness_row(distance), style=style)
+    console.print(Padding(found, (0, 0, 1, 2), expand=False))
+    meaning = (
+        "hotrow, torch: the largest distance in float32 from torch in float64, and in ulp of the "
+        f"largest weight; within: hotrow's is at most torch's plus {SLACK} ulp"
+    )
+    console.print(Padding(Text(meaning, style="dim"), (0, 0, 1, 2), expand=False))
+    style = "bold green" if sameness else "bold red"
+    console.print(Padding(Text(sameness_verdict(sameness), style=style), (0, 0, 0, 2)))
+
+
+def sameness_verdict(sameness: Sameness) -> str:
+    """The one line to remember."""
+    if sameness:
+        return "the same step: as near to float64 as torch's own float32"
+    return "NOT the same step: further from float64 than torch's own float32"

@@ -1,0 +1,120 @@
+"""An optimizer's options as text: which there are, and what their values may be."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import hotrow.optim
+from hotrow.errors import HotrowError
+
+# How torch computes, not what: no part of a rule.
+MECHANICS = {"foreach", "fused", "capturable", "differentiable"}
+
+
+def optimizer_name(text: str) -> str:
+    """The name in `hotrow.optim` that is meant, in any case.
+
+    >>> optimizer_name("adamw")
+    'AdamW'
+    """
+    by_lower = {name.lower(): name for name in hotrow.optim.__all__}
+    if text.lower() in by_lower:
+        return by_lower[text.lower()]
+    near = difflib.get_close_matches(text.lower(), by_lower, n=1)
+    guess = f" (did you mean {by_lower[near[0]]}?)" if near else ""
+    names = sorted(by_lower.values(), key=str.lower)
+    raise HotrowError(
+        f"--optimizer {text!r} is none of hotrow.optim's{guess}",
+        fix=f"one of {', '.join(names)}",
+    )
+
+
+def defaults(optimizer: str) -> dict[str, Any]:
+    """Every option of torch's constructor that changes numbers, and its default.
+
+    >>> defaults("AdamW")["betas"]
+    (0.9, 0.999)
+    """
+    parameters = inspect.signature(getattr(torch.optim, optimizer)).parameters
+    return {
+        name: parameter.default
+        for name, parameter in parameters.items()
+        if name != "params" and name not in MECHANICS
+    }
+
+
+def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
+    """Options from texts NAME=VALUE, each with the type of its default.
+
+    >>> parse_options("AdamW", ["weight_decay=0.1", "betas=0.8,0.95", "amsgrad=true"])
+    {'weight_decay': 0.1, 'betas': (0.8, 0.95), 'amsgrad': True}
+    """
+    known = defaults(optimizer)
+    listing = f"its options are {', '.join(known)}"
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise HotrowError(
+                f"--set {text!r} is not NAME=VALUE", fix="write it as lr=0.01 or betas=0.8,0.95"
+            )
+        if name in MECHANICS:
+            raise HotrowError(
+                f"--set {text!r}: {name} is how torch computes, not what", fix="leave it out"
+            )
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise HotrowError(f"--set {text!r}: {optimizer} takes no {name}{guess}", fix=listing)
+        if name in options:
+            raise HotrowError(f"--set {text!r}: {name} is set twice", fix="set it once")
+        options[name] = _value(text, name, value, known[name])
+    return options
+
+
+def _value(text: str, name: str, value: str, default: Any) -> Any:
+    if isinstance(default, bool):
+        if value.lower() not in ("true", "false"):
+            raise HotrowError(
+                f"--set {text!r}: {name} is true or false", fix=f"write it as {name}=true"
+            )
+        return value.lower() == "true"
+    count = len(default) if isinstance(default, tuple) else 1
+    numbers = tuple(map(_number, value.split(",")))
+    if len(numbers) != count or None in numbers:
+        example = ",".join(map(str, default)) if count > 1 else default
+        what = f"{count} finite numbers" if count > 1 else "a finite number"
+        raise HotrowError(f"--set {text!r}: {name} is {what}", fix=f"write it as {name}={example}")
+    return numbers if count > 1 else numbers[0]
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def parse_scales(text: str) -> tuple[float, ...]:
+    """Positive numbers, apart by commas.
+
+    >>> parse_scales("1,1e-4")
+    (1.0, 0.0001)
+    """
+    scales = []
+    for word in text.split(","):
+        scale = _number(word)
+        if scale is None or scale <= 0:
+            raise HotrowError(
+                f"--scales {text!r}: {word.strip()!r} is not a positive number",
+                fix="write them as 1,1e-4,1e-7,1e-9",
+            )
+        scales.append(scale)
+    return tuple(scales)
