@@ -13,7 +13,6 @@ import torch
 from tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
 from torch.utils._python_dispatch import TorchDispatchMode
 from training import (
-    CHAOTIC,
     RULES,
     Batches,
     Touched,
@@ -35,9 +34,6 @@ from hotrow.optim.settle import settle, step
 CONFIGURATIONS = configurations()
 SCALES = (1.0, 1e-4, 1e-7, 1e-9)
 each = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
-each_calm = pytest.mark.parametrize(
-    ("name", "kwargs"), [found for found in CONFIGURATIONS if found not in CHAOTIC], ids=label
-)
 
 # Bit for bit where torch's CPU kernels fuse as `kernels/scalars.py` does.
 fused = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -121,12 +117,12 @@ def test_low_precision_is_bit_for_bit(name, kwargs, dtype):
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@each_calm
+@each
 def test_shortcuts_are_no_worse_than_torch(name, kwargs, scale):
     three_ways(name, kwargs, exact=False, scale=scale)
 
 
-@each_calm
+@each
 def test_replay_is_no_worse_than_torch(name, kwargs):
     three_ways(name, kwargs, exact=True)
 
@@ -192,7 +188,7 @@ def test_long_gaps_in_float64(name, kwargs, uncompiled):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=label)
-@each_calm
+@each
 def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
         kwargs = kwargs | {"eps": 1e-4}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.testing._internal.common_optimizers import optim_db
 
@@ -44,15 +45,6 @@ OWN = {
     "ASGD": [{"t0": 20, "alpha": 0.5, "lambd": 0.01}, {"weight_decay": 0.05, "t0": 0}],
     "Rprop": [{"lr": 1e-3, "step_sizes": (1e-4, 5e-3)}, {"maximize": True}],
 }
-
-
-# Idle rows whose only gradient is their decay, divided by its own size: weights circle around 0,
-# the rounding of one root decides the sign of later steps, and any two runs drift apart. Held to
-# the bits of torch over a correctly rounded root, not to how lucky the other rounding is.
-CHAOTIC = [
-    ("RMSprop", {"weight_decay": 0.01, "momentum": 0.9}),
-    ("RMSprop", {"weight_decay": 0.01, "momentum": 0.9, "alpha": 0.7}),
-]
 
 
 def configurations():
@@ -201,7 +193,7 @@ def wide(name, kwargs, batches):
     for t, ids in enumerate(batches.all_ids):
         given["lr"] = base * batches.rate(t)
         if carried is None:
-            carried = rule.carry(given)
+            carried = rule.carry(given, {})
             slots = tuple(
                 Wide(np.full(w.values.shape, value)) for value in rule.slots(given).values()
             )

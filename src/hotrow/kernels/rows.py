@@ -34,6 +34,7 @@ class Program:
     update: Callable[..., Any]
     flags: tuple[bool, ...]
     width: int
+    compiled: bool = True
     jump: Callable[..., Any] = stay
     leap: Callable[..., Any] | None = None
     memo: tuple[Any, ...] = ()
@@ -57,7 +58,7 @@ def drive(
     """Bring `rows` through entries `last[row]` .. `now - 1`, the last with `grads` if given."""
     if not len(rows):
         return
-    if not (is_compiled(table) and all(map(is_compiled, slots))):
+    if not (program.compiled and is_compiled(table) and all(map(is_compiled, slots))):
         sums = None if grads is None else grads.sums()
         twin.drive(program, table, slots, last, rows, sums, ledger, now)
         return

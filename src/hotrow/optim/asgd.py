@@ -16,7 +16,7 @@ import torch
 
 from hotrow.kernels.ops import axpy
 from hotrow.optim.linear import Linear
-from hotrow.optim.rule import Carried, Group, Rule, only_maximize
+from hotrow.optim.rule import Carried, Group, Rule, State, only_maximize
 from hotrow.optim.shortcut import Shortcut
 
 
@@ -25,9 +25,10 @@ def slots(group: Group) -> dict[str, float]:
     return {"ax": 0.0}
 
 
-def carry(group: Group) -> Carried:
-    """The rates of the first step; torch rounds them to its default dtype."""
-    return {"eta": torch.tensor(float(group["lr"])).item(), "mu": 1.0}
+def carry(group: Group, state: State) -> Carried:
+    """The rates of the next step; torch rounds them to its default dtype."""
+    eta = state.get("eta", torch.tensor(float(group["lr"])))
+    return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
 
 
 def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:

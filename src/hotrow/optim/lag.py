@@ -34,12 +34,7 @@ class RowLag:
         self.table, self.state = table, state
         self.values = table.stored
         held = dict(state)
-        carried = rule.carry(group) if held else None
-        for name in carried or {}:
-            if carried is not None and name in held:
-                carried[name] = float(held[name])
-        if carried is not None and "begun" in carried:
-            carried["begun"] = float(held.get("momentum_buffer") is not None)
+        self.ledger = Ledger(rule, group, start=int(held.get("step", 0)), state=held)
         self.slots: dict[str, Tensor] = {}
         for name, initial in rule.slots(group).items():
             slot = held.get(name)
@@ -47,10 +42,8 @@ class RowLag:
                 slot = torch.full_like(self.values, initial)
             self._check(name, slot)
             self.slots[name] = slot.detach()
-        if "step" not in held and rule.name != "SGD":  # torch's SGD counts no steps
-            held["step"] = torch.tensor(0.0)
-        start = int(held.get("step", 0))
-        self.ledger = Ledger(rule, group, start=start, carried=carried)
+        if rule.counted:
+            held.setdefault("step", torch.tensor(0.0))
         self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
         self.settled = 0  # all rows have been through so many entries
         self.watched = 0  # steps in a row at which an alias was alive
@@ -127,8 +120,8 @@ class RowLag:
         """Make the state what torch's would be now."""
         if self.behind:
             self.settle(None)
-        for name, value in (self.ledger.carried or {}).items():
-            if name != "begun":
+        for name, value in self.ledger.carried.items():
+            if not name.startswith("_"):
                 dict.__setitem__(self.state, name, torch.tensor(value))
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotrow.errors import HotrowError
-from hotrow.optim.rule import Group, Rule
+from hotrow.optim.rule import Carried, Group, Rule, State
 from hotrow.optim.shortcut import Shortcut
 
 
@@ -19,11 +19,11 @@ class Ledger:
         rule: the optimizer.
         group: its parameter group; read now for the form and the state, and at each `record`.
         start: torch's step count before the first entry, for a run that was resumed.
-        carried: what `rule.carry(group)` would begin with, from a checkpoint.
+        state: of the table in torch's format, for a run that was resumed.
         exact: replay every missed step, in every dtype: torch's own bits. Otherwise rows may jump
             over many at once, no further from the truth than torch in their dtype is.
 
-    12 bytes a step for each number of an entry, and 104 more for Adam's series; never trimmed.
+    12 bytes a step for each number of an entry, and 104 more for Adam's series.
     """
 
     def __init__(
@@ -32,14 +32,15 @@ class Ledger:
         group: Group,
         *,
         start: int = 0,
-        carried: dict[str, float] | None = None,
+        state: State | None = None,
         exact: bool = False,
     ) -> None:
         self.rule = rule
         self.start = start
-        self.carried = carried
+        self.state = dict(state or {})
+        self.carried: Carried = {}
         self.form = self._form(group)
-        self.still = rule.still(group)
+        self.still, self.torchs_root = rule.still(group), rule.torchs_root(group)
         self.shortcut: Shortcut | None = None if exact else rule.shortcut(group)
         self._length = 0
         self._entries: dict[type, NDArray[Any]] = {}
@@ -58,12 +59,14 @@ class Ledger:
                 f"the form of {self.rule.name} changed from {self.form} to {self._form(group)}",
                 fix="settle every row, then begin a new ledger",
             )
-        if self.carried is None:  # as late as torch: with the learning rate of the first step
-            self.carried = self.rule.carry(group)
+        if not self._length:  # as late as torch: with the learning rate of the first step
+            self.carried = self.rule.carry(group, self.state)
+            self.state = {}  # its tensors are the table's to hold
         entry = self.rule.entry(group, self.start + self._length + 1, self.carried)
         self.append(tuple(map(float, entry)))
         # Rows that do not move without a gradient need no replay, as long as that stays true.
         self.still = self.still and self.rule.still(group)
+        self.torchs_root = self.torchs_root or self.rule.torchs_root(group)
 
     def append(self, entry: tuple[float, ...]) -> None:
         """Add an entry as it is."""

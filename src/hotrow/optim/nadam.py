@@ -21,14 +21,14 @@ import torch
 from hotrow.kernels.ops import addcdiv, sqrt
 from hotrow.optim import moments as two
 from hotrow.optim.moments import moments
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.rule import Carried, Group, Rule, State
 from hotrow.optim.series import Series
 from hotrow.optim.shortcut import Shortcut
 
 
-def carry(group: Group) -> Carried:
+def carry(group: Group, state: State) -> Carried:
     """The product of the momenta so far."""
-    return {"mu_product": 1.0}
+    return {"mu_product": float(state.get("mu_product", 1.0))}
 
 
 def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:

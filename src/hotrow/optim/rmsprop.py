@@ -65,4 +65,13 @@ def shortcut(group: Group) -> Shortcut:
     return Linear(update, flags(group), len(slots(group)))
 
 
-rule = Rule("RMSprop", update, slots, entry, flags, shortcut=shortcut)
+def torchs_root(group: Group) -> bool:
+    """With decay.
+
+    It is the only gradient of an idle row, and divided by its own root it moves w by as much
+    however small w is: weights circle around 0, and one rounding grows to all of their size.
+    """
+    return bool(group["weight_decay"] != 0)
+
+
+rule = Rule("RMSprop", update, slots, entry, flags, shortcut=shortcut, torchs_root=torchs_root)

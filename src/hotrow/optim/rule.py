@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hotrow.optim.shortcut import Shortcut
 
 Group = dict[str, Any]  # a parameter group of torch.optim: lr, betas, ... under torch's names
+State = Mapping[str, Any]  # a parameter's state in torch.optim; empty before its first step
 Carried = dict[str, float]  # per-parameter scalars that one step hands to the next
 
 
@@ -27,7 +28,7 @@ def no_shortcut(group: Group) -> Shortcut | None:
     return None
 
 
-def nothing(group: Group) -> Carried:
+def nothing(group: Group, state: State) -> Carried:
     """The scalars of a rule that carries none."""
     return {}
 
@@ -40,11 +41,15 @@ class Rule:
     tensors of rows alike. `slots(group)` names the (V, D) state, with its initial values, in
     torch's names and in the order `update` takes it. `entry(group, step, carried)` is what step
     number `step` (1, 2, ...) adds to the ledger; it may change `carried`, which begins as
-    `carry(group)`. `flags(group)` chooses between forms of the update that are compiled apart.
+    `carry(group, state)` and is part of torch's state but for names that begin with "_".
+    `flags(group)` chooses between forms of the update that are compiled apart.
 
     `still(group)`: whether a zero gradient leaves a row and its state exactly as they are.
     `shortcut(group)`: a way over many steps without a gradient at once; where it does not apply
     (coupled decay, but for SGD and ASGD) every missed step is replayed.
+    `torchs_root(group)`: whether the rounding of a square root decides where training ends, so
+    that it has to be torch's own; then all runs in plain torch.
+    `counted`: whether torch's state has the number of steps.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Rule:
     slots: Callable[[Group], dict[str, float]]
     entry: Callable[[Group, int, Carried], tuple[Any, ...]]
     flags: Callable[[Group], tuple[bool, ...]] = only_maximize
-    carry: Callable[[Group], Carried] = nothing
+    carry: Callable[[Group, State], Carried] = nothing
     still: Callable[[Group], bool] = never
     shortcut: Callable[[Group], Shortcut | None] = no_shortcut
+    torchs_root: Callable[[Group], bool] = never
+    counted: bool = True

@@ -66,14 +66,15 @@ def _drive(
     table, slots = table.detach(), [slot.detach() for slot in slots]
     rule, shortcut = ledger.rule, ledger.shortcut
     flags = ledger.form[: len(ledger.form) - len(slots)]
-    kind = COMPILED[table.dtype] if is_compiled(table) else COMPILED[torch.float64]
+    compiled = is_compiled(table) and not ledger.torchs_root
+    kind = COMPILED[table.dtype] if compiled else COMPILED[torch.float64]
     entries = ledger.entries(kind)
     if ledger.still:  # nothing to replay
         last[rows] = last[rows].clamp(min=now if grads is None else now - 1)
-    program = Program(rule.update, flags, entries.shape[1])
+    program = Program(rule.update, flags, entries.shape[1], compiled)
     if shortcut is not None:
         memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1, table.dtype)
         if memo is not None:
             ways = shortcut.jump, shortcut.leap, memo
-            program = Program(rule.update, flags, entries.shape[1], *ways)
+            program = Program(rule.update, flags, entries.shape[1], compiled, *ways)
     drive(program, table, slots, last, rows, grads, entries, now)

@@ -14,7 +14,7 @@ from typing import Any
 
 from hotrow.kernels.ops import axpy
 from hotrow.optim.linear import Linear
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.rule import Carried, Group, Rule, State
 from hotrow.optim.shortcut import Shortcut
 
 
@@ -23,16 +23,16 @@ def slots(group: Group) -> dict[str, float]:
     return {"momentum_buffer": 0.0} if group["momentum"] != 0 else {}
 
 
-def carry(group: Group) -> Carried:
-    """Whether the buffer has begun; set it to 1.0 with a buffer from a checkpoint."""
-    return {"begun": 0.0}
+def carry(group: Group, state: State) -> Carried:
+    """Whether the buffer has begun."""
+    return {"_begun": float(state.get("momentum_buffer") is not None)}
 
 
 def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
     """(weight decay, momentum, 1 - dampening, -lr, 1.0 if the buffer begins)."""
     momentum, lr = group["momentum"], group["lr"]
-    begins = momentum != 0 and not carried["begun"]
-    carried["begun"] = float(momentum != 0)
+    begins = momentum != 0 and not carried["_begun"]
+    carried["_begun"] = float(momentum != 0)
     return group["weight_decay"], momentum, 1 - group["dampening"], -lr, float(begins)
 
 
@@ -66,4 +66,4 @@ def shortcut(group: Group) -> Shortcut:
     return Linear(update, flags(group), len(slots(group)))
 
 
-rule = Rule("SGD", update, slots, entry, flags, carry, still, shortcut=shortcut)
+rule = Rule("SGD", update, slots, entry, flags, carry, still, shortcut, counted=False)
