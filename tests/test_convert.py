@@ -88,6 +88,12 @@ def test_a_model_with_what_was_left_trains():
     assert not torch.equal(model.table.weight, before)
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_model_without_values(kind):
+    model = convert(kind(9, 3, device="meta"))
+    assert model(torch.zeros(2, 4, dtype=torch.int64, device="meta")).device.type == "meta"
+
+
 def test_no_embeddings():
     assert str(convert.report(convert(nn.Linear(2, 2)))) == "no embeddings"
 

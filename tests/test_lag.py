@@ -1,8 +1,11 @@
 """Whoever holds a table's storage or its optimizer's state sees what dense training would show."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -271,6 +274,108 @@ def test_function_transforms_see_a_settled_table():
     assert_close(*found)
 
 
+def test_readers_in_many_threads_settle_once():
+    for _ in range(5):
+        (layers, optimizer), (dense, rival) = runs()
+        for _ in range(10):
+            for each, stepping in ((layers, optimizer), (dense, rival)):
+                stepping.zero_grad()
+                each(IDLE[:1]).sum().backward()
+                stepping.step()
+        every = torch.arange(ROWS)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(layers[0], [every] * 4))
+            list(pool.map(torch.norm, [layers[0].weight] * 4))
+        assert_close(layers[0].weight.detach(), dense[0].weight.detach())
+
+
+def test_a_step_is_a_write_to_the_table():
+    for layers, optimizer in runs():
+        scale = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        loss = (layers[0].weight * scale).sum()
+        layers[0](IDLE).sum().backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
+def test_scalars_of_the_state_are_there_and_may_be_written(name):
+    found = []
+    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+        layers = make()
+        optimizer = getattr(package, name)(layers.parameters(), lr=0.01)
+        go_on(layers, optimizer)
+        state = optimizer.state[layers[0].weight]
+        names = sorted(state)
+        assert names == sorted(name for name, _ in state.items())
+        assert all(state[name].dtype == torch.float32 for name in names)
+        held = [state[name] for name in names if not state[name].ndim]
+        go_on(layers, optimizer)
+        followed = [float(each) for each in held]  # torch's own ASGD puts others in their place
+        for scalar in (optimizer.state[layers[0].weight][name] for name in names):
+            if not scalar.ndim:
+                scalar.fill_(3.0)
+        go_on(layers, optimizer)
+        found.append((names, followed if name != "ASGD" else [], layers[0].weight.detach()))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1]
+    assert_close(found[0][2], found[1][2])
+
+
+@pytest.fixture
+def half_by_default():
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
+def test_scalars_are_not_of_the_default_dtype(name, half_by_default):
+    table = hotrow.convert(nn.Embedding(5, 2, dtype=torch.float32))
+    optimizer = getattr(hotrow.optim, name)(table.parameters())
+    for _ in range(300):
+        optimizer.zero_grad()
+        table(torch.tensor([1])).sum().backward()
+        optimizer.step()
+    state = optimizer.state_dict()["state"][0]
+    assert float(state["step"]) == 300
+    assert {value.dtype for value in state.values()} == {torch.float32}
+
+
+def test_a_table_from_an_array_has_storage_of_its_own():
+    array = np.ones((ROWS, COLUMNS), np.float32)
+    table = nn.Embedding.from_pretrained(torch.from_numpy(array), freeze=False)
+    hotrow.convert(table)
+    with torch.no_grad():
+        table.weight.zero_()
+    assert array.all()
+    layer = nn.Embedding(4, 2)
+    alias = layer.weight.detach()
+    alias.numpy()
+    hotrow.convert(layer)
+    assert alias.data_ptr() == layer.weight.data_ptr()
+
+
+def test_a_storage_object_is_an_alias():
+    (layers, optimizer), (dense, _) = runs()
+    storage = layers[0].weight.untyped_storage()
+    go_on(layers, optimizer)
+    assert not layers[0].weight.lag.behind
+    assert len(storage) == dense[0].weight.nbytes
+
+
+def test_nothing_is_kept_alive():
+    (layers, optimizer), _ = runs()
+    lag = weakref.ref(layers[0].weight.lag)
+    gc.disable()
+    try:
+        del layers, optimizer
+        assert lag() is None
+    finally:
+        gc.enable()
+
+
 # --- What cannot be -------------------------------------------------------------------------
 
 
@@ -303,6 +408,34 @@ def test_storage_replaced_behind_its_back():
     with pytest.raises(HotrowError, match="storage was replaced"):
         optimizer.step()
     assert_same_bits(layers[1].weight.detach(), before)
+
+
+def test_a_part_of_a_state():
+    (layers, optimizer), _ = runs()
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"][0]["exp_avg_sq"]
+    optimizer.load_state_dict(state)
+    before = layers[0].weight.detach().clone()
+    layers(IDLE).sum().backward()
+    with pytest.raises(HotrowError, match="the state has no 'exp_avg_sq', but counts 6 steps"):
+        optimizer.step()
+    assert_same_bits(layers[0].weight.detach(), before)
+
+
+@pytest.mark.parametrize("padding", [ROWS, -ROWS - 1])
+@pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
+def test_padding_outside_the_table(look_up, padding):
+    (layers, _), _ = runs()
+    with pytest.raises(HotrowError, match=rf"padding_idx = {padding}, but the table has 200 rows"):
+        look_up(IDLE[None], layers[0].weight, padding_idx=padding)
+
+
+def test_options_that_come_later():
+    (layers, optimizer), _ = runs()
+    optimizer.param_groups[0]["differentiable"] = True
+    layers(IDLE).sum().backward()
+    with pytest.raises(HotrowError, match="cannot honour differentiable=True"):
+        optimizer.step()
 
 
 def test_a_gradient_of_another_shape():

@@ -235,6 +235,33 @@ def test_gradient_scaler_skips_a_step():
         assert torch.equal(layers[0].weight.data, start) != moves
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_gradient_scaler_with_a_fused_optimizer(name):
+    results = []
+    for layers, package in ((tabled(), hotrow.optim), (model(), torch.optim)):
+        optimizer = getattr(package, name)(layers.parameters(), lr=0.1, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(layers(torch.tensor([1, 2])).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(vector(layers))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_graph_of_the_gradient():
+    results = []
+    for layers, package in ((tabled(), hotrow.optim), (model(), torch.optim)):
+        optimizer = package.Adam(layers.parameters(), lr=0.1)
+        layers(torch.tensor([1, 2])).pow(2).sum().backward(create_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append(vector(layers))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_stays_in_its_rows(value):
     layers = nn.Embedding(6, 2)

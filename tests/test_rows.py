@@ -115,14 +115,51 @@ def test_clipping_leaves_other_gradients_alone():
     assert (cotangent == 1).all()
 
 
-def test_a_gradient_that_is_written_to_after_backward_is_not_used():
-    layer = nn.Embedding(4, 2)
-    Table.adopt(layer.weight)
-    cotangent = torch.ones(2, 2)
-    layer(torch.tensor([1, 2])).backward(cotangent)
-    cotangent.zero_()
+OTHERS = {
+    "cotangent": lambda output, held: output.backward(held[0]),
+    "its view": lambda output, held: output.backward(held[0].view(2, 3, 3)),
+    "hook": lambda output, held: (
+        output.register_hook(held.append),
+        (output * held[0]).sum().backward(),
+    ),
+    "retained": lambda output, held: (
+        output.retain_grad(),
+        (output * held[0]).sum().backward(),
+        held.append(output.grad),
+    ),
+    "numpy": lambda output, held: output.backward(torch.from_numpy(held[0].numpy())),
+    "nobody": lambda output, held: (output * held[0]).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_ids_and_gradients_may_be_reused_after_backward(name):
+    results = []
+    for model in twins():
+        ids, held = IDS.clone(), [torch.arange(18.0).view(2, 3, 3)]
+        output = model[0](ids)
+        OTHERS[name](output, held)
+        ids.zero_()
+        for each in held:
+            each.detach().numpy()[:] = -7.0
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    assert_same_bits(*results)
+
+
+def test_a_gradient_that_nobody_holds_is_not_copied():
+    model, _ = twins()
+    model[0](IDS).pow(2).sum().backward()
+    assert not model[0].weight.grad.held.merged
+
+
+def test_a_gradient_that_was_written_to_all_the_same_is_an_error():
+    model, _ = twins()
+    model[0](IDS).pow(2).sum().backward()
+    gradient = model[0].weight.grad
+    gradient.held.rows.zero_()
     with pytest.raises(HotrowError, match="was written to after backward"):
-        layer.weight.grad.merge()
+        gradient.merge()
 
 
 def test_an_alias_of_a_gradient_is_the_gradient():
@@ -177,11 +214,66 @@ def test_what_is_not_elementwise_gets_it_written_out():
     assert "RowGradient(10 x 3" in repr(gradient)
 
 
-def test_writing_what_rows_cannot_hold_is_an_error():
-    rows, _ = twins()
+WRITES = {
+    "add": lambda g: g.add_(1.0),
+    "broadcast": lambda g: g.add_(torch.ones(1, 3)),
+    "nan": lambda g: g.mul_(float("nan")),
+    "copy": lambda g: g.copy_(torch.ones(10, 3)),
+    "slice": lambda g: g[:3].zero_(),
+    "set a slice": lambda g: g.__setitem__(slice(0, 3), 0.0),
+    "set rows": lambda g: g.__setitem__(torch.tensor([1, 4]), 5.0),
+    "column": lambda g: g[:, 0].mul_(7),
+    "view": lambda g: g.view(-1).clamp_(max=0.5),
+    "transposed": lambda g: g.t().mul_(2),
+    "split": lambda g: g.split(4)[1].fill_(3.0),
+    "data of a slice": lambda g: g.data[2:4].fill_(3.0),
+    "foreach zero": lambda g: torch._foreach_zero_([g]),
+    "foreach divide": lambda g: torch._foreach_div_([g], 2.0),
+    "foreach scalars": lambda g: torch._foreach_mul_([g], [2.0]),
+    "foreach add": lambda g: torch._foreach_add_([g], 1.0),
+    "foreach copy": lambda g: torch._foreach_copy_([g], [torch.ones(10, 3)]),
+    "out": lambda g: torch.mul(g, 3, out=g),
+    "new data": lambda g: setattr(g, "data", torch.full((10, 3), 2.0)),
+    "write, then accumulate": lambda g: (g[:3].zero_(), g.add_(torch.ones(10, 3))),
+    "zero a view's base": lambda g: (g[:3], g.zero_()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_gradient_may_be_written_to(name):
+    results = []
+    for model in twins():
+        backward(model, IDS)
+        WRITES[name](model[0].weight.grad)
+        backward(model, IDS[:1])
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_gradient_is_read_as_a_tensor_is():
+    rows, plain = twins()
     backward(rows, IDS)
-    with pytest.raises(HotrowError, match="holds touched rows only"):
-        rows[0].weight.grad.add_(1.0)
+    backward(plain, IDS)
+    gradient, expected = rows[0].weight.grad, plain[0].weight.grad
+    assert gradient.tolist() == expected.tolist()
+    assert (np.asarray(gradient) == expected.numpy()).all()
+    assert (gradient.numpy() == expected.numpy()).all()
+    file = io.BytesIO()
+    torch.save(gradient, file)
+    file.seek(0)
+    assert_same_bits(torch.load(file, weights_only=True), expected)
+    assert torch.equal(copy.deepcopy(gradient) * 1, expected)
+
+
+@pytest.mark.parametrize("norm", [2.0, float("inf")])
+def test_the_norm_of_an_empty_gradient(norm):
+    rows, plain = twins()
+    norms = []
+    for model in (rows, plain):
+        model[0](IDS[:0]).sum().backward()
+        norms.append(nn.utils.clip_grad_norm_(model[0].parameters(), 1.0, norm_type=norm))
+    assert_same_bits(*norms)
 
 
 @pytest.mark.parametrize("dense_first", [True, False])

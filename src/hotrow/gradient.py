@@ -33,7 +33,8 @@ class RowGradient(Tensor):
 
     Elementwise operations that leave zero at zero (scaling, clamping around zero), norms,
     accumulation and the checks of a gradient scaler work on the rows that there are. Any other
-    operation gets the gradient written out, V x D, and gives a plain tensor.
+    operation gets the gradient written out, V x D, and gives a plain tensor; one that writes, or
+    that gives a view, has it written out for good.
 
     Arguments:
         ids: (N,) int64, in range.
@@ -105,6 +106,9 @@ class RowGradient(Tensor):
         Each batch is added up before it is added to the others, as torch does.
         """
         held = self.merge().held
+        if len(held.ids) == len(self):  # written out: views of it are to see the sum
+            held.rows.index_add_(0, ids, rows)
+            return
         held.ids, held.rows = torch.cat([held.ids, ids]), torch.cat([held.rows, rows])
         held.merged, held.version = False, 0
 
@@ -114,6 +118,14 @@ class RowGradient(Tensor):
         zeros = self.rows.new_zeros(self.shape)
         zeros[self.ids] = self.rows
         return zeros
+
+    def write_out(self) -> Tensor:
+        """Written out for good: what is written into the result is written into the gradient."""
+        held = self.merge().held
+        if len(held.ids) < len(self):
+            held.rows = self.dense()
+            held.ids = torch.arange(len(self), device=held.rows.device)
+        return held.rows
 
     def like(self, rows: Tensor) -> RowGradient:
         """The same ids with other rows."""
@@ -133,21 +145,52 @@ class RowGradient(Tensor):
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        written = func._schema.is_mutable and any(
-            isinstance(given, cls)
-            for given, argument in zip(args, func._schema.arguments, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
+        # Into what it writes, and of what it may give a view. Collectives do not say.
+        touches = func.namespace in ("c10d", "_c10d_functional") or any(
+            argument.alias_info is not None for argument in func._schema.arguments
         )
-        if written:
-            raise HotrowError(
-                f"{func} would write into the gradient of a table, which holds touched rows only",
-                fix="use an operation that leaves zeros zero, or grad = grad.dense()",
+        written: list[tuple[Tensor, RowGradient]] = []
+
+        def dense(value: Any) -> Any:
+            if not isinstance(value, cls):
+                return value
+            if not touches:
+                return value.dense()
+            written.append((value.write_out(), value))
+            return written[-1][0]
+
+        def back(value: Any) -> Any:  # what works in place gives what it was given
+            return next((gradient for rows, gradient in written if rows is value), value)
+
+        return tree_map(back, func(*tree_map(dense, args), **tree_map(dense, kwargs)))
+
+    @property
+    def data(self) -> Any:
+        """Another tensor over the same rows; may be replaced."""
+        return self.alias()
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not isinstance(value, RowGradient):
+            value = RowGradient(
+                torch.arange(len(value), device=value.device), value, value.shape, merged=True
             )
-        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.held = value.held
 
+    def numpy(self, *, force: bool = False) -> Any:
+        """Written out."""
+        return self.dense().numpy(force=force)
 
-def _dense(value: Any) -> Any:
-    return value.dense() if isinstance(value, RowGradient) else value
+    def __array__(self, dtype: Any = None) -> Any:
+        return self.dense().__array__(dtype)  # type: ignore[no-untyped-call]
+
+    def tolist(self) -> Any:
+        """Written out."""
+        return self.dense().tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.dense().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def _zero_stays(func: Any, args: Any, kwargs: Any) -> bool:
@@ -171,7 +214,10 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     order = args[1] if len(args) > 1 else 2
     if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
         return NotImplemented
-    return func(gradient.merge().rows.reshape(-1), *args[1:], **kwargs)
+    rows = gradient.merge().rows
+    if not rows.numel():  # infinity has no largest of none
+        return rows.new_zeros((), dtype=kwargs.get("dtype"))
+    return func(rows.reshape(-1), *args[1:], **kwargs)
 
 
 def _foreach(one: Any) -> Callable[..., Any]:
@@ -184,7 +230,11 @@ def _foreach(one: Any) -> Callable[..., Any]:
 
 def _add(func: Any, args: Any, kwargs: Any) -> Any:
     gradient, other = args[:2]
-    if kwargs.get("alpha", 1) != 1 or not isinstance(other, Tensor) or other.ndim == 0:
+    same = isinstance(other, Tensor) and (other.shape, other.dtype) == (
+        gradient.shape,
+        gradient.dtype,
+    )
+    if kwargs.get("alpha", 1) != 1 or not same:
         return NotImplemented
     if not isinstance(gradient, RowGradient):  # a dense gradient takes the rows up
         assert isinstance(other, RowGradient)
@@ -222,6 +272,8 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     held = gradient.held
+    if len(held.ids) == len(gradient):  # written out: views of it are to see the zeros
+        return NotImplemented
     held.ids, held.rows, held.merged = held.ids[:0], held.rows[:0], True
     return gradient
 
@@ -249,6 +301,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.sign.default: _elementwise,
     aten.linalg_vector_norm.default: _norm,
     aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),
+    aten._foreach_zero_.default: _foreach(Tensor.zero_),
     aten._foreach_mul_.Tensor: _foreach(Tensor.mul_),
     aten._foreach_mul_.Scalar: _foreach(Tensor.mul_),
     aten._foreach_clamp_min_.Scalar: _foreach(Tensor.clamp_min_),

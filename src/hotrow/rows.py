@@ -5,6 +5,8 @@ A look-up settles the rows it reads, and anything else that reads values settles
 
 from __future__ import annotations
 
+import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -13,12 +15,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from hotrow.errors import HotrowIndexError
 from hotrow.gradient import RowGradient
 from hotrow.ids import checked
 from hotrow.kernels.grouping import distinct
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
+
+
+def uses(tensor: Tensor) -> int:
+    """How many hold the storage of a tensor: tensors, arrays of numpy, the storage's own object.
+
+    Storage that another process shares is held by more than can be counted.
+    """
+    storage = tensor.untyped_storage()
+    if tensor.is_shared():  # type: ignore[no-untyped-call]
+        return sys.maxsize
+    # Less the object made here, and the references to it: its name, this call, the storage.
+    return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3
 
 
 class Lag(Protocol):
@@ -54,6 +69,10 @@ class Table(nn.Parameter):
     def adopt(parameter: nn.Parameter) -> Table:
         """Make a Parameter a Table; the same object."""
         if not isinstance(parameter, Table):
+            _learn_engines_own()
+            if not parameter.untyped_storage().resizable() and uses(parameter) == 1:
+                # An array of numpy's may own it, and could not be noticed as an alias.
+                parameter.data = parameter.data.clone()
             parameter.__class__ = Table
             parameter.lag, parameter.was_dense = None, False  # type: ignore[attr-defined]
         assert isinstance(parameter, Table)
@@ -71,6 +90,11 @@ class Table(nn.Parameter):
         """The storage as a plain tensor, settled or not."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.data
+
+    def as_subclass(self, cls: type[Any]) -> Any:
+        """As torch's, of settled rows."""
+        self.settle()
+        return super().as_subclass(cls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         self.settle()
@@ -140,7 +164,8 @@ class _LookUp(torch.autograd.Function):
     def forward(
         ctx: Any, table: Tensor, ids: Tensor, padding_idx: int, by_frequency: bool
     ) -> Tensor:
-        ctx.save_for_backward(ids)
+        if ctx.needs_input_grad[0]:  # the caller may fill the same ids with the next batch
+            ctx.save_for_backward(ids.to(torch.int64, copy=True))
         ctx.shape, ctx.padding_idx, ctx.by_frequency = table.shape, padding_idx, by_frequency
         return F.embedding(ids, table)
 
@@ -148,6 +173,10 @@ class _LookUp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
         ids = ctx.saved_tensors[0].reshape(-1)
+        holders = sys.getrefcount(gradient), gradient._use_count(), uses(gradient)  # type: ignore[attr-defined]
+        if not _engines_own:
+            _engines_own.append(holders)
+        mine = all(map(operator.le, holders, _engines_own[0]))
         rows = gradient.reshape(len(ids), ctx.shape[1])
         if ctx.by_frequency:
             _, places = distinct(ids, ctx.shape[0])
@@ -155,7 +184,21 @@ class _LookUp(torch.autograd.Function):
         if ctx.padding_idx >= 0:
             kept = (ids != ctx.padding_idx).nonzero()[:, 0]
             ids, rows = ids[kept], rows[kept]
-        return RowGradient(ids, rows, ctx.shape), None, None, None
+        found = RowGradient(ids, rows, ctx.shape)
+        # Someone else may write into it before the step: then it is added up now.
+        return found if mine else found.merge(), None, None, None
+
+
+# How many hold a gradient in `_LookUp.backward` if nobody but the engine does: its Python object,
+# the tensor, the storage.
+_engines_own: list[tuple[int, int, int]] = []
+
+
+@torch.enable_grad()
+def _learn_engines_own() -> None:
+    if not _engines_own:
+        table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
+        _LookUp.apply(table, ids, -1, False).mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class _Rows(torch.autograd.Function):
@@ -184,6 +227,19 @@ def _read(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) 
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
+def _padding(table: Tensor, padding_idx: int | None) -> int:
+    """The row that gets no gradient, -1 for none."""
+    if padding_idx is None:
+        return -1
+    count = len(table)
+    if not -count <= padding_idx < count:
+        raise HotrowIndexError(
+            f"padding_idx = {padding_idx}, but the table has {count} rows "
+            f"(valid {-count}..{count - 1})"
+        )
+    return padding_idx % count
+
+
 @_disable_dynamo
 def _embedding(
     input: Tensor,
@@ -195,8 +251,8 @@ def _embedding(
     sparse: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.embedding` for a table."""
+    padding = _padding(weight, padding_idx)
     _read(weight, input, max_norm, norm_type)
-    padding = -1 if padding_idx is None else padding_idx % len(weight)
     with torch._C.DisableTorchFunctionSubclass():
         output: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
             weight, input, padding, scale_grad_by_freq
@@ -219,12 +275,10 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
+    padding = _padding(weight, padding_idx)
     _read(weight, input, max_norm, norm_type)
     rows, places = distinct(input, len(weight))
-    padding = None
-    if padding_idx is not None:
-        found = (rows == padding_idx % len(weight)).nonzero()
-        padding = int(found) if len(found) else None
+    found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
     with torch._C.DisableTorchFunctionSubclass():
         compact = _Rows.apply(weight, rows)  # type: ignore[no-untyped-call]
         return F.embedding_bag(
@@ -235,7 +289,7 @@ def _embedding_bag(
             mode=mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=include_last_offset,
-            padding_idx=padding,
+            padding_idx=found[0][0] if found else None,
         )
 
 

@@ -46,6 +46,8 @@ def distinct(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         table of its size, which needs 4 bytes a row of scratch space.
     """
     ids = ids.detach().long()
+    if ids.is_meta:  # only shapes: all may be distinct
+        return ids.reshape(-1), ids
     if ids.device.type != "cpu":
         found, places = torch.unique(ids, return_inverse=True)
         return found, places
@@ -106,4 +108,4 @@ class Grouped:
 
 def group(ids: Tensor, grads: Tensor, rows: int) -> Grouped:
     """The gradients (N, D) of the ids (N,) of a table of so many rows; cost as for `distinct`."""
-    return Grouped(*distinct(ids, rows), grads)
+    return Grouped(*distinct(ids, rows), grads.detach())

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,16 @@ from hotrow.kernels.pool import COMPILED, spread
 def stay(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     """The jump of a rule that has none: every missed step is replayed."""
     return t
+
+
+def pass_by(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
+    """The jump of a rule under which idle rows do not change."""
+    return upto
+
+
+def all_pass_by(w: Tensor, slots: Any, at: Any, upto: Any, memo: Any) -> Any:
+    """`pass_by` for tensors."""
+    return w, slots, torch.ones(len(w), dtype=torch.bool, device=w.device)
 
 
 @dataclass(frozen=True)

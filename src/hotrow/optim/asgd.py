@@ -16,7 +16,7 @@ import torch
 
 from hotrow.kernels.ops import axpy
 from hotrow.optim.linear import Linear
-from hotrow.optim.rule import Carried, Group, Rule, State, only_maximize
+from hotrow.optim.rule import Carried, Group, Rule, State, only_maximize, scalar_dtype
 from hotrow.optim.shortcut import Shortcut
 
 
@@ -27,7 +27,7 @@ def slots(group: Group) -> dict[str, float]:
 
 def carry(group: Group, state: State) -> Carried:
     """The rates of the next step; torch rounds them to its default dtype."""
-    eta = state.get("eta", torch.tensor(float(group["lr"])))
+    eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=scalar_dtype()))
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
 
 

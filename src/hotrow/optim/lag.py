@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import warnings
+import weakref
 
 import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.gradient import RowGradient
+from hotrow.kernels.grouping import Grouped
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import Group, Rule
+from hotrow.optim.rule import Group, Rule, scalar_dtype
 from hotrow.optim.settle import settle, step
 from hotrow.optim.state import RowState
-from hotrow.rows import Table
+from hotrow.rows import Table, uses
 
 PATIENCE = 10  # steps with an alias alive before that is said
 LONGEST = 1 << 16  # entries of a ledger; then all rows settle, and a new one begins
 
 
-def _uses(tensor: Tensor) -> int:
-    """How many tensors there are over the storage of this one, arrays of numpy included."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) - 1  # the one just made
+def _callers() -> int:
+    """The stack level of who called the optimizer, for a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hotrow.", "torch.")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+# Readers in several threads settle one after the other, and not the same rows twice.
+_lock = threading.RLock()
+
+
+def _new_lock() -> None:
+    """A forked child may have come from a moment at which another thread held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 class RowLag:
     """One table under one rule: its ledger, its state, and what each row has been through.
 
-    `state` is in torch's format but for the rows that lag and the scalars that `refresh` writes.
+    `state` is in torch's format but for the rows that lag.
     """
 
     def __init__(self, rule: Rule, table: Table, group: Group, state: RowState) -> None:
-        self.table, self.state = table, state
+        self._table, self.state = weakref.ref(table), state
         self.values = table.stored
         held = dict(state)
         self.ledger = Ledger(rule, group, start=int(held.get("step", 0)), state=held)
@@ -39,16 +60,31 @@ class RowLag:
         for name, initial in rule.slots(group).items():
             slot = held.get(name)
             if slot is None:
+                if rule.counted and self.ledger.start:
+                    raise HotrowError(
+                        f"the state has no {name!r}, but counts {self.ledger.start} steps",
+                        fix="load all of a state, or make a new optimizer",
+                    )
                 slot = torch.full_like(self.values, initial)
             self._check(name, slot)
             self.slots[name] = slot.detach()
-        if rule.counted:
-            held.setdefault("step", torch.tensor(0.0))
+        # What torch keeps as scalars, written at each step as torch does.
+        self.scalars: dict[str, Tensor] = {}
+        now = {"step": float(self.ledger.start)} if rule.counted else {}
+        for name, value in (now | self.ledger.kept(group)).items():
+            self.scalars[name] = held.get(name, torch.tensor(value, dtype=scalar_dtype()))
         self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
         self.settled = 0  # all rows have been through so many entries
         self.watched = 0  # steps in a row at which an alias was alive
-        dict.update(state, held, **self.slots)
+        dict.update(state, held, **self.slots, **self.scalars)
         state.lag = self
+
+    @property
+    def table(self) -> Table:
+        """The table, which holds this and not the other way round."""
+        table = self._table()
+        assert table is not None
+        return table
 
     def _check(self, name: str, slot: Tensor) -> None:
         for what, found, needed in (
@@ -75,36 +111,49 @@ class RowLag:
                 "the table's storage was replaced while rows of it lagged",
                 fix="write into the table (table.data.copy_), or make a new optimizer",
             )
-        return self.ledger.fits(group) and len(self.ledger) < LONGEST
+        return (
+            self.ledger.fits(group)
+            and len(self.ledger) < LONGEST
+            and not self._scalars_changed(group)
+        )
+
+    def _scalars_changed(self, group: Group) -> bool:
+        """Whether someone wrote into the step count, or into what else torch keeps as a scalar."""
+        kept = self.ledger.kept(group) | {"step": self.ledger.start + len(self.ledger)}
+        return any(
+            float(scalar) != float(torch.tensor(kept[name], dtype=scalar.dtype))
+            for name, scalar in self.scalars.items()
+        )
 
     def settle(self, rows: Tensor | None) -> None:
         """Bring the distinct `rows`, or all, through every step so far."""
-        now = len(self.ledger)
-        whole = rows is None
-        if rows is None:
-            rows = (self.last < now).nonzero()[:, 0]
-        settle(self.ledger, self.values, list(self.slots.values()), self.last, rows)
-        if whole:
-            self.settled = now
+        with _lock:
+            now = len(self.ledger)
+            whole = rows is None
+            if rows is None:
+                rows = (self.last < now).nonzero()[:, 0]
+            settle(self.ledger, self.values, list(self.slots.values()), self.last, rows)
+            if whole:
+                self.settled = now
 
-    def step(self, group: Group, gradient: RowGradient) -> None:
-        """One step of dense training with this gradient."""
-        grads = gradient.group()
-        self.ledger.record(group)
-        step(self.ledger, self.values, list(self.slots.values()), self.last, grads)
-        if dict.__contains__(self.state, "step"):
-            dict.__getitem__(self.state, "step").add_(1)
+    def step(self, group: Group, grads: Grouped) -> None:
+        """One step of dense training with these gradients."""
+        with _lock:
+            self.ledger.record(group)
+            step(self.ledger, self.values, list(self.slots.values()), self.last, grads)
+        kept = self.ledger.kept(group) | {"step": self.ledger.start + len(self.ledger)}
+        for name, scalar in self.scalars.items():
+            scalar.fill_(kept[name])
+        for written in (self.table, *self.slots.values()):
+            torch.autograd.graph.increment_version(written)
         if self.behind and self._is_watched():
             self.settle(None)
 
     def _is_watched(self) -> bool:
         """Whether someone holds a tensor over the same storage, and could see rows lag."""
-        # The table and `values`; a slot and its entry in the state.
+        # The table and `values`; a slot, which the state has as well.
         own = ((self.values, 2), *((slot, 1) for slot in self.slots.values()))
-        watched = any(
-            _uses(tensor) > count or tensor.is_shared()  # type: ignore[no-untyped-call]
-            for tensor, count in own
-        )
+        watched = any(uses(tensor) > count for tensor, count in own)
         self.watched = self.watched + 1 if watched else 0
         if self.watched == PATIENCE:
             warnings.warn(
@@ -112,7 +161,7 @@ class RowLag:
                 "its optimizer state is alive, as weight.data, state_dict() and .numpy() give it; "
                 "for it to follow the training, every step settles every row, which is slow: "
                 "hold a copy (.clone()), or delete it",
-                stacklevel=6,
+                stacklevel=_callers(),
             )
         return watched
 
@@ -120,13 +169,11 @@ class RowLag:
         """Make the state what torch's would be now."""
         if self.behind:
             self.settle(None)
-        for name, value in self.ledger.carried.items():
-            if not name.startswith("_"):
-                dict.__setitem__(self.state, name, torch.tensor(value))
 
     def close(self) -> None:
-        """Settle everything, and leave a state that is torch's."""
+        """Settle everything, and let go of table and state."""
         self.refresh()
         self.state.lag = None
-        if self.table.lag is self:
-            self.table.lag = None
+        table = self._table()
+        if table is not None and table.lag is self:
+            table.lag = None

@@ -68,6 +68,11 @@ class Ledger:
         self.still = self.still and self.rule.still(group)
         self.torchs_root = self.torchs_root or self.rule.torchs_root(group)
 
+    def kept(self, group: Group) -> Carried:
+        """The scalars that torch would have in its state before the next step."""
+        carried = self.carried if self._length else self.rule.carry(group, self.state)
+        return {name: value for name, value in carried.items() if not name.startswith("_")}
+
     def append(self, entry: tuple[float, ...]) -> None:
         """Add an entry as it is."""
         n = self._length

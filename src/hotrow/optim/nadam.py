@@ -21,7 +21,7 @@ import torch
 from hotrow.kernels.ops import addcdiv, sqrt
 from hotrow.optim import moments as two
 from hotrow.optim.moments import moments
-from hotrow.optim.rule import Carried, Group, Rule, State
+from hotrow.optim.rule import Carried, Group, Rule, State, scalar_dtype
 from hotrow.optim.series import Series
 from hotrow.optim.shortcut import Shortcut
 
@@ -37,7 +37,7 @@ def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
     # torch keeps the product in a tensor of the default dtype, and rounds it there.
-    product = (torch.tensor(carried["mu_product"]) * mu).item()
+    product = (torch.tensor(carried["mu_product"], dtype=scalar_dtype()) * mu).item()
     carried["mu_product"] = product
     size = -lr * (1.0 - mu) / (1.0 - product)
     size_next = (-lr * mu_next) / (1.0 - product * mu_next)

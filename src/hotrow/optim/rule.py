@@ -6,11 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from hotrow.optim.shortcut import Shortcut
 
 Group = dict[str, Any]  # a parameter group of torch.optim: lr, betas, ... under torch's names
 State = Mapping[str, Any]  # a parameter's state in torch.optim; empty before its first step
 Carried = dict[str, float]  # per-parameter scalars that one step hands to the next
+
+
+def scalar_dtype() -> torch.dtype:
+    """Of the scalars that torch keeps in an optimizer's state."""
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def only_maximize(group: Group) -> tuple[bool, ...]:

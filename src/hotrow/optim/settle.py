@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotrow.kernels.grouping import Grouped
 from hotrow.kernels.pool import COMPILED
-from hotrow.kernels.rows import Program, drive, is_compiled
+from hotrow.kernels.rows import Program, all_pass_by, drive, is_compiled, pass_by
 from hotrow.optim.ledger import Ledger
 
 
@@ -69,10 +69,10 @@ def _drive(
     compiled = is_compiled(table) and not ledger.torchs_root
     kind = COMPILED[table.dtype] if compiled else COMPILED[torch.float64]
     entries = ledger.entries(kind)
-    if ledger.still:  # nothing to replay
-        last[rows] = last[rows].clamp(min=now if grads is None else now - 1)
     program = Program(rule.update, flags, entries.shape[1], compiled)
-    if shortcut is not None:
+    if ledger.still:  # nothing to replay
+        program = Program(rule.update, flags, entries.shape[1], compiled, pass_by, all_pass_by)
+    elif shortcut is not None:
         memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1, table.dtype)
         if memo is not None:
             ways = shortcut.jump, shortcut.leap, memo

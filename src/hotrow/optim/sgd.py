@@ -10,6 +10,7 @@ Without momentum there is no buffer and w = w - lr * g.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hotrow.kernels.ops import axpy
@@ -58,7 +59,8 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 def still(group: Group) -> bool:
     """Neither momentum nor decay: a row without a gradient does not move."""
-    return bool(group["momentum"] == 0 and group["weight_decay"] == 0)
+    moves = group["momentum"] != 0 or group["weight_decay"] != 0
+    return not moves and math.isfinite(group["lr"])
 
 
 def shortcut(group: Group) -> Shortcut:

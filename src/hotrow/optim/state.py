@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
 
@@ -26,11 +27,21 @@ class RowState(dict[str, Any]):
     The one that the rows lag behind reads and writes with `dict`'s own methods.
     """
 
-    lag: Lagging | None = None
+    _lag: weakref.ref[Lagging] | None = None  # the table holds it; a cycle would keep both
+
+    @property
+    def lag(self) -> Lagging | None:
+        """What the state is behind with; None while it is up to date."""
+        return None if self._lag is None else self._lag()
+
+    @lag.setter
+    def lag(self, lag: Lagging | None) -> None:
+        self._lag = None if lag is None else weakref.ref(lag)
 
     def __getitem__(self, name: str) -> Any:
-        if self.lag is not None:
-            self.lag.refresh()
+        lag = self.lag
+        if lag is not None:
+            lag.refresh()
         value = dict.__getitem__(self, name)
         return value.detach() if isinstance(value, Tensor) and value.ndim else value
 
@@ -56,8 +67,9 @@ class RowState(dict[str, Any]):
         return dict, (dict(self),)
 
     def _let_go(self) -> None:
-        if self.lag is not None:
-            self.lag.close()
+        lag = self.lag
+        if lag is not None:
+            lag.close()
 
 
 # The rest of a dict, by way of the methods above.

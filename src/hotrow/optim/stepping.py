@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
@@ -35,14 +36,32 @@ class RowOptimizer(torch.optim.Optimizer):
         """As torch's; refuses what cannot be honoured for a table."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        for option in ("capturable", "differentiable"):
-            if group.get(option) and any(isinstance(p, Table) for p in group["params"]):
+        if any(isinstance(parameter, Table) for parameter in group["params"]):
+            try:
+                self._check(group)
+            except HotrowError:
                 self.param_groups.pop()
+                raise
+
+    def _check(self, group: Group) -> None:
+        for option in ("capturable", "differentiable"):
+            if group.get(option):
                 raise HotrowError(
                     f"{type(self).__name__} cannot honour {option}=True for a table",
                     fix=f"leave {option} out for the groups that hold tables",
                 )
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves unscaling to the step; not to that of a table."""
+        fused = self.__dict__.get("_scales_itself", False)
+        return fused and not any(True for _ in self._tables())
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets it
+        self.__dict__["_scales_itself"] = value
+
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
@@ -54,11 +73,13 @@ class RowOptimizer(torch.optim.Optimizer):
         for group, table in self._tables():
             gradient = table.grad
             if isinstance(gradient, RowGradient):
-                by_rows.append((self._lag(table, plain := _plain(group)), plain, gradient))
+                self._check(group)
+                lag = self._lag(table, plain := _plain(group))
+                by_rows.append((lag, plain, gradient, gradient.group()))
             elif gradient is not None:
                 table.was_dense = True
                 self._close(table)
-        for lag, _, _ in by_rows:
+        for lag, _, _, _ in by_rows:
             lag.table.grad = None  # torch leaves it alone
         try:
             # Past torch's hooks, which have run for this step already.
@@ -67,10 +88,10 @@ class RowOptimizer(torch.optim.Optimizer):
                 dense = dense.__wrapped__  # type: ignore[attr-defined]
             dense(self)
         finally:
-            for lag, _, gradient in by_rows:
+            for lag, _, gradient, _ in by_rows:
                 lag.table.grad = gradient
-        for lag, group, gradient in by_rows:
-            lag.step(group, gradient)
+        for lag, group, _, grads in by_rows:
+            lag.step(group, grads)
         return loss
 
     def _tables(self) -> Iterator[tuple[Group, Table]]:
