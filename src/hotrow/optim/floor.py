@@ -81,7 +81,7 @@ class Floor:
         self.jump = jump
         self.done = 0  # entries that are in the sums
         self.first = 0  # the first step from which the hyperparameters were what they are
-        self.constants: tuple[float, ...] = ()
+        self.constants = (0.0,) * 4  # b1, b2, eps, coupled decay
         self.sums = np.zeros((64, 2))
 
     def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
@@ -93,8 +93,6 @@ class Floor:
         for i in range(self.done, upto):
             self._add(i, *entries[i].tolist())
         self.done = upto
-        if not self.constants:
-            return None
         b1, b2, eps, _ = self.constants
         return self.sums, self.first, b1, b2, eps, self.reach
 

@@ -117,7 +117,7 @@ class Linear:
         for i in range(self.done, upto):
             self._add(i, tuple(entries[i].tolist()))
         self.done = max(self.done, upto)
-        return (self.blocks, self.ends, self.first) if self.done else None
+        return self.blocks, self.ends, self.first
 
     def leap(
         self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo

@@ -106,7 +106,7 @@ class Series:
         self.idle, self.amsgrad = idle, amsgrad
         self.done = 0  # entries that are in the sums
         self.first = 0  # the first step from which the hyperparameters were what they are
-        self.constants: tuple[float, ...] = ()
+        self.constants = (0.0,) * 4  # b1, b2, eps, coupled decay
         self.sums = np.zeros((64, WIDTH))
 
     def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
@@ -118,8 +118,6 @@ class Series:
         for i in range(self.done, upto):
             self._add(i, tuple(entries[i].tolist()))
         self.done = upto
-        if not self.constants:
-            return None
         b1, b2, eps, _ = self.constants
         return self.sums, self.first, b1, b2, eps, torch.finfo(dtype).eps / 4
 
