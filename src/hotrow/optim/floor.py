@@ -81,7 +81,7 @@ class Floor:
         self.jump = jump
         self.done = 0  # entries that are in the sums
         self.first = 0  # the first step from which the hyperparameters were what they are
-        self.constants = (0.0,) * 4  # b1, b2, eps, coupled decay
+        self.constants, self.reach = (0.0,) * 4, 0  # b1, b2, eps, coupled decay
         self.sums = np.zeros((64, 2))
 
     def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
