@@ -294,14 +294,13 @@ def test_the_document_lists_every_configuration(generate):
     assert f"**{4 * count} of {4 * count} within the rule** ({count} configurations" in page
     assert page.count(" | yes |\n") == count == len(record["configurations"])
     assert "NOT" not in page
-    assert record["again"] == []
     first = record["configurations"][0]
     found = measure("Adagrad", {}, Batches(steps=4, rows=300)).to_dict()
     assert first["scales"] == found["scales"]
     assert "| lr=tensor(0.001) |" in page
     assert f"torch: {torch.__version__}\n" in page
     assert printed.out == f"{count} of {count} configurations are within the rule\n"
-    assert f"configurations: {count} of {count} (Adagrad), " in printed.err
+    assert f"{count} of {count} (Adagrad), " in printed.err
 
 
 def test_the_document_hides_no_miss(generate, script, monkeypatch):
@@ -313,31 +312,17 @@ def test_the_document_hides_no_miss(generate, script, monkeypatch):
     assert [each["within"] for each in record["configurations"]] == [False, True, True]
     assert "**8 of 12 within the rule**" in page
     assert "- AdamW: defaults (at 1, 0.0001, 1e-07, 1e-09)\n" in page
-    assert page.count(" | **NOT** |\n") == page.count("### ") == len(record["again"]) == 1
+    assert page.count(" | **NOT** |\n") == 1
     assert "\n| betas=(0.8, 0.95), weight_decay=0 | " in page
     assert printed.out == (
         "NOT within the rule: AdamW: defaults\n2 of 3 configurations are within the rule\n"
     )
-    assert "| all | 0 | 12 |" in page  # three other seeds, four scales: torch is nearer in all
-    [again] = record["again"]
-    assert [run["seed"] for run in again["runs"]] == [1, 2, 3]
-    for each in again["rounded_root"]["scales"]:
-        assert each["hotrow_bitwise"] < 400  # of 5,700: most weights are wrong
-        assert each["rounded_root_error"] < 1e-5
-        assert each["within"]
 
 
 def test_a_cell_of_the_document(script):
     scale = {"hotrow_error": 0.0, "torch_float32_error": 3.0, "ulp": 2.0, "bitwise": 2, "values": 3}
     assert script.cell(scale | {"within": True}) == "0.0 / 1.5, 66 %"
     assert script.cell(scale | {"within": False, "hotrow_error": None}) == "**inf / 1.5, 66 %**"
-
-
-def test_the_sign_test(script):
-    assert script.sign_test(5, 5) == 1.0
-    assert script.sign_test(0, 0) == 1.0
-    assert script.sign_test(0, 10) == script.sign_test(10, 0) == 2 / 1024
-    assert script.sign_test(1, 9) == 22 / 1024
 
 
 def test_the_document_in_docs_is_its_records(script):

@@ -51,7 +51,14 @@ def convert(model: nn.Module) -> nn.Module:
     The module, its parameters and its `state_dict` keys stay the same objects and names; the
     parameters become `Table`s in place. Train it with an optimizer of `hotrow.optim`. A table
     that something other than an embedding holds as well (a tied head) is left: its gradient is
-    dense. Converting again changes nothing. `convert.report(model)` says what was done and why.
+    dense. Converting again changes nothing. `convert.report(model)` says what was done and why,
+    and, after steps, which table had a dense gradient all the same.
+
+    Plain torch code around the tables stays as it is: reading one, in any way, settles its rows
+    first, and a tensor that shares its storage (`weight.data`, `state_dict()`, `.numpy()`) follows
+    the training. A table made from a numpy array gets storage of its own. In `torch.compile` a
+    look-up ends a graph. A copy of the model has tables; one loaded from a file, or whose
+    parameters were replaced (`load_state_dict(assign=True)`, `to_empty`), is to be converted again.
 
     Args:
         model: any module; changed in place.

@@ -1,7 +1,33 @@
 """torch's elementwise optimizers, which step tables at the cost of their touched rows.
 
-Each takes torch's constructor arguments, trains every parameter of the model, and keeps its state
-in torch's format. A table is a parameter that `hotrow.convert` has made one.
+Each trains every parameter of the model. A table is a (V, D) parameter that `hotrow.convert` has
+made one; after any step each of its rows, touched or not, is what torch's dense step would have
+left, whenever anyone looks: a row makes the steps that it missed when it is next read.
+
+    arguments   torch's, with its defaults. `foreach` and `fused` are for dense parameters, and a
+                table takes no `capturable` and no `differentiable`.
+    gradients   of look-ups (`nn.Embedding`, `nn.EmbeddingBag`). A table whose gradient is dense, as
+                a tied head's is, takes torch's own step, and the report of `convert` says so.
+    dtypes      float32 and float64 on the CPU are compiled when first used, once a machine; other
+                dtypes and devices run in plain torch.
+    state       `state_dict()` is in torch's format: it loads in torch's optimizer of the same name,
+                and back. A run resumed from it has the bits of the run that saved it and went on.
+    cost        of a step: time follows ids and touched rows, whatever V is and however long a row
+                was idle. Where decay is coupled (but for SGD and ASGD) there is no closed form, and
+                a row makes its missed steps one by one. Memory: torch's state, 4 bytes a row, and
+                about 200 bytes a step for at most 65,536 steps.
+    errors      `HotrowError`, before anything has changed: a table resized, moved or cast under its
+                optimizer; a state of another shape, or a part of one.
+
+Code that reads a table past torch's function protocol sees it as of its last settling:
+`torch.jit.script`, transforms of `torch.func` that take it as an input, jagged ids. Call
+`optimizer.settle()` before.
+
+>>> import torch, hotrow
+>>> model = hotrow.convert(torch.nn.Embedding(4, 5))
+>>> optimizer = hotrow.optim.AdamW(model.parameters())
+>>> model(torch.tensor([2, 0, 2])).sum().backward()
+>>> optimizer.step()
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -31,6 +32,12 @@ class RowOptimizer(torch.optim.Optimizer):
 
     rule: ClassVar[Rule]
     dense: ClassVar[type[torch.optim.Optimizer]]
+
+    def __init_subclass__(cls) -> None:
+        """The formula, which stands in the rule's file, belongs to the docstring."""
+        super().__init_subclass__()
+        rule = sys.modules[cls.rule.update.__module__].__doc__ or ""
+        cls.__doc__ = f"{cls.__doc__}\n\n{rule.partition(chr(10) * 2)[2]}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; refuses what cannot be honoured for a table."""
