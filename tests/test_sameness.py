@@ -274,7 +274,6 @@ def generate(script, monkeypatch, capsys, tmp_path, threads):
         monkeypatch.setattr(
             script, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(1)
         )
-        monkeypatch.setattr(script, "OTHER_SEEDS", range(1, 4))
         folder = tmp_path / "docs"
         monkeypatch.setattr("sys.argv", ["sameness.py", "--folder", str(folder), *arguments])
         code = script.main()
