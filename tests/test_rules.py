@@ -34,6 +34,8 @@ from hotrow.optim.settle import settle, step
 CONFIGURATIONS = configurations()
 SCALES = (1.0, 1e-4, 1e-7, 1e-9)
 each = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
+BY_ROWS = [(n, k) for n, k in CONFIGURATIONS if not RULES[n].dense({"weight_decay": 0} | k)]
+each_by_rows = pytest.mark.parametrize(("name", "kwargs"), BY_ROWS, ids=label)
 
 # Bit for bit where torch's CPU kernels fuse as `kernels/scalars.py` does.
 fused = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
@@ -83,6 +85,11 @@ def three_ways(name, kwargs, exact, dtype=torch.float32, run=Touched, **batches)
     assert_no_worse(ours, rival, truth)
 
 
+def test_what_is_dense_is_known():
+    dense = [found for found in CONFIGURATIONS if found not in BY_ROWS]
+    assert {(name, kwargs["weight_decay"] != 0) for name, kwargs in dense} == {("RMSprop", True)}
+
+
 def test_every_optimizer_is_covered():
     assert {name for name, _ in CONFIGURATIONS} == set(RULES)
     assert len(CONFIGURATIONS) > 70
@@ -123,7 +130,7 @@ class AllScales(Batches):
         return super().grads(t) * torch.tensor(SCALES).repeat_interleave(self.columns // 4)
 
 
-@each
+@each_by_rows
 def test_shortcuts_are_no_worse_than_torch(name, kwargs):
     batches = AllScales(columns=4 * 38)
     ours, _ = Touched(name, kwargs, batches, torch.float32, exact=False).run()
@@ -132,7 +139,7 @@ def test_shortcuts_are_no_worse_than_torch(name, kwargs):
         assert_no_worse(*quarter)
 
 
-@each
+@each_by_rows
 def test_replay_is_no_worse_than_torch(name, kwargs):
     three_ways(name, kwargs, exact=True)
 
@@ -199,7 +206,7 @@ def test_long_gaps_in_float64(name, kwargs, uncompiled):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=label)
-@each
+@each_by_rows
 def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
         kwargs = kwargs | {"eps": 1e-4}

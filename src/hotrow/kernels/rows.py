@@ -45,7 +45,6 @@ class Program:
     update: Callable[..., Any]
     flags: tuple[bool, ...]
     width: int
-    compiled: bool = True
     jump: Callable[..., Any] = stay
     leap: Callable[..., Any] | None = None
     memo: tuple[Any, ...] = ()
@@ -69,7 +68,7 @@ def drive(
     """Bring `rows` through entries `last[row]` .. `now - 1`, the last with `grads` if given."""
     if not len(rows):
         return
-    if not (program.compiled and is_compiled(table) and all(map(is_compiled, slots))):
+    if not (is_compiled(table) and all(map(is_compiled, slots))):
         sums = None if grads is None else grads.sums()
         twin.drive(program, table, slots, last, rows, sums, ledger, now)
         return

@@ -14,8 +14,9 @@ left, whenever anyone looks: a row makes the steps that it missed when it is nex
                 and back. A run resumed from it has the bits of the run that saved it and went on.
     cost        of a step: time follows ids and touched rows, whatever V is and however long a row
                 was idle. Where decay is coupled (but for SGD and ASGD) there is no closed form, and
-                a row makes its missed steps one by one. Memory: torch's state, 4 bytes a row, and
-                about 200 bytes a step for at most 65,536 steps.
+                a row makes its missed steps one by one; RMSprop with decay takes torch's own
+                dense step, as the rounding of a root decides where its weights go. Memory: torch's
+                state, 4 bytes a row, and about 200 bytes a step for at most 65,536 steps.
     errors      `HotrowError`, before anything has changed: a table resized, moved or cast under its
                 optimizer; a state of another shape, or a part of one.
 

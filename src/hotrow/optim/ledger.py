@@ -40,7 +40,7 @@ class Ledger:
         self.state = dict(state or {})
         self.carried: Carried = {}
         self.form = self._form(group)
-        self.still, self.torchs_root = rule.still(group), rule.torchs_root(group)
+        self.still = rule.still(group)
         self.shortcut: Shortcut | None = None if exact else rule.shortcut(group)
         self._length = 0
         self._entries: dict[type, NDArray[Any]] = {}
@@ -66,7 +66,6 @@ class Ledger:
         self.append(tuple(map(float, entry)))
         # Rows that do not move without a gradient need no replay, as long as that stays true.
         self.still = self.still and self.rule.still(group)
-        self.torchs_root = self.torchs_root or self.rule.torchs_root(group)
 
     def kept(self, group: Group) -> Carried:
         """The scalars that torch would have in its state before the next step."""

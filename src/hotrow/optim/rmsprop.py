@@ -65,13 +65,13 @@ def shortcut(group: Group) -> Shortcut:
     return Linear(update, flags(group), len(slots(group)))
 
 
-def torchs_root(group: Group) -> bool:
-    """With decay.
+def dense(group: Group) -> bool:
+    """With decay: rows have nothing to gain by waiting, since there is no closed form.
 
-    It is the only gradient of an idle row, and divided by its own root it moves w by as much
+    And it is the only gradient of an idle row, and divided by its own root it moves w by as much
     however small w is: weights circle around 0, and one rounding grows to all of their size.
     """
     return bool(group["weight_decay"] != 0)
 
 
-rule = Rule("RMSprop", update, slots, entry, flags, shortcut=shortcut, torchs_root=torchs_root)
+rule = Rule("RMSprop", update, slots, entry, flags, shortcut=shortcut, dense=dense)

@@ -54,8 +54,8 @@ class Rule:
     `still(group)`: whether a zero gradient leaves a row and its state exactly as they are.
     `shortcut(group)`: a way over many steps without a gradient at once; where it does not apply
     (coupled decay, but for SGD and ASGD) every missed step is replayed.
-    `torchs_root(group)`: whether the rounding of a square root decides where training ends, so
-    that it has to be torch's own; then all runs in plain torch.
+    `dense(group)`: whether a table takes torch's own dense step, as where the rounding of a square
+    root decides where training ends, so that it has to be torch's.
     `counted`: whether torch's state has the number of steps.
     """
 
@@ -67,5 +67,5 @@ class Rule:
     carry: Callable[[Group, State], Carried] = nothing
     still: Callable[[Group], bool] = never
     shortcut: Callable[[Group], Shortcut | None] = no_shortcut
-    torchs_root: Callable[[Group], bool] = never
+    dense: Callable[[Group], bool] = never
     counted: bool = True

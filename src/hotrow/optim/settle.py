@@ -66,15 +66,14 @@ def _drive(
     table, slots = table.detach(), [slot.detach() for slot in slots]
     rule, shortcut = ledger.rule, ledger.shortcut
     flags = ledger.form[: len(ledger.form) - len(slots)]
-    compiled = is_compiled(table) and not ledger.torchs_root
-    kind = COMPILED[table.dtype] if compiled else COMPILED[torch.float64]
+    kind = COMPILED[table.dtype] if is_compiled(table) else COMPILED[torch.float64]
     entries = ledger.entries(kind)
-    program = Program(rule.update, flags, entries.shape[1], compiled)
+    program = Program(rule.update, flags, entries.shape[1])
     if ledger.still:  # nothing to replay
-        program = Program(rule.update, flags, entries.shape[1], compiled, pass_by, all_pass_by)
+        program = Program(rule.update, flags, entries.shape[1], pass_by, all_pass_by)
     elif shortcut is not None:
         memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1, table.dtype)
         if memo is not None:
             ways = shortcut.jump, shortcut.leap, memo
-            program = Program(rule.update, flags, entries.shape[1], compiled, *ways)
+            program = Program(rule.update, flags, entries.shape[1], *ways)
     drive(program, table, slots, last, rows, grads, entries, now)

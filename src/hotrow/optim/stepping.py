@@ -76,10 +76,13 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        by_rows = []
+        by_rows, written_out = [], []
         for group, table in self._tables():
             gradient = table.grad
-            if isinstance(gradient, RowGradient):
+            if isinstance(gradient, RowGradient) and self.rule.dense(_plain(group)):
+                written_out.append((table, gradient))
+                self._close(table)
+            elif isinstance(gradient, RowGradient):
                 self._check(group)
                 lag = self._lag(table, plain := _plain(group))
                 by_rows.append((lag, plain, gradient, gradient.group()))
@@ -88,6 +91,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 self._close(table)
         for lag, _, _, _ in by_rows:
             lag.table.grad = None  # torch leaves it alone
+        for table, gradient in written_out:
+            table.grad = gradient.dense()
         try:
             # Past torch's hooks, which have run for this step already.
             dense: Callable[..., Any] = self.dense.step
@@ -97,6 +102,8 @@ class RowOptimizer(torch.optim.Optimizer):
         finally:
             for lag, _, gradient, _ in by_rows:
                 lag.table.grad = gradient
+            for table, gradient in written_out:
+                table.grad = gradient
         for lag, group, _, grads in by_rows:
             lag.step(group, grads)
         return loss
