@@ -24,6 +24,7 @@ from training import (
 )
 
 from hotrow import HotrowError
+from hotrow._sameness import SCALES
 from hotrow.kernels import rows as kernels
 from hotrow.kernels.grouping import group
 from hotrow.optim import settle as settling
@@ -32,7 +33,6 @@ from hotrow.optim.series import DECAY, TERMS
 from hotrow.optim.settle import settle, step
 
 CONFIGURATIONS = configurations()
-SCALES = (1.0, 1e-4, 1e-7, 1e-9)
 each = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
 BY_ROWS = [(n, k) for n, k in CONFIGURATIONS if not RULES[n].dense({"weight_decay": 0} | k)]
 each_by_rows = pytest.mark.parametrize(("name", "kwargs"), BY_ROWS, ids=label)

@@ -91,7 +91,8 @@ class RowGradient(Tensor):
         """The rows with the gradients of each, added up or not yet."""
         held = self.held
         if held.merged:
-            return Grouped(held.ids, torch.arange(len(held.ids)), held.rows)
+            places = torch.arange(len(held.ids), device=held.ids.device)
+            return Grouped(held.ids, places, held.rows)
         if held.rows._version != held.version:
             raise HotrowError(
                 "the gradient of a look-up's output was written to after backward, and is the "

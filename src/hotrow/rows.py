@@ -217,11 +217,8 @@ class _Rows(torch.autograd.Function):
         return RowGradient(rows, gradient.clone(), ctx.shape, merged=True), None
 
 
-def _read(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Make the rows that `ids` select fit to be read; a bad id is an error before anything."""
-    checked(ids, len(table), "input", mistakable="")
-    if isinstance(table, Table) and table.lag is not None and table.lag.behind:
-        table.settle(distinct(ids, len(table))[0])
+def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
+    """Shorten the settled rows that `ids` select, as torch does."""
     if max_norm is not None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
@@ -252,7 +249,10 @@ def _embedding(
 ) -> Tensor:
     """`torch.nn.functional.embedding` for a table."""
     padding = _padding(weight, padding_idx)
-    _read(weight, input, max_norm, norm_type)
+    checked(input, len(weight), "input", mistakable="")
+    if isinstance(weight, Table) and weight.lag is not None and weight.lag.behind:
+        weight.settle(distinct(input, len(weight))[0])
+    _renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
         output: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
             weight, input, padding, scale_grad_by_freq
@@ -276,8 +276,11 @@ def _embedding_bag(
 ) -> Tensor:
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
     padding = _padding(weight, padding_idx)
-    _read(weight, input, max_norm, norm_type)
+    checked(input, len(weight), "input", mistakable="")
     rows, places = distinct(input, len(weight))
+    if isinstance(weight, Table):
+        weight.settle(rows)
+    _renorm(weight, input, max_norm, norm_type)
     found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
     with torch._C.DisableTorchFunctionSubclass():
         compact = _Rows.apply(weight, rows)  # type: ignore[no-untyped-call]

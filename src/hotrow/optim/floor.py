@@ -26,11 +26,9 @@ from torch import Tensor
 
 from hotrow.kernels.ops import maximum
 from hotrow.optim.shortcut import Memo, columns
+from hotrow.optim.sums import Sums
 
 FEW = 3  # so few steps are replayed where that is compiled
-GONE = 2.0**-60  # of the move: the steps after it are left out
-
-
 LEAST = 1e-37  # an eps below it is not in float32's range
 
 
@@ -74,27 +72,16 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     return upto
 
 
-class Floor:
+class Floor(Sums):
     """The sums A_s and B_s for every step of a ledger of Adamax's."""
 
     def __init__(self) -> None:
+        super().__init__(2)
         self.jump = jump
-        self.done = 0  # entries that are in the sums
-        self.first = 0  # the first step from which the hyperparameters were what they are
-        self.constants, self.reach = (0.0,) * 4, 0  # b1, b2, eps, coupled decay
-        self.sums = np.zeros((64, 2))
 
-    def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
-        """The memo for jumps to step `upto`; None if it is beyond that step already."""
-        if upto < self.done:
-            return None
-        while len(self.sums) <= upto:
-            self.sums = np.concatenate([self.sums, np.zeros_like(self.sums)])
-        for i in range(self.done, upto):
-            self._add(i, *entries[i].tolist())
-        self.done = upto
-        b1, b2, eps, _ = self.constants
-        return self.sums, self.first, b1, b2, eps, self.reach
+    def last(self, dtype: torch.dtype) -> int:
+        """How far back a step is felt."""
+        return self.reach
 
     def leap(
         self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo
@@ -115,22 +102,18 @@ class Floor:
         w, m, u = land(w, m, u, torch.tensor(eps).to(w), (shrink, shrink2), above, below)
         return w, (m, u), torch.from_numpy(at < upto).to(w.device)
 
-    def _add(self, i: int, decay: float, a1: float, b2: float, eps: float, size: float) -> None:
+    def add(self, i: int, entry: tuple[float, ...]) -> None:
         """Entry i, into the sums of the steps whose rows still feel it."""
-        if self.constants != (constants := (1 - a1, b2, eps, decay)):
-            self.constants, self.first = constants, i
-            self._tables(1 - a1, b2)
+        decay, a1, b2, eps, size = entry
+        self.renew(i, (1 - a1, b2, eps, decay))
         if decay != 0 or not self.reach or not eps >= LEAST or not math.isfinite(size):
             self.first = i + 1
             return
         part = self.sums[max(self.first, i + 1 - self.reach) : i + 1]
         part += self.weights[-len(part) :] * -size
 
-    def _tables(self, b1: float, b2: float) -> None:
+    def tables(self, b1: float, b2: float) -> None:
         """How far back a step is felt; (b1 / b2)^k and b1^k from there to k = 1."""
         speed = b1 / b2 if b2 > 0 else 1.0
-        self.reach = 0  # no end in sight: every step is replayed
-        if 0 <= speed < 0.999:
-            self.reach = max(2, math.ceil(math.log(GONE) / math.log(max(speed, 1e-10))))
-        k = np.arange(max(self.reach, 1), 0, -1)
+        k = self.felt(speed)
         self.weights = np.stack([speed**k, b1**k], axis=1)

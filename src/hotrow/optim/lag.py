@@ -69,10 +69,10 @@ class RowLag:
             self._check(name, slot)
             self.slots[name] = slot.detach()
         # What torch keeps as scalars, written at each step as torch does.
-        self.scalars: dict[str, Tensor] = {}
-        now = {"step": float(self.ledger.start)} if rule.counted else {}
-        for name, value in (now | self.ledger.kept(group)).items():
-            self.scalars[name] = held.get(name, torch.tensor(value, dtype=scalar_dtype()))
+        self.scalars: dict[str, Tensor] = {
+            name: held.get(name, torch.tensor(value, dtype=scalar_dtype()))
+            for name, value in self.ledger.kept(group).items()
+        }
         self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
         self.settled = 0  # all rows have been through so many entries
         self.watched = 0  # steps in a row at which an alias was alive
@@ -119,7 +119,7 @@ class RowLag:
 
     def _scalars_changed(self, group: Group) -> bool:
         """Whether someone wrote into the step count, or into what else torch keeps as a scalar."""
-        kept = self.ledger.kept(group) | {"step": self.ledger.start + len(self.ledger)}
+        kept = self.ledger.kept(group)
         return any(
             float(scalar) != float(torch.tensor(kept[name], dtype=scalar.dtype))
             for name, scalar in self.scalars.items()
@@ -141,9 +141,8 @@ class RowLag:
         with _lock:
             self.ledger.record(group)
             step(self.ledger, self.values, list(self.slots.values()), self.last, grads)
-        kept = self.ledger.kept(group) | {"step": self.ledger.start + len(self.ledger)}
-        for name, scalar in self.scalars.items():
-            scalar.fill_(kept[name])
+        for name, value in self.ledger.kept(group).items():
+            self.scalars[name].fill_(value)
         for written in (self.table, *self.slots.values()):
             torch.autograd.graph.increment_version(written)
         if self.behind and self._is_watched():

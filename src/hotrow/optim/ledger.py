@@ -70,7 +70,8 @@ class Ledger:
     def kept(self, group: Group) -> Carried:
         """The scalars that torch would have in its state before the next step."""
         carried = self.carried if self._length else self.rule.carry(group, self.state)
-        return {name: value for name, value in carried.items() if not name.startswith("_")}
+        kept = {name: value for name, value in carried.items() if not name.startswith("_")}
+        return {"step": float(self.start + self._length), **kept} if self.rule.counted else kept
 
     def append(self, entry: tuple[float, ...]) -> None:
         """Add an entry as it is."""

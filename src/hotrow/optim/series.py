@@ -40,12 +40,12 @@ from torch import Tensor
 
 from hotrow.kernels.ops import sqrt
 from hotrow.optim.shortcut import Memo, columns
+from hotrow.optim.sums import Sums
 
 TERMS = 10
 # Columns after the terms: the bound of what they leave out, Y, the log of all decays so far.
 REST, CENTRE, DECAY, WIDTH = 10, 11, 12, 13
 FEW = 3  # so few steps are replayed where that is compiled
-GONE = 2.0**-60  # of the move: the steps after it are left out
 LEAST = 1e-38  # v times less would make an infinite v NaN
 
 
@@ -89,7 +89,7 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
     return upto
 
 
-class Series:
+class Series(Sums):
     """The sums T_j for every step of a ledger.
 
     Arguments:
@@ -102,24 +102,13 @@ class Series:
         idle: Callable[[tuple[float, ...]], tuple[float, float, float]],
         amsgrad: bool = False,
     ) -> None:
+        super().__init__(WIDTH)
         self.jump = jump
         self.idle, self.amsgrad = idle, amsgrad
-        self.done = 0  # entries that are in the sums
-        self.first = 0  # the first step from which the hyperparameters were what they are
-        self.constants = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.sums = np.zeros((64, WIDTH))
 
-    def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
-        """The memo for jumps to step `upto`; None if it is beyond that step already."""
-        if upto < self.done:
-            return None
-        while len(self.sums) <= upto:
-            self.sums = np.concatenate([self.sums, np.zeros_like(self.sums)])
-        for i in range(self.done, upto):
-            self._add(i, tuple(entries[i].tolist()))
-        self.done = upto
-        b1, b2, eps, _ = self.constants
-        return self.sums, self.first, b1, b2, eps, torch.finfo(dtype).eps / 4
+    def last(self, dtype: torch.dtype) -> float:
+        """The part of a move, or of w, that may be left out."""
+        return torch.finfo(dtype).eps / 4
 
     def leap(
         self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo
@@ -139,13 +128,11 @@ class Series:
         w, m, v = land(w, m, v, top, 1.0, eps, row, terms)
         return w, (m, v, *slots[2:]), (able & (sure | near))[:, 0]
 
-    def _add(self, i: int, entry: tuple[float, ...]) -> None:
+    def add(self, i: int, entry: tuple[float, ...]) -> None:
         """Entry i, into the sums of the steps whose rows still feel it."""
         sums, (decay, coupled, a1, b2, _) = self.sums, entry[:5]
         size, root, eps = self.idle(entry)
-        if self.constants != (constants := (1 - a1, b2, eps, coupled)):
-            self.constants, self.first = constants, i
-            self._tables(1 - a1, b2)
+        self.renew(i, (1 - a1, b2, eps, coupled))
         usable = coupled == 0 and decay > 0 and root > 0 and bool(self.reach)
         if not (usable and math.isfinite(size) and math.isfinite(decay)):
             sums[i + 1, DECAY] = sums[i, DECAY]
@@ -172,13 +159,9 @@ class Series:
         ahead = 1 - (1 - root * root) * b2 ** (self.middle - 1)
         return b2 ** (self.middle / 2) / math.sqrt(ahead) if math.isfinite(root) else 0.0
 
-    def _tables(self, b1: float, b2: float) -> None:
+    def tables(self, b1: float, b2: float) -> None:
         """How far back a step is felt, and b1^k and sqrt(b2)^k from there to k = 1."""
-        speed = b1 if self.amsgrad else b1 / math.sqrt(b2) if b2 > 0 else 1.0
-        self.reach = 0  # no end in sight: every step is replayed
-        if 0 <= speed < 0.999:
-            self.reach = max(2, math.ceil(math.log(GONE) / math.log(max(speed, 1e-10))))
-        k = np.arange(max(self.reach, 1), 0, -1)
+        k = self.felt(b1 if self.amsgrad else b1 / math.sqrt(b2) if b2 > 0 else 1.0)
         self.middle = 1.3 / (1 - b1) if b1 < 1 else 1.0
         self.weight = b1**k
         self.fall = np.ones(len(k)) if self.amsgrad else b2 ** (k / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,12 +69,12 @@ def _drive(
     flags = ledger.form[: len(ledger.form) - len(slots)]
     kind = COMPILED[table.dtype] if is_compiled(table) else COMPILED[torch.float64]
     entries = ledger.entries(kind)
-    program = Program(rule.update, flags, entries.shape[1])
-    if ledger.still:  # nothing to replay
-        program = Program(rule.update, flags, entries.shape[1], pass_by, all_pass_by)
+    ways: tuple[Any, ...] = ()  # every missed step is replayed
+    if ledger.still:
+        ways = pass_by, all_pass_by
     elif shortcut is not None:
         memo = shortcut.advance(ledger.entries(), now if grads is None else now - 1, table.dtype)
         if memo is not None:
             ways = shortcut.jump, shortcut.leap, memo
-            program = Program(rule.update, flags, entries.shape[1], *ways)
+    program = Program(rule.update, flags, entries.shape[1], *ways)
     drive(program, table, slots, last, rows, grads, entries, now)

@@ -76,23 +76,22 @@ class RowOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        by_rows, written_out = [], []
+        by_rows, ours = [], []
         for group, table in self._tables():
             gradient = table.grad
-            if isinstance(gradient, RowGradient) and self.rule.dense(_plain(group)):
-                written_out.append((table, gradient))
-                self._close(table)
-            elif isinstance(gradient, RowGradient):
-                self._check(group)
-                lag = self._lag(table, plain := _plain(group))
-                by_rows.append((lag, plain, gradient, gradient.group()))
+            if isinstance(gradient, RowGradient):
+                ours.append((table, gradient))
+                plain = _plain(group)
+                if self.rule.dense(plain):
+                    self._close(table)
+                else:
+                    self._check(group)
+                    by_rows.append((self._lag(table, plain), plain, gradient.group()))
             elif gradient is not None:
                 table.was_dense = True
                 self._close(table)
-        for lag, _, _, _ in by_rows:
-            lag.table.grad = None  # torch leaves it alone
-        for table, gradient in written_out:
-            table.grad = gradient.dense()
+        for table, gradient in ours:  # what has a lag now torch leaves alone
+            table.grad = gradient.dense() if table.lag is None else None
         try:
             # Past torch's hooks, which have run for this step already.
             dense: Callable[..., Any] = self.dense.step
@@ -100,11 +99,9 @@ class RowOptimizer(torch.optim.Optimizer):
                 dense = dense.__wrapped__  # type: ignore[attr-defined]
             dense(self)
         finally:
-            for lag, _, gradient, _ in by_rows:
-                lag.table.grad = gradient
-            for table, gradient in written_out:
+            for table, gradient in ours:
                 table.grad = gradient
-        for lag, group, _, grads in by_rows:
+        for lag, group, grads in by_rows:
             lag.step(group, grads)
         return loss
 
