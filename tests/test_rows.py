@@ -39,6 +39,10 @@ class Recorder:
     def settle(self, rows):
         self.asked.append(None if rows is None else rows.tolist())
 
+    def look_up(self, at):
+        self.asked.append(at.rows.tolist())
+        return torch.full((at.places.numel(), 3), 7.0)
+
 
 # --- The gradient ------------------------------------------------------------------------
 
@@ -342,8 +346,15 @@ def test_reading_settles_everything(name):
 def test_a_look_up_settles_what_it_reads(look_up):
     model, _ = twins()
     model[0].weight.lag = lag = Recorder()
-    look_up(IDS, model.eval()[0].weight)
+    weight = model.eval()[0].weight
+    with torch.no_grad():
+        look_up(IDS, weight)
     assert lag.asked == [[0, 1, 2, 5]]
+    trained = look_up(IDS, weight)  # rows that are trained next need not be settled to be read
+    assert lag.asked == [[0, 1, 2, 5]] * 2
+    assert trained.unique().tolist() == [7.0]
+    look_up(IDS, weight, max_norm=1.0)  # but if something writes to them
+    assert weight[IDS.unique()].norm(dim=1).max() <= 1.0
 
 
 @pytest.mark.parametrize("ids", [[3, 10], [-1]])

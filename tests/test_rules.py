@@ -26,11 +26,11 @@ from training import (
 from hotrow import HotrowError
 from hotrow._sameness import SCALES
 from hotrow.kernels import rows as kernels
-from hotrow.kernels.grouping import group
+from hotrow.kernels.grouping import distinct, group
 from hotrow.optim import settle as settling
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.series import DECAY, TERMS
-from hotrow.optim.settle import settle, step
+from hotrow.optim.settle import look_up, settle, step
 
 CONFIGURATIONS = configurations()
 each = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
@@ -335,7 +335,7 @@ def test_hyperparameters_may_change_at_any_step():
             group_["lr"] = 1e-3 * (1 + t % 7)
             grouped = group(batches.all_ids[t], batches.grads(t).to(dtype), batches.rows)
             parameter.grad = torch.zeros_like(parameter).index_copy_(
-                0, grouped.rows, grouped.sums()
+                0, grouped.at.rows, grouped.sums()
             )
             torchs.step()
         if kind == "ours":
@@ -398,6 +398,30 @@ def test_a_change_of_form_is_refused():
     assert len(run.ledger) == 1
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", RULES)
+def test_a_look_up_reads_what_settling_would_leave(name, exact, compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    run = Touched(name, {}, Batches(steps=120, rows=300, ids=20), torch.float32, exact)
+    for t in range(120):
+        run.step(t)
+    ids = torch.arange(300).repeat(2).flip(0)
+    before, seen = run.table.clone(), run.last.clone()
+    found = look_up(run.ledger, run.table, run.slots, run.last, distinct(ids, 300))
+    left, kept = run.table.clone(), run.last > seen
+    run.settle()
+    assert_same_bits(found, run.table[ids])
+    # What was much work is kept, and nothing else is written.
+    assert_same_bits(left[kept], run.table[kept])
+    assert_same_bits(left[~kept], before[~kept])
+    if compiled:
+        assert not kept[seen >= 118].any()
+        jumps = run.ledger.still or run.ledger.shortcut is not None
+        assert bool(kept[seen < 118].all()) != jumps
+
+
 def test_the_ledger_grows():
     rule = RULES["SGD"]
     given = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0}
@@ -419,8 +443,8 @@ def test_grouping_adds_as_torchs_dense_gradient(kind):
         weight = torch.zeros(50, columns, dtype=dtype, requires_grad=True)
         torch.nn.functional.embedding(ids, weight).backward(grads)
         grouped = group(ids, grads, 50)
-        assert torch.equal(grouped.rows, ids.unique())
-        assert_same_bits(grouped.sums(), weight.grad[grouped.rows])
+        assert torch.equal(grouped.at.rows, ids.unique())
+        assert_same_bits(grouped.sums(), weight.grad[grouped.at.rows])
 
 
 class OffByOne(Touched):

@@ -82,7 +82,7 @@ def dense(name, kwargs, batches, dtype):
     for t, ids in enumerate(batches.all_ids):
         chosen.param_groups[0]["lr"] = base * batches.rate(t)
         grouped = group(ids, batches.grads(t).to(dtype), batches.rows)
-        parameter.grad = torch.zeros_like(parameter).index_copy_(0, grouped.rows, grouped.sums())
+        parameter.grad = torch.zeros_like(parameter).index_copy_(0, grouped.at.rows, grouped.sums())
         chosen.step()
     rule, state = RULES[name], chosen.state[parameter]
     return parameter.detach(), [state[key] for key in rule.slots(chosen.param_groups[0])]
@@ -199,7 +199,7 @@ def wide(name, kwargs, batches):
             )
         grouped = group(ids, batches.grads(t).double(), batches.rows)
         g = torch.zeros(w.values.shape, dtype=torch.float64)
-        g.index_copy_(0, grouped.rows, grouped.sums())
+        g.index_copy_(0, grouped.at.rows, grouped.sums())
         entry = tuple(map(float, rule.entry(given, t + 1, carried)))
         w, slots = rule.update(w, Wide(g.numpy()), slots, entry, rule.flags(given))
     return w.values

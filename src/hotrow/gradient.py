@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import Grouped, group
+from hotrow.kernels.grouping import Grouped, Places, group
 
 aten = torch.ops.aten
 
@@ -23,6 +23,7 @@ class _Held:
     ids: Tensor
     rows: Tensor
     merged: bool
+    at: Places | None = None  # of ids not merged yet, where they are known
 
     def __post_init__(self) -> None:
         self.version = self.rows._version
@@ -41,20 +42,24 @@ class RowGradient(Tensor):
         rows: (N, D), of the gradient's dtype; the gradient's own from now on.
         shape: (V, D).
         merged: whether the ids are distinct.
+        at: the places of the ids, where they are known.
     """
 
     held: _Held
 
     @staticmethod
     def __new__(
-        cls, ids: Tensor, rows: Tensor, shape: Sequence[int], merged: bool = False
+        cls,
+        ids: Tensor,
+        rows: Tensor,
+        shape: Sequence[int],
+        merged: bool = False,
+        at: Places | None = None,
     ) -> RowGradient:
         """Around existing rows; nothing V-sized is allocated."""
-        return cls._around(_Held(ids, rows, merged), shape)
+        return cls._around(_Held(ids, rows, merged, at), shape)
 
-    def __init__(
-        self, ids: Tensor, rows: Tensor, shape: Sequence[int], merged: bool = False
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     @classmethod
@@ -84,7 +89,7 @@ class RowGradient(Tensor):
         held = self.held
         if not held.merged:
             grouped = self.group()
-            held.ids, held.rows, held.merged = grouped.rows, grouped.sums(), True
+            held.ids, held.rows, held.merged = grouped.at.rows, grouped.sums(), True
         return self
 
     def group(self) -> Grouped:
@@ -92,13 +97,15 @@ class RowGradient(Tensor):
         held = self.held
         if held.merged:
             places = torch.arange(len(held.ids), device=held.ids.device)
-            return Grouped(held.ids, places, held.rows)
+            return Grouped(Places(held.ids, places), held.rows)
         if held.rows._version != held.version:
             raise HotrowError(
                 "the gradient of a look-up's output was written to after backward, and is the "
                 "table's gradient too",
                 fix="change it in a hook (output.register_hook), or write to a clone",
             )
+        if held.at is not None:
+            return Grouped(held.at, held.rows)
         return group(held.ids, held.rows, len(self))
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
@@ -111,7 +118,7 @@ class RowGradient(Tensor):
             held.rows.index_add_(0, ids, rows)
             return
         held.ids, held.rows = torch.cat([held.ids, ids]), torch.cat([held.rows, rows])
-        held.merged, held.version = False, 0
+        held.merged, held.version, held.at = False, 0, None
 
     def dense(self) -> Tensor:
         """Written out, V x D."""

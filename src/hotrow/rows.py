@@ -5,6 +5,7 @@ A look-up settles the rows it reads, and anything else that reads values settles
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from torch._compile import _disable_dynamo
 from hotrow.errors import HotrowIndexError
 from hotrow.gradient import RowGradient
 from hotrow.ids import checked
-from hotrow.kernels.grouping import distinct
+from hotrow.kernels.grouping import Places, distinct
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
@@ -45,6 +46,9 @@ class Lag(Protocol):
 
     def settle(self, rows: Tensor | None) -> None:
         """Bring the distinct `rows`, or all, to where dense training would have them now."""
+
+    def look_up(self, at: Places) -> Tensor:
+        """(N, D): the rows of now at `at`; settled only where that is needed to know them."""
 
     def close(self) -> None:
         """Settle all, and let go of the table."""
@@ -162,31 +166,39 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, table: Tensor, ids: Tensor, padding_idx: int, by_frequency: bool
+        ctx: Any,
+        table: Tensor,
+        ids: Tensor,
+        at: Places | None,  # of the ids, if they are known
+        read: Callable[[], Tensor],
+        padding_idx: int,
+        by_frequency: bool,
     ) -> Tensor:
         if ctx.needs_input_grad[0]:  # the caller may fill the same ids with the next batch
             ctx.save_for_backward(ids.to(torch.int64, copy=True))
-        ctx.shape, ctx.padding_idx, ctx.by_frequency = table.shape, padding_idx, by_frequency
-        return F.embedding(ids, table)
+        ctx.shape, ctx.at = table.shape, at
+        ctx.padding_idx, ctx.by_frequency = padding_idx, by_frequency
+        return read().view(*ids.shape, table.shape[1])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
-        ids = ctx.saved_tensors[0].reshape(-1)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+        ids, at = ctx.saved_tensors[0].reshape(-1), ctx.at
         holders = sys.getrefcount(gradient), gradient._use_count(), uses(gradient)  # type: ignore[attr-defined]
         if not _engines_own:
             _engines_own.append(holders)
         mine = all(map(operator.le, holders, _engines_own[0]))
         rows = gradient.reshape(len(ids), ctx.shape[1])
         if ctx.by_frequency:
-            _, places = distinct(ids, ctx.shape[0])
+            at = at or distinct(ids, ctx.shape[0])
+            places = at.places.reshape(-1)
             rows = rows / places.bincount()[places].unsqueeze(-1)
         if ctx.padding_idx >= 0:
             kept = (ids != ctx.padding_idx).nonzero()[:, 0]
-            ids, rows = ids[kept], rows[kept]
-        found = RowGradient(ids, rows, ctx.shape)
+            ids, rows, at = ids[kept], rows[kept], None
+        found = RowGradient(ids, rows, ctx.shape, at=at)
         # Someone else may write into it before the step: then it is added up now.
-        return found if mine else found.merge(), None, None, None
+        return found if mine else found.merge(), None, None, None, None, None
 
 
 # How many hold a gradient in `_LookUp.backward` if nobody but the engine does: its Python object,
@@ -198,23 +210,24 @@ _engines_own: list[tuple[int, int, int]] = []
 def _learn_engines_own() -> None:
     if not _engines_own:
         table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
-        _LookUp.apply(table, ids, -1, False).mul(1).sum().backward()  # type: ignore[no-untyped-call]
+        read = functools.partial(F.embedding, ids, table)
+        _LookUp.apply(table, ids, None, read, -1, False).mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
 class _Rows(torch.autograd.Function):
     """table[rows] of distinct rows, whose gradient is a `RowGradient`."""
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Any, table: Tensor, rows: Tensor, read: Callable[[], Tensor]) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.shape = table.shape
-        return table.index_select(0, rows)
+        return read()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         (rows,) = ctx.saved_tensors
-        return RowGradient(rows, gradient.clone(), ctx.shape, merged=True), None
+        return RowGradient(rows, gradient.clone(), ctx.shape, merged=True), None, None
 
 
 def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
@@ -222,6 +235,22 @@ def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float
     if max_norm is not None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
+
+
+def _behind(table: Tensor) -> bool:
+    return isinstance(table, Table) and table.lag is not None and table.lag.behind
+
+
+def _current(table: Tensor, at: Places, writes: bool) -> Callable[[], Tensor] | None:
+    """How to read the rows of a table that is behind; None if they are settled now.
+
+    Rows that are trained next are not, unless someone `writes` to them before.
+    """
+    assert isinstance(table, Table)
+    if table.lag is not None and table.requires_grad and torch.is_grad_enabled() and not writes:
+        return functools.partial(table.lag.look_up, at)
+    table.settle(at.rows)
+    return None
 
 
 def _padding(table: Tensor, padding_idx: int | None) -> int:
@@ -250,12 +279,14 @@ def _embedding(
     """`torch.nn.functional.embedding` for a table."""
     padding = _padding(weight, padding_idx)
     checked(input, len(weight), "input", mistakable="")
-    if isinstance(weight, Table) and weight.lag is not None and weight.lag.behind:
-        weight.settle(distinct(input, len(weight))[0])
+    at = distinct(input, len(weight)) if _behind(weight) else None
+    read: Callable[[], Tensor] = functools.partial(F.embedding, input, weight)
+    if at is not None:
+        read = _current(weight, at, max_norm is not None) or read
     _renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
         output: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
-            weight, input, padding, scale_grad_by_freq
+            weight, input, at, read, padding, scale_grad_by_freq
         )
         return output
 
@@ -277,13 +308,16 @@ def _embedding_bag(
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
     padding = _padding(weight, padding_idx)
     checked(input, len(weight), "input", mistakable="")
-    rows, places = distinct(input, len(weight))
-    if isinstance(weight, Table):
-        weight.settle(rows)
+    at = distinct(input, len(weight))
+    rows, places = at.rows, at.places
+    read: Callable[[], Tensor] = functools.partial(weight.index_select, 0, rows)
+    if _behind(weight):
+        each = Places(rows, torch.arange(len(rows), device=rows.device))
+        read = _current(weight, each, max_norm is not None) or read
     _renorm(weight, input, max_norm, norm_type)
     found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
     with torch._C.DisableTorchFunctionSubclass():
-        compact = _Rows.apply(weight, rows)  # type: ignore[no-untyped-call]
+        compact = _Rows.apply(weight, rows, read)  # type: ignore[no-untyped-call]
         return F.embedding_bag(
             places,
             compact,

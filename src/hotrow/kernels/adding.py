@@ -15,13 +15,12 @@ from hotrow.kernels.scalars import take
 @njit(cache=True, nogil=True)
 def distinct(ids, head):
     """The distinct ids in order of appearance, each marked in `head`."""
-    found = np.empty(len(ids), np.int64)
+    found = np.empty(len(ids) + 1, np.int64)
     n = 0
-    for i in ids:
-        if head[i] < 0:
-            head[i] = 0
-            found[n] = i
-            n += 1
+    for i in ids:  # no branch, which could not be foreseen
+        found[n] = i
+        n += head[i] < 0
+        head[i] = 0
     return found[:n]
 
 

@@ -16,16 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numba import njit
 from numba.extending import overload, register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from hotrow.kernels import ops, scalars
 from hotrow.kernels.pool import GRAIN
+from hotrow.kernels.rows import LOOK_UP, STEP
 
 AHEAD = 4  # rows: scattered over the table, they would be waited for one after the other
 LINE = 64  # bytes
+CHEAP = 2  # steps that a look-up replays without writing them back: the next step does it again
 
 
 @functools.cache
@@ -38,13 +39,15 @@ def compiled(
         register(function)
     sources = digest(*sorted({inspect.getfile(function) for function in functions}))
 
-    def drive(table, slots, last, rows, grads, order, offsets, graded, ledger, memo, now, taken):
+    def drive(
+        task, table, slots, last, rows, order, offsets, batch, ledger, memo, now, taken, spare
+    ):
         _ = sources  # a cell of its own: edited sources are not found in the cache
-        columns = table.shape[1]
+        columns = range(table.shape[1])
         zero = table.dtype.type(0)
-        upto = now - 1 if graded else now
+        upto = now - 1 if task == STEP else now
         count = len(rows)
-        total = np.empty(columns, table.dtype)
+        total, other, others = spare
         while True:
             start = scalars.take(taken, GRAIN)
             if start >= count:
@@ -57,27 +60,40 @@ def compiled(
                 if i + AHEAD < stop:
                     fetch(table, rows[i + AHEAD])
                     fetch_all(slots, rows[i + AHEAD])
-                r = rows[i]
-                t = last[r]
+                t = last[rows[i]]
+                w, state = table[rows[i]], row(slots, rows[i])
+                if task == LOOK_UP and t < upto:
+                    copy(w, other)
+                    copy_all(state, others)
+                    w, state = other, others
+                replayed = 0
                 while t < upto:
-                    arrived = jump(table, slots, r, t, upto, memo)
+                    arrived = jump(w, state, t, upto, memo)
                     if arrived > t:
                         t = arrived
                         continue
                     entry = to_fixed_tuple(ledger[t], width)
-                    for j in range(columns):
-                        w, s = update(table[r, j], zero, load(slots, r, j), entry, flags)
-                        table[r, j] = w
-                        store(slots, r, j, s)
+                    for j in columns:
+                        w[j], new = update(w[j], zero, load(state, j), entry, flags)
+                        store(state, j, new)
                     t += 1
-                if graded:
-                    add_up(grads, order, offsets, i, stop, total)
+                    replayed += 1
+                if task == LOOK_UP:
+                    for k in range(offsets[i], offsets[i + 1]):
+                        if k + AHEAD < offsets[stop]:
+                            fetch(batch, order[k + AHEAD])
+                        copy(w, batch[order[k]])
+                    if replayed <= CHEAP:
+                        continue
+                    copy(w, table[rows[i]])
+                    copy_all(state, row(slots, rows[i]))
+                elif task == STEP:
+                    add_up(batch, order, offsets, i, stop, total)
                     entry = to_fixed_tuple(ledger[upto], width)
-                    for j in range(columns):
-                        w, s = update(table[r, j], total[j], load(slots, r, j), entry, flags)
-                        table[r, j] = w
-                        store(slots, r, j, s)
-                last[r] = max(t, now)
+                    for j in columns:
+                        w[j], new = update(w[j], total[j], load(state, j), entry, flags)
+                        store(state, j, new)
+                last[rows[i]] = max(t, now)
 
     return njit(cache=True, **scalars.OPTIONS)(drive)
 
@@ -121,13 +137,24 @@ def add_up(grads, order, offsets, slot, stop, total):
     for k in range(first, end):
         if k + AHEAD < last:
             fetch(grads, order[k + AHEAD])
-        position = order[k]
+        one = grads[order[k]]
         if k == first:
             for j in range(len(total)):
-                total[j] = zero + grads[position, j]
+                total[j] = zero + one[j]
         else:
             for j in range(len(total)):
-                total[j] += grads[position, j]
+                total[j] += one[j]
+
+
+@njit(**scalars.OPTIONS)
+def copy(source, target):
+    """A row to another."""
+    for j in range(len(source)):
+        target[j] = source[j]
+
+
+def copy_all(sources, targets):  # pragma: no cover - replaced by the overload
+    """`copy` for tuples of rows."""
 
 
 def fetch(array, r):  # pragma: no cover - replaced by the overload
@@ -138,12 +165,28 @@ def fetch_all(arrays, r):  # pragma: no cover - replaced by the overload
     """Ask for row r of each of a tuple of arrays."""
 
 
-def load(arrays, r, j):  # pragma: no cover - replaced by the overload
-    """`(a[r, j], ...)` of a tuple of arrays."""
+def row(arrays, r):  # pragma: no cover - replaced by the overload
+    """`(a[r], ...)` of a tuple of arrays."""
 
 
-def store(arrays, r, j, values):  # pragma: no cover - replaced by the overload
-    """`a[r, j] = value` in each of a tuple of arrays."""
+def load(rows, j):  # pragma: no cover - replaced by the overload
+    """`(a[j], ...)` of a tuple of rows."""
+
+
+def store(rows, j, values):  # pragma: no cover - replaced by the overload
+    """`a[j] = value` in each of a tuple of rows."""
+
+
+@overload(copy_all, jit_options=scalars.OPTIONS)
+def _copy_all(sources, targets):
+    def none(sources, targets):
+        pass
+
+    def some(sources, targets):
+        for k in range(len(sources)):
+            copy(sources[k], targets[k])
+
+    return some if len(sources) else none
 
 
 @overload(fetch, jit_options=scalars.OPTIONS)
@@ -169,31 +212,41 @@ def _fetch_all(arrays, r):
     return some if len(arrays) else none
 
 
-@overload(load, jit_options=scalars.OPTIONS)
-def _load(arrays, r, j):
+@overload(row, jit_options=scalars.OPTIONS)
+def _row(arrays, r):
     return (
-        lambda arrays, r, j: (),
-        lambda arrays, r, j: (arrays[0][r, j],),
-        lambda arrays, r, j: (arrays[0][r, j], arrays[1][r, j]),
-        lambda arrays, r, j: (arrays[0][r, j], arrays[1][r, j], arrays[2][r, j]),
+        lambda arrays, r: (),
+        lambda arrays, r: (arrays[0][r],),
+        lambda arrays, r: (arrays[0][r], arrays[1][r]),
+        lambda arrays, r: (arrays[0][r], arrays[1][r], arrays[2][r]),
     )[len(arrays)]
 
 
+@overload(load, jit_options=scalars.OPTIONS)
+def _load(rows, j):
+    return (
+        lambda rows, j: (),
+        lambda rows, j: (rows[0][j],),
+        lambda rows, j: (rows[0][j], rows[1][j]),
+        lambda rows, j: (rows[0][j], rows[1][j], rows[2][j]),
+    )[len(rows)]
+
+
 @overload(store, jit_options=scalars.OPTIONS)
-def _store(arrays, r, j, values):
-    def none(arrays, r, j, values):
+def _store(rows, j, values):
+    def none(rows, j, values):
         pass
 
-    def one(arrays, r, j, values):
-        arrays[0][r, j] = values[0]
+    def one(rows, j, values):
+        rows[0][j] = values[0]
 
-    def two(arrays, r, j, values):
-        arrays[0][r, j] = values[0]
-        arrays[1][r, j] = values[1]
+    def two(rows, j, values):
+        rows[0][j] = values[0]
+        rows[1][j] = values[1]
 
-    def three(arrays, r, j, values):
-        arrays[0][r, j] = values[0]
-        arrays[1][r, j] = values[1]
-        arrays[2][r, j] = values[2]
+    def three(rows, j, values):
+        rows[0][j] = values[0]
+        rows[1][j] = values[1]
+        rows[2][j] = values[2]
 
-    return (none, one, two, three)[len(arrays)]
+    return (none, one, two, three)[len(rows)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +33,31 @@ def _head(rows: int) -> Iterator[NDArray[np.int32]]:
     _heads.append(head)  # not after an error: it may not be what it was
 
 
-def distinct(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """The distinct ids, ascending, and for each id its place among them.
+@dataclass(frozen=True)
+class Places:
+    """The distinct ids of a batch, and where among them each id is.
+
+    Attributes:
+        rows: (R,) int64, the distinct ids, ascending.
+        places: int64, of the shape of the ids: the place of each in `rows`.
+    """
+
+    rows: Tensor
+    places: Tensor
+
+    @functools.cached_property
+    def order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(order, offsets): row s is at `order[offsets[s] : offsets[s + 1]]`, in batch order."""
+        from hotrow.kernels import adding
+
+        found: tuple[NDArray[np.int64], NDArray[np.int64]] = adding.by_place(
+            self.places.reshape(-1).numpy(), len(self.rows)
+        )
+        return found
+
+
+def distinct(ids: Tensor, rows: int) -> Places:
+    """The distinct ids and the places of all.
 
     What `torch.unique(ids, return_inverse=True)` gives, without sorting the ids.
 
@@ -41,23 +65,21 @@ def distinct(ids: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         ids: int64 or int32, 0 .. rows - 1, any shape.
         rows: V, of the table.
 
-    Returns:
-        (R,) int64, and int64 of the shape of the ids. Time follows the ids, but for the first
-        table of its size, which needs 4 bytes a row of scratch space.
+    Time follows the ids, but for the first table of its size, which needs 4 bytes a row of
+    scratch space.
     """
     ids = ids.detach().long()
     if ids.is_meta:  # only shapes: all may be distinct
-        return ids.reshape(-1), ids
+        return Places(ids.reshape(-1), ids)
     if ids.device.type != "cpu":
-        found, places = torch.unique(ids, return_inverse=True)
-        return found, places
+        return Places(*torch.unique(ids, return_inverse=True))
     from hotrow.kernels import adding  # numba is imported with the first kernel
 
     flat = ids.reshape(-1).numpy()
     with _head(rows) as head:
         found = np.sort(adding.distinct(flat, head))
         places = adding.number(flat, found, head)
-    return torch.from_numpy(found), torch.from_numpy(places).view(ids.shape)
+    return Places(torch.from_numpy(found), torch.from_numpy(places).view(ids.shape))
 
 
 @dataclass(frozen=True)
@@ -65,26 +87,12 @@ class Grouped:
     """The gradients of a batch by the row that they belong to, not added up yet.
 
     Attributes:
-        rows: (R,) int64, the distinct ids, ascending.
-        places: (N,) int64, for each gradient its row's place in `rows`.
-        grads: (N, D).
+        at: (N,) places of N ids.
+        grads: (N, D), the gradient of each.
     """
 
-    rows: Tensor
-    places: Tensor
+    at: Places
     grads: Tensor
-
-    def order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(order, offsets): row s has the gradients `order[offsets[s] : offsets[s + 1]]`.
-
-        In batch order.
-        """
-        from hotrow.kernels import adding
-
-        found: tuple[NDArray[np.int64], NDArray[np.int64]] = adding.by_place(
-            self.places.numpy(), len(self.rows)
-        )
-        return found
 
     def sums(self) -> Tensor:
         """(R, D), the sum of each row's gradients.
@@ -92,20 +100,20 @@ class Grouped:
         Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at
         0 and adds the gradients in batch order, each addition rounded to their dtype.
         """
-        grads, count = self.grads, len(self.rows)
+        grads, count = self.grads, len(self.at.rows)
         sums: Tensor
         if not (grads.device.type == "cpu" and grads.dtype in COMPILED):
             # torch's own kernel, on as many rows as there are distinct ids.
-            sums = torch.ops.aten.embedding_dense_backward(grads, self.places, count, -1, False)
+            sums = torch.ops.aten.embedding_dense_backward(grads, self.at.places, count, -1, False)
             return sums
         from hotrow.kernels import adding  # numba is imported with the first kernel
 
         sums = torch.empty((count, grads.shape[1]), dtype=grads.dtype)
-        arrays = grads.contiguous().numpy(), *self.order(), sums.numpy()
+        arrays = grads.contiguous().numpy(), *self.at.order, sums.numpy()
         spread(lambda taken: adding.sum_all(*arrays, taken), count)
         return sums
 
 
 def group(ids: Tensor, grads: Tensor, rows: int) -> Grouped:
     """The gradients (N, D) of the ids (N,) of a table of so many rows; cost as for `distinct`."""
-    return Grouped(*distinct(ids, rows), grads.detach())
+    return Grouped(distinct(ids, rows), grads.detach())

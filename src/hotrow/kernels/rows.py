@@ -12,17 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.kernels import twin
-from hotrow.kernels.grouping import Grouped
+from hotrow.kernels.grouping import Grouped, Places
 from hotrow.kernels.patience import first_time
 from hotrow.kernels.pool import COMPILED, spread
 
+SETTLE, STEP, LOOK_UP = range(3)  # the tasks of a compiled driver
 
-def stay(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
+
+def stay(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
     """The jump of a rule that has none: every missed step is replayed."""
     return t
 
 
-def pass_by(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
+def pass_by(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
     """The jump of a rule under which idle rows do not change."""
     return upto
 
@@ -36,8 +38,9 @@ def all_pass_by(w: Tensor, slots: Any, at: Any, upto: Any, memo: Any) -> Any:
 class Program:
     """A rule's update in one form, and the jumps that may spare it steps.
 
-    `jump(table, slots, r, t, upto, memo)`, compiled, may bring row r from step t to a later one,
-    at most `upto`, and returns the step it reached; t itself if the next step has to be replayed.
+    `jump(w, slots, t, upto, memo)`, compiled, may bring a row (D,) and its slots from step t to a
+    later one, at most `upto`, and returns the step it reached; t itself if the next step has to be
+    replayed.
     `leap(w, slots, at, upto, memo) -> (w, slots, able)` is the same for tensors of many rows, in
     float32 or float64, that are at steps `at`; what it returns for rows not `able` is not used.
     """
@@ -66,24 +69,60 @@ def drive(
     now: int,
 ) -> None:
     """Bring `rows` through entries `last[row]` .. `now - 1`, the last with `grads` if given."""
-    if not len(rows):
-        return
     if not (is_compiled(table) and all(map(is_compiled, slots))):
         sums = None if grads is None else grads.sums()
-        twin.drive(program, table, slots, last, rows, sums, ledger, now)
-        return
+        if len(rows):
+            twin.drive(program, table, slots, last, rows, sums, ledger, now)
+    elif grads is None:
+        _run(SETTLE, program, table, slots, last, Places(rows, rows[:0]), table[:0], ledger, now)
+    else:
+        batch = grads.grads.contiguous()
+        _run(STEP, program, table, slots, last, grads.at, batch, ledger, now)
+
+
+def gather(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    last: Tensor,
+    at: Places,
+    ledger: NDArray[np.float64],
+    now: int,
+) -> Tensor:
+    """(N, D): what the ids at `at` would select if their rows had been driven to `now`.
+
+    A row that can jump there does so in a copy.
+    """
+    if not (is_compiled(table) and all(map(is_compiled, slots))):
+        drive(program, table, slots, last, at.rows, None, ledger, now)
+        return table[at.rows[at.places.reshape(-1)]]
+    values = table.new_empty(at.places.numel(), table.shape[1])
+    _run(LOOK_UP, program, table, slots, last, at, values, ledger, now)
+    return values
+
+
+def _run(
+    task: int,
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    last: Tensor,
+    at: Places,
+    batch: Tensor,  # (N, D): the gradients to step with, the values to fill, or nothing
+    ledger: NDArray[np.float64],
+    now: int,
+) -> None:
     from hotrow.kernels.driver import compiled  # numba is imported with the first kernel
 
     run = compiled(program.update, program.jump, program.flags, program.width)
-    arrays = table.numpy(), tuple(slot.numpy() for slot in slots), last.numpy(), rows.numpy()
-    none = np.empty(0, np.int64)
-    given = arrays[0][:0], none, none
-    if grads is not None:
-        given = grads.grads.contiguous().numpy(), *grads.order()
-    ledger = ledger.astype(COMPILED[table.dtype], copy=False)
+    kind = COMPILED[table.dtype]
+    arrays = table.numpy(), tuple(slot.numpy() for slot in slots), last.numpy()
+    given = at.rows.numpy(), *at.order, batch.numpy(), ledger.astype(kind, copy=False)
 
     def work(taken: NDArray[np.int64]) -> None:
-        run(*arrays, *given, grads is not None, ledger, program.memo, now, taken)
+        total, other, *others = np.empty((2 + len(slots), table.shape[1]), kind)
+        run(task, *arrays, *given, program.memo, now, taken, (total, other, tuple(others)))
 
-    with first_time((run, table.dtype), program.update.__module__):
-        spread(work, len(rows))
+    if len(at.rows):
+        with first_time((run, table.dtype), program.update.__module__):
+            spread(work, len(at.rows))

@@ -54,21 +54,21 @@ def safe(gap: Any, memo: Any) -> Any:
     return eps / b2 ** np.minimum(gap, reach)
 
 
-def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
-    """Bring row r from step t to `upto`, or leave it."""
+def jump(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
+    """Bring a row from step t to `upto`, or leave it."""
     sums, first, b1, b2, eps, _ = memo
     if upto - t < FEW or t < first:
         return t
-    kind = table.dtype.type
+    kind = w.dtype.type
+    means, norms = slots
     row = kind(b1 ** (upto - t)), kind(b2 ** (upto - t))
     limit, whole, least = kind(safe(upto - t, memo)), kind(sums[t, 0]), kind(eps)
-    for j in range(table.shape[1]):
+    for j in range(len(w)):
         above, below = whole, kind(0)
-        if slots[1][r, j] <= limit:
-            found = meet(np.float64(slots[1][r, j]), t, upto, memo)
+        if norms[j] <= limit:
+            found = meet(np.float64(norms[j]), t, upto, memo)
             above, below = kind(found[0]), kind(found[1])
-        w, m, u = land(table[r, j], slots[0][r, j], slots[1][r, j], least, row, above, below)
-        table[r, j], slots[0][r, j], slots[1][r, j] = w, m, u
+        w[j], means[j], norms[j] = land(w[j], means[j], norms[j], least, row, above, below)
     return upto
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import Grouped
+from hotrow.kernels.grouping import Grouped, Places
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import Group, Rule, scalar_dtype
-from hotrow.optim.settle import settle, step
+from hotrow.optim.settle import look_up, settle, step
 from hotrow.optim.state import RowState
 from hotrow.rows import Table, uses
 
@@ -135,6 +135,11 @@ class RowLag:
             settle(self.ledger, self.values, list(self.slots.values()), self.last, rows)
             if whole:
                 self.settled = now
+
+    def look_up(self, at: Places) -> Tensor:
+        """(N, D): the rows of now at `at`, which are about to be trained."""
+        with _lock:
+            return look_up(self.ledger, self.values, list(self.slots.values()), self.last, at)
 
     def step(self, group: Group, grads: Grouped) -> None:
         """One step of dense training with these gradients."""

@@ -28,13 +28,13 @@ FEW = 8  # so few steps are replayed where that is compiled
 NEAR = 0.5  # to 1: the diagonal is 1 and its distance
 
 
-def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
-    """Bring row r from step t to `upto`, or leave it."""
+def jump(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
+    """Bring a row from step t to `upto`, or leave it."""
     blocks, ends, first = memo
     if upto - t < FEW or t < first:
         return t
     n = len(slots) + 1
-    width = table.shape[1]
+    width = len(w)
     product, work = np.zeros((n, n + 1)), np.empty((n, n + 1))
     for a in range(n):
         product[a, a] = 1
@@ -60,11 +60,11 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
         product[:, :] = work
     old, new = np.empty((n, width)), np.zeros((n, width))
     for j in range(width):
-        old[0, j] = table[r, j]
+        old[0, j] = w[j]
     if len(slots) > 0:  # an empty tuple cannot be indexed, not even never
         for b in range(n - 1):
             for j in range(width):
-                old[b + 1, j] = slots[b][r, j]
+                old[b + 1, j] = slots[b][j]
     for a in range(n):
         for b in range(n):
             scale = product[a, b]
@@ -72,11 +72,11 @@ def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
     for j in range(width):
-        table[r, j] = new[0, j]
+        w[j] = new[0, j]
     if len(slots) > 0:
         for b in range(n - 1):
             for j in range(width):
-                slots[b][r, j] = new[b + 1, j]
+                slots[b][j] = new[b + 1, j]
     return upto
 
 

@@ -44,15 +44,15 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return addcmul(w, sign(g), step, minus), (g, step)
 
 
-def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
+def jump(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
     """The first idle step forgets the gradient and holds the step; the rest change nothing."""
     since, smallest, largest = memo
     if t < since:
         return t
-    zero = table.dtype.type(0)
-    for j in range(table.shape[1]):
-        slots[0][r, j] = zero
-        slots[1][r, j] = clamp(slots[1][r, j], smallest, largest)
+    before, steps = slots
+    zero = w.dtype.type(0)
+    for j in range(len(w)):
+        before[j], steps[j] = zero, clamp(steps[j], smallest, largest)
     return upto
 
 

@@ -65,27 +65,26 @@ def far(w: Any, m: Any, top: Any, one: Any, eps: Any, centre: Any, rest: Any, pa
     return abs(m * (one / (sqrt(top) * centre + eps))) * rest > abs(w) * part
 
 
-def jump(table: Any, slots: Any, r: Any, t: Any, upto: Any, memo: Any) -> Any:
-    """Bring row r from step t to `upto`, or leave it."""
+def jump(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
+    """Bring a row from step t to `upto`, or leave it."""
     sums, first, b1, b2, eps, part = memo
     if upto - t < FEW or t < first:
         return t
-    kind = table.dtype.type
+    kind = w.dtype.type
     one, eps, centre = kind(1), kind(eps), kind(sums[t, CENTRE])
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
     if not sums[t, REST] <= part * sums[t, 0]:
         rest, part = kind(sums[t, REST]), kind(part)
-        for j in range(table.shape[1]):
-            if far(table[r, j], means[r, j], tops[r, j], one, eps, centre, rest, part):
+        for j in range(len(w)):
+            if far(w[j], means[j], tops[j], one, eps, centre, rest, part):
                 return t
     decay = kind(math.exp(sums[upto, DECAY] - sums[t, DECAY]))
     row = decay, kind(b1 ** (upto - t)), kind(max(b2 ** (upto - t), LEAST)), centre
     low = kind(sums[t, 0]), kind(sums[t, 1]), kind(sums[t, 2]), kind(sums[t, 3]), kind(sums[t, 4])
     high = kind(sums[t, 5]), kind(sums[t, 6]), kind(sums[t, 7]), kind(sums[t, 8]), kind(sums[t, 9])
     terms = low + high
-    for j in range(table.shape[1]):
-        w, m, v = land(table[r, j], means[r, j], squares[r, j], tops[r, j], one, eps, row, terms)
-        table[r, j], means[r, j], squares[r, j] = w, m, v
+    for j in range(len(w)):
+        w[j], means[j], squares[j] = land(w[j], means[j], squares[j], tops[j], one, eps, row, terms)
     return upto
 
 
