@@ -12,9 +12,10 @@ run: .venv/real
 	$(BIN)/hotrow compare
 	@scripts/compare-real.sh
 
+# A process for each core, with one thread each where a test does not ask for more.
 test: .venv/test .venv/real lint
 	@scripts/browser.sh > /dev/null
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: .venv/test
 	$(BIN)/ruff check

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.records import HUGE_PAGES
+from bench.records import SETTINGS
 from bench.workloads import WORKLOADS, Workload
 
 
@@ -23,7 +23,8 @@ def chosen(job: dict[str, Any]) -> Workload:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """The result of a job."""
-    assert os.environ.get(HUGE_PAGES) == "1", f"{HUGE_PAGES}=1 must be set before torch is loaded"
+    for name, value in SETTINGS.items():
+        assert os.environ.get(name) == value, f"{name}={value} must be set before torch is loaded"
     import torch
 
     from bench import memory, startup, timing

@@ -14,8 +14,8 @@ HEAD = """\
 
 <!-- Made by `python -m bench.train --page-only` from bench/records: change those, not this. -->
 
-A step is what a user writes: `zero_grad()`, the look-up, `backward(gradient)` from a given gradient
-of the output, and `step()`, for a model that is one table. The ids are Zipf(1.1), new at each step,
+A step is what a user writes: `zero_grad()`, the look-up, `backward()` with a given gradient of the
+output, which nobody else holds, and `step()`, for a model that is one table. The ids are Zipf(1.1), new at each step,
 drawn before it is timed, the same for everybody. The peers take turns in one process, each with
 its quickest settings; an optimizer's options are torch's defaults. Times are medians, with the
 20th and 80th percentile in brackets. A ratio is hotrow's time over the peer's, turn by turn.
@@ -121,11 +121,12 @@ def machines(records: dict[str, Record]) -> str:
     for name, record in records.items():
         seen = record["environment"]
         versions = ", ".join(f"{key} {value}" for key, value in seen["versions"].items() if value)
+        settings = ", ".join(f"{key}={value}" for key, value in seen["settings"].items())
         text = (
             f"commit {seen['commit']}; {versions}; {seen['cpu']} (family and model "
             f"{seen['cpu_family_and_model']}), {seen['cores']} cores, {seen['memory']}; "
             f"{seen['threads']} threads; transparent huge pages {seen['transparent_hugepage']}, "
-            f"THP_MEM_ALLOC_ENABLE={seen['THP_MEM_ALLOC_ENABLE']}; {seen['system']}"
+            f"{settings}; {seen['system']}"
         )
         load = f"{name} (load before: {seen['load_before']}; {seen['date']})"
         places.setdefault(text, []).append(load)

@@ -13,7 +13,13 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "bench" / "records"
-HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+# Huge pages for torch; and glibc keeps what a step frees for the next one, up to 64 MB a tensor:
+# whether it does so by itself depends on the order in which the last two were freed.
+SETTINGS = {
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -32,7 +38,7 @@ def environment(threads: int) -> dict[str, Any]:
         "system": platform.platform(),
         "threads": threads,
         "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        HUGE_PAGES: "1",
+        "settings": SETTINGS,
         "load_before": round(os.getloadavg()[0], 2),
     }
 

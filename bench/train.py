@@ -6,7 +6,7 @@
     python -m bench.train --page-only      # docs/performance.md from the records there are
 
 A step is what a user writes: zero_grad, the look-up, backward from a given gradient of the
-output, and the optimizer's step. Each workload has a process of its own, in which the peers take
+output, which only backward holds, as in a model, and the optimizer's step. Each workload has a process of its own, in which the peers take
 turns; the ids are Zipf(1.1), new at each step and drawn before it is timed.
 """
 
@@ -122,8 +122,7 @@ def run(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     Raises:
         Failed: with the last line that the process wrote.
     """
-    environment = os.environ | {
-        records.HUGE_PAGES: "1",
+    environment = os.environ | records.SETTINGS | {
         "OMP_NUM_THREADS": str(job["threads"]),
         "PYTHONPATH": os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")]),
     }

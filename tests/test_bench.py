@@ -82,7 +82,7 @@ def test_a_record_has_every_field(measured, name):
     ]
     seen = record["environment"]
     assert seen["versions"]["torch"] == version("torch")
-    assert {"commit", "cpu", "threads", "transparent_hugepage", records.HUGE_PAGES} <= set(seen)
+    assert {"commit", "cpu", "threads", "transparent_hugepage", "settings"} <= set(seen)
     json.dumps(record)
 
 
@@ -278,7 +278,7 @@ def test_the_programs_of_startup_train(program):
 def test_it_will_not_measure_without_the_peers_advantage(monkeypatch):
     from bench import job
 
-    monkeypatch.delenv(records.HUGE_PAGES, raising=False)
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     with pytest.raises(AssertionError, match="THP_MEM_ALLOC_ENABLE=1 must be set"):
         job.run({})
 

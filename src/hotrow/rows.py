@@ -1,6 +1,7 @@
 """A table whose unread rows may lag: a Parameter that settles before it is read.
 
-A look-up settles the rows it reads, and anything else that reads values settles all.
+A look-up that trains reads its rows as they are when settled, any other settles them first, and
+whatever else reads values settles all.
 """
 
 from __future__ import annotations

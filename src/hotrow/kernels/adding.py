@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from hotrow.kernels.cache import cached
 from hotrow.kernels.driver import add_up
 from hotrow.kernels.pool import GRAIN
 from hotrow.kernels.scalars import take
 
 
-@njit(cache=True, nogil=True)
+@cached
 def distinct(ids, head):
     """The distinct ids in order of appearance, each marked in `head`."""
     found = np.empty(len(ids) + 1, np.int64)
@@ -24,7 +24,7 @@ def distinct(ids, head):
     return found[:n]
 
 
-@njit(cache=True, nogil=True)
+@cached
 def number(ids, rows, head):
     """For each id its place in `rows`. Sets the marked entries of `head` to -1 again."""
     for place, row in enumerate(rows):
@@ -37,7 +37,7 @@ def number(ids, rows, head):
     return places
 
 
-@njit(cache=True, nogil=True)
+@cached
 def by_place(places, count):
     """The positions in the batch of each place, in batch order, one place after the other.
 
@@ -56,7 +56,7 @@ def by_place(places, count):
     return order, offsets
 
 
-@njit(cache=True, nogil=True)
+@cached
 def sum_all(grads, order, offsets, sums, taken):
     """The sum of each row's gradients."""
     count = len(sums)

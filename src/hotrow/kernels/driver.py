@@ -21,6 +21,7 @@ from numba.extending import overload, register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from hotrow.kernels import ops, scalars
+from hotrow.kernels.cache import cached
 from hotrow.kernels.pool import GRAIN
 from hotrow.kernels.rows import LOOK_UP, STEP
 
@@ -95,7 +96,7 @@ def compiled(
                         store(state, j, new)
                 last[rows[i]] = max(t, now)
 
-    return njit(cache=True, **scalars.OPTIONS)(drive)
+    return cached(drive, **scalars.OPTIONS)
 
 
 def called(function: Callable[..., Any]) -> list[Callable[..., Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ def first_time(kernel: Hashable, name: str) -> Iterator[None]:
     if kernel in _done:
         yield
         return
+    begin = time.monotonic()
     timer = threading.Timer(SECONDS, _say, [name])
     timer.daemon = True
     if sys.stderr is not None and sys.stderr.isatty():
@@ -26,7 +28,8 @@ def first_time(kernel: Hashable, name: str) -> Iterator[None]:
     try:
         yield
         _done.add(kernel)
-        gc.collect()  # the compiler leaves cycles that hold the arrays it was called with
+        if time.monotonic() - begin > SECONDS:
+            gc.collect()  # the compiler leaves cycles that hold the arrays it was called with
     finally:
         timer.cancel()
 

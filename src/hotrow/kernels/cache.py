@@ -1,0 +1,35 @@
+"""Compiled code on disk, which several processes may fill at once."""
+# mypy: ignore-errors
+# (numba's dispatchers have no types)
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from numba import njit
+
+
+def cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """`njit(cache=True, nogil=True)`, one process at a time.
+
+    numba itself reads and writes the index of a cache without a lock: of two processes that save
+    at the same moment, as the ranks of a first run, one may find the other's code under its key.
+    """
+    dispatcher = njit(cache=True, **({"nogil": True} | options))(function)
+    cache = dispatcher._cache
+    lock = FileLock(Path(cache.cache_path) / "hotrow.lock")
+
+    def alone(work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+            with lock:
+                return work(*args)
+
+        return run
+
+    cache.load_overload = alone(cache.load_overload)
+    cache.save_overload = alone(cache.save_overload)
+    return dispatcher

@@ -1,0 +1,62 @@
+"""Compiled code on disk: several processes may look for it, and leave it, at the same time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from filelock import FileLock
+
+NAMES = "SGD", "Adagrad"
+
+# Each process compiles what only it needs, at the same moment as the others.
+PROCESS = """
+import sys, torch, hotrow
+name = sys.argv[1]
+model = hotrow.convert(torch.nn.Embedding(100, 8))
+torch.nn.init.ones_(model.weight)
+optimizer = getattr(hotrow.optim, name)(model.parameters(), lr=0.01)
+for ids in ([1, 2], [3], [1], [4], [5], [6], [7], [8], [9], [10], [2]):
+    optimizer.zero_grad()
+    model(torch.tensor(ids)).sum().backward()
+    optimizer.step()
+print(model.weight.double().sum().item())
+"""
+
+
+def begin(name, folder):
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROCESS, name],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def results(processes):
+    found = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A cache, and what the processes printed that filled it at once."""
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, results([begin(name, folder) for name in NAMES])
+
+
+def test_processes_that_compile_at_once_leave_each_its_own(filled):
+    folder, first = filled
+    assert first == results([begin(name, folder) for name in NAMES])
+    assert len(set(first)) == len(NAMES)
+
+
+def test_what_is_looked_for_waits_for_who_is_at_it(filled):
+    folder, first = filled
+    (lock,) = folder.rglob("hotrow.lock")
+    with FileLock(lock):
+        process = begin(NAMES[0], folder)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.communicate(timeout=8)
+    assert results([process]) == first[:1]
