@@ -15,10 +15,11 @@ HEAD = """\
 <!-- Made by `python -m bench.train --page-only` from bench/records: change those, not this. -->
 
 A step is what a user writes: `zero_grad()`, the look-up, `backward()` with a given gradient of the
-output, which nobody else holds, and `step()`, for a model that is one table. The ids are Zipf(1.1), new at each step,
-drawn before it is timed, the same for everybody. The peers take turns in one process, each with
-its quickest settings; an optimizer's options are torch's defaults. Times are medians, with the
-20th and 80th percentile in brackets. A ratio is hotrow's time over the peer's, turn by turn.
+output, which nobody else holds, and `step()`, for a model that is one table. The ids are Zipf(1.1),
+new at each step, drawn before it is timed, the same for everybody. The peers take turns in one
+process, each with its quickest settings; an optimizer's options are torch's defaults. Times are
+medians, with the 20th and 80th percentile in brackets. A ratio is hotrow's time over the peer's,
+turn by turn.
 
 **Equal** means: on rows sampled from the measured table, after the steps that come before the
 timing, the largest error to dense training in float64 is no more than that of torch's dense

@@ -6,8 +6,9 @@
     python -m bench.train --page-only      # docs/performance.md from the records there are
 
 A step is what a user writes: zero_grad, the look-up, backward from a given gradient of the
-output, which only backward holds, as in a model, and the optimizer's step. Each workload has a process of its own, in which the peers take
-turns; the ids are Zipf(1.1), new at each step and drawn before it is timed.
+output, which only backward holds, as in a model, and the optimizer's step. Each workload has a
+process of its own, in which the peers take turns; the ids are Zipf(1.1), new at each step and
+drawn before it is timed.
 """
 
 from __future__ import annotations
@@ -122,10 +123,14 @@ def run(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     Raises:
         Failed: with the last line that the process wrote.
     """
-    environment = os.environ | records.SETTINGS | {
-        "OMP_NUM_THREADS": str(job["threads"]),
-        "PYTHONPATH": os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    environment = (
+        os.environ
+        | records.SETTINGS
+        | {
+            "OMP_NUM_THREADS": str(job["threads"]),
+            "PYTHONPATH": os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+    )
     progress.tell(job, 0.0, "starting")
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         job = job | {"result": f"{folder}/result"}

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +49,26 @@ def test_little_work_stays_on_this_thread(threads):
     pool.spread(lambda taken: found.append(threading.get_ident()), pool.GRAIN)
     pool.spread(found.append, 0)
     assert found == [threading.get_ident()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
+def test_torchs_threads_live_on_when_fewer_are_used(monkeypatch):
+    def alive():
+        names = Path("/proc/self/task").iterdir()
+        return {int(task.name) for task in names}
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        torch.ones(1_000_000).mul_(2)
+        everybody, calls = alive(), []
+        for _ in range(20):
+            pool.spread(lambda taken: calls.append(taken), 3 * pool.GRAIN)
+            torch.ones(1_000_000).mul_(2)
+        assert alive() <= everybody
+        assert len(calls) == 20 * 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tolerance import assert_same_bits
 from torch import nn
 
+import hotrow
 from hotrow import HotrowError
 from hotrow.gradient import RowGradient
 from hotrow.rows import Table
@@ -402,3 +403,73 @@ def test_adopting_keeps_the_object():
     assert isinstance(weight, nn.Parameter)
     assert weight.data_ptr() == pointer
     assert Table.adopt(weight) is weight
+
+
+# --- What is done to an output, and with a gradient ----------------------------------------
+
+
+def lagging():
+    """A converted table some of whose rows lag, and its optimizer."""
+    torch.manual_seed(0)
+    model = hotrow.convert(nn.Embedding(9, 4))
+    optimizer = hotrow.optim.AdamW(model.parameters())
+    for i in range(6):
+        optimizer.zero_grad()
+        model(torch.tensor([i])).sum().backward()
+        optimizer.step()
+    assert model.weight.lag.behind
+    return model, optimizer
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+@pytest.mark.parametrize("lags", [True, False])
+def test_an_output_may_be_written_in_place(lags, shape):
+    model = lagging()[0] if lags else hotrow.convert(nn.Embedding(9, 4))
+    plain = nn.Embedding.from_pretrained(model.weight.detach().clone(), freeze=False)
+    for each in (model, plain):
+        each.zero_grad()
+        output = each(torch.tensor([1, 2, 2, 0]).view(shape))
+        output += 1
+        output.relu_()
+        output.pow(2).sum().backward()
+    assert_same_bits(model.weight.grad.dense(), plain.weight.grad)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_a_gradient_with_a_history_is_stepped_with():
+    model, optimizer = lagging()
+    optimizer.zero_grad()
+    model(torch.tensor([1, 2, 2])).pow(2).sum().backward(create_graph=True)
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert bool((model.weight != before)[[1, 2]].all())
+
+
+def test_other_storage_is_noticed_by_a_look_up():
+    model, _ = lagging()
+    with torch.no_grad():
+        model.weight.set_(torch.ones(9, 4))
+    with pytest.raises(HotrowError, match="storage was replaced while rows of it lagged"):
+        model(torch.arange(9))
+
+
+def test_a_gradient_can_be_shared_with_processes():
+    model, _ = lagging()
+    expected = model.weight.grad.dense()
+    model.share_memory()
+    assert model.weight.is_shared()
+    assert_same_bits(model.weight.grad.dense(), expected)
+    assert model.weight.grad.untyped_storage().is_shared()
+
+
+def test_a_table_read_in_the_middle_of_its_step_is_an_error(monkeypatch):
+    model, optimizer = lagging()
+
+    def interrupted(*args):
+        model.weight.sum()
+
+    monkeypatch.setattr("hotrow.optim.lag.step", interrupted)
+    with pytest.raises(HotrowError, match="read in the middle of its step"):
+        optimizer.step()
+    monkeypatch.undo()
+    model.weight.sum()  # not for ever

@@ -408,14 +408,16 @@ def test_a_look_up_reads_what_settling_would_leave(name, exact, compiled, uncomp
     for t in range(120):
         run.step(t)
     ids = torch.arange(300).repeat(2).flip(0)
-    before, seen = run.table.clone(), run.last.clone()
+    seen, every = run.last.clone(), (run.table, *run.slots)
+    before = [each.clone() for each in every]
     found = look_up(run.ledger, run.table, run.slots, run.last, distinct(ids, 300))
-    left, kept = run.table.clone(), run.last > seen
+    left, kept = [each.clone() for each in every], run.last > seen
     run.settle()
     assert_same_bits(found, run.table[ids])
     # What was much work is kept, and nothing else is written.
-    assert_same_bits(left[kept], run.table[kept])
-    assert_same_bits(left[~kept], before[~kept])
+    for was, now, settled in zip(before, left, every, strict=True):
+        assert_same_bits(now[kept], settled[kept])
+        assert_same_bits(now[~kept], was[~kept])
     if compiled:
         assert not kept[seen >= 118].any()
         jumps = run.ledger.still or run.ledger.shortcut is not None

@@ -26,6 +26,7 @@ class _Held:
     at: Places | None = None  # of ids not merged yet, where they are known
 
     def __post_init__(self) -> None:
+        self.rows = self.rows.detach()  # with create_graph they would have a history
         self.version = self.rows._version
 
 
@@ -192,6 +193,15 @@ class RowGradient(Tensor):
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.dense().__array__(dtype)  # type: ignore[no-untyped-call]
+
+    def share_memory_(self) -> RowGradient:
+        """Written out for good, in memory that processes share."""
+        self.write_out().share_memory_()  # type: ignore[no-untyped-call]
+        return self
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Of the gradient written out for good."""
+        return self.write_out().untyped_storage()
 
     def tolist(self) -> Any:
         """Written out."""

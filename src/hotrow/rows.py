@@ -49,7 +49,7 @@ class Lag(Protocol):
         """Bring the distinct `rows`, or all, to where dense training would have them now."""
 
     def look_up(self, at: Places) -> Tensor:
-        """(N, D): the rows of now at `at`; settled only where that is needed to know them."""
+        """(..., D): the rows of now at `at`; settled only where that is needed to know them."""
 
     def close(self) -> None:
         """Settle all, and let go of the table."""
@@ -179,7 +179,7 @@ class _LookUp(torch.autograd.Function):
             ctx.save_for_backward(ids.to(torch.int64, copy=True))
         ctx.shape, ctx.at = table.shape, at
         ctx.padding_idx, ctx.by_frequency = padding_idx, by_frequency
-        return read().view(*ids.shape, table.shape[1])
+        return read()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

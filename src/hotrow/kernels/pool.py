@@ -50,14 +50,19 @@ def _openmp() -> Callable[[Work, NDArray[np.int64], int], None] | None:
 
     def run(work: Work, taken: NDArray[np.int64], threads: int) -> None:
         errors: list[BaseException] = []
+        begun: list[object] = []
 
         def part(_: object) -> None:
+            begun.append(_)
+            if len(begun) > threads:
+                return
             try:
                 work(taken)
             except BaseException as error:  # which could not leave through C
                 errors.append(error)
 
-        parallel(function(part), None, threads, 0)
+        # All that torch uses: a smaller team would end the others, and torch start them again.
+        parallel(function(part), None, torch.get_num_threads(), 0)
         if errors:
             raise errors[0]
 

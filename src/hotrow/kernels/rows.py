@@ -89,15 +89,16 @@ def gather(
     ledger: NDArray[np.float64],
     now: int,
 ) -> Tensor:
-    """(N, D): what the ids at `at` would select if their rows had been driven to `now`.
+    """(..., D): what the ids at `at` would select if their rows had been driven to `now`.
 
     A row that can jump there does so in a copy.
     """
     if not (is_compiled(table) and all(map(is_compiled, slots))):
         drive(program, table, slots, last, at.rows, None, ledger, now)
-        return table[at.rows[at.places.reshape(-1)]]
-    values = table.new_empty(at.places.numel(), table.shape[1])
-    _run(LOOK_UP, program, table, slots, last, at, values, ledger, now)
+        return table[at.rows[at.places]]
+    values = table.new_empty(*at.places.shape, table.shape[1])
+    flat = values.view(at.places.numel(), table.shape[1])
+    _run(LOOK_UP, program, table, slots, last, at, flat, ledger, now)
     return values
 
 

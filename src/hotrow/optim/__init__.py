@@ -22,7 +22,8 @@ left, whenever anyone looks: a row makes the steps that it missed when it is nex
 
 Code that reads a table past torch's function protocol sees it as of its last settling:
 `torch.jit.script`, transforms of `torch.func` that take it as an input, jagged ids. Call
-`optimizer.settle()` before.
+`optimizer.settle()` before. A table cannot be read in the middle of its step, as a signal handler
+might; nor swapped (`torch.__future__.set_swap_module_params_on_conversion`).
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5))

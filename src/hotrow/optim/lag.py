@@ -7,6 +7,8 @@ import sys
 import threading
 import warnings
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -75,6 +77,7 @@ class RowLag:
         }
         self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
         self.settled = 0  # all rows have been through so many entries
+        self._at_it = False
         self.watched = 0  # steps in a row at which an alias was alive
         dict.update(state, held, **self.slots, **self.scalars)
         state.lag = self
@@ -105,17 +108,21 @@ class RowLag:
 
     def fits(self, group: Group) -> bool:
         """Whether the next step can be one of this ledger's; raises if the table is another."""
+        self._check_storage()
+        return (
+            self.ledger.fits(group)
+            and len(self.ledger) < LONGEST
+            and not self._scalars_changed(group)
+        )
+
+    def _check_storage(self) -> None:
+        """Raise if the table is over other storage by now, as after `set_`."""
         values = self.table.stored
         if values.data_ptr() != self.values.data_ptr() or values.shape != self.values.shape:
             raise HotrowError(
                 "the table's storage was replaced while rows of it lagged",
                 fix="write into the table (table.data.copy_), or make a new optimizer",
             )
-        return (
-            self.ledger.fits(group)
-            and len(self.ledger) < LONGEST
-            and not self._scalars_changed(group)
-        )
 
     def _scalars_changed(self, group: Group) -> bool:
         """Whether someone wrote into the step count, or into what else torch keeps as a scalar."""
@@ -125,9 +132,24 @@ class RowLag:
             for name, scalar in self.scalars.items()
         )
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Around what reads and writes rows: one at a time, also within a thread."""
+        with _lock:
+            if self._at_it:
+                raise HotrowError(
+                    "a table was read in the middle of its step, as a signal handler does",
+                    fix="set a flag in the handler, and read the table after optimizer.step()",
+                )
+            self._at_it = True
+            try:
+                yield
+            finally:
+                self._at_it = False
+
     def settle(self, rows: Tensor | None) -> None:
         """Bring the distinct `rows`, or all, through every step so far."""
-        with _lock:
+        with self._alone():
             now = len(self.ledger)
             whole = rows is None
             if rows is None:
@@ -137,13 +159,14 @@ class RowLag:
                 self.settled = now
 
     def look_up(self, at: Places) -> Tensor:
-        """(N, D): the rows of now at `at`, which are about to be trained."""
-        with _lock:
+        """(..., D): the rows of now at `at`, which are about to be trained."""
+        self._check_storage()
+        with self._alone():
             return look_up(self.ledger, self.values, list(self.slots.values()), self.last, at)
 
     def step(self, group: Group, grads: Grouped) -> None:
         """One step of dense training with these gradients."""
-        with _lock:
+        with self._alone():
             self.ledger.record(group)
             step(self.ledger, self.values, list(self.slots.values()), self.last, grads)
         for name, value in self.ledger.kept(group).items():

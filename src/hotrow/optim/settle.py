@@ -59,7 +59,7 @@ def step(
 def look_up(
     ledger: Ledger, table: Tensor, slots: Sequence[Tensor], last: Tensor, at: Places
 ) -> Tensor:
-    """(N, D), the rows at `at` as they are when settled.
+    """(..., D), the rows at `at` as they are when settled.
 
     A row that can jump to the ledger's end does so in a copy: the step that trains it jumps again,
     which costs less than to write it twice. Other rows are settled.
