@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.records import SETTINGS
+from bench.records import settings
 from bench.workloads import WORKLOADS, Workload
 
 
@@ -23,7 +23,7 @@ def chosen(job: dict[str, Any]) -> Workload:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """The result of a job."""
-    for name, value in SETTINGS.items():
+    for name, value in settings(job["kind"]).items():
         assert os.environ.get(name) == value, f"{name}={value} must be set before torch is loaded"
     import torch
 

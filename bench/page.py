@@ -28,7 +28,7 @@ no record.
 
 **Extra memory** is the peak resident memory of a process during a step, less what was resident
 before the table was made, less the table and the optimizer's state. The step's output and gradient
-are part of it.
+are part of it. There the allocator has its own settings, not those below.
 """
 
 

@@ -13,13 +13,15 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "bench" / "records"
-# Huge pages for torch; and glibc keeps what a step frees for the next one, up to 64 MB a tensor:
-# whether it does so by itself depends on the order in which the last two were freed.
-SETTINGS = {
-    "THP_MEM_ALLOC_ENABLE": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
+# Huge pages for torch; and where time is measured glibc keeps what a step frees for the next one,
+# up to 64 MB a tensor: whether it does so by itself depends on the order of the last two.
+HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+KEEP_FREED = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
+
+def settings(kind: str) -> dict[str, str]:
+    """The environment of a job of this kind."""
+    return HUGE_PAGES if kind == "memory" else HUGE_PAGES | KEEP_FREED
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def environment(threads: int) -> dict[str, Any]:
         "system": platform.platform(),
         "threads": threads,
         "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "settings": SETTINGS,
+        "settings": settings("time"),
         "load_before": round(os.getloadavg()[0], 2),
     }
 

@@ -125,7 +125,7 @@ def run(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """
     environment = (
         os.environ
-        | records.SETTINGS
+        | records.settings(job["kind"])
         | {
             "OMP_NUM_THREADS": str(job["threads"]),
             "PYTHONPATH": os.pathsep.join([str(records.ROOT), os.environ.get("PYTHONPATH", "")]),

@@ -280,7 +280,7 @@ def test_it_will_not_measure_without_the_peers_advantage(monkeypatch):
 
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     with pytest.raises(AssertionError, match="THP_MEM_ALLOC_ENABLE=1 must be set"):
-        job.run({})
+        job.run({"kind": "memory"})
 
 
 def test_time_left_follows_how_long_it_took(monkeypatch, capsys):
