@@ -45,9 +45,9 @@ So forward and step cannot take less than about 4.7 ms with weight and state in 
 their kernels take 5.7 to 6. The other 2 to 3 ms are Python and torch (the modules, autograd, the
 optimizer's wrapper, finding the distinct ids), run each time with caches that the rows have
 emptied. A thirtieth of torch's fused step, 5.3 ms where that takes 160, would need the state beside
-its row in one stream, and fewer layers in Python. At 50,257 x 768 a fifth
-of SparseAdam is 1.8 ms: torch's own zero_grad, look-up and backward take 1.4 of it, and the 39 MB
-that a step has to move 1.1 more at this machine's copy speed (36 GB/s, read and written).
+its row in one stream, and fewer layers in Python. At 50,257 x 768 a fifth of SparseAdam is 1.8 ms:
+torch's own zero_grad, look-up and backward take 1.4 of it, and the 39 MB that a step has to move
+1.1 more at this machine's copy speed (36 GB/s, read and written).
 
 What paid: torch's own threads for the kernels instead of Python's, which had to share a core with
 them (reading the rows on two threads 2.3 to 1.05 ms); a look-up that does not write back the rows

@@ -17,13 +17,10 @@ ENOUGH = 10 * pool.GRAIN
 
 
 @pytest.fixture(params=["torch's threads", "Python's threads"])
-def threads(request, monkeypatch):
+def two(request, monkeypatch, threads):
     if request.param == "Python's threads":
         monkeypatch.setattr(pool, "_by_torch", None)
-    before = torch.get_num_threads()
     torch.set_num_threads(2)
-    yield 2
-    torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
@@ -31,8 +28,8 @@ def test_on_linux_the_threads_are_torchs():
     assert pool._by_torch is not None
 
 
-def test_each_thread_is_called_once_with_one_count(threads):
-    found, together = [], threading.Barrier(threads, timeout=30)
+def test_each_thread_is_called_once_with_one_count(two):
+    found, together = [], threading.Barrier(2, timeout=30)
 
     def work(taken):
         together.wait()  # both are there at once
@@ -44,7 +41,7 @@ def test_each_thread_is_called_once_with_one_count(threads):
     assert count is same
 
 
-def test_little_work_stays_on_this_thread(threads):
+def test_little_work_stays_on_this_thread(two):
     found = []
     pool.spread(lambda taken: found.append(threading.get_ident()), pool.GRAIN)
     pool.spread(found.append, 0)
@@ -52,27 +49,23 @@ def test_little_work_stays_on_this_thread(threads):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
-def test_torchs_threads_live_on_when_fewer_are_used(monkeypatch):
+def test_torchs_threads_live_on_when_fewer_are_used(threads):
     def alive():
         names = Path("/proc/self/task").iterdir()
         return {int(task.name) for task in names}
 
-    before = torch.get_num_threads()
     torch.set_num_threads(4)
-    try:
+    torch.ones(1_000_000).mul_(2)
+    everybody, calls = alive(), []
+    for _ in range(20):
+        pool.spread(lambda taken: calls.append(taken), 3 * pool.GRAIN)
         torch.ones(1_000_000).mul_(2)
-        everybody, calls = alive(), []
-        for _ in range(20):
-            pool.spread(lambda taken: calls.append(taken), 3 * pool.GRAIN)
-            torch.ones(1_000_000).mul_(2)
-        assert alive() <= everybody
-        assert len(calls) == 20 * 2
-    finally:
-        torch.set_num_threads(before)
+    assert alive() <= everybody
+    assert len(calls) == 20 * 2
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_reaches_the_caller(threads, error):
+def test_an_error_reaches_the_caller(two, error):
     def work(taken):
         raise error("in a thread")
 
@@ -80,7 +73,7 @@ def test_an_error_reaches_the_caller(threads, error):
         pool.spread(work, ENOUGH)
 
 
-def test_the_bits_are_the_same(threads):
+def test_the_bits_are_the_same(two):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 1000, (5000,), generator=generator)
     grads = torch.randn(5000, 33, generator=generator)

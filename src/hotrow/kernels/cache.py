@@ -11,14 +11,16 @@ from typing import Any
 from filelock import FileLock
 from numba import njit
 
+from hotrow.kernels.scalars import OPTIONS
 
-def cached(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """`njit(cache=True, nogil=True)`, one process at a time.
+
+def cached(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`njit(cache=True)`, one process at a time, with the options of every kernel.
 
     numba itself reads and writes the index of a cache without a lock: of two processes that save
     at the same moment, as the ranks of a first run, one may find the other's code under its key.
     """
-    dispatcher = njit(cache=True, **({"nogil": True} | options))(function)
+    dispatcher = njit(cache=True, **OPTIONS)(function)
     cache = dispatcher._cache
     lock = FileLock(Path(cache.cache_path) / "hotrow.lock")
 

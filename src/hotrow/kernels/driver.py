@@ -62,7 +62,7 @@ def compiled(
                     fetch(table, rows[i + AHEAD])
                     fetch_all(slots, rows[i + AHEAD])
                 t = last[rows[i]]
-                w, state = table[rows[i]], row(slots, rows[i])
+                w, state = table[rows[i]], load(slots, rows[i])
                 if task == LOOK_UP and t < upto:
                     copy(w, other)
                     copy_all(state, others)
@@ -87,7 +87,7 @@ def compiled(
                     if replayed <= CHEAP:
                         continue
                     copy(w, table[rows[i]])
-                    copy_all(state, row(slots, rows[i]))
+                    copy_all(state, load(slots, rows[i]))
                 elif task == STEP:
                     add_up(batch, order, offsets, i, stop, total)
                     entry = to_fixed_tuple(ledger[upto], width)
@@ -96,7 +96,7 @@ def compiled(
                         store(state, j, new)
                 last[rows[i]] = max(t, now)
 
-    return cached(drive, **scalars.OPTIONS)
+    return cached(drive)
 
 
 def called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
@@ -166,12 +166,8 @@ def fetch_all(arrays, r):  # pragma: no cover - replaced by the overload
     """Ask for row r of each of a tuple of arrays."""
 
 
-def row(arrays, r):  # pragma: no cover - replaced by the overload
-    """`(a[r], ...)` of a tuple of arrays."""
-
-
-def load(rows, j):  # pragma: no cover - replaced by the overload
-    """`(a[j], ...)` of a tuple of rows."""
+def load(arrays, i):  # pragma: no cover - replaced by the overload
+    """`(a[i], ...)` of a tuple: rows of arrays, or numbers of rows."""
 
 
 def store(rows, j, values):  # pragma: no cover - replaced by the overload
@@ -213,24 +209,14 @@ def _fetch_all(arrays, r):
     return some if len(arrays) else none
 
 
-@overload(row, jit_options=scalars.OPTIONS)
-def _row(arrays, r):
-    return (
-        lambda arrays, r: (),
-        lambda arrays, r: (arrays[0][r],),
-        lambda arrays, r: (arrays[0][r], arrays[1][r]),
-        lambda arrays, r: (arrays[0][r], arrays[1][r], arrays[2][r]),
-    )[len(arrays)]
-
-
 @overload(load, jit_options=scalars.OPTIONS)
-def _load(rows, j):
+def _load(arrays, i):
     return (
-        lambda rows, j: (),
-        lambda rows, j: (rows[0][j],),
-        lambda rows, j: (rows[0][j], rows[1][j]),
-        lambda rows, j: (rows[0][j], rows[1][j], rows[2][j]),
-    )[len(rows)]
+        lambda arrays, i: (),
+        lambda arrays, i: (arrays[0][i],),
+        lambda arrays, i: (arrays[0][i], arrays[1][i]),
+        lambda arrays, i: (arrays[0][i], arrays[1][i], arrays[2][i]),
+    )[len(arrays)]
 
 
 @overload(store, jit_options=scalars.OPTIONS)
