@@ -60,3 +60,12 @@ def test_what_is_looked_for_waits_for_who_is_at_it(filled):
         with pytest.raises(subprocess.TimeoutExpired):
             process.communicate(timeout=8)
     assert results([process]) == first[:1]
+
+
+def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
+    folder, _ = filled
+    script = PROCESS + 'print("numba" in sys.modules, "numba.np.npyimpl" in sys.modules)\n'
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", script, NAMES[0]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == ["True", "False"]

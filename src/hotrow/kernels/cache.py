@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock
 from numba import njit
+from numba.core.runtime import rtsys
 
 from hotrow.kernels.scalars import OPTIONS
 
@@ -19,6 +20,8 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
 
     numba itself reads and writes the index of a cache without a lock: of two processes that save
     at the same moment, as the ranks of a first run, one may find the other's code under its key.
+    And it imports its whole compiler before it loads a kernel, which needs the runtime alone: that
+    was most of what a later start took.
     """
     dispatcher = njit(cache=True, **OPTIONS)(function)
     cache = dispatcher._cache
@@ -32,6 +35,10 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
 
         return run
 
-    cache.load_overload = alone(cache.load_overload)
+    def load(signature: Any, context: Any) -> Any:
+        rtsys.initialize(context)
+        return cache._load_overload(signature, context)
+
+    cache.load_overload = alone(load)
     cache.save_overload = alone(cache.save_overload)
     return dispatcher
