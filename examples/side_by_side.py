@@ -27,8 +27,14 @@ class SideBySide:
         self.seconds: dict[str, list[float]] = {name: [] for name in NAMES}
         self.same = True
 
-    def train(self, batch: Callable[[int], Any], steps: int, block: int = 10) -> None:
-        """Make `steps` steps on batch(0), batch(1), ...; print the mean loss ten times."""
+    def train(
+        self,
+        batch: Callable[[int], Any],
+        steps: int,
+        block: int = 10,
+        what: str = "train loss",
+    ) -> None:
+        """Make `steps` steps on batch(0), batch(1), ...; print the means of what they give."""
         print(f"\n{'':24}{NAMES[0]:>14}{NAMES[1]:>14}")
         losses: dict[str, list[Tensor]] = {name: [] for name in NAMES}
         begin = 0
@@ -42,7 +48,7 @@ class SideBySide:
                     self.seconds[name].append(time.perf_counter() - start)
             if end * 10 // steps > begin * 10 // steps:
                 means = [torch.stack(losses[name]).double().mean().item() for name in NAMES]
-                self.compare(f"step {end:5,}, train loss", means)
+                self.compare(f"step {end:5,}, {what}", means)
                 losses = {name: [] for name in NAMES}
             begin = end
 
@@ -51,6 +57,15 @@ class SideBySide:
         a, b = (f"{number:.4f}" for number in numbers)
         self.same = self.same and a == b
         print(f"{what:24}{a:>14}{b:>14}{'' if a == b else '   <- NOT the same'}", flush=True)
+
+    def agree(self, what: str, a: Tensor, b: Tensor, within: float = 0.0) -> None:
+        """Print how many values of both sides are equal, and how far apart the others are."""
+        apart = (a - b).abs().max().item()
+        same = apart <= within
+        self.same = self.same and same
+        others = f", the others within {apart:.1e}" if apart else ""
+        verdict = "" if same else "   <- NOT the same"
+        print(f"{what:24}{(a == b).sum():14,} of {a.numel():,} equal{others}{verdict}")
 
     def times(self) -> None:
         """Print the time of a step, and of all, in which hotrow's first run ever compiles."""
@@ -64,12 +79,12 @@ class SideBySide:
         a, b = (sum(_bytes(p.grad) for p in m.parameters() if p.grad is not None) for m in models)
         print(f"{'gradients, MB':24}{a / 1e6:14.1f}{b / 1e6:14.1f}{a / b:9.1f} x")
 
-    def verdict(self) -> int:
+    def verdict(self, what: str = "losses") -> int:
         """Print whether all that was compared was the same; the exit code."""
         if self.same:
-            print("\nthe same losses, to every digit printed")
+            print(f"\nthe same {what}, to every digit printed")
             return 0
-        print("\nNOT the same losses")
+        print(f"\nNOT the same {what}")
         return 1
 
 

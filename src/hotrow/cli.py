@@ -8,20 +8,22 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import hotrow
-from hotrow import _examples, files, report
+from hotrow import _examples, files, loading, report
 from hotrow._compare import Comparison, compare
 from hotrow._sameness import SCALES, Batches, measure
+from hotrow._saved import Saved, saved
 from hotrow.errors import HotrowError
 from hotrow.options import optimizer_name, parse_options, parse_scales
 from hotrow.text import printable
@@ -44,6 +46,11 @@ Both ways run forward and backward on the same table and ids, every value is com
 each way cost is printed. Without --table: the lesson's 4 x 5 table, then a random one of
 GPT-2's size.
 
+With MODEL, a whole model is run, as it is and as hotrow.convert makes it: what became a look-up,
+what was left and why, whether outputs and gradients are the same, and what is saved. MODEL is
+module:function, and the function, called without arguments, returns the model. The inputs are a
+tensor, a tuple of arguments, or a dict of keyword arguments.
+
 \b
 Examples:
   hotrow compare
@@ -51,6 +58,8 @@ Examples:
       --text "the same numbers"
   hotrow compare --table model.safetensors --tensor wte.weight \\
       --ids 5,9,5 --html report.html
+  hotrow compare package.models:build --inputs package.models:batch
+  hotrow compare models:build --inputs inputs.pt --seed 1
 
 \b
 Exit code:
@@ -126,6 +135,23 @@ def root(
 
 @app.command("compare", help=_COMPARE, short_help="Is the look-up the same as the matmul?")
 def compare_command(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model to compare, as module:function.", metavar="MODEL"),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model is called with: module:function, a .pt file of tensors, "
+            "or a .safetensors file.",
+            metavar="INPUTS",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the model's random numbers; 0 unless given.", min=0, metavar="N"),
+    ] = None,
     table: Annotated[
         str | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
     ] = None,
@@ -164,6 +190,22 @@ def compare_command(
     ] = None,
 ) -> None:
     """Compare, print, and exit with the verdict."""
+    if model is not None or inputs is not None or seed is not None:
+        given = {
+            "--table": table,
+            "--tensor": tensor,
+            "--tokenizer": tokenizer,
+            "--text": text,
+            "--text-file": text_file,
+            "--ids": ids,
+            "--ids-file": ids_file,
+            "--budget": budget,
+            "--html": html,
+        }
+        others = [option for option, value in given.items() if value is not None]
+        found = _compare_model(context, model, inputs, seed, others)
+        _print(report.saved_json(found) if json else str(found))
+        raise typer.Exit(EQUAL if found else DIFFERENT)
     if html is not None:
         files.check_writable(html)
     limit = None if budget is None else parse_size(budget)
@@ -297,6 +339,42 @@ def _compare_file(
                 texts = files.token_texts(reader, ids)
         title = f"{name} in {Path(table).name}"
         return compare(values, ids, tokens=texts, title=title, budget=limit, progress=tell)
+
+
+def _compare_model(
+    context: typer.Context,
+    model: str | None,
+    inputs: str | None,
+    seed: int | None,
+    others: list[str],
+) -> Saved:
+    if model is None:
+        needy = "--seed" if inputs is None else "--inputs"
+        raise HotrowError(
+            f"{needy} needs a model",
+            fix="name it first, as in hotrow compare models:build --inputs models:batch",
+        )
+    if not loading.is_name(model):
+        context.fail(f"Got unexpected extra argument ({model}); a model is module:function")
+    if others:
+        names = " and ".join(others)
+        raise HotrowError(
+            f"{names} {'is' if len(others) == 1 else 'are'} for comparing a table, and {model} is "
+            "a model",
+            fix="give one or the other",
+        )
+    if inputs is None:
+        raise HotrowError(
+            f"{model} alone has nothing to run on",
+            fix="give --inputs, as module:function, a .pt or a .safetensors file",
+        )
+    # What the model's own code prints is not the report.
+    with _progress() as tell, redirect_stdout(sys.stderr):
+        tell("loading", 0, 1)
+        seed = seed or 0
+        with torch.random.fork_rng():
+            built, given = loading.load_model(model, seed), loading.load_inputs(inputs, seed)
+        return saved(built, given, title=model, seed=seed, progress=tell)
 
 
 def parse_size(text: str) -> int:

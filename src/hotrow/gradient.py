@@ -24,14 +24,21 @@ class _Held:
     rows: Tensor
     merged: bool
     at: Places | None = None  # of ids not merged yet, where they are known
+    columns: bool = False  # whether they are the columns of the gradient
 
     def __post_init__(self) -> None:
         self.rows = self.rows.detach()  # with create_graph they would have a history
         self.version = self.rows._version
 
+    def turn(self, dense: Tensor) -> Tensor:
+        """The gradient written out as (V, D), or that in the gradient's shape; a view."""
+        return dense.t() if self.columns else dense
+
 
 class RowGradient(Tensor):
     """A (V, D) gradient: row ids[i] has rows[i] added to it, and all other entries are zero.
+
+    With `columns` it is (D, V), laid out as a (V, D) transposed, and column ids[i] has rows[i].
 
     Elementwise operations that leave zero at zero (scaling, clamping around zero), norms,
     accumulation and the checks of a gradient scaler work on the rows that there are. Any other
@@ -41,9 +48,10 @@ class RowGradient(Tensor):
     Arguments:
         ids: (N,) int64, in range.
         rows: (N, D), of the gradient's dtype; the gradient's own from now on.
-        shape: (V, D).
+        shape: (V, D); (D, V) with `columns`.
         merged: whether the ids are distinct.
         at: the places of the ids, where they are known.
+        columns: whether the rows are the gradient's columns.
     """
 
     held: _Held
@@ -56,17 +64,20 @@ class RowGradient(Tensor):
         shape: Sequence[int],
         merged: bool = False,
         at: Places | None = None,
+        columns: bool = False,
     ) -> RowGradient:
         """Around existing rows; nothing V-sized is allocated."""
-        return cls._around(_Held(ids, rows, merged, at), shape)
+        return cls._around(_Held(ids, rows, merged, at, columns), shape)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     @classmethod
     def _around(cls, held: _Held, shape: Sequence[int]) -> RowGradient:
+        # As the parameter is laid out, or autograd would make a dense copy that is.
+        strides = (1, shape[0]) if held.columns else None
         result: RowGradient = Tensor._make_wrapper_subclass(
-            cls, tuple(shape), dtype=held.rows.dtype, device=held.rows.device
+            cls, tuple(shape), strides, dtype=held.rows.dtype, device=held.rows.device
         )
         result.held = held
         return result
@@ -84,6 +95,11 @@ class RowGradient(Tensor):
     def rows(self) -> Tensor:
         """(N, D), of the gradient's dtype."""
         return self.held.rows
+
+    @property
+    def count(self) -> int:
+        """V, the rows that ids may select."""
+        return self.shape[int(self.held.columns)]
 
     def merge(self) -> RowGradient:
         """Give each row once, repeated ids added in order; in place."""
@@ -107,7 +123,7 @@ class RowGradient(Tensor):
             )
         if held.at is not None:
             return Grouped(held.at, held.rows)
-        return group(held.ids, held.rows, len(self))
+        return group(held.ids, held.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
         """Accumulate the gradient of a later batch, distinct ids; in place.
@@ -115,7 +131,7 @@ class RowGradient(Tensor):
         Each batch is added up before it is added to the others, as torch does.
         """
         held = self.merge().held
-        if len(held.ids) == len(self):  # written out: views of it are to see the sum
+        if len(held.ids) == self.count:  # written out: views of it are to see the sum
             held.rows.index_add_(0, ids, rows)
             return
         held.ids, held.rows = torch.cat([held.ids, ids]), torch.cat([held.rows, rows])
@@ -123,22 +139,23 @@ class RowGradient(Tensor):
 
     def dense(self) -> Tensor:
         """Written out, V x D."""
-        self.merge()
-        zeros = self.rows.new_zeros(self.shape)
-        zeros[self.ids] = self.rows
-        return zeros
+        held = self.merge().held
+        zeros = held.rows.new_zeros(self.count, held.rows.shape[1])
+        zeros[held.ids] = held.rows
+        return held.turn(zeros)
 
     def write_out(self) -> Tensor:
-        """Written out for good: what is written into the result is written into the gradient."""
+        """Its rows, written out for good: what is written into them is in the gradient."""
         held = self.merge().held
-        if len(held.ids) < len(self):
-            held.rows = self.dense()
-            held.ids = torch.arange(len(self), device=held.rows.device)
+        if len(held.ids) < self.count:
+            held.rows = held.turn(self.dense().contiguous())  # or it could not be viewed as flat
+            held.ids = torch.arange(self.count, device=held.rows.device)
         return held.rows
 
     def like(self, rows: Tensor) -> RowGradient:
         """The same ids with other rows."""
-        return RowGradient(self.ids, rows, self.shape, self.held.merged)
+        ids, held = self.ids.to(rows.device), self.held
+        return RowGradient(ids, rows, self.shape, held.merged, columns=held.columns)
 
     def alias(self) -> RowGradient:
         """Another tensor over the same rows."""
@@ -165,7 +182,7 @@ class RowGradient(Tensor):
                 return value
             if not touches:
                 return value.dense()
-            written.append((value.write_out(), value))
+            written.append((value.held.turn(value.write_out()), value))
             return written[-1][0]
 
         def back(value: Any) -> Any:  # what works in place gives what it was given
@@ -181,9 +198,9 @@ class RowGradient(Tensor):
     @data.setter
     def data(self, value: Tensor) -> None:
         if not isinstance(value, RowGradient):
-            value = RowGradient(
-                torch.arange(len(value), device=value.device), value, value.shape, merged=True
-            )
+            rows = self.held.turn(value)
+            every = torch.arange(len(rows), device=value.device)
+            value = RowGradient(every, rows, value.shape, True, columns=self.held.columns)
         Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.held = value.held
 
@@ -257,17 +274,20 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(gradient, RowGradient):  # a dense gradient takes the rows up
         assert isinstance(other, RowGradient)
         target = gradient if func is aten.add_.Tensor else gradient.clone()
-        other.merge()
-        return target.index_add_(0, other.ids, other.rows)
+        held = other.merge().held
+        held.turn(target).index_add_(0, held.ids, held.rows)
+        return target
     if func is aten.add.Tensor:
         if not isinstance(other, RowGradient):
             return NotImplemented
         gradient = gradient.merge().like(gradient.rows)
-    if isinstance(other, RowGradient):
+    if isinstance(other, RowGradient) and other.held.columns == gradient.held.columns:
         other.merge()
         gradient.append(other.ids, other.rows)
     else:  # used densely as well, as by a tied head: every row is touched
-        gradient.append(torch.arange(len(other), device=other.device), other)
+        dense = other.dense() if isinstance(other, RowGradient) else other
+        rows = gradient.held.turn(dense)
+        gradient.append(torch.arange(len(rows), device=rows.device), rows)
     return gradient
 
 
@@ -283,14 +303,13 @@ def _alias(func: Any, args: Any, kwargs: Any) -> Any:
 def _to(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
     rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"), copy=True)
-    ids = gradient.ids.to(device=kwargs.get("device") or gradient.ids.device)
-    return RowGradient(ids, rows, gradient.shape, gradient.held.merged)
+    return gradient.like(rows)
 
 
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     held = gradient.held
-    if len(held.ids) == len(gradient):  # written out: views of it are to see the zeros
+    if len(held.ids) == gradient.count:  # written out: views of it are to see the zeros
         return NotImplemented
     held.ids, held.rows, held.merged = held.ids[:0], held.rows[:0], True
     return gradient

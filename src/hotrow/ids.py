@@ -92,6 +92,11 @@ def checked(
     return result
 
 
+def checked_now(ids: Tensor, rows: int, name: str = "ids") -> Tensor:
+    """A copy of the ids, each known to lie in 0..rows-1; not for tracers, and faster."""
+    return _check_ids(ids, rows, name, "")
+
+
 def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
     """The same offsets, known to cut `count` ids into bags: 0 = o[0] <= o[1] <= ... <= count.
 
@@ -106,6 +111,18 @@ def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
         raise HotrowError(f"offsets must be 1-D, but its shape is {tuple(offsets.shape)}")
     result: Tensor = torch.ops.hotrow.checked_offsets(offsets, count, last)
     return result
+
+
+def checked_padding(padding_idx: int | None, rows: int) -> int:
+    """The row that gets no gradient, counted from the first; -1 for none."""
+    if padding_idx is None:
+        return -1
+    if not -rows <= padding_idx < rows:
+        raise HotrowIndexError(
+            f"padding_idx = {padding_idx}, but the table has {rows} rows "
+            f"(valid {-rows}..{rows - 1})"
+        )
+    return padding_idx % rows
 
 
 def check_bag(

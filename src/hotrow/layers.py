@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, check_soft, checked
+from hotrow.onehot import OneHot
 
 _L = TypeVar("_L", bound=nn.Linear)
 
@@ -115,7 +116,8 @@ class Embedding(_Table, nn.Embedding):
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
-        one-hot or probabilities: the table's dtype, (..., V); the output is (..., D).
+        one-hot or probabilities: the table's dtype, (..., V); the output is (..., D). A
+            `hotrow.one_hot` of any dtype is looked up.
 
     Raises:
         HotrowError: wrong dtype or last dimension; integers that are a one-hot;
@@ -137,7 +139,7 @@ class Embedding(_Table, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """(...,) ids or (..., V) one-hot or probabilities -> (..., D)."""
-        _check_tensor(input)
+        input = _taken(input, self.weight)
         if input.is_floating_point():
             return self._soft_rows(input)
         return super().forward(checked(input, len(self.weight), "input"))
@@ -185,7 +187,7 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """(B, L) or (N,) ids, or the same with a last dimension V -> (B, D)."""
-        _check_tensor(input)
+        input = _taken(input, self.weight)
         soft = input.is_floating_point()
         if soft and input.ndim == 2 and offsets is None:
             return self._multi_hot(input, per_sample_weights)
@@ -286,7 +288,7 @@ class OneHotLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """(...,) ids or (..., V) one-hot -> (..., D)."""
-        _check_tensor(input)
+        input = _taken(input, self.weight)
         if input.is_floating_point():
             check_soft(input, self.in_features, self.weight.dtype)
             return super().forward(input)
@@ -302,12 +304,16 @@ class OneHotLinear(nn.Linear):
         return rows if bias is None else rows + bias
 
 
-def _check_tensor(input: Any) -> None:
+def _taken(input: Any, weight: Tensor) -> Tensor:
+    """The input, known to be a tensor; an integer `hotrow.one_hot` is a one-hot, and no ids."""
+    if isinstance(input, OneHot) and not input.is_floating_point():
+        return input.to(weight.dtype)
     if not isinstance(input, Tensor):
         raise HotrowError(
             f"input is a {type(input).__name__}, but a layer takes a tensor",
             fix="use torch.tensor(input)",
         )
+    return input
 
 
 def _check_linear(linear: Any) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from hotrow._compare import Comparison
 from hotrow._sameness import SLACK, Distance, Sameness
+from hotrow._saved import Saved
 from hotrow.figures import figure
-from hotrow.text import elide, printable
+from hotrow.text import elide, milliseconds, printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,28 +88,6 @@ def costs(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
         comparison.lookup.median_ms,
         milliseconds,
     )
-
-
-def size(count: float) -> str:
-    """A number of bytes, to three digits.
-
-    >>> size(80), size(215_619_504)
-    ('80 B', '216 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 999.5 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
-
-
-def milliseconds(value: float) -> str:
-    """A time, to three digits.
-
-    >>> milliseconds(0.0412), milliseconds(1234.5)
-    ('0.0412 ms', '1,234 ms')
-    """
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def verdict(comparison: Comparison) -> str:
@@ -233,6 +212,12 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
 def sameness_json(sameness: Sameness) -> str:
     """One JSON object: every figure of a measure of sameness."""
     content = {"hotrow": version("hotrow"), **sameness.to_dict()}
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def saved_json(saved: Saved) -> str:
+    """One JSON object: every figure of a model, plain and converted."""
+    content = {"hotrow": version("hotrow"), **saved.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
 

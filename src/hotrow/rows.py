@@ -7,35 +7,23 @@ whatever else reads values settles all.
 from __future__ import annotations
 
 import functools
-import operator
-import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from hotrow.errors import HotrowIndexError
-from hotrow.gradient import RowGradient
-from hotrow.ids import checked
+from hotrow.errors import HotrowError
+from hotrow.ids import checked, checked_padding
 from hotrow.kernels.grouping import Places, distinct
+from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
+from hotrow.values import NO_VALUES as NO_VALUES
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
-
-
-def uses(tensor: Tensor) -> int:
-    """How many hold the storage of a tensor: tensors, arrays of numpy, the storage's own object.
-
-    Storage that another process shares is held by more than can be counted.
-    """
-    storage = tensor.untyped_storage()
-    if tensor.is_shared():  # type: ignore[no-untyped-call]
-        return sys.maxsize
-    # Less the object made here, and the references to it: its name, this call, the storage.
-    return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3
 
 
 class Lag(Protocol):
@@ -56,32 +44,65 @@ class Lag(Protocol):
 
 
 class Table(nn.Parameter):
-    """A (V, D) parameter whose rows settle before they are read.
+    """A (V, D) parameter whose rows settle before they are read, or a (D, V) of such columns.
 
     Made of a Parameter in place, by `Table.adopt(parameter)`, so that modules, optimizers and
     ties that hold it keep holding it. Without a lag it is a plain parameter whose look-ups leave
     a `RowGradient`.
 
+    With `columns`, as the weight of a linear layer for one-hot input is used, its memory is that
+    of a (V, D) transposed. While it is not, as when someone else holds it, its gradient is dense.
+
     Attributes:
         lag: what its optimizer knows of its rows; None while they are all up to date.
         was_dense: whether a step has met a gradient that was not of look-ups only.
+        columns: whether its columns are what ids select, and what is called its rows.
     """
 
     lag: Lag | None
     was_dense: bool
+    columns: bool
 
     @staticmethod
-    def adopt(parameter: nn.Parameter) -> Table:
-        """Make a Parameter a Table; the same object."""
+    def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
+        """Make a Parameter a Table, (V, D) or with `columns` (D, V); the same object.
+
+        Raises:
+            HotrowError: it is a Table of the other kind.
+        """
         if not isinstance(parameter, Table):
-            _learn_engines_own()
+            learn_engines_own()
             if not parameter.untyped_storage().resizable() and uses(parameter) == 1:
                 # An array of numpy's may own it, and could not be noticed as an alias.
                 parameter.data = parameter.data.clone()
             parameter.__class__ = Table
-            parameter.lag, parameter.was_dense = None, False  # type: ignore[attr-defined]
+            table: Table = parameter  # type: ignore[assignment]
+            table.lag, table.was_dense, table.columns = None, False, columns
+            if columns:
+                table.lay_out()
         assert isinstance(parameter, Table)
+        if parameter.columns != columns:
+            raise HotrowError(
+                f"the parameter of shape {tuple(parameter.shape)} is a table by its "
+                f"{'columns' if parameter.columns else 'rows'} already",
+                fix="let ids select one of the two, or look up in a copy",
+            )
         return parameter
+
+    @_disable_dynamo
+    def lay_out(self, by_columns: bool = True) -> None:
+        """Bring the memory of a table by columns into their order, or torch's, if it is not held.
+
+        A dense gradient goes along, as autograd wants it.
+        """
+        strides = (1, len(self)) if by_columns else (self.shape[1], 1)
+        if self.stride() != strides:
+            if self.lag is not None:
+                self.lag.close()
+            with torch._C.DisableTorchFunctionSubclass():
+                put_in_order(self, strides)
+                if type(self.grad) is Tensor:
+                    put_in_order(self.grad, self.stride())
 
     @_disable_dynamo
     def settle(self, rows: Tensor | None = None) -> None:
@@ -91,10 +112,20 @@ class Table(nn.Parameter):
             lag.settle(rows)
 
     @property
+    def behind(self) -> bool:
+        """Whether any row may not be what it is now when settled."""
+        return self.lag is not None and self.lag.behind
+
+    @property
     def stored(self) -> Tensor:
         """The storage as a plain tensor, settled or not."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.data
+
+    @property
+    def by_rows(self) -> Tensor:
+        """(V, D), the storage as a plain tensor, settled or not."""
+        return self.stored.t() if self.columns else self.stored
 
     def as_subclass(self, cls: type[Any]) -> Any:
         """As torch's, of settled rows."""
@@ -105,21 +136,23 @@ class Table(nn.Parameter):
         self.settle()
         copy = nn.Parameter(self.stored.clone(), self.requires_grad)
         memo[id(self)] = copy
-        return Table.adopt(copy)
+        return Table.adopt(copy, self.columns)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as the plain parameter that it is for everybody else."""
+        """Saved as the plain parameter that it is for everybody else, laid out as torch does."""
         self.settle()
-        plain = nn.Parameter(self.stored, self.requires_grad)
+        plain = nn.Parameter(self.stored.contiguous(), self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        look_up = _LOOK_UPS.get(func)
-        if look_up is not None and not torch._C._are_functorch_transforms_active():
-            return look_up(*args, **kwargs)
-        if func not in _NO_VALUES:
+        own = _LOOK_UPS.get(func)
+        if own is not None and _takes_rows(kwargs.get("weight", args[1:] and args[1]), False):
+            return own(*args, **kwargs)
+        if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
+            args[0].lay_out(by_columns=False)
+        if func not in NO_VALUES:
             for table in _tables((args, kwargs)):
                 table.settle()
                 if func == _SET_DATA and table.lag is not None:
@@ -128,28 +161,17 @@ class Table(nn.Parameter):
             return func(*args, **kwargs)
 
 
-_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+def _hand_over(table: Table) -> Any:
+    """To another process goes the storage itself, to be shared."""
+    table.settle()
+    plain = nn.Parameter(table.stored, table.requires_grad)
+    return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
 
-# Reading or setting these reads no value of the table.
-_NO_VALUES = {
-    getattr(getattr(Tensor, name), accessor)
-    for name in (
-        "shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "layout", "ndim",
-        "grad_fn", "is_sparse", "is_cuda", "is_meta", "is_quantized", "names", "itemsize", "nbytes",
-        "_version", "_backward_hooks", "output_nr", "retains_grad", "is_cpu", "is_nested",
-        "_grad", "_base", "_post_accumulate_grad_hooks", "is_sparse_csr", "is_mkldnn",
-    )
-    for accessor in ("__get__", "__set__", "__delete__")
-    if hasattr(getattr(Tensor, name, None), accessor)
-} | {
-    getattr(Tensor, name)
-    for name in (
-        "size", "dim", "numel", "nelement", "element_size", "stride", "is_contiguous",
-        "is_floating_point", "is_complex", "requires_grad_", "register_hook", "retain_grad",
-        "register_post_accumulate_grad_hook", "storage_offset", "__len__", "get_device",
-        "is_shared", "is_pinned",
-    )
-}  # fmt: skip
+
+ForkingPickler.register(Table, _hand_over)
+
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_VIEWS = {Tensor.view, Tensor.view_as}  # possible in torch's order, as `parameters_to_vector` needs
 
 
 def _tables(value: Any) -> Iterator[Table]:
@@ -162,73 +184,11 @@ def _tables(value: Any) -> Iterator[Table]:
             yield from _tables(each)
 
 
-class _LookUp(torch.autograd.Function):
-    """table[ids], whose gradient is a `RowGradient`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        table: Tensor,
-        ids: Tensor,
-        at: Places | None,  # of the ids, if they are known
-        read: Callable[[], Tensor],
-        padding_idx: int,
-        by_frequency: bool,
-    ) -> Tensor:
-        if ctx.needs_input_grad[0]:  # the caller may fill the same ids with the next batch
-            ctx.save_for_backward(ids.to(torch.int64, copy=True))
-        ctx.shape, ctx.at = table.shape, at
-        ctx.padding_idx, ctx.by_frequency = padding_idx, by_frequency
-        return read()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
-        ids, at = ctx.saved_tensors[0].reshape(-1), ctx.at
-        holders = sys.getrefcount(gradient), gradient._use_count(), uses(gradient)  # type: ignore[attr-defined]
-        if not _engines_own:
-            _engines_own.append(holders)
-        mine = all(map(operator.le, holders, _engines_own[0]))
-        rows = gradient.reshape(len(ids), ctx.shape[1])
-        if ctx.by_frequency:
-            at = at or distinct(ids, ctx.shape[0])
-            places = at.places.reshape(-1)
-            rows = rows / places.bincount()[places].unsqueeze(-1)
-        if ctx.padding_idx >= 0:
-            kept = (ids != ctx.padding_idx).nonzero()[:, 0]
-            ids, rows, at = ids[kept], rows[kept], None
-        found = RowGradient(ids, rows, ctx.shape, at=at)
-        # Someone else may write into it before the step: then it is added up now.
-        return found if mine else found.merge(), None, None, None, None, None
-
-
-# How many hold a gradient in `_LookUp.backward` if nobody but the engine does: its Python object,
-# the tensor, the storage.
-_engines_own: list[tuple[int, int, int]] = []
-
-
-@torch.enable_grad()
-def _learn_engines_own() -> None:
-    if not _engines_own:
-        table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
-        read = functools.partial(F.embedding, ids, table)
-        _LookUp.apply(table, ids, None, read, -1, False).mul(1).sum().backward()  # type: ignore[no-untyped-call]
-
-
-class _Rows(torch.autograd.Function):
-    """table[rows] of distinct rows, whose gradient is a `RowGradient`."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, rows: Tensor, read: Callable[[], Tensor]) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.shape = table.shape
-        return read()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        (rows,) = ctx.saved_tensors
-        return RowGradient(rows, gradient.clone(), ctx.shape, merged=True), None, None
+def _takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
+    """Whether its rows, or its columns, can be looked up one by one."""
+    if not isinstance(weight, Table) or torch._C._are_functorch_transforms_active():
+        return False
+    return weight.columns == columns
 
 
 def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
@@ -238,39 +198,32 @@ def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
-def _behind(table: Tensor) -> bool:
-    return isinstance(table, Table) and table.lag is not None and table.lag.behind
+def _rows_of(table: Table) -> Tensor:
+    """(V, D), the storage, with each row in one piece if that may be."""
+    if table.columns:
+        table.lay_out()
+    return table.by_rows
 
 
-def _current(table: Tensor, at: Places, writes: bool) -> Callable[[], Tensor] | None:
+def _trains(weight: Tensor) -> bool:
+    return weight.requires_grad and torch.is_grad_enabled()
+
+
+def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | None:
     """How to read the rows of a table that is behind; None if they are settled now.
 
     Rows that are trained next are not, unless someone `writes` to them before.
     """
-    assert isinstance(table, Table)
-    if table.lag is not None and table.requires_grad and torch.is_grad_enabled() and not writes:
+    if table.lag is not None and _trains(table) and not writes:
         return functools.partial(table.lag.look_up, at)
     table.settle(at.rows)
     return None
 
 
-def _padding(table: Tensor, padding_idx: int | None) -> int:
-    """The row that gets no gradient, -1 for none."""
-    if padding_idx is None:
-        return -1
-    count = len(table)
-    if not -count <= padding_idx < count:
-        raise HotrowIndexError(
-            f"padding_idx = {padding_idx}, but the table has {count} rows "
-            f"(valid {-count}..{count - 1})"
-        )
-    return padding_idx % count
-
-
 @_disable_dynamo
 def _embedding(
     input: Tensor,
-    weight: Tensor,
+    weight: Table,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
@@ -278,16 +231,17 @@ def _embedding(
     sparse: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.embedding` for a table."""
-    padding = _padding(weight, padding_idx)
-    checked(input, len(weight), "input", mistakable="")
-    at = distinct(input, len(weight)) if _behind(weight) else None
-    read: Callable[[], Tensor] = functools.partial(F.embedding, input, weight)
+    rows = _rows_of(weight)
+    padding = checked_padding(padding_idx, len(rows))
+    checked(input, len(rows), "input", mistakable="")
+    at = distinct(input, len(rows)) if weight.behind else None
+    read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
     if at is not None:
         read = _current(weight, at, max_norm is not None) or read
     _renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
-        output: Tensor = _LookUp.apply(  # type: ignore[no-untyped-call]
-            weight, input, at, read, padding, scale_grad_by_freq
+        output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
+            weight, input, at, read, padding, scale_grad_by_freq, weight.columns
         )
         return output
 
@@ -295,7 +249,7 @@ def _embedding(
 @_disable_dynamo
 def _embedding_bag(
     input: Tensor,
-    weight: Tensor,
+    weight: Table,
     offsets: Tensor | None = None,
     max_norm: float | None = None,
     norm_type: float = 2,
@@ -307,18 +261,19 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
-    padding = _padding(weight, padding_idx)
-    checked(input, len(weight), "input", mistakable="")
-    at = distinct(input, len(weight))
+    table = _rows_of(weight)
+    padding = checked_padding(padding_idx, len(table))
+    checked(input, len(table), "input", mistakable="")
+    at = distinct(input, len(table))
     rows, places = at.rows, at.places
-    read: Callable[[], Tensor] = functools.partial(weight.index_select, 0, rows)
-    if _behind(weight):
+    read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
+    if weight.behind:
         each = Places(rows, torch.arange(len(rows), device=rows.device))
         read = _current(weight, each, max_norm is not None) or read
     _renorm(weight, input, max_norm, norm_type)
     found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
     with torch._C.DisableTorchFunctionSubclass():
-        compact = _Rows.apply(weight, rows, read)  # type: ignore[no-untyped-call]
+        compact = Rows.apply(weight, rows, read, weight.columns)  # type: ignore[no-untyped-call]
         return F.embedding_bag(
             places,
             compact,
@@ -335,3 +290,58 @@ _LOOK_UPS: dict[Any, Callable[..., Tensor]] = {
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
 }
+
+
+def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
+    """weight[ids], or with `columns` weight[:, ids] with its first dimension last.
+
+    A table of that kind gets a gradient of the touched rows, any other tensor a dense one. A plain
+    parameter notes what ids select of it, in `looked_up`, for `hotrow.optim` to make it a table.
+
+    Arguments:
+        weight: (V, D), of any dtype; (D, V) with `columns`.
+        ids: int64 or int32, any shape, 0 .. V - 1.
+        columns: whether ids select columns.
+
+    Returns:
+        (*ids.shape, D), differentiable in `weight`.
+    """
+    if _takes_rows(weight, columns):
+        return _embedding(ids, weight)
+    return F.embedding(ids, _met(weight, columns))
+
+
+def look_up_bags(
+    weight: Tensor, ids: Tensor, per_sample_weights: Tensor | None = None, columns: bool = False
+) -> Tensor:
+    """The sum of the rows that each bag of ids selects, each times its weight if there are some.
+
+    Arguments:
+        weight: as for `look_up`.
+        ids: (B, K), int64 or int32, 0 .. V - 1.
+        per_sample_weights: (B, K).
+        columns: as for `look_up`.
+
+    Returns:
+        (B, D), differentiable in `weight` and `per_sample_weights`.
+    """
+    scales = per_sample_weights
+    same = scales is None or scales.dtype == weight.dtype
+    if not (same and weight.is_floating_point() and ids.shape[1]):  # torch's own refuses these
+        rows = look_up(weight, ids, columns)
+        rows = rows if scales is None else rows * scales.unsqueeze(-1)
+        return rows.sum(1, dtype=rows.dtype)
+    if _takes_rows(weight, columns):
+        return _embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
+    return F.embedding_bag(ids, _met(weight, columns), mode="sum", per_sample_weights=scales)
+
+
+def _met(weight: Tensor, columns: bool) -> Tensor:
+    """The (V, D) to look up in by torch's own means; notes how a plain parameter is used."""
+    if isinstance(weight, Table):
+        weight.settle()  # where a caller has disabled `__torch_function__`, that does not
+    elif torch.compiler.is_compiling() or type(weight) is not nn.Parameter:
+        pass
+    elif weight.ndim == 2 and weight.is_floating_point() and _trains(weight):
+        weight.looked_up = "columns" if columns else "rows"  # type: ignore[attr-defined]
+    return weight.t() if columns else weight

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 import unicodedata
 
+_SAID = 400  # columns of another library's message
+_NOT_OWN = (  # files of torch, of Python's imports, and of hotrow
+    f"-packages{os.sep}torch{os.sep}",
+    "importlib",
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), ""),
+)
 _MARKS = 4  # combining marks on one letter; Vietnamese and Hindi need three, a prank five hundred
 
 
@@ -69,3 +77,51 @@ def number(x: float) -> str:
     if x != 0 and (abs(x) < 1e-3 or abs(x) >= 1e5):
         return f"{x:.2e}"
     return f"{x:.4f}"
+
+
+def size(count: float) -> str:
+    """A number of bytes, to three digits.
+
+    >>> size(80), size(215_619_504)
+    ('80 B', '216 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:,.0f} {unit}"
+
+
+def milliseconds(value: float) -> str:
+    """A time, to three digits.
+
+    >>> milliseconds(0.0412), milliseconds(1234.5)
+    ('0.0412 ms', '1,234 ms')
+    """
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def told(error: BaseException) -> str:
+    """An exception in a line: its type, what it says, and the line of its reader's own code.
+
+    >>> try:
+    ...     {}["vocabulary"]
+    ... except KeyError as error:
+    ...     print(told(error).partition(" (")[0])
+    KeyError: 'vocabulary'
+    """
+    said = elide(printable(" ".join(str(error).split())), _SAID)
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in f.filename for part in _NOT_OWN)]
+    return f"{text} ({relative(own[-1].filename)}, line {own[-1].lineno})" if own else text
+
+
+def relative(path: str) -> str:
+    """A path as seen from the current directory, if it is in it.
+
+    >>> relative(os.path.join(os.getcwd(), "models.py"))
+    'models.py'
+    """
+    here = os.path.join(os.getcwd(), "")
+    return path.removeprefix(here)

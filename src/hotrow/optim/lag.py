@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,8 @@ from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import Group, Rule, scalar_dtype
 from hotrow.optim.settle import look_up, settle, step
 from hotrow.optim.state import RowState
-from hotrow.rows import Table, uses
+from hotrow.rows import Table
+from hotrow.touched import uses
 
 PATIENCE = 10  # steps with an alias alive before that is said
 LONGEST = 1 << 16  # entries of a ledger; then all rows settle, and a new one begins
@@ -31,6 +33,11 @@ def _callers() -> int:
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hotrow.", "torch.")):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where a tensor's values are."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 # Readers in several threads settle one after the other, and not the same rows twice.
@@ -50,7 +57,8 @@ if hasattr(os, "register_at_fork"):
 class RowLag:
     """One table under one rule: its ledger, its state, and what each row has been through.
 
-    `state` is in torch's format but for the rows that lag.
+    `state` is in torch's format but for the rows that lag. It and the slots are of the table's
+    shape, and seen by rows only while they are worked on.
     """
 
     def __init__(self, rule: Rule, table: Table, group: Group, state: RowState) -> None:
@@ -75,7 +83,8 @@ class RowLag:
             name: held.get(name, torch.tensor(value, dtype=scalar_dtype()))
             for name, value in self.ledger.kept(group).items()
         }
-        self.last = torch.zeros(len(self.values), dtype=torch.int32, device=self.values.device)
+        self._columns, count = table.columns, len(table.by_rows)
+        self.last = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         self.settled = 0  # all rows have been through so many entries
         self._at_it = False
         self.watched = 0  # steps in a row at which an alias was alive
@@ -101,6 +110,13 @@ class RowLag:
                     fix="make a new optimizer after a table is resized, moved or cast",
                 )
 
+    def _by_rows(self) -> tuple[Tensor, list[Tensor]]:
+        """The table and its slots, (V, D) each: for the moment, as views are counted."""
+        every = [self.values, *self.slots.values()]
+        if self._columns:
+            every = [each.t() for each in every]
+        return every[0], every[1:]
+
     @property
     def behind(self) -> bool:
         """Whether a row may have missed a step that would have moved it."""
@@ -118,7 +134,7 @@ class RowLag:
     def _check_storage(self) -> None:
         """Raise if the table is over other storage by now, as after `set_`."""
         values = self.table.stored
-        if values.data_ptr() != self.values.data_ptr() or values.shape != self.values.shape:
+        if _place(values) != _place(self.values):
             raise HotrowError(
                 "the table's storage was replaced while rows of it lagged",
                 fix="write into the table (table.data.copy_), or make a new optimizer",
@@ -154,7 +170,7 @@ class RowLag:
             whole = rows is None
             if rows is None:
                 rows = (self.last < now).nonzero()[:, 0]
-            settle(self.ledger, self.values, list(self.slots.values()), self.last, rows)
+            settle(self.ledger, *self._by_rows(), self.last, rows)
             if whole:
                 self.settled = now
 
@@ -162,13 +178,13 @@ class RowLag:
         """(..., D): the rows of now at `at`, which are about to be trained."""
         self._check_storage()
         with self._alone():
-            return look_up(self.ledger, self.values, list(self.slots.values()), self.last, at)
+            return look_up(self.ledger, *self._by_rows(), self.last, at)
 
     def step(self, group: Group, grads: Grouped) -> None:
         """One step of dense training with these gradients."""
         with self._alone():
             self.ledger.record(group)
-            step(self.ledger, self.values, list(self.slots.values()), self.last, grads)
+            step(self.ledger, *self._by_rows(), self.last, grads)
         for name, value in self.ledger.kept(group).items():
             self.scalars[name].fill_(value)
         for written in (self.table, *self.slots.values()):

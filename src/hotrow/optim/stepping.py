@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -16,6 +16,9 @@ from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import Group, Rule
 from hotrow.optim.state import RowState
 from hotrow.rows import Table
+from hotrow.touched import in_order, put_in_order
+
+_REFUSED = ("capturable", "differentiable")
 
 
 def _plain(group: Group) -> Group:
@@ -23,11 +26,24 @@ def _plain(group: Group) -> Group:
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
+def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a table, each tensor as torch lays it out."""
+    return {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in state.items()}
+
+
+def _lay_out(state: dict[str, Any], table: Table, held: bool = False) -> None:
+    """Bring a state in memory into the table's order; `held`, whoever else holds its memory."""
+    for value in dict.values(state):
+        if isinstance(value, Tensor) and value.shape == table.shape:
+            put_in_order(value, table.stride(), held)
+
+
 class RowOptimizer(torch.optim.Optimizer):
     """What every optimizer of `hotrow.optim` adds to torch's of the same name.
 
     Parameters that are tables and have a `RowGradient` take the row path; all others, and tables
-    whose gradient is dense, take torch's own step.
+    whose gradient is dense, take torch's own step. A step ends by making tables of the parameters
+    that `hotrow.rows.look_up` has met since.
     """
 
     rule: ClassVar[Rule]
@@ -51,12 +67,11 @@ class RowOptimizer(torch.optim.Optimizer):
                 raise
 
     def _check(self, group: Group) -> None:
-        for option in ("capturable", "differentiable"):
-            if group.get(option):
-                raise HotrowError(
-                    f"{type(self).__name__} cannot honour {option}=True for a table",
-                    fix=f"leave {option} out for the groups that hold tables",
-                )
+        for option in filter(group.get, _REFUSED):
+            raise HotrowError(
+                f"{type(self).__name__} cannot honour {option}=True for a table",
+                fix=f"leave {option} out for the groups that hold tables",
+            )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -79,8 +94,9 @@ class RowOptimizer(torch.optim.Optimizer):
         by_rows, ours = [], []
         for group, table in self._tables():
             gradient = table.grad
+            if gradient is not None:
+                ours.append((group, table, gradient))
             if isinstance(gradient, RowGradient):
-                ours.append((table, gradient))
                 plain = _plain(group)
                 if self.rule.dense(plain):
                     self._close(table)
@@ -90,8 +106,8 @@ class RowOptimizer(torch.optim.Optimizer):
             elif gradient is not None:
                 table.was_dense = True
                 self._close(table)
-        for table, gradient in ours:  # what has a lag now torch leaves alone
-            table.grad = gradient.dense() if table.lag is None else None
+        for group, table, gradient in ours:  # what has a lag now torch leaves alone
+            table.grad = self._dense(group, table, gradient) if table.lag is None else None
         try:
             # Past torch's hooks, which have run for this step already.
             dense: Callable[..., Any] = self.dense.step
@@ -99,11 +115,34 @@ class RowOptimizer(torch.optim.Optimizer):
                 dense = dense.__wrapped__  # type: ignore[attr-defined]
             dense(self)
         finally:
-            for table, gradient in ours:
+            for _, table, gradient in ours:
                 table.grad = gradient
         for lag, group, grads in by_rows:
             lag.step(group, grads)
+        self._adopt()
         return loss
+
+    def _dense(self, group: Group, table: Table, gradient: Tensor) -> Tensor:
+        """The gradient for torch's own step.
+
+        torch's fused steps on the CPU mix up values where the gradient or the state is laid out
+        in memory otherwise than the parameter.
+        """
+        if isinstance(gradient, RowGradient):
+            gradient = gradient.dense()
+        if not group.get("fused"):
+            return gradient
+        _lay_out(self.state[table], table, held=True)
+        return in_order(gradient, table.stride())
+
+    def _adopt(self) -> None:
+        """Make tables of what look-ups have met, in the groups that may hold them."""
+        for group in self.param_groups:
+            if not any(map(group.get, _REFUSED)):
+                for parameter in group["params"]:
+                    met = getattr(parameter, "looked_up", None)
+                    if met and not isinstance(parameter, Table):
+                        Table.adopt(parameter, columns=met == "columns")
 
     def _tables(self) -> Iterator[tuple[Group, Table]]:
         for group in self.param_groups:
@@ -119,6 +158,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self._close(table)  # another optimizer's, or other options
         if not isinstance(state, RowState):
             state = self.state[table] = RowState(state)
+        _lay_out(state, table)
         table.lag = lag = RowLag(self.rule, table, group, state)
         return lag
 
@@ -133,12 +173,16 @@ class RowOptimizer(torch.optim.Optimizer):
             table.settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """In torch's own format: it loads in torch's optimizer of the same name, and back."""
+        """In torch's own format: it loads in torch's optimizer of the same name, and back.
+
+        What belongs to a table by columns is a copy, as torch would have it in memory.
+        """
         for _, table in self._tables():
             self._close(table)
         result: dict[str, Any] = super().state_dict()
+        tables = dict(self._match(result))
         result["state"] = {
-            index: dict(state) if isinstance(state, RowState) else state
+            index: _contiguous(state) if index in tables else state
             for index, state in result["state"].items()
         }
         return result
@@ -180,4 +224,8 @@ class RowOptimizer(torch.optim.Optimizer):
         for _, table in self._tables():
             self._close(table)
         result: dict[str, Any] = super().__getstate__()
+        result["state"] = result["state"].copy()
+        for _, table in self._tables():
+            if table in result["state"]:
+                result["state"][table] = _contiguous(result["state"][table])
         return result

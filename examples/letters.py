@@ -1,0 +1,120 @@
+"""The next letter from the letters before it, given as one-hots: by torch.optim and by hotrow.
+
+Where lessons on language models begin: a one-hot of each of the last letters, laid side by side, a
+hidden layer, and logits of the letter that follows. The product with the first weights is mostly
+zeros. `hotrow.convert` leaves the code as it is and adds up the rows of the letters instead. The
+text is the reference of the Python that runs it, as `help("for")` shows it.
+
+    python examples/letters.py
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from pydoc_data.topics import topics
+
+import torch
+import torch.nn.functional as F
+from side_by_side import SideBySide, Step, options
+from torch import Tensor, nn
+
+import hotrow
+
+
+class Letters(nn.Module):
+    """One-hots of the last letters, side by side, through a hidden layer to logits."""
+
+    def __init__(self, letters: int, before: int, width: int) -> None:
+        super().__init__()
+        self.letters = letters
+        self.hidden = nn.Linear(before * letters, width)
+        self.head = nn.Linear(width, letters)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, K) letters -> (B, V) logits of the one that follows."""
+        x = F.one_hot(ids, self.letters).float().flatten(1)  # (B, K, V) -> (B, K V)
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+def reference() -> tuple[Tensor, Tensor, int]:
+    """The letters of all topics in order of name, every tenth topic held out; how many differ."""
+    texts = [topics[name] for name in sorted(topics)]
+    ids = {letter: i for i, letter in enumerate(sorted(set("".join(texts))))}
+    held = "".join(texts[::10])
+    train = "".join(text for i, text in enumerate(texts) if i % 10)
+    return *(torch.tensor([ids[letter] for letter in text]) for text in (train, held)), len(ids)
+
+
+def bits(model: nn.Module, pieces: Tensor) -> Tensor:
+    """Bits per letter, of the last of each piece from those before it."""
+    return F.cross_entropy(model(pieces[:, :-1]), pieces[:, -1]) / math.log(2)
+
+
+def unigram(train: Tensor, held: Tensor, letters: int) -> float:
+    """The held-out bits per letter of a model that knows only how frequent each letter is."""
+    counts = torch.bincount(train, minlength=letters).double() + 1
+    return -(counts / counts.sum()).log2()[held].mean().item()
+
+
+def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A training step as anywhere."""
+
+    def step(pieces: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = bits(model, pieces)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run both, and return the exit code."""
+    asked = options(
+        arguments,
+        __doc__,
+        steps=(1000, "training steps"),
+        before=(16, "letters that it sees"),
+        width=(256, "hidden units"),
+        batch=(512, "letters to predict in a step"),
+        lr=(0.1, "learning rate"),
+        seed=(0, "of the weights and the batches"),
+    )
+    train, held, letters = reference()
+    torch.manual_seed(asked.seed)
+    dense = Letters(letters, asked.before, asked.width)
+    model = copy.deepcopy(dense)
+
+    # With torch, in its fastest form:
+    dense_optimizer = torch.optim.SGD(dense.parameters(), lr=asked.lr, momentum=0.9, fused=True)
+
+    # With hotrow, two lines change:
+    model = hotrow.convert(model)
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=asked.lr, momentum=0.9, fused=True)
+
+    print(f"{len(train):,} letters to learn from, {len(held):,} held out, of {letters} kinds")
+    columns = asked.before * letters
+    print(f"one-hots: {asked.before} letters before, {columns:,} columns; bits a letter")
+
+    def batch(t: int) -> Tensor:
+        random = torch.Generator().manual_seed(asked.seed * asked.steps + t)
+        starts = torch.randint(len(train) - asked.before, (asked.batch, 1), generator=random)
+        return train[starts + torch.arange(asked.before + 1)]  # (B, K + 1)
+
+    sides = SideBySide([trainer(dense, dense_optimizer), trainer(model, optimizer)])
+    sides.train(batch, asked.steps)
+    pieces = held.unfold(0, asked.before + 1, 1)[:10_000]
+    with torch.no_grad():
+        sides.compare("held-out loss", [bits(each, pieces).item() for each in (dense, model)])
+    print(f"{'  unigram baseline':24}{unigram(train, held, letters):14.4f}\n")
+    sides.times()
+    sides.memory([dense, model])
+    print(f"\n{hotrow.convert.report(model)}")
+    return sides.verdict()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

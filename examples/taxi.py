@@ -1,0 +1,123 @@
+"""Stable-Baselines3 learns to drive a taxi, as it is and converted: not a line of its code changes.
+
+An observation of Taxi-v4 is one of 500 states, of which Stable-Baselines3 makes a one-hot for its
+policy network and its value network. `hotrow.convert` makes the two first layers look up a row
+instead. Both draw the same random numbers: they take the same actions, get the same rewards, and
+end with the same networks.
+
+    pip install stable_baselines3
+    python examples/taxi.py
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from side_by_side import SideBySide, Step, options
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from torch import Tensor
+
+import hotrow
+
+ROUNDING = 5e-5  # half of the fourth decimal, as what is printed; not a bit before they learn
+OUTPUTS = "action logits", "values"
+
+
+def learner(model: PPO, taken: list[Tensor]) -> Step:
+    """A step: one rollout, and learning from it; notes the actions, returns the reward per move."""
+    numbers = random_numbers()
+
+    def step(_: Any) -> Tensor:
+        nonlocal numbers
+        random_numbers(numbers)  # where this side left them
+        model.learn(model.n_steps * model.n_envs, reset_num_timesteps=False, log_interval=None)
+        numbers = random_numbers()
+        taken.append(torch.tensor(model.rollout_buffer.actions))
+        return torch.tensor(model.rollout_buffer.rewards).mean()
+
+    return step
+
+
+def random_numbers(state: Any = None) -> Any:
+    """Where the generators are that Stable-Baselines3 draws from; put there first if given."""
+    if state is not None:
+        torch.set_rng_state(state[0])
+        np.random.set_state(state[1])
+    return torch.get_rng_state(), np.random.get_state()
+
+
+@torch.no_grad()
+def outputs(model: PPO) -> tuple[Tensor, Tensor]:
+    """(500, 6) action logits and (500, 1) values of all states."""
+    states = torch.arange(model.observation_space.n)
+    logits = model.policy.get_distribution(states).distribution.logits
+    return logits, model.policy.predict_values(states)
+
+
+def weights(model: PPO) -> Tensor:
+    """All that was learned, as one tensor."""
+    return torch.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run both, and return the exit code."""
+    asked = options(
+        arguments,
+        __doc__,
+        steps=(10, "rollouts, each followed by learning from it"),
+        taxis=(16, "taxis at a time"),
+        moves=(128, "moves of each taxi in a rollout"),
+        width=(64, "hidden units"),
+        batch=(256, "moves in a step of the optimizer"),
+        lr=(1e-3, "learning rate"),
+        seed=(0, "of the weights, the taxi, the moves and the batches"),
+    )
+
+    def driver(adam: type[torch.optim.Adam]) -> PPO:
+        """As anywhere, with the eps that Stable-Baselines3 takes."""
+        return PPO(
+            "MlpPolicy",
+            make_vec_env("Taxi-v4", asked.taxis),
+            learning_rate=asked.lr,
+            n_steps=asked.moves,
+            batch_size=asked.batch,
+            policy_kwargs={
+                "net_arch": [asked.width, asked.width],
+                "optimizer_class": adam,
+                "optimizer_kwargs": {"eps": 1e-5},
+            },
+            seed=asked.seed,
+            device="cpu",
+        )
+
+    taken: tuple[list[Tensor], list[Tensor]] = [], []
+    dense = driver(torch.optim.Adam)
+    steps = [learner(dense, taken[0])]
+
+    # With hotrow, its Adam and one more line:
+    model = driver(hotrow.optim.Adam)
+    hotrow.convert(model.policy)
+    steps.append(learner(model, taken[1]))
+
+    print(f"{asked.taxis * asked.moves:,} moves in a rollout; reward for each move")
+    sides = SideBySide(steps)
+    for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
+        sides.agree(f"{name} at first", a, b)
+    sides.train(lambda t: t, asked.steps, 1, "reward")
+    print()
+    sides.agree("actions taken", *map(torch.cat, taken))
+    for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
+        sides.agree(f"{name} at last", a, b, ROUNDING)
+    sides.agree("weights and biases", weights(dense), weights(model), ROUNDING)
+    print()
+    sides.times()
+    print(f"\n{hotrow.convert.report(model.policy)}")
+    return sides.verdict("rewards")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

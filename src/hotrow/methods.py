@@ -1,0 +1,150 @@
+"""A module whose own methods run with a mode of torch's on: the same object, of a class between.
+
+The class is made of the module's own, has its name, and is rebuilt from it when the module is
+copied or loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hotrow.algebra import write_out
+from hotrow.errors import HotrowError
+from hotrow.finding import Finder, Record
+from hotrow.multiplying import Multiplier
+from hotrow.onehot import OneHot
+
+_running = threading.local()
+_records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
+WAYS = ("lookup", "matmul")
+
+
+class _Run:
+    """What the classes in between have in common.
+
+    Attributes:
+        _own: the module's own class.
+        _way: "lookup" or "matmul".
+    """
+
+    _own: ClassVar[type[nn.Module]]
+    _way: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        """A class in between is none that its own class should hear of."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made, arguments, *rest = tuple(super().__reduce_ex__(protocol))
+        if arguments and arguments[0] is type(self):  # a new object of this class
+            made, arguments = _new, (made, self._own, self._way, *arguments[1:])
+        return made, arguments, *rest
+
+
+def _new(made: Callable[..., Any], own: type[nn.Module], way: str, *arguments: Any) -> Any:
+    return made(_between(own, way), *arguments)
+
+
+def way_of(module: nn.Module) -> str | None:
+    """How the module's methods run, None if as they are."""
+    return module._way if isinstance(module, _Run) else None
+
+
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """The class that the module was written as."""
+    return module._own if isinstance(module, _Run) else type(module)
+
+
+def record_of(model: nn.Module) -> Record:
+    """What was found in the model."""
+    record = _records.get(model)
+    if record is None:
+        record = _records[model] = Record(model)
+    return record
+
+
+def run_with_mode(model: nn.Module, way: str) -> None:
+    """Have the methods of every module in the model run with the mode of that way.
+
+    Those of torch's own layers are left alone: they make no one-hots.
+    """
+    changes = []
+    for module in model.modules():
+        own = own_class(module)
+        if isinstance(module, torch.jit.ScriptModule) or way_of(module) == way:
+            continue
+        if own.__module__.startswith("torch.nn.") and not (way == "matmul" and module is model):
+            continue
+        changes.append((module, _between(own, way)))
+    before = []
+    try:
+        for module, kind in changes:
+            before.append((module, type(module)))
+            module.__class__ = kind
+    except TypeError as error:
+        for module, kind in before[:-1]:
+            module.__class__ = kind
+        raise HotrowError(
+            f"the methods of a {type(module).__name__} cannot be run with "
+            f"one-hots looked up: {error}",
+            fix="convert the modules inside it",
+        ) from None
+
+
+def _between(own: type[nn.Module], way: str) -> type[nn.Module]:
+    for kind in own.__subclasses__():
+        if vars(kind).get("_own") is own and vars(kind)["_way"] == way:
+            return kind
+    methods = {
+        name: _within(own, name, value)
+        for base in reversed(own.__mro__[: own.__mro__.index(nn.Module)])
+        for name, value in vars(base).items()
+        if inspect.isfunction(value)
+        and not name.startswith("__")
+        and not inspect.isgeneratorfunction(value)
+        and not inspect.iscoroutinefunction(value)
+    }
+    named = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+    members = {**methods, **named, "__doc__": own.__doc__, "_own": own, "_way": way}
+    return type(own.__name__, (_Run, own), members)
+
+
+def _within(own: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        now = getattr(own, name)  # which may have been replaced
+        if getattr(_running, "on", False):
+            return now(self, *args, **kwargs)
+        _running.on = True
+        try:
+            with _mode(self):
+                result = now(self, *args, **kwargs)
+        finally:
+            _running.on = False
+        # What leaves the model is a plain tensor.
+        return _plain(result)
+
+    return run
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return write_out(value) if isinstance(value, OneHot) else value
+    if any(isinstance(leaf, OneHot) for leaf in tree_leaves(value)):
+        return tree_map(_plain, value, is_leaf=lambda each: isinstance(each, torch.Size))
+    return value
+
+
+def _mode(module: Any) -> AbstractContextManager[Any]:
+    if module._way == "matmul":
+        return Multiplier()
+    return Finder() if torch.compiler.is_compiling() else record_of(module).finder
