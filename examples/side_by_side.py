@@ -59,11 +59,14 @@ class SideBySide:
         print(f"{what:24}{a:>14}{b:>14}{'' if a == b else '   <- NOT the same'}", flush=True)
 
     def agree(self, what: str, a: Tensor, b: Tensor, within: float = 0.0) -> None:
-        """Print how many values of both sides are equal, and how far apart the others are."""
-        apart = (a - b).abs().max().item()
+        """Print how many values of both sides are equal, and how far apart the others are.
+
+        That, and how far is the same, are shares of the largest value.
+        """
+        apart = ((a - b).abs().max() / a.abs().max()).item()
         same = apart <= within
         self.same = self.same and same
-        others = f", the others within {apart:.1e}" if apart else ""
+        others = f", the others within {apart:.1e} of the largest" if apart else ""
         verdict = "" if same else "   <- NOT the same"
         print(f"{what:24}{(a == b).sum():14,} of {a.numel():,} equal{others}{verdict}")
 

@@ -86,6 +86,11 @@ number = 3
 """
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch):
+    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+
+
 @dataclass(frozen=True)
 class Result:
     code: int

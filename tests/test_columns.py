@@ -18,6 +18,11 @@ from hotrow.gradient import RowGradient
 from hotrow.rows import Table, look_up, look_up_bags
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch):
+    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+
+
 class OneHot(nn.Linear):
     """A linear layer for one-hot input, which gets the ids."""
 
@@ -698,3 +703,11 @@ def test_a_compiled_model_reads_nothing_stale(in_graph):
                 seen.append(compiled(layers[0].weight, torch.tensor([ROWS - 1, 7])).detach())
         found.append(torch.cat([*seen, layers[0].weight.detach().t()]))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_parameter_is_left(monkeypatch):
+    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 13)
+    weights = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(13, 1))
+    for weight in weights:
+        look_up(weight, torch.tensor([1]))
+    assert [hasattr(weight, "looked_up") for weight in weights] == [False, True]

@@ -104,13 +104,13 @@ def test_the_taxis_go_the_same_ways():
     for a, b in rewards.values():
         assert re.fullmatch(r"-\d+\.\d{4}", a)
         assert a == b
-    line = r"^([a-z ]+?) +([\d,]+) of ([\d,]+) equal(?:, the others within (.*))?$"
+    line = r"^([a-z ]+?) +([\d,]+) of ([\d,]+) equal(?:, the others within (.*) of the largest)?$"
     agreed = {what: found for what, *found in re.findall(line, done.stdout, re.MULTILINE)}
     assert agreed.pop("action logits at first") == ["3,000", "3,000", ""]
     assert agreed.pop("values at first") == ["500", "500", ""]
     assert agreed.pop("actions taken") == ["1,536", "1,536", ""]
     assert set(agreed) == {"action logits at last", "values at last", "weights and biases"}
-    assert all(0 <= float(apart or 0) < 5e-5 for *_, apart in agreed.values())
+    assert all(0 <= float(apart or 0) < 1e-5 for *_, apart in agreed.values())
 
 
 @pytest.mark.parametrize(("example", "width"), [("flights", 64), ("letters", 128), ("taxi", 16)])

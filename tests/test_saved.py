@@ -18,6 +18,11 @@ from hotrow.trial import Inputs, Trial
 from hotrow.watching import Count
 
 
+@pytest.fixture(autouse=True)
+def _small_ones_too(monkeypatch):
+    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+
+
 class Policy(nn.Module):
     """A one-hot, a linear layer and more."""
 

@@ -67,8 +67,10 @@ def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
 
     One-hots that the model's own Python makes, by `F.one_hot`, `torch.eye(V)[ids]`, ones scattered
     into zeros or `ids[..., None] == arange(V)`, become `hotrow.one_hot`s: what is multiplied by one
-    looks its rows up instead, `Linear` and `@` first of all. The weight of such a product becomes
-    a table with the first step of an optimizer of `hotrow.optim`. This goes for the methods of the
+    looks its rows up instead, `Linear` and `@` first of all. The weight of such a product, if it
+    has a million entries or more, becomes a table with the first step of an optimizer of
+    `hotrow.optim`; its memory is then that of its transpose, which safetensors has to be given as
+    `.contiguous()`. This goes for the methods of the
     modules in the model, each of which gets a class of the same name in between; what leaves them
     is written out. In `torch.compile`, for `F.one_hot`. A checkpoint (`use_reentrant=False`) of a
     function that is no module's method is computed again without them, which torch refuses.

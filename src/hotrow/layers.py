@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, check_soft, checked
 from hotrow.onehot import OneHot
+from hotrow.rows import look_up
 
 _L = TypeVar("_L", bound=nn.Linear)
 
@@ -295,7 +296,7 @@ class OneHotLinear(nn.Linear):
         ids = checked(input, self.in_features, "input")
         weight: Tensor = self.weight
         bias: Tensor | None = self.bias
-        rows = F.embedding(ids, weight.t())
+        rows = look_up(weight, ids, columns=True)
         device = weight.device.type
         # As torch's linear does: float64 stays.
         if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:

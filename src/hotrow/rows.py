@@ -26,6 +26,9 @@ from hotrow.values import NO_VALUES as NO_VALUES
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
 
 
+WORTHWHILE = 1 << 20  # entries; of a smaller parameter, a dense step is about as quick
+
+
 class Lag(Protocol):
     """What knows the steps that rows have missed; an optimizer."""
 
@@ -296,7 +299,8 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     """weight[ids], or with `columns` weight[:, ids] with its first dimension last.
 
     A table of that kind gets a gradient of the touched rows, any other tensor a dense one. A plain
-    parameter notes what ids select of it, in `looked_up`, for `hotrow.optim` to make it a table.
+    parameter notes what ids select of it, in `looked_up`, for `hotrow.optim` to make it a table, if
+    it is a large one.
 
     Arguments:
         weight: (V, D), of any dtype; (D, V) with `columns`.
@@ -336,12 +340,16 @@ def look_up_bags(
     return F.embedding_bag(ids, _met(weight, columns), mode="sum", per_sample_weights=scales)
 
 
+def _learns(weight: Tensor) -> bool:
+    return weight.is_floating_point() and _trains(weight)
+
+
 def _met(weight: Tensor, columns: bool) -> Tensor:
     """The (V, D) to look up in by torch's own means; notes how a plain parameter is used."""
     if isinstance(weight, Table):
         weight.settle()  # where a caller has disabled `__torch_function__`, that does not
     elif torch.compiler.is_compiling() or type(weight) is not nn.Parameter:
         pass
-    elif weight.ndim == 2 and weight.is_floating_point() and _trains(weight):
+    elif weight.ndim == 2 and weight.numel() >= WORTHWHILE and _learns(weight):
         weight.looked_up = "columns" if columns else "rows"  # type: ignore[attr-defined]
     return weight.t() if columns else weight
