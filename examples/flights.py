@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments,
         __doc__,
         steps=(1000, "training steps"),
-        width=(128, "hidden units"),
+        width=(256, "hidden units"),
         batch=(1024, "flights in a step"),
         lr=(1e-3, "learning rate"),
         every=(1, "1 to read all flights, n to read each n-th"),

@@ -11,7 +11,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {
-    "flights": ["--steps=60", "--width=64", "--batch=256", "--lr=0.01", "--every=20"],
+    "flights": ["--steps=60", "--width=352", "--batch=128", "--lr=0.01", "--every=20"],
     "letters": ["--steps=60", "--width=128", "--batch=64", "--lr=0.2", "--before=8"],
     "language_model": ["--steps=60", "--rows=4096", "--width=16", "--batch=16", "--lr=0.01"],
     "recommender": ["--steps=60", "--rows=2000", "--width=16", "--batch=512", "--lr=0.01"],
@@ -88,8 +88,9 @@ def test_both_times_and_the_ratio_are_printed(done):
         assert float(ratio) > 0
 
 
-def test_the_gradients_of_tables_hold_touched_rows_only(done):
-    dense, rows = map(float, printed(done.stdout)["gradients, MB"])
+@pytest.mark.parametrize("example", [name for name in SMALL if name != "letters"])
+def test_the_gradients_of_large_tables_hold_touched_rows_only(example):
+    dense, rows = map(float, printed(run(example).stdout)["gradients, MB"])
     assert 0 < rows < dense
 
 
@@ -113,7 +114,7 @@ def test_the_taxis_go_the_same_ways():
     assert all(0 <= float(apart or 0) < 1e-5 for *_, apart in agreed.values())
 
 
-@pytest.mark.parametrize(("example", "width"), [("flights", 64), ("letters", 128), ("taxi", 16)])
+@pytest.mark.parametrize(("example", "width"), [("flights", 352), ("letters", 128), ("taxi", 16)])
 def test_one_hots_are_looked_up(example, width):
     where = rf"one_hot, [\d,to ]+ columns, .*\.py:\d+  linear\(\d+, {width}\) looks up"
     assert len(re.findall(rf"^\(the model\)  {where}$", run(example).stdout, re.MULTILINE)) == 1
