@@ -5,7 +5,7 @@ policy network and its value network. `hotrow.convert` makes the two first layer
 instead. Both draw the same random numbers: they take the same actions, get the same rewards, and
 end with the same networks.
 
-    pip install stable_baselines3
+    pip install stable_baselines3 'gymnasium>=1.4'
     python examples/taxi.py
 """
 

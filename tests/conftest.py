@@ -39,3 +39,9 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"unexpected skip on CI: {reason}"
     return report
+
+
+@pytest.fixture
+def small_tables(monkeypatch):
+    """What is looked up becomes a table whatever its size."""
+    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)

@@ -17,6 +17,8 @@ import hotrow
 from hotrow import cli, loading
 from hotrow.algebra import products
 
+pytestmark = pytest.mark.usefixtures("small_tables")
+
 MODELS = """
 import torch, torch.nn.functional as F
 from torch import nn
@@ -29,6 +31,14 @@ class Policy(nn.Module):
     def forward(self, states, scale=None):
         x = torch.tanh(self.linear(F.one_hot(states, 16).float()))
         return self.head(x if scale is None else x * scale)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(16, 4)
+
+    def forward(self, states):
+        return torch.tanh(self.words(states))
 
 class Plain(nn.Module):
     def forward(self, states, scale=None):
@@ -84,11 +94,6 @@ def takes(size):
 built = Policy()
 number = 3
 """
-
-
-@pytest.fixture(autouse=True)
-def _small_ones_too(monkeypatch):
-    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
 
 
 @dataclass(frozen=True)
@@ -227,6 +232,14 @@ def test_nothing_converted_is_equal_and_says_so(run: Run) -> None:
     assert found.out.endswith("\n  equal: nothing was converted, so nothing is saved\n")
 
 
+def test_the_other_way(run: Run) -> None:
+    found = run("@Words --inputs @states --to matmul")
+    assert (found.code, found.err) == (0, "")
+    assert "\n    words  Embedding(16, 4)\n      product\n" in found.out
+    assert "output  " in found.out
+    assert "equal, 16 of 16 values bit for bit" in found.out
+
+
 def test_a_nan_in_a_row_nobody_selected_exits_1_and_says_why(run: Run) -> None:
     found = run("@poisoned --inputs @states")
     assert (found.code, found.err) == (1, "")
@@ -322,7 +335,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
     (
         "@fails --inputs @states",
-        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 57)",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 65)",
         ONE,
     ),
     ("@leaves --inputs @states", "nets.models:leaves() fails: SystemExit: usage: train.py", ONE),
@@ -408,6 +421,8 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("@built", "nets.models:built alone has nothing to run on", "give --inputs, as module:funct"),
     ("--inputs @states", "--inputs needs a model", "name it first, as in hotrow compare models:"),
     ("--seed 3", "--seed needs a model", "name it first"),
+    ("--to matmul", "--to needs a model", "name it first"),
+    ("@built --inputs @states --to matmull", "'lookup' or to 'matmul', not to 'matmull'", "give"),
     (
         "@built --inputs @states --table t.safetensors",
         "--table is for comparing a table, and nets.models:built is a model",

@@ -17,10 +17,7 @@ from hotrow import HotrowError
 from hotrow.gradient import RowGradient
 from hotrow.rows import Table, look_up, look_up_bags
 
-
-@pytest.fixture(autouse=True)
-def _small_ones_too(monkeypatch):
-    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class OneHot(nn.Linear):

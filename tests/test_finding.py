@@ -20,6 +20,8 @@ from hotrow import HotrowError, convert
 from hotrow.onehot import OneHot, one_hot
 from hotrow.rows import Table
 
+pytestmark = pytest.mark.usefixtures("small_tables")
+
 
 class Model(nn.Module):
     """What the tests' expressions are about."""
@@ -900,3 +902,12 @@ def test_a_checkpoint_of_no_method():
 
     with pytest.raises(RuntimeError, match="different metadata"):
         convert(Checkpointed())(IDS).sum().backward()
+
+
+def test_a_line_met_by_two_modules_is_told_once():
+    model = convert(Outer())
+    model(IDS)
+    model.inner(F.one_hot(IDS, 5).float())
+    model.product(IDS)
+    told = str(convert.report(model)).splitlines()
+    assert len(told) == len(set(told))

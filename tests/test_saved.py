@@ -17,10 +17,7 @@ from hotrow.splice import Splice
 from hotrow.trial import Inputs, Trial
 from hotrow.watching import Count
 
-
-@pytest.fixture(autouse=True)
-def _small_ones_too(monkeypatch):
-    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class Policy(nn.Module):

@@ -100,7 +100,9 @@ def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
     if not isinstance(model, nn.Module):
         raise HotrowError(f"convert takes a torch.nn.Module, not a {type(model).__name__}")
     if to not in WAYS:
-        raise HotrowError(f"convert goes to 'lookup' or to 'matmul', not to {to!r}")
+        raise HotrowError(
+            f"convert goes to 'lookup' or to 'matmul', not to {to!r}", fix="give one of these"
+        )
     for function in (onehot.make, *algebra.in_graph()):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
     run_with_mode(model, to)
@@ -127,7 +129,8 @@ def report(model: nn.Module) -> Report:
     modules = dict(model.named_modules())
     for path, module in modules.items():
         found += [_of_origin(path, origin) for origin in record_of(module).origins()]
-    return Report(tuple(found))
+    # A module that is also called by itself has met some of them twice.
+    return Report(tuple(dict.fromkeys(found)))
 
 
 convert.report = report  # type: ignore[attr-defined]

@@ -149,6 +149,7 @@ def saved(
     inputs: Any,
     *,
     title: str | None = None,
+    to: str = "lookup",
     seed: int = 0,
     seconds: float = 2.0,
     progress: Progress | None = None,
@@ -173,6 +174,7 @@ def saved(
         inputs: what it is called with: a tensor, a tuple or list of positional arguments, or a
             dict of keyword arguments.
         title: what to call it.
+        to: which way it is converted, as for `hotrow.convert`.
         seed: of both runs, and of the outputs' gradient.
         seconds: how long to go on timing each kind of run: one round at least, 7 at most, both
             models in turn.
@@ -207,7 +209,7 @@ def saved(
             original = model if isinstance(model, nn.Module) else model()
             name = name or type(original).__name__
             _check(original, name)
-            trial = Trial(original, name, Inputs.of(inputs), seed)
+            trial = Trial(original, name, Inputs.of(inputs), seed, to)
             return _saved(trial, tell, steps, seconds)
     except Exception as error:
         if not _lacks_memory(error):

@@ -60,6 +60,7 @@ Examples:
       --ids 5,9,5 --html report.html
   hotrow compare package.models:build --inputs package.models:batch
   hotrow compare models:build --inputs inputs.pt --seed 1
+  hotrow compare models:build --inputs inputs.pt --to matmul
 
 \b
 Exit code:
@@ -152,6 +153,10 @@ def compare_command(
         int | None,
         typer.Option(help="Of the model's random numbers; 0 unless given.", min=0, metavar="N"),
     ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="How the model is converted: lookup, or matmul for the other way."),
+    ] = None,
     table: Annotated[
         str | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
     ] = None,
@@ -190,7 +195,7 @@ def compare_command(
     ] = None,
 ) -> None:
     """Compare, print, and exit with the verdict."""
-    if model is not None or inputs is not None or seed is not None:
+    if any(each is not None for each in (model, inputs, seed, to)):
         given = {
             "--table": table,
             "--tensor": tensor,
@@ -203,7 +208,7 @@ def compare_command(
             "--html": html,
         }
         others = [option for option, value in given.items() if value is not None]
-        found = _compare_model(context, model, inputs, seed, others)
+        found = _compare_model(context, model, inputs, seed, to, others)
         _print(report.saved_json(found) if json else str(found))
         raise typer.Exit(EQUAL if found else DIFFERENT)
     if html is not None:
@@ -346,10 +351,12 @@ def _compare_model(
     model: str | None,
     inputs: str | None,
     seed: int | None,
+    to: str | None,
     others: list[str],
 ) -> Saved:
     if model is None:
-        needy = "--seed" if inputs is None else "--inputs"
+        named = (("--inputs", inputs), ("--seed", seed), ("--to", to))
+        needy = next(name for name, value in named if value is not None)
         raise HotrowError(
             f"{needy} needs a model",
             fix="name it first, as in hotrow compare models:build --inputs models:batch",
@@ -374,7 +381,7 @@ def _compare_model(
         seed = seed or 0
         with torch.random.fork_rng():
             built, given = loading.load_model(model, seed), loading.load_inputs(inputs, seed)
-        return saved(built, given, title=model, seed=seed, progress=tell)
+        return saved(built, given, title=model, to=to or "lookup", seed=seed, progress=tell)
 
 
 def parse_size(text: str) -> int:

@@ -107,6 +107,7 @@ class Trial:
     name: str
     given: Inputs
     seed: int
+    to: str = "lookup"
 
     def plain(self) -> Side:
         """A copy as it is."""
@@ -121,7 +122,7 @@ class Trial:
     def converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> Side:
         """A converted copy, with these parameters as tables, by columns or not."""
         side = self.plain()
-        convert(side.model)
+        convert(side.model, self.to)
         for name, columns in tables:
             parameter = side.model.get_parameter(name)
             if not isinstance(parameter, Table):
