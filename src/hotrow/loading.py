@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-import pickle
 import re
 import sys
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -154,7 +154,7 @@ def _read_pt(path: str) -> Any:
     _check_file(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except UnpicklingError as error:
         classes = re.search(r"GLOBAL (\S+)", str(error))
         what = f"holds a {printable(classes[1])}" if classes else "cannot be read as tensors alone"
         raise HotrowError(
