@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import io
 import itertools
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from side_by_side import SideBySide, Step, options
+from side_by_side import SideBySide, options, trainer
 from torch import Tensor, nn
 
 import hotrow
@@ -78,18 +79,10 @@ def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     return torch.tensor(ids).T, values[:-1].T, values[-1], [len(at) for at in known]
 
 
-def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """A training step as anywhere."""
-
-    def step(batch: Batch) -> Tensor:
-        words, numbers, late = batch
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(words, numbers), late)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The squared error, in units of the variance."""
+    words, numbers, late = batch
+    return F.mse_loss(model(words, numbers), late)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -128,7 +121,8 @@ def main(arguments: list[str] | None = None) -> int:
         at = torch.randint(count, (asked.batch,), generator=random)
         return tuple(column[at] for column in train)
 
-    sides = SideBySide([trainer(dense, dense_optimizer), trainer(model, optimizer)])
+    pairs = (dense, dense_optimizer), (model, optimizer)
+    sides = SideBySide([trainer(o, functools.partial(loss, m)) for m, o in pairs])
     sides.train(batch, asked.steps)
     words, numbers, late = (column[:10_000] for column in held)
     with torch.no_grad():

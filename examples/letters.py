@@ -11,13 +11,14 @@ text is the reference of the Python that runs it, as `help("for")` shows it.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import sys
 from pydoc_data.topics import topics
 
 import torch
 import torch.nn.functional as F
-from side_by_side import SideBySide, Step, options
+from side_by_side import SideBySide, options, trainer
 from torch import Tensor, nn
 
 import hotrow
@@ -58,19 +59,6 @@ def unigram(train: Tensor, held: Tensor, letters: int) -> float:
     return -(counts / counts.sum()).log2()[held].mean().item()
 
 
-def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """A training step as anywhere."""
-
-    def step(pieces: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = bits(model, pieces)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
     asked = options(
@@ -104,7 +92,8 @@ def main(arguments: list[str] | None = None) -> int:
         starts = torch.randint(len(train) - asked.before, (asked.batch, 1), generator=random)
         return train[starts + torch.arange(asked.before + 1)]  # (B, K + 1)
 
-    sides = SideBySide([trainer(dense, dense_optimizer), trainer(model, optimizer)])
+    pairs = (dense, dense_optimizer), (model, optimizer)
+    sides = SideBySide([trainer(o, functools.partial(bits, m)) for m, o in pairs])
     sides.train(batch, asked.steps)
     pieces = held.unfold(0, asked.before + 1, 1)[:10_000]
     with torch.no_grad():

@@ -16,13 +16,14 @@ import os
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
 import copy
+import functools
 import math
 import sys
 
 import torch
 import torch.nn.functional as F
 from interactions import HISTORY, Batch, World
-from side_by_side import SideBySide, Step, options
+from side_by_side import SideBySide, options, trainer
 from torch import Tensor, nn
 
 import hotrow
@@ -61,18 +62,10 @@ def base_rate(liked: Tensor) -> float:
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
 
 
-def trainer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """A training step as anywhere."""
-
-    def step(batch: Batch) -> Tensor:
-        fields, liked = batch
-        optimizer.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(model(*fields), liked)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The cross-entropy of who likes what, in nats."""
+    fields, liked = batch
+    return F.binary_cross_entropy_with_logits(model(*fields), liked)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -102,7 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(hotrow.convert.report(model))
     print(f"{asked.batch * (3 + HISTORY):,} ids a step")
-    sides = SideBySide([trainer(dense, dense_optimizer), trainer(model, optimizer)])
+    pairs = (dense, dense_optimizer), (model, optimizer)
+    sides = SideBySide([trainer(o, functools.partial(loss, m)) for m, o in pairs])
     first = 1 + asked.seed * (asked.steps + 1)
     sides.train(lambda t: world.batch(asked.batch, first + t), asked.steps)
 

@@ -91,6 +91,19 @@ class SideBySide:
         return 1
 
 
+def trainer(optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]) -> Step:
+    """A training step as anywhere, for a loss of a batch."""
+
+    def step(batch: Any) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def options(
     arguments: list[str] | None, doc: str, **known: tuple[float, str]
 ) -> argparse.Namespace:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotrow import algebra, onehot
 from hotrow.errors import HotrowError
 from hotrow.finding import Origin
-from hotrow.methods import WAYS, own_class, record_of, run_with_mode, way_of
+from hotrow.methods import WAYS, own_class, records_in, run_with_mode, way_of
 from hotrow.rows import Table
 
 
@@ -70,10 +70,10 @@ def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
     looks its rows up instead, `Linear` and `@` first of all. The weight of such a product, if it
     has a million entries or more, becomes a table with the first step of an optimizer of
     `hotrow.optim`; its memory is then that of its transpose, which safetensors has to be given as
-    `.contiguous()`. This goes for the methods of the
-    modules in the model, each of which gets a class of the same name in between; what leaves them
-    is written out. In `torch.compile`, for `F.one_hot`. A checkpoint (`use_reentrant=False`) of a
-    function that is no module's method is computed again without them, which torch refuses.
+    `.contiguous()`. This goes for the methods of the modules in the model, each of which gets a
+    class of the same name in between; what leaves them is written out. In `torch.compile`, for
+    `F.one_hot`. A checkpoint (`use_reentrant=False`) of a function that is no module's method is
+    computed again without them, which torch refuses.
 
     `convert.report(model)` says what was done, where, and why not: of one-hots, once the model has
     run. A copy of the model is converted; of one loaded from a file, or whose parameters were
@@ -126,9 +126,8 @@ def report(model: nn.Module) -> Report:
         else:
             is_table = isinstance(module.weight, Table)
             found.append(Finding(path, what, is_table, "table", why or _why_dense(module.weight)))
-    modules = dict(model.named_modules())
-    for path, module in modules.items():
-        found += [_of_origin(path, origin) for origin in record_of(module).origins()]
+    for path, record in records_in(model):
+        found += [_of_origin(path, origin) for origin in record.origins()]
     # A module that is also called by itself has met some of them twice.
     return Report(tuple(dict.fromkeys(found)))
 

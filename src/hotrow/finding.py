@@ -149,7 +149,7 @@ class Finder(TorchFunctionMode):
         if self.record is not None and isinstance(found, OneHot):
             origin = self.record.at(frame, func)
             origin.widths[found.sizes[-1]] = None
-            found._origins = frozenset([origin])
+            found.origins = frozenset([origin])
         return found
 
 
@@ -224,7 +224,7 @@ def _equal(func: Any, one: Any, other: Any) -> OneHot | None:
         or ids.shape[-1] != 1
     ):
         return None
-    count = len(classes) if classes.ndim == 1 else classes.numel()
+    count = classes.numel()
     if count < 2 or not {ids.dtype, classes.dtype} <= _INTEGERS or classes.ndim > ids.ndim:
         return None
     classes = classes.reshape(-1)

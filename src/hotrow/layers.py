@@ -11,6 +11,7 @@ captured in a CUDA graph; the checks have no sharding rule for tensor parallel l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -216,19 +217,17 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
         rows = self._soft_rows(input).flatten(0, -2)  # (N, D)
         if per_sample_weights is not None:
             per_sample_weights = per_sample_weights.to(rows.dtype)
-        # torch's own bag, over the rows just computed; all padding points at one extra row.
-        places = torch.arange(len(rows), device=rows.device)
+        is_padding = None
         if self.padding_idx is not None:
             is_padding = input[..., self.padding_idx].flatten() == 1
-            places = places.masked_fill(is_padding, len(rows))
-        return F.embedding_bag(
-            places.view(input.shape[:-1]),
-            torch.cat([rows, rows.new_zeros(1, rows.shape[1])]),
+        return bag_of(
+            rows,
+            input.shape[:-1],
+            is_padding,
             offsets,
             mode=self.mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset,
-            padding_idx=len(rows),
         )
 
     def _multi_hot(self, values: Tensor, per_sample_weights: Tensor | None) -> Tensor:
@@ -303,6 +302,29 @@ class OneHotLinear(nn.Linear):
             dtype = torch.get_autocast_dtype(device)
             return rows.to(dtype) if bias is None else rows.to(dtype) + bias.to(dtype)
         return rows if bias is None else rows + bias
+
+
+def bag_of(
+    rows: Tensor,
+    shape: Sequence[int],
+    is_padding: Tensor | None,
+    offsets: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """Torch's own bag, over (N, D) rows that are at hand, one for each id of this shape.
+
+    Those that are padding are left out; in the bag, all of them point at one extra row.
+    """
+    places = torch.arange(len(rows), device=rows.device)
+    if is_padding is not None:
+        places = places.masked_fill(is_padding, len(rows))
+    return F.embedding_bag(
+        places.view(tuple(shape)),
+        torch.cat([rows, rows.new_zeros(1, rows.shape[1])]),
+        offsets,
+        padding_idx=len(rows),
+        **options,
+    )
 
 
 def _taken(input: Any, weight: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -70,6 +70,13 @@ def record_of(model: nn.Module) -> Record:
     if record is None:
         record = _records[model] = Record(model)
     return record
+
+
+def records_in(model: nn.Module) -> Iterator[tuple[str, Record]]:
+    """(path, record) of each module in the model that was called with something to find."""
+    for path, module in model.named_modules():
+        if module in _records:
+            yield path, _records[module]
 
 
 def run_with_mode(model: nn.Module, way: str) -> None:

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.errors import HotrowError
-from hotrow.ids import checked
+from hotrow.ids import checked, checked_padding
+from hotrow.layers import bag_of
 
 
 class Multiplier(TorchFunctionMode):
@@ -50,7 +51,7 @@ def _embedding(
     if padding_idx is None:
         return one_hot @ weight
     # The padding row is read like any other, and gets no gradient.
-    padding = (input == padding_idx % len(weight)).unsqueeze(-1)
+    padding = (input == checked_padding(padding_idx, len(weight))).unsqueeze(-1)
     return torch.where(padding, one_hot @ weight.detach(), one_hot @ weight)
 
 
@@ -68,21 +69,18 @@ def _embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     _refuse(max_norm, scale_grad_by_freq)
-    # torch's own bag, over the rows that were multiplied.
     rows = encoded(input, weight).flatten(0, -2) @ weight
-    places = torch.arange(len(rows), device=rows.device)
+    is_padding = None
     if padding_idx is not None:
-        is_padding = input.flatten() == padding_idx % len(weight)
-        places = places.masked_fill(is_padding, len(rows))
-        padding_idx = len(rows)
-    return F.embedding_bag(
-        places.view(input.shape),
-        torch.cat([rows, rows.new_zeros(1, rows.shape[1])]),
+        is_padding = input.flatten() == checked_padding(padding_idx, len(weight))
+    return bag_of(
+        rows,
+        input.shape,
+        is_padding,
         None if offsets is None else offsets.long(),
         mode=mode,
         per_sample_weights=per_sample_weights,
         include_last_offset=include_last_offset,
-        padding_idx=padding_idx,
     )
 
 

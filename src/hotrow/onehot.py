@@ -46,7 +46,7 @@ class OneHot(Tensor):
     _parts: tuple[Part, ...]
     _shadow: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
-    _origins: frozenset[Any]
+    origins: frozenset[Any]
     _recipe: Callable[[], Tensor] | None
     _written: Tensor | None
     _as_written: int | None  # the version that the parts stand for; None if they do no longer
@@ -76,7 +76,7 @@ class OneHot(Tensor):
         )
         self.leaf = False
         self._parts, self._shadow = tuple(parts), shadow
-        self._parent, self._origins, self._recipe = parent, origins, recipe
+        self._parent, self.origins, self._recipe = parent, origins, recipe
         # Asked often, and as attributes of a tensor slowly.
         self.sizes, self.kind, self.place = sizes, dtype, first.device
         self.strides = _contiguous(sizes) if stride is None else stride
@@ -91,11 +91,6 @@ class OneHot(Tensor):
     def parts(self) -> tuple[Part, ...]:
         """What it is made of by now."""
         return (Columns(self.write_out()),) if self.changed else self._parts
-
-    @property
-    def origins(self) -> frozenset[Any]:
-        """Where its one-hots were made."""
-        return self._origins
 
     @property
     def shadow(self) -> Tensor | None:
@@ -150,7 +145,7 @@ class OneHot(Tensor):
 
     def frozen(self) -> OneHot:
         """As it is now, whatever is written into it later."""
-        return OneHot(self.parts, self.kind, self.shadow, None, self._origins, self.strides)
+        return OneHot(self.parts, self.kind, self.shadow, None, self.origins, self.strides)
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         tensors, layout = flatten(self._parts)
@@ -267,8 +262,6 @@ def make(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
 def as_one_hot(ids: Tensor, classes: int) -> OneHot | None:
     """`F.one_hot(ids, classes)` if that is one, None where torch is to say what it is."""
     if ids.dtype != torch.int64 or ids.is_meta or ids.is_nested:
-        return None
-    if torch._C._are_functorch_transforms_active():
         return None
     if classes == -1:
         if not ids.numel():

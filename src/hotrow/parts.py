@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,18 @@ class Field:
         weights = None if self.weights is None else change(self.weights)
         return Field(change(self.ids), weights, self.width)
 
+    def scales(self, dtype: torch.dtype) -> Tensor:
+        """(*batch, K): the weights; ones of this dtype if there are none."""
+        if self.weights is not None:
+            return self.weights
+        return torch.ones((), dtype=dtype, device=self.ids.device).expand(self.ids.shape)
+
     def write(self, dtype: torch.dtype) -> Tensor:
         """(*batch, width)."""
         shape = (*self.ids.shape[:-1], self.width)
         counted = torch.uint8 if dtype == torch.bool else dtype
         zeros = torch.zeros(shape, dtype=counted, device=self.ids.device)
-        if self.weights is None:
-            ones = torch.ones((), dtype=counted, device=self.ids.device).expand(self.ids.shape)
-            return zeros.scatter_add_(-1, self.ids, ones).to(dtype)
-        return zeros.scatter_add(-1, self.ids, self.weights.to(counted)).to(dtype)
+        return zeros.scatter_add_(-1, self.ids, self.scales(counted).to(counted)).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -105,9 +108,8 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     for part in parts:
         before = result[-1] if result else None
         if isinstance(part, Field) and isinstance(before, Field):
-            weights = None
-            if not (before.weights is None and part.weights is None):
-                weights = torch.cat([all_weights(before, part), all_weights(part, before)], -1)
+            several = all_weights([before, part])
+            weights = None if several is None else torch.cat(several, -1)
             ids = torch.cat([before.ids, part.ids + before.width], -1)
             result[-1] = Field(ids, weights, before.width + part.width)
         else:
@@ -115,9 +117,7 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     return result
 
 
-def all_weights(field: Field, other: Field) -> Tensor:
-    """The weights of `field`, or ones of the dtype that another's have."""
-    if field.weights is not None:
-        return field.weights
-    assert other.weights is not None
-    return torch.ones_like(field.ids, dtype=other.weights.dtype)
+def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
+    """The weights of each, ones for those that have none; None if none of them has any."""
+    weighted = next((field.weights for field in fields if field.weights is not None), None)
+    return None if weighted is None else [field.scales(weighted.dtype) for field in fields]

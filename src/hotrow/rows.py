@@ -7,7 +7,7 @@ whatever else reads values settles all.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol, TypeGuard
 
@@ -19,6 +19,7 @@ from torch._compile import _disable_dynamo
 from hotrow.errors import HotrowError
 from hotrow.ids import checked, checked_padding
 from hotrow.kernels.grouping import Places, distinct
+from hotrow.nested import within
 from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
 from hotrow.values import NO_VALUES as NO_VALUES
 
@@ -156,7 +157,7 @@ class Table(nn.Parameter):
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
             args[0].lay_out(by_columns=False)
         if func not in NO_VALUES:
-            for table in _tables((args, kwargs)):
+            for table in within((args, kwargs), Table):
                 table.settle()
                 if func == _SET_DATA and table.lag is not None:
                     table.lag.close()  # the next step begins with the storage that is there then
@@ -175,16 +176,6 @@ ForkingPickler.register(Table, _hand_over)
 
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _VIEWS = {Tensor.view, Tensor.view_as}  # possible in torch's order, as `parameters_to_vector` needs
-
-
-def _tables(value: Any) -> Iterator[Table]:
-    if isinstance(value, Table):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tables(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tables(each)
 
 
 def _takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:

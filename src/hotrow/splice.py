@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hotrow._agreement import Agreement, Bound, agreement
+from hotrow.nested import within
 from hotrow.onehot import OneHot
 from hotrow.parts import Columns, flatten, unflatten
 from hotrow.rows import Table
 from hotrow.values import NO_VALUES
-from hotrow.watching import Product, Swap, Watch, tensors_in
+from hotrow.watching import Product, Swap, Watch
 
 
 class Splice(Watch):
@@ -43,9 +44,7 @@ class Splice(Watch):
     def passed(self, func: Any, args: Any, kwargs: Any) -> None:
         """Note which parameters are used by something else."""
         if func not in NO_VALUES:
-            for tensor in tensors_in((args, kwargs)):
-                if isinstance(tensor, nn.Parameter):
-                    self._elsewhere.add(id(tensor))
+            self._elsewhere.update(map(id, within((args, kwargs), nn.Parameter)))
 
     def met(self, product: Product, result: Tensor) -> Tensor:
         """The product, with the look-up's gradient."""

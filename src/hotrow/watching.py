@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hotrow.nested import mapped, within
 from hotrow.onehot import OneHot
 from hotrow.parts import Columns, Field
 
@@ -52,12 +53,13 @@ class Product:
     def weights(self) -> list[Tensor]:
         """The weight, and the bias if there is one."""
         other = self.other
-        found = tensors_in((self.args, self.kwargs))
+        found = within((self.args, self.kwargs), Tensor)
         return [each for each in found if not isinstance(each, OneHot) and each is not other]
 
     def run(self, swap: Swap) -> Tensor:
         """The call with `swap` of each of its tensors."""
-        result: Tensor = self.func(*mapped(self.args, swap), **mapped(self.kwargs, swap))
+        args, kwargs = mapped((self.args, self.kwargs), Tensor, swap)
+        result: Tensor = self.func(*args, **kwargs)
         return result
 
 
@@ -78,7 +80,7 @@ class Watch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What torch gives, or what `met` does."""
         kwargs = kwargs or {}
-        x = next((t for t in tensors_in((args, kwargs)) if isinstance(t, OneHot)), None)
+        x = next(within((args, kwargs), OneHot), None)
         before = 0 if x is None else _looked_up(x)
         result = func(*args, **kwargs)
         if x is None or _looked_up(x) == before:
@@ -134,25 +136,3 @@ class Count(Watch):
 def _looked_up(x: OneHot) -> int:
     """How often a product with one of its origins was a look-up."""
     return sum(sum(origin.uses.values()) for origin in x.origins)
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in arguments."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
-
-
-def mapped(value: Any, swap: Swap) -> Any:
-    """Arguments with `swap` of each tensor in them."""
-    if isinstance(value, Tensor):
-        return swap(value)
-    if isinstance(value, dict):
-        return {key: mapped(each, swap) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(mapped(each, swap) for each in value)
-    return value

@@ -46,8 +46,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
             continue
         weights = part.weights
         if func.__name__ == "mean":
-            ones = torch.ones((), dtype=x.kind, device=part.ids.device).expand(part.ids.shape)
-            weights = (ones if weights is None else weights) / summed
+            weights = part.scales(x.kind) / summed
         parts.append(Field(bag(part.ids), None if weights is None else bag(weights), part.width))
     rounds = any(isinstance(part, Field) and part.weights is not None for part in parts)
     return derived(x, parts, out, total, rounds)
@@ -88,11 +87,8 @@ def _(func: Any, x: Any, other: Any = -1, **kwargs: Any) -> Any:
         if isinstance(part, Columns):
             parts.append(Columns(scaled(part.values)))
             continue
-        weights = part.weights
-        if weights is None:
-            weights = torch.ones((), dtype=x.kind, device=part.ids.device).expand(part.ids.shape)
         ids = part.ids.expand(*batch, part.ids.shape[-1])
-        parts.append(Field(ids, scaled(weights).expand(ids.shape), part.width))
+        parts.append(Field(ids, scaled(part.scales(x.kind)).expand(ids.shape), part.width))
     rounds = any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in parts)
     return derived(x, parts, out, scaled, rounds)
 

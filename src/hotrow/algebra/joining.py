@@ -59,7 +59,7 @@ def _joined(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: int) ->
         ]
         return torch.cat(each, axis)
 
-    origins = frozenset().union(*(x._origins for x in found))
+    origins = frozenset().union(*(x.origins for x in found))
     return OneHot(parts, out.dtype, link(change, out, *shadows), None, origins, out.stride())
 
 
@@ -81,11 +81,8 @@ def _cat_part(several: tuple[Any, ...], axis: int) -> Part:
     if isinstance(several[0], Columns):
         return Columns(torch.cat([part.values for part in several], axis))
     ids = torch.cat([part.ids for part in several], axis)
-    weights = None
-    weighted = next((part for part in several if part.weights is not None), None)
-    if weighted is not None:
-        weights = torch.cat([all_weights(part, weighted) for part in several], axis)
-    return Field(ids, weights, several[0].width)
+    weights = all_weights(several)
+    return Field(ids, None if weights is None else torch.cat(weights, axis), several[0].width)
 
 
 @rule(torch.stack)

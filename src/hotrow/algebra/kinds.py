@@ -14,9 +14,9 @@ from hotrow.algebra.rule import (
     meta_of,
     methods,
     needs_grad,
-    one_hots,
     rule,
 )
+from hotrow.nested import mapped, within
 from hotrow.onehot import OneHot
 from hotrow.parts import Columns, Field, Part
 
@@ -116,24 +116,14 @@ def casts(part: Part, before: torch.dtype, dtype: torch.dtype) -> bool:
     *(Tensor.data.__get__, Tensor.data.__set__),  # type: ignore[attr-defined]
 )
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    for each in one_hots((x, args)):
+    for each in within((x, args), OneHot):
         each.write_out(for_good=not torch.compiler.is_compiling())
     return NotImplemented
 
 
-@rule(Tensor.__repr__)
-def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
-    return func(_leaf_like(x), **kwargs) if x.leaf else NotImplemented
-
-
-@rule(Tensor.__deepcopy__)
-def _(func: Any, x: OneHot, memo: Any) -> Any:
-    return func(_leaf_like(x), memo) if x.leaf else NotImplemented
-
-
-@rule(Tensor.__reduce_ex__)
-def _(func: Any, x: OneHot, protocol: Any) -> Any:
-    return func(_leaf_like(x), protocol) if x.leaf else NotImplemented
+@rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__)
+def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
+    return func(_leaf_like(x), *args, **kwargs) if x.leaf else NotImplemented
 
 
 def _leaf_like(x: OneHot) -> Tensor:
@@ -145,15 +135,10 @@ def _leaf_like(x: OneHot) -> Tensor:
 
 @rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
-    def seen(value: Any) -> Any:  # a leaf is in the graph, and anything else as written out
-        if isinstance(value, OneHot):
-            return value if value.leaf else value.write_out()
-        if isinstance(value, tuple | list):
-            return type(value)(map(seen, value))
-        return value
-
+    # A leaf is in the graph, and anything else as written out.
+    seen, named = mapped((args, kwargs), OneHot, lambda x: x if x.leaf else x.write_out())
     with torch._C.DisableTorchFunctionSubclass():
-        return func(*seen(args), **{name: seen(value) for name, value in kwargs.items()})
+        return func(*seen, **named)
 
 
 @rule(Tensor.requires_grad.__get__)  # type: ignore[attr-defined]

@@ -75,12 +75,12 @@ def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
 def _bag(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) -> Tensor:
     """The sum of the rows of all fields."""
     flat = ids[0] if len(ids) == 1 else torch.cat(ids, -1)
-    weighted = next((field for field in fields if field.weights is not None), None)
-    if flat.shape[-1] == 1 and weighted is None:
+    weights = all_weights(fields)
+    if flat.shape[-1] == 1 and weights is None:
         return look_up(weight, flat[..., 0], columns)
     scale = None
-    if weighted is not None:
-        scale = torch.cat([all_weights(field, weighted) for field in fields], -1)
+    if weights is not None:
+        scale = torch.cat(weights, -1)
         scale = scale.to(weight.dtype).reshape(-1, scale.shape[-1])
     batch = flat.shape[:-1]
     if scale is not None and scale.shape[-1] == 1:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotrow.nested import mapped, within
 from hotrow.onehot import OneHot
-from hotrow.parts import Field, Part
+from hotrow.parts import Part, flatten
 from hotrow.shadow import link
 from hotrow.values import NO_VALUES
 
@@ -36,54 +37,36 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 def written_out(func: Any, args: Any, kwargs: Any) -> Any:
     """What torch gives for the tensors written out; one that was written into is given back."""
     if torch.compiler.is_compiling():
-        return func(*_dense(args), **_dense(kwargs))
-    found = list(one_hots((args, kwargs)))
+        return func(*_written(args), **_written(kwargs))
+    found = list(within((args, kwargs), OneHot))
     for x in found:
         for origin in x.origins:
             origin.left(func)
-    result = func(*_dense(args), **_dense(kwargs))
+    result = func(*_written(args), **_written(kwargs))
     return next((x for x in found if x._written is result), result)
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     """Below autograd, where a gradient of the weights could not be kept."""
     if func.overloadpacket is torch.ops.aten.set_:  # torch asks nobody before
-        for x in one_hots(args):
+        for x in within(args, OneHot):
             x.write_out(for_good=True)
-    hidden = [x for x in one_hots((args, kwargs)) if needs_grad(x) and not x.leaf]
+    hidden = [x for x in within((args, kwargs), OneHot) if needs_grad(x) and not x.leaf]
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
             f"{func} met a one-hot whose gradient is wanted where autograd does not see it; write "
             "it out before, as by x + 0"
         )
-    return func(*_dense(args), **_dense(kwargs))
-
-
-def one_hots(value: Any) -> Iterator[OneHot]:
-    """Those among arguments, nested ones too."""
-    if isinstance(value, OneHot):
-        yield value
-    elif isinstance(value, dict):
-        yield from one_hots(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from one_hots(each)
-
-
-def _dense(value: Any) -> Any:
-    if isinstance(value, OneHot):
-        return write_out(value)
-    if isinstance(value, dict):
-        return {key: _dense(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        several = [_dense(each) for each in value]
-        return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
-    return value
+    return func(*_written(args), **_written(kwargs))
 
 
 def write_out(x: OneHot) -> Tensor:
     """The plain tensor that x stands for."""
     return x.write_out()
+
+
+def _written(value: Any) -> Any:
+    return mapped(value, OneHot, write_out)
 
 
 def _is_changed(x: Any) -> bool:
@@ -94,12 +77,8 @@ def needs_grad(x: OneHot) -> bool:
     """Whether a gradient is wanted of it, or of what scales it."""
     if x.leaf:
         return True
-    inner = [x._shadow, *(_weights(part) for part in x._parts)]
-    return any(each is not None and each.requires_grad for each in inner)
-
-
-def _weights(part: Part) -> Tensor | None:
-    return part.weights if isinstance(part, Field) else part.values
+    held = flatten(x._parts)[0] + ([] if x._shadow is None else [x._shadow])
+    return any(each.requires_grad for each in held)
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
@@ -167,7 +146,7 @@ def derived(
     if rounds:
         before = x.frozen()
         recipe = lambda: change(before.write_out())  # noqa: E731
-    return OneHot(parts, out.dtype, shadow, None, x._origins, out.stride(), recipe)
+    return OneHot(parts, out.dtype, shadow, None, x.origins, out.stride(), recipe)
 
 
 def along_batch(

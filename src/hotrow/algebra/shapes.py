@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.algebra.rule import along_batch, meta, methods, one_hots, rule, viewed
+from hotrow.algebra.rule import along_batch, meta, methods, rule, viewed
+from hotrow.nested import mapped, within
 from hotrow.onehot import OneHot
-from hotrow.parts import Field, Part, merged
+from hotrow.parts import Field, Part, held, merged
 
 MOST_COPIES = 64  # of dense columns, along an axis that joins them
 
@@ -58,7 +59,7 @@ def _joined(x: OneHot, out: Tensor, copies: int, view: Callable[[Tensor], Tensor
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, OneHot):  # the shape is taken of a one-hot
         return NotImplemented
-    args = tuple(meta(a) if isinstance(a, OneHot) else a for a in args)
+    args = mapped(args, OneHot, meta)
     model = meta(x)
     out = func(model, *args, **kwargs)
     if out is model:
@@ -85,7 +86,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, OneHot):
         return NotImplemented
-    args = tuple(meta(a) if isinstance(a, OneHot) else a for a in args)
+    args = mapped(args, OneHot, meta)
     out = func(meta(x), *args, **kwargs)
     if out.shape[-1] != x.sizes[-1]:
         return NotImplemented
@@ -101,7 +102,8 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     if func.__name__ == "narrow":
         args = tuple(int(a) if isinstance(a, Tensor) else a for a in args)
-    out = func(meta(x), *_as_meta(args), **_as_meta(kwargs))
+    like, named = mapped((args, kwargs), Tensor, lambda t: t.to("meta"))
+    out = func(meta(x), *like, **named)
     dims = kwargs.get("dim", kwargs.get("dims", _dim_in(func.__name__, args)))
     dims = dims if isinstance(dims, tuple | list) else (dims,)
     if any(dim is None or dim % len(x.sizes) == len(x.sizes) - 1 for dim in dims):
@@ -130,15 +132,6 @@ def _dim_in(name: str, args: Any) -> Any:
     if len(args) > at:
         return args[at]
     return None if name == "roll" else 0
-
-
-def _as_meta(value: Any) -> Any:
-    """Tensors without their values."""
-    if isinstance(value, dict):
-        return {key: _as_meta(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_as_meta(each) for each in value)
-    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
@@ -179,7 +172,7 @@ def _cut(x: OneHot, start: int, stop: int) -> OneHot | None:
 
 @rule(Tensor.__getitem__)
 def _(func: Any, x: Any, index: Any) -> Any:
-    if not isinstance(x, OneHot) or any(True for _ in one_hots(index)):
+    if not isinstance(x, OneHot) or any(True for _ in within(index, OneHot)):
         return NotImplemented
     given = index if isinstance(index, tuple) else (index,)
     used = sum(_axes(each) for each in given)
@@ -206,7 +199,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
     def change(t: Tensor) -> Tensor:
         return t[given]
 
-    first = change(x.parts[0].ids if isinstance(x.parts[0], Field) else x.parts[0].values)
+    first = change(held(x.parts[0]))
     out = torch.empty((*first.shape[:-1], x.sizes[-1]), dtype=x.kind, device="meta")
     if all(isinstance(each, int | slice) or each in (None, Ellipsis) for each in given):
         out = meta(x)[given]  # a view
