@@ -180,7 +180,10 @@ def onehots(records: dict[str, Record]) -> str:
         table(head, rows),
         "What is not faster: a model whose one-hots are small. Each operation on one that is not "
         "written out is Python, 3 to 15 us, and so is each other call of torch's in the model's "
-        "own classes, 1 to 1.5 us; a product with 64 x 500 ones and zeros takes hardly longer.",
+        "own classes, 1 to 1.5 us; a product with 64 x 500 ones and zeros takes hardly longer. So "
+        "one-hots of fewer than 100,000 entries are left to torch, and a model that has no larger "
+        "ones runs as it was, as the policy here does; with `least=0` its step takes 1.3 times as "
+        "long, at a batch of 256 0.95 times, with 2,000 states 0.90.",
     ]
     return "\n\n".join(text) + "\n"
 

@@ -41,7 +41,13 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.fixture(autouse=True)
+def _small_one_hots(monkeypatch) -> None:
+    """What a converted model multiplies by a one-hot is looked up whatever its size."""
+    monkeypatch.setattr("hotrow.resting.LEAST", 0)
+
+
 @pytest.fixture
 def small_tables(monkeypatch):
     """What is looked up becomes a table whatever its size."""
-    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+    monkeypatch.setattr("hotrow.lookup.WORTHWHILE", 0)

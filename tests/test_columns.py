@@ -15,7 +15,8 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError
 from hotrow.gradient import RowGradient
-from hotrow.rows import Table, look_up, look_up_bags
+from hotrow.lookup import look_up, look_up_bags
+from hotrow.rows import Table
 
 pytestmark = pytest.mark.usefixtures("small_tables")
 
@@ -190,6 +191,27 @@ def test_looking_up_is_selecting(kind, columns, shape):
     selected.backward(cotangent)
     assert isinstance(weight.grad, RowGradient) == (kind == "table")
     torch.testing.assert_close(gradient_of(weight, columns), gradient_of(expected, columns))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(300,), (20, 3, 5)], ids=str)
+def test_a_gradient_of_columns_has_the_embeddings_bits_and_the_parameters_layout(dtype, shape):
+    weights = [nn.Parameter(torch.randn(3, 7).to(dtype)) for _ in range(2)]
+    weights[1].data = weights[0].data
+    ids, cotangent = torch.randint(7, shape), torch.randn(*shape, 3).to(dtype)
+    found = look_up(weights[0], ids, columns=True), F.embedding(ids, weights[1].t())
+    for each in found:
+        each.backward(cotangent)
+    assert_same_bits(*(each.detach() for each in found))
+    assert found[0].is_contiguous()
+    assert_same_bits(*(weight.grad for weight in weights))
+    assert weights[0].grad.is_contiguous()
+
+
+def test_columns_can_be_differentiated_twice():
+    weight = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
+    ids = torch.tensor([1, 6, 1])
+    assert torch.autograd.gradgradcheck(lambda w: look_up(w, ids, columns=True).pow(3), weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -703,7 +725,7 @@ def test_a_compiled_model_reads_nothing_stale(in_graph):
 
 
 def test_a_small_parameter_is_left(monkeypatch):
-    monkeypatch.setattr("hotrow.rows.WORTHWHILE", 13)
+    monkeypatch.setattr("hotrow.lookup.WORTHWHILE", 13)
     weights = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(13, 1))
     for weight in weights:
         look_up(weight, torch.tensor([1]))

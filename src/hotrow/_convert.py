@@ -51,7 +51,7 @@ class Report:
     __repr__ = __str__
 
 
-def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
+def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> nn.Module:
     """Make a model look rows up: its embeddings, and what it multiplies by one-hots.
 
     The module, its parameters and its `state_dict` keys stay the same objects and names. Train it
@@ -83,15 +83,20 @@ def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
         model: any module; changed in place.
         to: "lookup", or "matmul" for the other direction: every embedding multiplies its table by
             the one-hot of its ids, for backends where a product is the cheap one.
+        least: entries (rows of the batch x columns) from which on a one-hot in the model's code is
+            looked up; 100,000 unless given. Of a smaller one torch's own product is about as quick,
+            and a model in which none is larger runs as it was: only its first calls, then one in
+            64, and any with more input than those, look for one-hots.
 
     Returns:
         The model.
 
     Raises:
-        HotrowError: not a module; another direction.
+        HotrowError: not a module; another direction; `least` is no count.
 
     Cost: nothing for torch's own layers. In a class of your own, each call of a torch function
-    passes through Python, about a microsecond.
+    passes through Python, about a microsecond, in models with one-hots worth it; in others, the
+    call of the model itself does.
 
     >>> model = convert(nn.Sequential(nn.Embedding(4, 5), nn.Linear(5, 2)))
     >>> print(convert.report(model))
@@ -103,9 +108,13 @@ def convert(model: nn.Module, to: str = "lookup") -> nn.Module:
         raise HotrowError(
             f"convert goes to 'lookup' or to 'matmul', not to {to!r}", fix="give one of these"
         )
+    if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 0):
+        raise HotrowError(
+            f"least is {least!r:.60}, but it counts entries", fix="give an int of 0 or more"
+        )
     for function in (onehot.make, *algebra.in_graph()):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
-    run_with_mode(model, to)
+    run_with_mode(model, to, least)
     if to == "lookup":
         for _, module, why in _embeddings(model):
             if not why and isinstance(module.weight, nn.Parameter):
@@ -141,7 +150,14 @@ def _of_origin(path: str, origin: Origin) -> Finding:
     uses = ", ".join(f"{product} looks up" for product in origin.products())
     leaves = ", ".join(origin.operations())
     why = f"reaches {leaves}, which needs every column" if leaves else ""
+    if origin.most_left and not why:
+        why = f"from {origin.least:,} entries on" if uses else _why_small(origin)
     return Finding(inner, what, bool(uses), uses, why or ("" if uses else "is not multiplied"))
+
+
+def _why_small(origin: Origin) -> str:
+    most, least = origin.most_left, origin.least
+    return f"{most:,} entries at most, and torch's own product is as quick for fewer than {least:,}"
 
 
 def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from hotrow.onehot import ClassIndexError, OneHot, as_one_hot, make
 from hotrow.parts import Field
+from hotrow.resting import Rest
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
@@ -34,21 +35,40 @@ class Origin:
         widths: how many columns its one-hots had, in the order met.
         uses: how often each product was a look-up.
         leaves: how often each operation had it written out.
+        most_left: entries of the largest that was written out as it had few.
     """
 
-    def __init__(self, path: str, where: str, what: str) -> None:
+    def __init__(self, record: Record, path: str, where: str, what: str) -> None:
+        self._record = record
         self.path, self.where, self.what = path, where, what
         self.widths: dict[int, None] = {}
         self.uses: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape) of weights
         self.leaves: Counter[Any] = Counter()
+        self.most_left = 0
+
+    @property
+    def least(self) -> int:
+        """Entries that a one-hot has at least, of which a product is a look-up."""
+        return self._record.least
+
+    def made(self, x: OneHot) -> None:
+        """It made this one."""
+        self.widths[x.sizes[-1]] = None
+        if x.entries >= self.least:
+            self._record.worthwhile = True
+        x.origins = frozenset([self])
 
     def used(self, weight: Tensor, columns: bool) -> None:
         """A product with this weight was a look-up."""
         self.uses[columns, weight.shape] += 1
+        self._record.worthwhile = True
 
-    def left(self, func: Any) -> None:
-        """An operation without a rule."""
-        self.leaves[func] += 1
+    def left(self, func: Any, entries: int) -> None:
+        """An operation without a rule, or of a one-hot with few entries."""
+        if entries < self.least:
+            self.most_left = max(self.most_left, entries)
+        else:
+            self.leaves[func] += 1
 
     def columns(self) -> str:
         """How many, in words."""
@@ -70,11 +90,19 @@ class Origin:
 
 
 class Record:
-    """The origins that were met in a model."""
+    """The origins that were met in a model.
 
-    def __init__(self, model: nn.Module) -> None:
+    Attributes:
+        least: entries that a one-hot has at least, of which a product is a look-up.
+        worthwhile: whether one of as many was met.
+    """
+
+    def __init__(self, model: nn.Module, least: int) -> None:
         self._model = weakref.ref(model)
-        self._origins: dict[tuple[Any, int, Any], Origin] = {}
+        self.least, self.worthwhile = least, False
+        self._rests: dict[Any, Rest] = {}
+        self._origins: dict[tuple[int, int, Any], Origin] = {}
+        self._codes: list[Any] = []  # held, as they are known by their ids
         self._lock = threading.Lock()
         self.finder = Finder(self)
 
@@ -82,17 +110,30 @@ class Record:
         """In the order in which they were met."""
         return list(self._origins.values())
 
+    def rests(self, method: Any, args: Any, kwargs: Any) -> bool:
+        """Whether this call may run without looking for one-hots."""
+        if self.worthwhile or torch._C._is_tracing():
+            return False
+        rest = self._rests.get(method)
+        if rest is None:
+            rest = self._rests[method] = Rest()
+        return rest.is_on(args, kwargs)
+
     def at(self, frame: Any, func: Any) -> Origin:
         """The origin of what `func` made, called by the code in `frame`."""
-        key = frame.f_code, frame.f_lasti, func  # two of a line are two
+        key = id(frame.f_code), frame.f_lasti, func  # two of a line are two
         origin = self._origins.get(key)
         if origin is None:
+            code = frame.f_code
             while frame.f_back is not None and _is_ours(frame):
                 frame = frame.f_back
             where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
             with self._lock:
-                made = Origin(self._path(frame), where, _NAMES.get(func.__name__, func.__name__))
+                made = Origin(
+                    self, self._path(frame), where, _NAMES.get(func.__name__, func.__name__)
+                )
                 origin = self._origins.setdefault(key, made)
+                self._codes.append(code)
         return origin
 
     def _path(self, frame: Any) -> str:
@@ -126,10 +167,10 @@ class Finder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Torch's result, or an `OneHot` that stands for it."""
-        kwargs = kwargs or {}
         pattern = _PATTERNS.get(func)
         if pattern is None:
-            return func(*args, **kwargs)
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
         if torch._C._are_functorch_transforms_active():
             return func(*args, **kwargs)
         if torch.compiler.is_compiling():
@@ -147,9 +188,7 @@ class Finder(TorchFunctionMode):
         if found is None:
             return func(*args, **kwargs)
         if self.record is not None and isinstance(found, OneHot):
-            origin = self.record.at(frame, func)
-            origin.widths[found.sizes[-1]] = None
-            found.origins = frozenset([origin])
+            self.record.at(frame, func).made(found)
         return found
 
 

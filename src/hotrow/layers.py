@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, check_soft, checked
+from hotrow.lookup import look_up
 from hotrow.onehot import OneHot
-from hotrow.rows import look_up
 
 _L = TypeVar("_L", bound=nn.Linear)
 

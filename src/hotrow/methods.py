@@ -11,13 +11,14 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hotrow import resting
 from hotrow.algebra import write_out
 from hotrow.errors import HotrowError
 from hotrow.finding import Finder, Record
@@ -27,6 +28,7 @@ from hotrow.onehot import OneHot
 _running = threading.local()
 _records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
 WAYS = ("lookup", "matmul")
+_NONE: AbstractContextManager[None] = nullcontext()
 
 
 class _Run:
@@ -35,10 +37,12 @@ class _Run:
     Attributes:
         _own: the module's own class.
         _way: "lookup" or "matmul".
+        _least: entries of a one-hot that is looked up.
     """
 
     _own: ClassVar[type[nn.Module]]
     _way: ClassVar[str]
+    _least: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
         """A class in between is none that its own class should hear of."""
@@ -46,12 +50,14 @@ class _Run:
     def __reduce_ex__(self, protocol: Any) -> Any:
         made, arguments, *rest = tuple(super().__reduce_ex__(protocol))
         if arguments and arguments[0] is type(self):  # a new object of this class
-            made, arguments = _new, (made, self._own, self._way, *arguments[1:])
+            made, arguments = _new, (made, self._own, self._way, self._least, *arguments[1:])
         return made, arguments, *rest
 
 
-def _new(made: Callable[..., Any], own: type[nn.Module], way: str, *arguments: Any) -> Any:
-    return made(_between(own, way), *arguments)
+def _new(
+    made: Callable[..., Any], own: type[nn.Module], way: str, least: int, *arguments: Any
+) -> Any:
+    return made(_between(own, way, least), *arguments)
 
 
 def way_of(module: nn.Module) -> str | None:
@@ -68,7 +74,8 @@ def record_of(model: nn.Module) -> Record:
     """What was found in the model."""
     record = _records.get(model)
     if record is None:
-        record = _records[model] = Record(model)
+        least = model._least if isinstance(model, _Run) else 0
+        record = _records[model] = Record(model, least)
     return record
 
 
@@ -79,24 +86,29 @@ def records_in(model: nn.Module) -> Iterator[tuple[str, Record]]:
             yield path, _records[module]
 
 
-def run_with_mode(model: nn.Module, way: str) -> None:
+def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
     """Have the methods of every module in the model run with the mode of that way.
+
+    One-hots of fewer than `least` entries are not looked up; None keeps what was said before.
 
     Those of torch's own layers are left alone: they make no one-hots.
     """
     changes = []
     for module in model.modules():
         own = own_class(module)
-        if isinstance(module, torch.jit.ScriptModule) or way_of(module) == way:
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        if way_of(module) == way and least in (None, module._least):
             continue
         if own.__module__.startswith("torch.nn.") and not (way == "matmul" and module is model):
             continue
-        changes.append((module, _between(own, way)))
+        changes.append((module, _between(own, way, resting.LEAST if least is None else least)))
     before = []
     try:
         for module, kind in changes:
             before.append((module, type(module)))
             module.__class__ = kind
+            _records.pop(module, None)
     except TypeError as error:
         for module, kind in before[:-1]:
             module.__class__ = kind
@@ -107,9 +119,10 @@ def run_with_mode(model: nn.Module, way: str) -> None:
         ) from None
 
 
-def _between(own: type[nn.Module], way: str) -> type[nn.Module]:
+def _between(own: type[nn.Module], way: str, least: int) -> type[nn.Module]:
+    ours = {"_own": own, "_way": way, "_least": least}
     for kind in own.__subclasses__():
-        if vars(kind).get("_own") is own and vars(kind)["_way"] == way:
+        if ours.items() <= vars(kind).items():
             return kind
     methods = {
         name: _within(own, name, value)
@@ -121,7 +134,7 @@ def _between(own: type[nn.Module], way: str) -> type[nn.Module]:
         and not inspect.iscoroutinefunction(value)
     }
     named = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    members = {**methods, **named, "__doc__": own.__doc__, "_own": own, "_way": way}
+    members = {**methods, **named, "__doc__": own.__doc__, **ours}
     return type(own.__name__, (_Run, own), members)
 
 
@@ -133,7 +146,7 @@ def _within(own: type[nn.Module], name: str, method: Callable[..., Any]) -> Call
             return now(self, *args, **kwargs)
         _running.on = True
         try:
-            with _mode(self):
+            with _mode(self, name, args, kwargs):
                 result = now(self, *args, **kwargs)
         finally:
             _running.on = False
@@ -151,7 +164,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _mode(module: Any) -> AbstractContextManager[Any]:
+def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
     if module._way == "matmul":
         return Multiplier()
-    return Finder() if torch.compiler.is_compiling() else record_of(module).finder
+    if torch.compiler.is_compiling():
+        return Finder()
+    record = record_of(module)
+    return _NONE if record.rests((name, module.training), args, kwargs) else record.finder

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,6 +101,11 @@ class OneHot(Tensor):
         if self.leaf:
             return Shadow.apply(self) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
         return self._shadow
+
+    @property
+    def entries(self) -> int:
+        """How many numbers it would be, written out."""
+        return math.prod(self.sizes)
 
     @property
     def changed(self) -> bool:

@@ -29,6 +29,13 @@ class Field:
         weights = None if self.weights is None else change(self.weights)
         return Field(change(self.ids), weights, self.width)
 
+    def to(self, dtype: torch.dtype, device: torch.device | None) -> Field:
+        """With weights of this dtype."""
+        if self.weights is None and device is None:
+            return self
+        weights = None if self.weights is None else self.weights.to(device=device, dtype=dtype)
+        return Field(self.ids.to(device=device), weights, self.width)
+
     def scales(self, dtype: torch.dtype) -> Tensor:
         """(*batch, K): the weights; ones of this dtype if there are none."""
         if self.weights is not None:
@@ -61,6 +68,10 @@ class Columns:
     def map(self, change: Callable[[Tensor], Tensor]) -> Columns:
         """Changed along the batch."""
         return Columns(change(self.values))
+
+    def to(self, dtype: torch.dtype, device: torch.device | None) -> Columns:
+        """With values of this dtype."""
+        return Columns(self.values.to(device=device, dtype=dtype))
 
     def write(self, dtype: torch.dtype) -> Tensor:
         """(*batch, width)."""

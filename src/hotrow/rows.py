@@ -27,9 +27,6 @@ from hotrow.values import NO_VALUES as NO_VALUES
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
 
 
-WORTHWHILE = 1 << 20  # entries; of a smaller parameter, a dense step is about as quick
-
-
 class Lag(Protocol):
     """What knows the steps that rows have missed; an optimizer."""
 
@@ -152,7 +149,7 @@ class Table(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         own = _LOOK_UPS.get(func)
-        if own is not None and _takes_rows(kwargs.get("weight", args[1:] and args[1]), False):
+        if own is not None and takes_rows(kwargs.get("weight", args[1:] and args[1]), False):
             return own(*args, **kwargs)
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
             args[0].lay_out(by_columns=False)
@@ -178,7 +175,7 @@ _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _VIEWS = {Tensor.view, Tensor.view_as}  # possible in torch's order, as `parameters_to_vector` needs
 
 
-def _takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
+def takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     """Whether its rows, or its columns, can be looked up one by one."""
     if not isinstance(weight, Table) or torch._C._are_functorch_transforms_active():
         return False
@@ -199,7 +196,8 @@ def _rows_of(table: Table) -> Tensor:
     return table.by_rows
 
 
-def _trains(weight: Tensor) -> bool:
+def trains(weight: Tensor) -> bool:
+    """Whether a look-up in it now is to be differentiated."""
     return weight.requires_grad and torch.is_grad_enabled()
 
 
@@ -208,14 +206,14 @@ def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | N
 
     Rows that are trained next are not, unless someone `writes` to them before.
     """
-    if table.lag is not None and _trains(table) and not writes:
+    if table.lag is not None and trains(table) and not writes:
         return functools.partial(table.lag.look_up, at)
     table.settle(at.rows)
     return None
 
 
 @_disable_dynamo
-def _embedding(
+def embedding(
     input: Tensor,
     weight: Table,
     padding_idx: int | None = None,
@@ -241,7 +239,7 @@ def _embedding(
 
 
 @_disable_dynamo
-def _embedding_bag(
+def embedding_bag(
     input: Tensor,
     weight: Table,
     offsets: Tensor | None = None,
@@ -281,66 +279,6 @@ def _embedding_bag(
 
 
 _LOOK_UPS: dict[Any, Callable[..., Tensor]] = {
-    F.embedding: _embedding,
-    F.embedding_bag: _embedding_bag,
+    F.embedding: embedding,
+    F.embedding_bag: embedding_bag,
 }
-
-
-def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
-    """weight[ids], or with `columns` weight[:, ids] with its first dimension last.
-
-    A table of that kind gets a gradient of the touched rows, any other tensor a dense one. A plain
-    parameter notes what ids select of it, in `looked_up`, for `hotrow.optim` to make it a table, if
-    it is a large one.
-
-    Arguments:
-        weight: (V, D), of any dtype; (D, V) with `columns`.
-        ids: int64 or int32, any shape, 0 .. V - 1.
-        columns: whether ids select columns.
-
-    Returns:
-        (*ids.shape, D), differentiable in `weight`.
-    """
-    if _takes_rows(weight, columns):
-        return _embedding(ids, weight)
-    return F.embedding(ids, _met(weight, columns))
-
-
-def look_up_bags(
-    weight: Tensor, ids: Tensor, per_sample_weights: Tensor | None = None, columns: bool = False
-) -> Tensor:
-    """The sum of the rows that each bag of ids selects, each times its weight if there are some.
-
-    Arguments:
-        weight: as for `look_up`.
-        ids: (B, K), int64 or int32, 0 .. V - 1.
-        per_sample_weights: (B, K).
-        columns: as for `look_up`.
-
-    Returns:
-        (B, D), differentiable in `weight` and `per_sample_weights`.
-    """
-    scales = per_sample_weights
-    same = scales is None or scales.dtype == weight.dtype
-    if not (same and weight.is_floating_point() and ids.shape[1]):  # torch's own refuses these
-        rows = look_up(weight, ids, columns)
-        rows = rows if scales is None else rows * scales.unsqueeze(-1)
-        return rows.sum(1, dtype=rows.dtype)
-    if _takes_rows(weight, columns):
-        return _embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
-    return F.embedding_bag(ids, _met(weight, columns), mode="sum", per_sample_weights=scales)
-
-
-def _learns(weight: Tensor) -> bool:
-    return weight.is_floating_point() and _trains(weight)
-
-
-def _met(weight: Tensor, columns: bool) -> Tensor:
-    """The (V, D) to look up in by torch's own means; notes how a plain parameter is used."""
-    if isinstance(weight, Table):
-        weight.settle()  # where a caller has disabled `__torch_function__`, that does not
-    elif torch.compiler.is_compiling() or type(weight) is not nn.Parameter:
-        pass
-    elif weight.ndim == 2 and weight.numel() >= WORTHWHILE and _learns(weight):
-        weight.looked_up = "columns" if columns else "rows"  # type: ignore[attr-defined]
-    return weight.t() if columns else weight

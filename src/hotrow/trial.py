@@ -122,7 +122,7 @@ class Trial:
     def converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> Side:
         """A converted copy, with these parameters as tables, by columns or not."""
         side = self.plain()
-        convert(side.model, self.to)
+        convert(side.model, self.to, least=0)
         for name, columns in tables:
             parameter = side.model.get_parameter(name)
             if not isinstance(parameter, Table):

@@ -18,7 +18,7 @@ from hotrow.algebra.rule import (
 )
 from hotrow.nested import mapped, within
 from hotrow.onehot import OneHot
-from hotrow.parts import Columns, Field, Part
+from hotrow.parts import Columns, Part
 
 _EXACT_COUNTS = 256  # that every floating dtype has
 
@@ -81,21 +81,14 @@ def to(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool) -
     if not all(casts(part, x.kind, dtype) for part in x.parts):
         return NotImplemented
 
-    def cast(t: Tensor) -> Tensor:
-        return t.to(device=device, dtype=dtype)
-
-    parts: list[Part] = [
-        Columns(cast(part.values))
-        if isinstance(part, Columns)
-        else Field(
-            part.ids.to(device=device),
-            None if part.weights is None else cast(part.weights),
-            part.width,
-        )
-        for part in x.parts
-    ]
+    parts = [part.to(dtype, device) for part in x.parts]
     out = meta_of(x.sizes, x.strides, dtype)
-    return derived(x, parts, out if out.is_contiguous() else meta(x).to(dtype, copy=True), cast)
+    return derived(
+        x,
+        parts,
+        out if out.is_contiguous() else meta(x).to(dtype, copy=True),
+        lambda t: t.to(device=device, dtype=dtype),
+    )
 
 
 def casts(part: Part, before: torch.dtype, dtype: torch.dtype) -> bool:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hotrow.algebra.kinds import to
 from hotrow.algebra.rule import methods, rule
+from hotrow.lookup import look_up, look_up_bags
 from hotrow.onehot import OneHot
 from hotrow.parts import Field, all_weights
-from hotrow.rows import look_up, look_up_bags
 
 _AUTOCAST = {torch.float32, torch.float16, torch.bfloat16}  # what it casts
 
@@ -77,14 +77,14 @@ def _bag(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) 
     flat = ids[0] if len(ids) == 1 else torch.cat(ids, -1)
     weights = all_weights(fields)
     if flat.shape[-1] == 1 and weights is None:
-        return look_up(weight, flat[..., 0], columns)
+        return look_up(weight, flat.select(-1, 0), columns)
     scale = None
     if weights is not None:
         scale = torch.cat(weights, -1)
         scale = scale.to(weight.dtype).reshape(-1, scale.shape[-1])
     batch = flat.shape[:-1]
     if scale is not None and scale.shape[-1] == 1:
-        return look_up(weight, flat[..., 0], columns) * scale.reshape(*batch, 1)
+        return look_up(weight, flat.select(-1, 0), columns) * scale.reshape(*batch, 1)
     sums = look_up_bags(weight, flat.reshape(-1, flat.shape[-1]), scale, columns)
     return sums.reshape(*batch, sums.shape[-1])
 
@@ -116,7 +116,9 @@ def multiplied(x: Any, weight: Any, columns: bool = False, bias: Tensor | None =
         return NotImplemented
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
-    if not torch.compiler.is_compiling():
+    if x.origins and not torch.compiler.is_compiling():
+        if x.entries < min(origin.least for origin in x.origins):
+            return NotImplemented  # torch's is as quick
         for origin in x.origins:
             origin.used(weight, columns)
     if x.kind != weight.dtype:

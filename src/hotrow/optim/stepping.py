@@ -43,7 +43,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     Parameters that are tables and have a `RowGradient` take the row path; all others, and tables
     whose gradient is dense, take torch's own step. A step ends by making tables of the parameters
-    that `hotrow.rows.look_up` has met since.
+    that `hotrow.lookup.look_up` has met since.
     """
 
     rule: ClassVar[Rule]
@@ -77,22 +77,36 @@ class RowOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler leaves unscaling to the step; not to that of a table."""
         fused = self.__dict__.get("_scales_itself", False)
-        return fused and not any(True for _ in self._tables())
+        return fused and not self._tables()
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets it
         self.__dict__["_scales_itself"] = value
 
-    @_disable_dynamo
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
+        if torch.compiler.is_compiling():
+            return self._in_eager(closure)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        tables = self._tables()
+        if tables:
+            with torch.no_grad():
+                self._step(tables)
+        else:
+            self._step_as_torch()
+        self._adopt()
+        return loss
+
+    @_disable_dynamo
+    def _in_eager(self, closure: Callable[[], Any] | None) -> Any:
+        return self.step(closure)
+
+    def _step(self, tables: list[tuple[Group, Table]]) -> None:
         by_rows, ours = [], []
-        for group, table in self._tables():
+        for group, table in tables:
             gradient = table.grad
             if gradient is not None:
                 ours.append((group, table, gradient))
@@ -109,18 +123,19 @@ class RowOptimizer(torch.optim.Optimizer):
         for group, table, gradient in ours:  # what has a lag now torch leaves alone
             table.grad = self._dense(group, table, gradient) if table.lag is None else None
         try:
-            # Past torch's hooks, which have run for this step already.
-            dense: Callable[..., Any] = self.dense.step
-            if getattr(dense, "hooked", False):
-                dense = dense.__wrapped__  # type: ignore[attr-defined]
-            dense(self)
+            self._step_as_torch()
         finally:
             for _, table, gradient in ours:
                 table.grad = gradient
         for lag, group, grads in by_rows:
             lag.step(group, grads)
-        self._adopt()
-        return loss
+
+    def _step_as_torch(self) -> None:
+        """Past torch's hooks, which have run for this step already."""
+        dense: Callable[..., Any] = self.dense.step
+        if getattr(dense, "hooked", False):
+            dense = dense.__wrapped__  # type: ignore[attr-defined]
+        dense(self)
 
     def _dense(self, group: Group, table: Table, gradient: Tensor) -> Tensor:
         """The gradient for torch's own step.
@@ -140,15 +155,18 @@ class RowOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if not any(map(group.get, _REFUSED)):
                 for parameter in group["params"]:
-                    met = getattr(parameter, "looked_up", None)
+                    met = parameter.__dict__.get("looked_up")
                     if met and not isinstance(parameter, Table):
                         Table.adopt(parameter, columns=met == "columns")
 
-    def _tables(self) -> Iterator[tuple[Group, Table]]:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if isinstance(parameter, Table):
-                    yield group, parameter
+    def _tables(self) -> list[tuple[Group, Table]]:
+        return [
+            (group, parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if type(parameter)
+            is Table  # isinstance asks Parameter's metaclass: three times as long
+        ]
 
     def _lag(self, table: Table, group: Group) -> RowLag:
         """The lag of a table, ready for a step of this group."""

@@ -1,0 +1,181 @@
+"""Where no one-hot is worth looking up a converted model runs as it was; one that is is found."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tolerance import assert_same_bits
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+
+import hotrow
+from hotrow import HotrowError, convert, resting
+
+DEFAULT = resting.LEAST  # before a fixture sets it
+TRIES, EVERY = 8, 64
+
+
+class Small(nn.Module):
+    """Notes, for each call, whether it was looking for one-hots."""
+
+    def __init__(self, states=6):
+        super().__init__()
+        self.states, self.looked = states, []
+        self.linear = nn.Linear(states, 3)
+
+    def forward(self, ids, *rest, **named):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.linear(F.one_hot(ids, self.states).float())
+
+    def other(self, ids):
+        return self.forward(ids)
+
+
+class Nothing(Small):
+    def forward(self, ids, *rest, **named):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.linear(ids.float().unsqueeze(-1).expand(-1, self.states))
+
+
+IDS = torch.tensor([1, 5, 1, 0])
+
+
+@pytest.fixture
+def least(monkeypatch):
+    monkeypatch.setattr("hotrow.resting.LEAST", DEFAULT)
+
+
+def looked(model, calls):
+    model.looked.clear()
+    for _ in range(calls):
+        model(IDS)
+    return [place + 1 for place, each in enumerate(model.looked) if each]
+
+
+FIRST = [*range(1, TRIES + 1), EVERY, 2 * EVERY]
+
+
+@pytest.mark.usefixtures("least")
+@pytest.mark.parametrize("kind", [Small, Nothing])
+def test_it_looks_at_first_and_then_now_and_then(kind):
+    assert looked(convert(kind()), 2 * EVERY + 1) == FIRST
+
+
+def test_a_model_with_one_hots_worth_it_always_looks():
+    assert looked(convert(Small()), 100) == [*range(1, 101)]
+    assert looked(convert(Nothing()), 2 * EVERY + 1) == FIRST  # of any size: it has none
+
+
+@pytest.mark.usefixtures("least")
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda model: model(torch.zeros(5, dtype=torch.int64)),
+        lambda model: model(IDS, torch.zeros(1)),
+        lambda model: model(IDS, [{"a": (torch.zeros(1),)}]),
+        lambda model: model(IDS, named=torch.zeros(1)),
+        lambda model: model(ids=torch.zeros(5, dtype=torch.int64)),
+        lambda model: model.eval()(IDS),
+        lambda model: model.other(IDS),
+    ],
+)
+def test_it_looks_where_there_is_more_than_before(more):
+    model = convert(Small())
+    looked(model, TRIES + 2)
+    assert model.looked[-2:] == [False, False]
+    more(model)
+    assert model.looked[-1]
+    model.train()(IDS)
+    assert not model.looked[-1]
+
+
+@pytest.mark.usefixtures("least")
+def test_a_large_batch_after_many_small_ones_is_looked_up_from_then_on():
+    model = convert(Small(1000))
+    looked(model, 20)
+    rows = -(-DEFAULT // 1000)
+    model(torch.zeros(rows - 1, dtype=torch.int64))
+    assert not model.looked[-1] or not convert.report(model).findings[0].converted
+    model(torch.zeros(rows, dtype=torch.int64))
+    assert str(convert.report(model)).endswith("linear(1000, 3) looks up: from 100,000 entries on")
+    assert looked(model, 20) == [*range(1, 21)]
+
+
+@pytest.mark.usefixtures("least")
+def test_what_is_small_has_torchs_own_bits_looking_or_resting():
+    plain = nn.Sequential(Small(), nn.Tanh(), nn.Linear(3, 2))
+    model = convert(copy.deepcopy(plain))
+    optimizers = [
+        torch.optim.Adam(plain.parameters()),
+        hotrow.optim.Adam(model.parameters()),
+    ]
+    for step in range(EVERY + 2):
+        ids = torch.randint(6, (20,), generator=torch.Generator().manual_seed(step))
+        for each, optimizer in zip((plain, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(ids).square().mean().backward()
+            optimizer.step()
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+            assert_same_bits(b.grad, a.grad)
+            assert_same_bits(b.detach(), a.detach())
+
+
+class Fields(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(20, 3)
+
+    def forward(self, ids):
+        return self.linear(torch.cat([F.one_hot(ids, 10), F.one_hot(ids, 10)], -1).float())
+
+
+@pytest.mark.parametrize(("least", "uses"), [(80, True), (81, False)])
+def test_entries_are_counted_where_they_are_multiplied(least, uses):
+    model = convert(Fields(), least=least)  # 4 x 20, each field half of them
+    expected = Fields()
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(IDS), expected(IDS))
+    findings = convert.report(model).findings
+    assert {finding.converted for finding in findings} == {uses}
+    if not uses:
+        why = "80 entries at most, and torch's own product is as quick for fewer than 81"
+        assert {finding.why for finding in findings} == {why}
+        assert "left: 80 entries" in str(findings[0])
+
+
+def test_a_one_hot_of_hotrows_own_is_looked_up_whatever_its_size():
+    weight = torch.tensor([[1.0], [torch.inf]])
+    assert (hotrow.one_hot([0], 2, torch.float32) @ weight).item() == 1.0
+
+
+def test_what_least_was_stays_until_another_is_given():
+    model = convert(Small(), least=24)
+    model(IDS)
+    assert convert.report(model).findings[0].converted
+    assert type(convert(model)) is type(model)
+    assert convert.report(model).findings[0].converted
+    convert(model, least=25)
+    assert "no one-hots" in str(convert.report(model))  # of before
+    model(IDS)
+    assert not convert.report(model).findings[0].converted
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(IDS)
+        assert not convert.report(other).findings[0].converted
+
+
+@pytest.mark.parametrize("least", [-1, 2.0, True, "many"])
+def test_least_counts(least):
+    with pytest.raises(HotrowError, match=f"least is {least!r}, but it counts entries"):
+        convert(Small(), least=least)
+
+
+@pytest.mark.usefixtures("least")
+def test_an_error_while_it_rests_is_the_models_own_and_passes():
+    model = convert(Small())
+    looked(model, TRIES + 2)
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        model(torch.tensor([6]))
+    assert not model.looked[-1]
+    assert looked(model, EVERY) == [EVERY - TRIES - 3]
