@@ -3,12 +3,14 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from tolerance import assert_same_bits
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import HotrowError, convert, resting
@@ -31,6 +33,10 @@ class Small(nn.Module):
 
     def other(self, ids):
         return self.forward(ids)
+
+
+class Batch:
+    """Of a size that is not known."""
 
 
 class Nothing(Small):
@@ -76,6 +82,9 @@ def test_a_model_with_one_hots_worth_it_always_looks():
         lambda model: model(IDS, torch.zeros(1)),
         lambda model: model(IDS, [{"a": (torch.zeros(1),)}]),
         lambda model: model(IDS, named=torch.zeros(1)),
+        lambda model: model(IDS, np.zeros(1)),
+        lambda model: model(IDS, -1),
+        lambda model: model(IDS, Batch()),
         lambda model: model(ids=torch.zeros(5, dtype=torch.int64)),
         lambda model: model.eval()(IDS),
         lambda model: model.other(IDS),
@@ -179,3 +188,48 @@ def test_an_error_while_it_rests_is_the_models_own_and_passes():
         model(torch.tensor([6]))
     assert not model.looked[-1]
     assert looked(model, EVERY) == [EVERY - TRIES - 3]
+
+
+@pytest.mark.usefixtures("least")
+def test_methods_rest_each_for_itself():
+    class Player(Small):
+        def learn(self, ids):
+            return self(ids)
+
+    model = convert(Player(1000))
+    for _ in range(TRIES + 2):
+        model(IDS)
+        model.learn(torch.zeros(-(-DEFAULT // 1000), dtype=torch.int64))
+    assert model.looked[-2:] == [False, True]
+
+
+class Scaled(nn.Module):
+    """A one-hot whose own weights are learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Linear(1, 1), nn.Linear(6, 3)
+
+    def forward(self, ids):
+        scale = self.scale(ids.unsqueeze(-1).float() / 7)
+        return self.linear(F.one_hot(ids, 6).float() * scale)
+
+
+@pytest.mark.usefixtures("least")
+@pytest.mark.parametrize("block", [Small, Scaled])
+def test_a_checkpoint_is_computed_again_as_it_was(block):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = block(), block()
+
+        def forward(self, ids):
+            return sum(checkpoint(each, ids, use_reentrant=False) for each in self.children())
+
+    plain = Checkpointed()
+    model = convert(copy.deepcopy(plain))
+    for _ in range(2 * EVERY + 1):
+        for each in (plain, model):
+            each(IDS).square().mean().backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)

@@ -55,16 +55,18 @@ class Origin:
         """It made this one."""
         self.widths[x.sizes[-1]] = None
         if x.entries >= self.least:
-            self._record.worthwhile = True
+            _look_on()
         x.origins = frozenset([self])
 
     def used(self, weight: Tensor, columns: bool) -> None:
         """A product with this weight was a look-up."""
         self.uses[columns, weight.shape] += 1
-        self._record.worthwhile = True
+        _look_on()
 
-    def left(self, func: Any, entries: int) -> None:
+    def left(self, func: Any, entries: int, trains: bool) -> None:
         """An operation without a rule, or of a one-hot with few entries."""
+        if trains:  # a checkpoint would miss what is saved for its gradient
+            _look_on()
         if entries < self.least:
             self.most_left = max(self.most_left, entries)
         else:
@@ -94,30 +96,27 @@ class Record:
 
     Attributes:
         least: entries that a one-hot has at least, of which a product is a look-up.
-        worthwhile: whether one of as many was met.
     """
 
     def __init__(self, model: nn.Module, least: int) -> None:
         self._model = weakref.ref(model)
-        self.least, self.worthwhile = least, False
-        self._rests: dict[Any, Rest] = {}
+        self.least = least
+        self._finders: dict[Any, Finder] = {}
         self._origins: dict[tuple[int, int, Any], Origin] = {}
         self._codes: list[Any] = []  # held, as they are known by their ids
         self._lock = threading.Lock()
-        self.finder = Finder(self)
 
     def origins(self) -> list[Origin]:
         """In the order in which they were met."""
         return list(self._origins.values())
 
-    def rests(self, method: Any, args: Any, kwargs: Any) -> bool:
-        """Whether this call may run without looking for one-hots."""
-        if self.worthwhile or torch._C._is_tracing():
-            return False
-        rest = self._rests.get(method)
-        if rest is None:
-            rest = self._rests[method] = Rest()
-        return rest.is_on(args, kwargs)
+    def finder(self, method: Any, args: Any, kwargs: Any) -> Finder | None:
+        """For this call of a method; None where it may run without looking for one-hots."""
+        finder = self._finders.get(method)
+        if finder is None:
+            finder = self._finders[method] = Finder(self)
+        rests = not torch._C._is_tracing() and finder.rest.is_on(args, kwargs)
+        return None if rests else finder
 
     def at(self, frame: Any, func: Any) -> Origin:
         """The origin of what `func` made, called by the code in `frame`."""
@@ -154,16 +153,38 @@ def _is_ours(frame: Any) -> bool:
     return name.startswith(("torch.", "hotrow."))
 
 
+_on = threading.local()
+
+
+def _look_on() -> None:
+    """Have the method that runs look for one-hots each time."""
+    finder = getattr(_on, "finder", None)
+    if finder is not None:
+        finder.rest.worthwhile = True
+
+
 class Finder(TorchFunctionMode):
     """On while a converted model runs.
 
     Arguments:
         record: where to note what was found; None while `torch.compile` traces.
+
+    Attributes:
+        rest: when to be off.
     """
 
     def __init__(self, record: Record | None = None) -> None:
         super().__init__()
-        self.record = record
+        self.record, self.rest = record, Rest()
+
+    def __enter__(self) -> Finder:
+        _on.finder = self
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _on.finder = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Torch's result, or an `OneHot` that stands for it."""

@@ -169,5 +169,4 @@ def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextMana
         return Multiplier()
     if torch.compiler.is_compiling():
         return Finder()
-    record = record_of(module)
-    return _NONE if record.rests((name, module.training), args, kwargs) else record.finder
+    return record_of(module).finder((name, module.training), args, kwargs) or _NONE

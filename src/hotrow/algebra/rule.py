@@ -41,7 +41,7 @@ def written_out(func: Any, args: Any, kwargs: Any) -> Any:
     found = list(within((args, kwargs), OneHot))
     for x in found:
         for origin in x.origins:
-            origin.left(func, x.entries)
+            origin.left(func, x.entries, needs_grad(x))
     result = func(*_written(args), **_written(kwargs))
     return next((x for x in found if x._written is result), result)
 
