@@ -74,6 +74,26 @@ def test_a_model_with_one_hots_worth_it_always_looks():
     assert looked(convert(Nothing()), 2 * EVERY + 1) == FIRST  # of any size: it has none
 
 
+class Largest(Small):
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return F.one_hot(ids, self.states).argmax(-1)
+
+
+class Fields(Small):
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        half = F.one_hot(ids % 3, 3)
+        return self.linear(torch.cat([half, half], -1).float())
+
+
+@pytest.mark.parametrize("kind", [Small, Largest, Fields])
+@pytest.mark.parametrize(("least", "always"), [(24, True), (25, False)])
+def test_worth_it_is_one_hot_or_several_side_by_side(kind, least, always):
+    model = convert(kind(), least=least)  # 4 x 6
+    assert looked(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+
+
 @pytest.mark.usefixtures("least")
 @pytest.mark.parametrize(
     "more",
@@ -131,27 +151,18 @@ def test_what_is_small_has_torchs_own_bits_looking_or_resting():
             assert_same_bits(b.detach(), a.detach())
 
 
-class Fields(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(20, 3)
-
-    def forward(self, ids):
-        return self.linear(torch.cat([F.one_hot(ids, 10), F.one_hot(ids, 10)], -1).float())
-
-
-@pytest.mark.parametrize(("least", "uses"), [(80, True), (81, False)])
+@pytest.mark.parametrize(("least", "uses"), [(24, True), (25, False)])
 def test_entries_are_counted_where_they_are_multiplied(least, uses):
-    model = convert(Fields(), least=least)  # 4 x 20, each field half of them
+    model = convert(Fields(), least=least)  # 4 x 6, each field half of them
     expected = Fields()
     expected.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(IDS), expected(IDS))
     findings = convert.report(model).findings
     assert {finding.converted for finding in findings} == {uses}
     if not uses:
-        why = "80 entries at most, and torch's own product is as quick for fewer than 81"
+        why = "24 entries at most, and torch's own product is as quick for fewer than 25"
         assert {finding.why for finding in findings} == {why}
-        assert "left: 80 entries" in str(findings[0])
+        assert "left: 24 entries" in str(findings[0])
 
 
 def test_a_one_hot_of_hotrows_own_is_looked_up_whatever_its_size():
@@ -229,6 +240,8 @@ def test_a_checkpoint_is_computed_again_as_it_was(block):
     plain = Checkpointed()
     model = convert(copy.deepcopy(plain))
     for _ in range(2 * EVERY + 1):
+        with torch.no_grad():
+            model(IDS)  # nothing to compute again
         for each in (plain, model):
             each(IDS).square().mean().backward()
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
