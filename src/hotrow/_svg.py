@@ -32,7 +32,11 @@ RULES = """
 .hotrow .hr-row { fill: %(row)s; stroke: %(line)s }
 .hotrow .hr-gap { fill: none; stroke: %(line)s; stroke-dasharray: 2 4 }
 .hotrow .hr-picked { fill: currentColor; fill-opacity: .12; stroke: currentColor; stroke-width: 2 }
-.hotrow .hr-frame, .hotrow .hr-arrow { fill: none; stroke: currentColor; stroke-width: 2 }
+.hotrow .hr-frame, .hotrow .hr-arrow, .hotrow .hr-curve, .hotrow .hr-dashed { fill: none;
+  stroke: currentColor; stroke-width: 2 }
+.hotrow .hr-dashed { stroke-dasharray: 7 4 }
+.hotrow .hr-grid { fill: none; stroke: %(line)s }
+.hotrow .hr-hollow { fill: %(row)s; stroke: currentColor; stroke-width: 2 }
 .hotrow .hr-pill, .hotrow .hr-point { fill: currentColor; stroke: none }
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
@@ -66,11 +70,19 @@ class Cell(NamedTuple):
     size: int = NUMBER
 
 
+class Curve(NamedTuple):
+    """Straight lines from point to point."""
+
+    points: list[tuple[float, float]]
+    line: str
+
+
 class Drawing(NamedTuple):
     title: str
     description: str
     cells: list[Cell]
     arrows: list[tuple[float, float, float, float, str]]  # from x, y to x, y, and the hue
+    curves: list[Curve] | None = None
 
 
 class Line(NamedTuple):
@@ -184,10 +196,13 @@ def write(drawing: Drawing, lang: str) -> str:
             if "mono" in cell.ink and _strange(cell.text):
                 text.attrib |= {"textLength": _short(px(cell.text, cell.size))}
                 text.attrib |= {"lengthAdjust": "spacingAndGlyphs"}
+    for curve in drawing.curves or []:
+        corners = "L".join(f"{_short(x)} {_short(y)}" for x, y in curve.points)
+        _draw(root, "path", curve.line).set("d", f"M{corners}")
     for x1, y1, x2, y2, hue in drawing.arrows:
         bend = [(x1 + 2, y1), ((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2), (x2 - 7, y2)]
-        start, *curve = (f"{_short(x)} {_short(y)}" for x, y in bend)
-        _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(curve)}")
+        start, *bends = (f"{_short(x)} {_short(y)}" for x, y in bend)
+        _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(bends)}")
         _draw(root, "path", f"point {hue}").set("d", f"M{_short(x2)} {_short(y2)}l-9 -5v10z")
     return ET.tostring(root, encoding="unicode")
 
