@@ -131,8 +131,7 @@ def test_measured_points_stand_where_they_were_measured(points):
             assert [math.log10(x) for x in shown] == pytest.approx(expected, abs=0.15)
     for V, _, _ in points:
         assert f"V = {V:,}:" in told
-    marks = [box for box in chart.boxes if "hr-pill" in box.css or "hr-hollow" in box.css]
-    assert len(marks) == 2 * (len(points) + 1)  # and one of each in the legend
+    assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # and one of each in the legend
 
 
 def test_no_points_are_no_panel():

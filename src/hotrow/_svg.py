@@ -36,7 +36,8 @@ RULES = """
   stroke: currentColor; stroke-width: 2 }
 .hotrow .hr-dashed { stroke-dasharray: 7 4 }
 .hotrow .hr-grid { fill: none; stroke: %(line)s }
-.hotrow .hr-hollow { fill: %(row)s; stroke: currentColor; stroke-width: 2 }
+.hotrow .hr-dot { stroke: currentColor; stroke-width: 9; stroke-linecap: round }
+.hotrow .hr-hole { stroke: %(row)s; stroke-width: 5; stroke-linecap: round }
 .hotrow .hr-pill, .hotrow .hr-point { fill: currentColor; stroke: none }
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
@@ -71,7 +72,7 @@ class Cell(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Straight lines from point to point."""
+    """Straight lines from point to point; a line from a point to itself is a dot."""
 
     points: list[tuple[float, float]]
     line: str

@@ -16,7 +16,6 @@ WIDTH, HEIGHT, BETWEEN = 260, 220, 36  # of a panel, in pixels, and between two
 DECADES = range(1, 8)  # of V: 10 to 10 million
 FINENESS = 8  # points of a curve in a decade
 TICKS = 6  # labels of an axis, at most
-MARK = 8
 LARGEST = 2**63 - 1
 WAYS = ("matmul", "by lookup")
 
@@ -128,7 +127,7 @@ def _panel(
     for decade, text in ticks:
         y = up(10.0**decade)
         curves.append(svg.Curve([(left, y), (right, y)], "grid"))
-        tick = svg.Cell(x, y - 9, left - x + 2, 18, text, "mono muted", "", "end", svg.SMALL)
+        tick = svg.Cell(x, y - 9, left - x + 2, 18, text, "muted", "", "end", svg.SMALL)
         cells.append(tick)
     for decade in _labelled(decades):
         middle = across(10.0**decade)
@@ -144,7 +143,7 @@ def _panel(
     cells.append(svg.label(left, y, final, "muted", svg.SMALL))
     end = max(right, x + svg.px(heading), left + svg.px(final, svg.SMALL))
     for place, way in enumerate(WAYS):
-        line, mark = (("curve h0", "pill h0"), ("dashed h1", "hollow h1"))[place]
+        line, dots = (("curve h0", ["dot h0"]), ("dashed h1", ["dot h1", "hole"]))[place]
         path = [(across(point[0]), up(point[place + 1])) for point in panel.points]
         curves.append(svg.Curve(path, line))
         y += 24
@@ -153,7 +152,7 @@ def _panel(
         curves.append(svg.Curve([(left, y + svg.ROW / 2), (left + 34, y + svg.ROW / 2)], line))
         end = max(end, left + 44 + svg.px(legend))
         marks = [*path, (left + 17, y + svg.ROW / 2)] if panel.marked else []
-        cells += [svg.Cell(a - MARK / 2, b - MARK / 2, MARK, MARK, box=mark) for a, b in marks]
+        curves += [svg.Curve([mark, mark], dot) for mark in marks for dot in dots]
     return end
 
 
