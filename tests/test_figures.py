@@ -289,6 +289,10 @@ def test_the_svg_stands_alone_and_says_what_it_shows(kind):
     rules = [rule for rule in selectors if not rule.strip().startswith("@media")]
     assert all(part.strip().startswith(".hotrow ") for r in rules for part in r.split(","))
     assert "@media screen and (prefers-color-scheme: dark)" in fig.svg
+    # Without the style, which some sites strip: black on white.
+    assert {box.get("fill") for box in drawn.root.iter(f"{SVG}rect")} == {"#fff"}
+    assert {line.get("fill") for line in drawn.root.iter(f"{SVG}path")} <= {"none"}
+    assert not any(text.get("fill") for text in drawn.root.iter(f"{SVG}text"))
 
 
 def test_the_same_arguments_give_the_same_text_and_others_other_names():

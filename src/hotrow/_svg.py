@@ -19,7 +19,7 @@ EM = 0.61  # a column, in font sizes: no monospace font named below is wider
 
 # Class names carry a prefix, so that neither this style nor the page's reaches the other.
 RULES = """
-.hotrow .hr-page { fill: %(page)s }
+.hotrow .hr-page { fill: %(page)s; stroke: none }
 .hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
   Roboto, "Liberation Sans", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC",
   "WenQuanYi Micro Hei", sans-serif }
@@ -42,6 +42,11 @@ RULES = """
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
+# Where a site strips the style: black letters in white boxes.
+PLAIN = {
+    "rect": {"fill": "#fff", "stroke": "#d5dae3"},
+    "path": {"fill": "none", "stroke": "#626b7b"},
+}
 COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is the page on them
     "page": ("#fff", "#14181f"),
     "ink": ("#1f2530", "#e7ebf2"),
@@ -209,9 +214,10 @@ def write(drawing: Drawing, lang: str) -> str:
 
 
 def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Element:
-    prefixed = " ".join(f"hr-{name}" for name in classes.split())
-    attributes = {name: _short(place) for name, place in places.items()}
-    return ET.SubElement(root, tag, attributes | ({"class": prefixed} if prefixed else {}))
+    attributes = {name: _short(place) for name, place in places.items()} | PLAIN.get(tag, {})
+    if classes:
+        attributes["class"] = " ".join(f"hr-{name}" for name in classes.split())
+    return ET.SubElement(root, tag, attributes)
 
 
 def _strange(text: str) -> bool:
