@@ -15,7 +15,6 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from traitlets.config import Config
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "embedding-vs-linear.md"
@@ -88,8 +87,7 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
 
 def run(unrun: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Run it from top to bottom; an error in a cell is an error here."""
-    local = Config({"KernelManager": {"transport": "ipc"}})  # the kernel opens no port
-    client = NotebookClient(unrun, timeout=300, record_timing=False, config=local)
+    client = NotebookClient(unrun, timeout=300, record_timing=False)
     done = client.execute(cwd=str(HERE))
     done.metadata["language_info"] = {"name": "python"}  # no version, which differs
     return done

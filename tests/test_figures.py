@@ -273,6 +273,7 @@ def test_a_hostile_token_is_only_text(kind, lang, token):
 def test_the_svg_stands_alone_and_says_what_it_shows(kind):
     fig = of_kind(kind, example_a(), [3], tokens=["jumps"])
     assert fig._repr_svg_() == str(fig) == fig.svg
+    assert repr(fig) == f"<Figure: SVG of {len(fig.svg):,} characters>"
     with pytest.raises(FrozenInstanceError):
         fig.svg = ""
     drawn = Drawn(fig)

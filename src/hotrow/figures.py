@@ -27,11 +27,14 @@ from hotrow.text import elide, printable
 TOKEN_COLUMNS = 14
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Figure:
     """A drawing. Jupyter shows it; `svg`, and `str` of it, is the SVG text."""
 
     svg: str
+
+    def __repr__(self) -> str:
+        return f"<Figure: SVG of {len(self.svg):,} characters>"
 
     def _repr_svg_(self) -> str:
         return self.svg
