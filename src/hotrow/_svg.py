@@ -34,7 +34,6 @@ RULES = """
 .hotrow .hr-picked { fill: currentColor; fill-opacity: .12; stroke: currentColor; stroke-width: 2 }
 .hotrow .hr-frame, .hotrow .hr-arrow, .hotrow .hr-curve, .hotrow .hr-dashed { fill: none;
   stroke: currentColor; stroke-width: 2 }
-.hotrow .hr-dashed { stroke-dasharray: 7 4 }
 .hotrow .hr-grid { fill: none; stroke: %(line)s }
 .hotrow .hr-dot { stroke: currentColor; stroke-width: 9; stroke-linecap: round }
 .hotrow .hr-hole { stroke: %(row)s; stroke-width: 5; stroke-linecap: round }
@@ -42,9 +41,9 @@ RULES = """
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
-# Where a site strips the style: black letters in white boxes.
+# Where a site strips the style: black letters and grey lines on white.
 PLAIN = {
-    "rect": {"fill": "#fff", "stroke": "#d5dae3"},
+    "rect": {"fill": "none", "stroke": "#626b7b"},
     "path": {"fill": "none", "stroke": "#626b7b"},
 }
 COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is the page on them
@@ -192,7 +191,9 @@ def write(drawing: Drawing, lang: str) -> str:
     for cell in [page, *drawing.cells]:
         if cell.box:
             places = {"x": cell.x, "y": cell.y, "width": cell.w, "height": cell.h, "rx": 4}
-            _draw(root, "rect", cell.box, **places)
+            drawn = _draw(root, "rect", cell.box, **places)
+            if cell is page:
+                drawn.set("fill", "#fff")
         if cell.text:
             inset = {"start": 0.0, "middle": cell.w / 2, "end": cell.w - PAD}[cell.anchor]
             baseline = cell.y + cell.h / 2 + 0.36 * cell.size
@@ -204,7 +205,10 @@ def write(drawing: Drawing, lang: str) -> str:
                 text.attrib |= {"lengthAdjust": "spacingAndGlyphs"}
     for curve in drawing.curves or []:
         corners = "L".join(f"{_short(x)} {_short(y)}" for x, y in curve.points)
-        _draw(root, "path", curve.line).set("d", f"M{corners}")
+        path = _draw(root, "path", curve.line)
+        path.set("d", f"M{corners}")
+        if "dashed" in curve.line:
+            path.set("stroke-dasharray", "7 4")
     for x1, y1, x2, y2, hue in drawing.arrows:
         bend = [(x1 + 2, y1), ((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2), (x2 - 7, y2)]
         start, *bends = (f"{_short(x)} {_short(y)}" for x, y in bend)
