@@ -20,7 +20,9 @@ HERE = Path(__file__).parent
 SOURCE = HERE / "embedding-vs-linear.md"
 FILES = {"en": "embedding-vs-linear.ipynb", "zh-CN": "embedding-vs-linear.zh-CN.ipynb"}
 MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured) -->|```(?:python)?)\n", re.MULTILINE)
-HAN = "[\u3000-\u9fff\uff00-\uffef]"
+# Line breaks that Chinese has no space for: between two of its characters, and after its marks.
+HAN, STOPS = "[\u3000-\u9fff\uff00-\uffef]", "[，。；：！？、）]"
+JOINED = re.compile(f"(?<={HAN})\n(?={HAN})|(?<={STOPS})\n(?=[`\\w])(?!\\d+\\. )")
 LANG = 'lang = "en"'
 
 
@@ -73,8 +75,7 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
     made = []
     for place, cell in enumerate(cells):
         if isinstance(cell, Text):
-            # A line break between two Han characters would be shown as a space.
-            words = re.sub(f"(?<={HAN})\n(?={HAN})", "", cell.words[lang])
+            words = JOINED.sub("", cell.words[lang])
             made.append(v4.new_markdown_cell(words, id=f"cell-{place}"))
         else:
             code = cell.code.replace(LANG, f'lang = "{lang}"')

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
 LESSONS = Path(__file__).parent.parent / "lessons"
 LANGS = ["en", "zh-CN"]
@@ -135,7 +136,10 @@ def test_the_changes_that_it_suggests_run(cells, prose):
         code = code.replace(old, new)
         for lang in LANGS:
             assert f"`{new}`" in "".join(prose[lang]) or f"`{new[-10:-1]}`" in "".join(prose[lang])
-    exec(compile(code, "lesson", "exec"), {"__name__": "lesson"})
+    try:
+        exec(compile(code, "lesson", "exec"), {"__name__": "lesson"})
+    finally:
+        torch.set_printoptions(profile="default")
 
 
 def test_a_wrong_claim_stops_it(build):
@@ -159,10 +163,10 @@ def test_a_source_that_lost_a_part_is_an_error(build, source, message):
 
 def test_lines_of_chinese_join_without_a_space(build):
     [text, _] = build.parse(
-        "\n---\n<!-- en -->\nA\nb\n<!-- zh-CN -->\n甲，\n乙\nB\n```python\n1\n```\n"
+        "\n---\n<!-- en -->\nA\nb\n<!-- zh-CN -->\n甲，\n乙。\nB\n1. 丙。\n2. 丁\n```python\n1\n```\n"
     )
     books = [build.notebook([text], lang).cells[0].source for lang in LANGS]
-    assert books == ["A\nb", "甲，乙\nB"]
+    assert books == ["A\nb", "甲，乙。B\n1. 丙。\n2. 丁"]
 
 
 # Twins
