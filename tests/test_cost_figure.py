@@ -134,6 +134,20 @@ def test_measured_points_stand_where_they_were_measured(points):
     assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # and one of each in the legend
 
 
+def test_the_svg_stands_alone_and_says_what_it_shows():
+    fig = figure("cost", D=256, N=100, measured=[(10, 1, 2)])
+    chart = Chart(fig)
+    assert chart.root.get("role") == "img"
+    named = [chart.root.find(f"{SVG}{tag}") for tag in ("title", "desc")]
+    assert chart.root.get("aria-labelledby") == " ".join(part.get("id") for part in named)
+    assert all(part.text for part in named)
+    references = re.findall(r"https?:[^\"]*|url\(|href|<script|@import|\son\w+=", fig.svg)
+    assert references == ["http://www.w3.org/2000/svg"]
+    # The two ways differ in more than colour, with and without the style.
+    dashed = [path.get("stroke-dasharray") for path in chart.root.iter(f"{SVG}path")]
+    assert dashed.count("7 4") == 2 * 3
+
+
 def test_no_points_are_no_panel():
     plain = figure("cost", D=256, N=100)
     assert figure("cost", D=256, N=100, measured=[]) == plain

@@ -162,9 +162,9 @@ def test_a_source_that_lost_a_part_is_an_error(build, source, message):
 
 
 def test_lines_of_chinese_join_without_a_space(build):
-    [text, _] = build.parse(
-        "\n---\n<!-- en -->\nA\nb\n<!-- zh-CN -->\n甲，\n乙。\nB\n1. 丙。\n2. 丁\n```python\n1\n```\n"
-    )
+    english, chinese = "A\nb", "甲，\n乙。\nB\n1. 丙。\n2. 丁"
+    source = f"\n---\n<!-- en -->\n{english}\n<!-- zh-CN -->\n{chinese}\n```python\n1\n```\n"
+    [text, _] = build.parse(source)
     books = [build.notebook([text], lang).cells[0].source for lang in LANGS]
     assert books == ["A\nb", "甲，乙。B\n1. 丙。\n2. 丁"]
 
