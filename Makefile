@@ -6,7 +6,7 @@ BIN := .venv/bin
 # torch's version is pinned by constraints.txt, in build environments as well.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint bench sameness clean
+.PHONY: run test lint lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -21,6 +21,10 @@ lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# Runs the lesson, and writes its two notebooks.
+lessons: .venv/test
+	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
 # About 12 minutes and 13 GB; writes bench/records and docs/performance.md.
 bench: .venv/peers

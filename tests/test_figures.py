@@ -3,21 +3,32 @@
 import html
 import math
 import re
-import xml.etree.ElementTree as ET
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
+from drawn import (
+    SVG,
+    TABLE_KINDS,
+    Drawn,
+    column_ids,
+    ends,
+    example_a,
+    expected_texts,
+    of_kind,
+    tables,
+    without_overlap,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrow._svg import COLOURS, EM
+from hotrow._svg import COLOURS
+from hotrow.drawings.words import WORDS
 from hotrow.errors import HotrowError, HotrowIndexError
-from hotrow.figures import KINDS, WORDS, figure
+from hotrow.figures import KINDS, figure
 from hotrow.tables import TABLE_DTYPES
 from hotrow.text import elide, number, printable, width
 
-SVG = "{http://www.w3.org/2000/svg}"
 EXAMPLE_A = """
  0.3374 -0.1778 -0.3035 -0.5880  1.5810
  1.3010  1.2753 -0.2010 -0.1606 -0.4015
@@ -39,90 +50,6 @@ HOSTILE = [
     "",
     " ",
 ]
-
-
-@dataclass(frozen=True)
-class Text:
-    left: float
-    right: float
-    y: float
-    size: float
-    css: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Box:
-    left: float
-    top: float
-    right: float
-    bottom: float
-    css: str
-
-    def holds(self, text):
-        return self.left <= text.left and text.right <= self.right and self.on_line(text)
-
-    def on_line(self, text):
-        return self.top < text.y < self.bottom
-
-
-class Drawn:
-    """A figure read back from its SVG alone."""
-
-    def __init__(self, fig):
-        self.root = ET.fromstring(fig.svg)
-        assert self.root.tag == f"{SVG}svg"
-        self.texts = [self._text(element) for element in self.root.iter(f"{SVG}text")]
-        self.boxes = [self._box(element) for element in self.root.iter(f"{SVG}rect")]
-
-    @staticmethod
-    def _text(element):
-        size, x = float(element.get("font-size")), float(element.get("x"))
-        wide = width(element.text) * size * EM
-        left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
-        y, css = float(element.get("y")), element.get("class", "")
-        return Text(left, left + wide, y, size, css, element.text)
-
-    @staticmethod
-    def _box(element):
-        x, y, w, h = (float(element.get(key)) for key in ("x", "y", "width", "height"))
-        return Box(x, y, x + w, y + h, element.get("class"))
-
-    def words(self, kind="text"):
-        return [element.text for element in self.root.iter(f"{SVG}{kind}")]
-
-    @property
-    def output_x(self):
-        """Where the output starts: the third heading."""
-        bold = [text for text in self.texts if text.css == "hr-bold"]
-        return bold[3].left
-
-    def lines(self, css):
-        """(left edge, label, texts) of the boxes of a class, from top to bottom."""
-        found = []
-        for box in sorted(self.boxes, key=lambda box: box.top):
-            if css in box.css.split():
-                inside = [text for text in self.texts if box.holds(text)]
-                before = [t for t in self.texts if box.on_line(t) and t.right <= box.left]
-                label = max(before, key=lambda text: text.right).text if before else None
-                found.append((box.left, label, [t.text for t in inside]))
-        return found
-
-    def picked(self):
-        """Labels and texts of the highlighted rows: (in the table, in the output)."""
-        lines = self.lines("hr-picked")
-        inside = [(label, texts) for left, label, texts in lines if left < self.output_x]
-        return inside, [(label, texts) for left, label, texts in lines if left > self.output_x]
-
-
-def example_a():
-    torch.manual_seed(123)
-    return torch.nn.Embedding(4, 5).weight
-
-
-def column_ids(ids):
-    """As (N, 1), which is never taken for a one-hot in integers."""
-    return torch.tensor(ids, dtype=torch.long).unsqueeze(-1)
 
 
 # Lookup
@@ -154,13 +81,6 @@ def test_a_repeated_id_is_one_row_of_the_table_and_two_of_the_output():
     assert output[0] == output[2]
 
 
-def ends(drawn):
-    """(start, end) of every arrow, in the order drawn."""
-    paths = [p.get("d") for p in drawn.root.iter(f"{SVG}path") if "hr-arrow" in p.get("class")]
-    numbers = [[float(x) for x in re.findall(r"-?[\d.]+", path)] for path in paths]
-    return [((p[0], p[1]), (p[-2], p[-1])) for p in numbers]
-
-
 @pytest.mark.parametrize("ids", [[2, 3, 1], [2, 3, 2], [1, 1, 1, 1, 1, 1], [7, 0, 5, 3, 1, 2]])
 def test_arrows_lead_from_the_id_by_its_row_to_its_output(ids):
     drawn = Drawn(figure("lookup", torch.zeros(8, 3), ids))
@@ -181,46 +101,6 @@ def test_arrows_lead_from_the_id_by_its_row_to_its_output(ids):
         assert label_at(end[1], end[0], end[0] + 10) == str(row)
     starts = [start[1] for start, _ in arrows[::2]]
     assert starts == sorted(starts)
-
-
-VALUES = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-5, -1e5, math.inf, -math.inf])
-
-
-@st.composite
-def tables(draw, least_columns=0):
-    rows, columns = draw(st.integers(1, 14)), draw(st.integers(least_columns, 9))
-    values = draw(st.lists(VALUES, min_size=rows * columns, max_size=rows * columns))
-    return torch.tensor(values, dtype=torch.float32).reshape(rows, columns)
-
-
-def shown_columns(table):
-    columns = table.shape[1]
-    return list(range(columns)) if columns <= 6 else [0, 1, 2, 3, columns - 1]
-
-
-def expected_texts(table, row):
-    texts = [number(float(table[row, c])) for c in shown_columns(table)]
-    return texts if table.shape[1] <= 6 else [*texts[:4], "…", texts[4]]
-
-
-def without_overlap(drawn):
-    """No text leaves the drawing, leaves its row's box, or touches another text."""
-    _, _, right, bottom = (float(x) for x in drawn.root.get("viewBox").split())
-    assert (drawn.root.get("width"), drawn.root.get("height")) == tuple(
-        drawn.root.get("viewBox").split()[2:]
-    )
-    for text in drawn.texts:
-        assert text.left >= 0, text
-        assert text.right <= right, text
-        assert text.size < text.y < bottom - text.size / 2, text
-        for box in drawn.boxes:
-            if "hr-page" not in box.css and box.on_line(text):
-                outside = text.right <= box.left or text.left >= box.right
-                assert outside or box.holds(text), (text, box)
-    for first in drawn.texts:
-        for second in drawn.texts:
-            if first is not second and abs(first.y - second.y) < 0.8 * first.size:
-                assert first.right <= second.left or second.right <= first.left, (first, second)
 
 
 @given(st.data(), st.sampled_from(sorted(WORDS)))
@@ -349,39 +229,39 @@ def test_a_negative_zero_is_lost_in_the_sum_and_said_so():
 # Any table, any token, any page
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TABLE_KINDS)
 @pytest.mark.parametrize("dtype", TABLE_DTYPES, ids=str)
 def test_any_float_any_stride_any_gradient_draws_the_same_and_is_left_alone(kind, dtype):
     values = torch.arange(60).reshape(12, 5).to(dtype) / 8
-    plain = figure(kind, values, [7], column=2).svg
+    plain = of_kind(kind, values, [7], column=2).svg
     strided = torch.zeros(24, 10, dtype=dtype)[::2, ::2].copy_(values)
     transposed = values.t().contiguous().t()
     parameter = torch.nn.Parameter(values.clone())
     for table in (strided, transposed, parameter, values.clone().requires_grad_() * 1):
-        assert figure(kind, table, torch.tensor([7], dtype=torch.int32), column=2).svg == plain
+        assert of_kind(kind, table, torch.tensor([7], dtype=torch.int32), column=2).svg == plain
     assert parameter.grad is None
     assert torch.equal(strided, values)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_a_large_table_is_neither_copied_nor_scanned(kind):
     # 4 TB of addresses, one stored column: copying, or reading every entry, cannot end.
     table = torch.zeros(1_000_000, 1).expand(1_000_000, 1_000_000)
-    drawn = Drawn(figure(kind, table, [31_337], column=999_999))
+    drawn = Drawn(of_kind(kind, table, [31_337], column=999_999))
     without_overlap(drawn)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TABLE_KINDS)
 @pytest.mark.parametrize("lang", WORDS)
 @pytest.mark.parametrize("token", HOSTILE, ids=lambda token: ascii(token)[:20])
 def test_a_hostile_token_is_only_text(kind, lang, token):
-    fig = figure(kind, example_a(), [3], tokens=[token], lang=lang)
+    fig = of_kind(kind, example_a(), [3], tokens=[token], lang=lang)
     fig.svg.encode()
     drawn = Drawn(fig)
     without_overlap(drawn)
     tags = {element.tag.removeprefix(SVG) for element in drawn.root.iter()}
     assert tags <= {"svg", "title", "desc", "style", "rect", "text", "path"}
-    harmless = Drawn(figure(kind, example_a(), [3], tokens=["fox"], lang=lang))
+    harmless = Drawn(of_kind(kind, example_a(), [3], tokens=["fox"], lang=lang))
     assert len(list(drawn.root.iter())) == len(list(harmless.root.iter()))
     shown = f'"{elide(printable(token), 14)}"'
     assert any(shown in text for text in drawn.words())
@@ -389,10 +269,11 @@ def test_a_hostile_token_is_only_text(kind, lang, token):
     assert all(char.isprintable() or char == "\n" for char in fig.svg)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_the_svg_stands_alone_and_says_what_it_shows(kind):
-    fig = figure(kind, example_a(), [3], tokens=["jumps"])
+    fig = of_kind(kind, example_a(), [3], tokens=["jumps"])
     assert fig._repr_svg_() == str(fig) == fig.svg
+    assert repr(fig) == f"<Figure: SVG of {len(fig.svg):,} characters>"
     with pytest.raises(FrozenInstanceError):
         fig.svg = ""
     drawn = Drawn(fig)
@@ -409,6 +290,12 @@ def test_the_svg_stands_alone_and_says_what_it_shows(kind):
     rules = [rule for rule in selectors if not rule.strip().startswith("@media")]
     assert all(part.strip().startswith(".hotrow ") for r in rules for part in r.split(","))
     assert "@media screen and (prefers-color-scheme: dark)" in fig.svg
+    # Without the style, which some sites strip: black on white.
+    page, *boxes = drawn.root.iter(f"{SVG}rect")
+    assert page.get("fill") == "#fff"
+    assert {box.get("fill") for box in boxes} == {"none"}
+    assert {line.get("fill") for line in drawn.root.iter(f"{SVG}path")} <= {"none"}
+    assert not any(text.get("fill") for text in drawn.root.iter(f"{SVG}text"))
 
 
 def test_the_same_arguments_give_the_same_text_and_others_other_names():
@@ -444,13 +331,13 @@ def test_text_and_rows_stand_out_in_light_and_dark(name, scheme, ground):
 
 
 @pytest.mark.parametrize("ids", [[], [3], [3, 1, 3], [9, 8, 7, 6, 5, 4, 3, 2]])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_chinese_figures_are_in_chinese(kind, ids):
-    if kind == "product" and len(ids) != 1:
+    if kind == "product":
         ids = ids[:1] or [0]
     for table in (torch.ones(4, 2), torch.ones(100, 20), torch.full((30, 3), math.inf)):
         inside = [i % len(table) for i in ids]
-        fig = figure(kind, table, column_ids(inside), tokens=["词"] * len(ids), lang="zh-CN")
+        fig = of_kind(kind, table, column_ids(inside), tokens=["词"] * len(ids), lang="zh-CN")
         drawn = Drawn(fig)
         assert drawn.root.get("lang") == "zh-CN"
         words = " ".join(drawn.words() + drawn.words("title") + drawn.words("desc"))
@@ -478,8 +365,14 @@ DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "picture"}, "kind is 'picture', but must be one of 'lookup', 'product'"),
-        ({"kind": ["lookup"]}, "kind is ['lookup'], but must be one of 'lookup', 'product'"),
+        (
+            {"kind": "picture"},
+            "kind is 'picture', but must be one of 'lookup', 'product', 'gradient', 'cost'",
+        ),
+        (
+            {"kind": ["lookup"]},
+            "kind is ['lookup'], but must be one of 'lookup', 'product', 'gradient', 'cost'",
+        ),
         ({"lang": "fr"}, "lang is 'fr', but must be one of 'en', 'zh-CN'"),
         ({"table": [[1.0]]}, "table is of type list, but a table is a tensor"),
         ({"table": torch.nn.Embedding(2, 2)}, "of a layer, its weight"),
@@ -499,7 +392,7 @@ DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it 
         ({"kind": "product", "ids": [1, 2]}, "ids has 2 ids, but a 'product' is of one: give one"),
         ({"kind": "product", "ids": []}, "ids has 0 ids, but a 'product' is of one"),
         ({"kind": "product", "column": 1.0}, "column is 1.0, but must be an int"),
-        ({"kind": "product", "column": None}, "column is None, but must be an int"),
+        ({"kind": "product", "column": "a"}, "column is 'a', but must be an int"),
     ],
     ids=str,
 )
@@ -581,3 +474,35 @@ def test_a_number_reads_back_to_what_it_shows(x):
     assert shown.startswith("-") == (math.copysign(1, x) < 0)
     assert math.isclose(float(shown), x, rel_tol=5.1e-3, abs_tol=0.0) or x == 0
     assert len(shown) <= 10 or "e" in shown
+
+
+# Which arguments a kind takes
+
+ARGUMENTS = {
+    "table": torch.ones(3, 2),
+    "ids": [1],
+    "column": 0,
+    "tokens": ["fox"],
+    "gradient": torch.ones(1, 2),
+    "D": 2,
+    "N": 1,
+    "measured": [(10, 1.0, 1.0)],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_takes_all_of_its_arguments_and_no_other(kind):
+    _, needs, takes = KINDS[kind]
+    own = {name: ARGUMENTS[name] for name in [*needs, *takes]}
+    everything = figure(kind, **own).svg
+    assert everything
+    for name in ARGUMENTS.keys() - own.keys():
+        with pytest.raises(HotrowError, match=f"^{name} was given, but a '{kind}' takes none: it"):
+            figure(kind, **own, **{name: ARGUMENTS[name]})
+    for name in own:
+        fewer = {key: value for key, value in own.items() if key != name}
+        if name in needs:
+            with pytest.raises(HotrowError, match=f"^a '{kind}' needs {name}: it takes {needs[0]}"):
+                figure(kind, **fewer)
+        else:
+            assert (figure(kind, **fewer).svg == everything) == (name == "column")

@@ -19,7 +19,7 @@ EM = 0.61  # a column, in font sizes: no monospace font named below is wider
 
 # Class names carry a prefix, so that neither this style nor the page's reaches the other.
 RULES = """
-.hotrow .hr-page { fill: %(page)s }
+.hotrow .hr-page { fill: %(page)s; stroke: none }
 .hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
   Roboto, "Liberation Sans", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC",
   "WenQuanYi Micro Hei", sans-serif }
@@ -32,11 +32,20 @@ RULES = """
 .hotrow .hr-row { fill: %(row)s; stroke: %(line)s }
 .hotrow .hr-gap { fill: none; stroke: %(line)s; stroke-dasharray: 2 4 }
 .hotrow .hr-picked { fill: currentColor; fill-opacity: .12; stroke: currentColor; stroke-width: 2 }
-.hotrow .hr-frame, .hotrow .hr-arrow { fill: none; stroke: currentColor; stroke-width: 2 }
+.hotrow .hr-frame, .hotrow .hr-arrow, .hotrow .hr-curve, .hotrow .hr-dashed { fill: none;
+  stroke: currentColor; stroke-width: 2 }
+.hotrow .hr-grid { fill: none; stroke: %(line)s }
+.hotrow .hr-dot { stroke: currentColor; stroke-width: 9; stroke-linecap: round }
+.hotrow .hr-hole { stroke: %(row)s; stroke-width: 5; stroke-linecap: round }
 .hotrow .hr-pill, .hotrow .hr-point { fill: currentColor; stroke: none }
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
+# Where a site strips the style: black letters and grey lines on white.
+PLAIN = {
+    "rect": {"fill": "none", "stroke": "#626b7b"},
+    "path": {"fill": "none", "stroke": "#626b7b"},
+}
 COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is the page on them
     "page": ("#fff", "#14181f"),
     "ink": ("#1f2530", "#e7ebf2"),
@@ -66,11 +75,19 @@ class Cell(NamedTuple):
     size: int = NUMBER
 
 
+class Curve(NamedTuple):
+    """Straight lines from point to point; a line from a point to itself is a dot."""
+
+    points: list[tuple[float, float]]
+    line: str
+
+
 class Drawing(NamedTuple):
     title: str
     description: str
     cells: list[Cell]
     arrows: list[tuple[float, float, float, float, str]]  # from x, y to x, y, and the hue
+    curves: list[Curve] | None = None
 
 
 class Line(NamedTuple):
@@ -174,7 +191,9 @@ def write(drawing: Drawing, lang: str) -> str:
     for cell in [page, *drawing.cells]:
         if cell.box:
             places = {"x": cell.x, "y": cell.y, "width": cell.w, "height": cell.h, "rx": 4}
-            _draw(root, "rect", cell.box, **places)
+            drawn = _draw(root, "rect", cell.box, **places)
+            if cell is page:
+                drawn.set("fill", "#fff")
         if cell.text:
             inset = {"start": 0.0, "middle": cell.w / 2, "end": cell.w - PAD}[cell.anchor]
             baseline = cell.y + cell.h / 2 + 0.36 * cell.size
@@ -184,18 +203,25 @@ def write(drawing: Drawing, lang: str) -> str:
             if "mono" in cell.ink and _strange(cell.text):
                 text.attrib |= {"textLength": _short(px(cell.text, cell.size))}
                 text.attrib |= {"lengthAdjust": "spacingAndGlyphs"}
+    for curve in drawing.curves or []:
+        corners = "L".join(f"{_short(x)} {_short(y)}" for x, y in curve.points)
+        path = _draw(root, "path", curve.line)
+        path.set("d", f"M{corners}")
+        if "dashed" in curve.line:
+            path.set("stroke-dasharray", "7 4")
     for x1, y1, x2, y2, hue in drawing.arrows:
         bend = [(x1 + 2, y1), ((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2), (x2 - 7, y2)]
-        start, *curve = (f"{_short(x)} {_short(y)}" for x, y in bend)
-        _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(curve)}")
+        start, *bends = (f"{_short(x)} {_short(y)}" for x, y in bend)
+        _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(bends)}")
         _draw(root, "path", f"point {hue}").set("d", f"M{_short(x2)} {_short(y2)}l-9 -5v10z")
     return ET.tostring(root, encoding="unicode")
 
 
 def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Element:
-    prefixed = " ".join(f"hr-{name}" for name in classes.split())
-    attributes = {name: _short(place) for name, place in places.items()}
-    return ET.SubElement(root, tag, attributes | ({"class": prefixed} if prefixed else {}))
+    attributes = {name: _short(place) for name, place in places.items()} | PLAIN.get(tag, {})
+    if classes:
+        attributes["class"] = " ".join(f"hr-{name}" for name in classes.split())
+    return ET.SubElement(root, tag, attributes)
 
 
 def _strange(text: str) -> bool:
