@@ -11,7 +11,7 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -26,9 +26,8 @@ from hotrow.multiplying import Multiplier
 from hotrow.onehot import OneHot
 
 _running = threading.local()
-_records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
+_records: dict[int, Record] = {}  # by the id of the module, while it lives: asked in each call
 WAYS = ("lookup", "matmul")
-_NONE: AbstractContextManager[None] = nullcontext()
 
 
 class _Run:
@@ -72,18 +71,19 @@ def own_class(module: nn.Module) -> type[nn.Module]:
 
 def record_of(model: nn.Module) -> Record:
     """What was found in the model."""
-    record = _records.get(model)
+    record = _records.get(id(model))
     if record is None:
         least = model._least if isinstance(model, _Run) else 0
-        record = _records[model] = Record(model, least)
+        record = _records[id(model)] = Record(model, least)
+        weakref.finalize(model, _records.pop, id(model), None).atexit = False
     return record
 
 
 def records_in(model: nn.Module) -> Iterator[tuple[str, Record]]:
     """(path, record) of each module in the model that was called with something to find."""
     for path, module in model.named_modules():
-        if module in _records:
-            yield path, _records[module]
+        if id(module) in _records:
+            yield path, _records[id(module)]
 
 
 def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
@@ -108,7 +108,7 @@ def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
         for module, kind in changes:
             before.append((module, type(module)))
             module.__class__ = kind
-            _records.pop(module, None)
+            _records.pop(id(module), None)
     except TypeError as error:
         for module, kind in before[:-1]:
             module.__class__ = kind
@@ -146,7 +146,10 @@ def _within(own: type[nn.Module], name: str, method: Callable[..., Any]) -> Call
             return now(self, *args, **kwargs)
         _running.on = True
         try:
-            with _mode(self, name, args, kwargs):
+            mode = _mode(self, name, args, kwargs)
+            if mode is None:
+                return now(self, *args, **kwargs)
+            with mode:
                 result = now(self, *args, **kwargs)
         finally:
             _running.on = False
@@ -164,9 +167,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any]:
+def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
+    """None if the module may run as it is."""
     if module._way == "matmul":
         return Multiplier()
     if torch.compiler.is_compiling():
         return Finder()
-    return record_of(module).finder((name, module.training), args, kwargs) or _NONE
+    return record_of(module).finder((name, module.training), args, kwargs)
