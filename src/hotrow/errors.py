@@ -14,6 +14,8 @@ class HotrowError(ValueError):
     'ids is float32: use ids.long()'
     """
 
+    everywhere = False  # whether it is raised in all processes of a group
+
     def __init__(self, problem: str, *, fix: str | None = None) -> None:
         super().__init__(problem if fix is None else f"{problem}: {fix}")
         self.problem = problem

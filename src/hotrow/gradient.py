@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,16 @@ from hotrow.kernels.grouping import Grouped, Places, group
 aten = torch.ops.aten
 
 
+class Across(Protocol):
+    """The processes that have the other rows of a gradient."""
+
+    def norm(self, own: Tensor, order: float) -> Tensor:
+        """The norm of all rows, from that of those here."""
+
+    def any(self, found: Tensor) -> None:
+        """Make `found` 1.0 if it is in any process; in place."""
+
+
 @dataclass
 class _Held:
     """The rows of a gradient, and of its aliases: `grad.data` writes where `grad` does."""
@@ -25,6 +35,7 @@ class _Held:
     merged: bool
     at: Places | None = None  # of ids not merged yet, where they are known
     columns: bool = False  # whether they are the columns of the gradient
+    across: Across | None = None  # who has other rows of it
 
     def __post_init__(self) -> None:
         self.rows = self.rows.detach()  # with create_graph they would have a history
@@ -155,7 +166,9 @@ class RowGradient(Tensor):
     def like(self, rows: Tensor) -> RowGradient:
         """The same ids with other rows."""
         ids, held = self.ids.to(rows.device), self.held
-        return RowGradient(ids, rows, self.shape, held.merged, columns=held.columns)
+        result = RowGradient(ids, rows, self.shape, held.merged, columns=held.columns)
+        result.held.across = held.across
+        return result
 
     def alias(self) -> RowGradient:
         """Another tensor over the same rows."""
@@ -247,12 +260,20 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
 def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     order = args[1] if len(args) > 1 else 2
+    across = gradient.held.across
     if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
+        if across is not None:
+            raise HotrowError(
+                f"a norm of order {order} of a sharded gradient needs the rows of all ranks",
+                fix="use a positive order, and no dimension",
+            )
         return NotImplemented
     rows = gradient.merge().rows
-    if not rows.numel():  # infinity has no largest of none
-        return rows.new_zeros((), dtype=kwargs.get("dtype"))
-    return func(rows.reshape(-1), *args[1:], **kwargs)
+    if rows.numel():
+        result = func(rows.reshape(-1), *args[1:], **kwargs)
+    else:  # infinity has no largest of none
+        result = rows.new_zeros((), dtype=kwargs.get("dtype"))
+    return result if across is None else across.norm(result, float(order))
 
 
 def _foreach(one: Any) -> Callable[..., Any]:
@@ -317,7 +338,10 @@ def _zero(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _unscale(func: Any, args: Any, kwargs: Any) -> Any:
     plain = [g.merge().rows if isinstance(g, RowGradient) else g for g in args[0]]
-    return func(plain, *args[1:], **kwargs)
+    func(plain, *args[1:], **kwargs)
+    for gradient in args[0]:
+        if isinstance(gradient, RowGradient) and gradient.held.across is not None:
+            gradient.held.across.any(args[1])
 
 
 _IN_PLACE = {

@@ -22,6 +22,7 @@ from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, check_soft, checked
 from hotrow.lookup import look_up
 from hotrow.onehot import OneHot
+from hotrow.rows import Table, count_of, raise_everywhere
 
 _L = TypeVar("_L", bound=nn.Linear)
 
@@ -88,6 +89,12 @@ class _Table:
 
     def _soft_rows(self, values: Tensor) -> Tensor:
         """(..., V) one-hot or probabilities -> (..., D): values @ table."""
+        if isinstance(self.weight, Table) and self.weight.is_spread:
+            raise HotrowError(
+                "a sharded or replicated table was given one-hots or probabilities, whose gradient "
+                "is dense",
+                fix="pass ids, or leave this table out of shard and replicate",
+            )
         check_soft(values, len(self.weight), self.weight.dtype)
         if self.scale_grad_by_freq:
             raise HotrowError(
@@ -141,10 +148,13 @@ class Embedding(_Table, nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         """(...,) ids or (..., V) one-hot or probabilities -> (..., D)."""
-        input = _taken(input, self.weight)
-        if input.is_floating_point():
-            return self._soft_rows(input)
-        return super().forward(checked(input, len(self.weight), "input"))
+        try:
+            input = _taken(input, self.weight)
+            if not input.is_floating_point():
+                input = checked(input, count_of(self.weight), "input")
+        except HotrowError as error:
+            raise_everywhere(self.weight, error)
+        return self._soft_rows(input) if input.is_floating_point() else super().forward(input)
 
 
 class EmbeddingBag(_Table, nn.EmbeddingBag):
@@ -189,6 +199,14 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """(B, L) or (N,) ids, or the same with a last dimension V -> (B, D)."""
+        try:
+            return self._bags(input, offsets, per_sample_weights)
+        except HotrowError as error:
+            raise_everywhere(self.weight, error)
+
+    def _bags(
+        self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
+    ) -> Tensor:
         input = _taken(input, self.weight)
         soft = input.is_floating_point()
         if soft and input.ndim == 2 and offsets is None:
@@ -212,7 +230,7 @@ class EmbeddingBag(_Table, nn.EmbeddingBag):
                 per_sample_weights = per_sample_weights.flatten()
         if not soft:
             mistakable: Literal["multi-hot", ""] = "multi-hot" if input.ndim == 2 else ""
-            ids = checked(input, len(self.weight), "input", mistakable=mistakable)
+            ids = checked(input, count_of(self.weight), "input", mistakable=mistakable)
             return super().forward(ids, offsets, per_sample_weights)
         rows = self._soft_rows(input).flatten(0, -2)  # (N, D)
         if per_sample_weights is not None:

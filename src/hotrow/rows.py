@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NoReturn, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from hotrow.errors import HotrowError
 from hotrow.ids import checked, checked_padding
 from hotrow.kernels.grouping import Places, distinct
 from hotrow.nested import within
+from hotrow.spread import Replicas, Shards
 from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
 from hotrow.values import NO_VALUES as NO_VALUES
 
@@ -40,6 +41,9 @@ class Lag(Protocol):
     def look_up(self, at: Places) -> Tensor:
         """(..., D): the rows of now at `at`; settled only where that is needed to know them."""
 
+    def peek(self, at: Places) -> Tensor:
+        """(..., D): the rows of now at `at`; none is settled."""
+
     def close(self) -> None:
         """Settle all, and let go of the table."""
 
@@ -58,11 +62,15 @@ class Table(nn.Parameter):
         lag: what its optimizer knows of its rows; None while they are all up to date.
         was_dense: whether a step has met a gradient that was not of look-ups only.
         columns: whether its columns are what ids select, and what is called its rows.
+        shards: where the rows are that this process does not have; None while it has all.
+        replicas: who else has the same rows; None if nobody that is to have the same gradient.
     """
 
     lag: Lag | None
     was_dense: bool
     columns: bool
+    shards: Shards | None = None
+    replicas: Replicas | None = None
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
@@ -118,6 +126,20 @@ class Table(nn.Parameter):
         return self.lag is not None and self.lag.behind
 
     @property
+    def is_spread(self) -> bool:
+        """Whether other processes take part in its look-ups or its gradient."""
+        return self.shards is not None or self.replicas is not None
+
+    def whole(self, value: Tensor) -> Tensor:
+        """What is shaped as the table, to be saved: as a part, where the table is one."""
+        fits = self.shards is not None and value.shape == self.shape
+        return self.shards.whole(value) if self.shards is not None and fits else value
+
+    def part(self, value: Tensor) -> Tensor:
+        """Of what was saved of a table, or of its optimizer, what belongs to this one."""
+        return value if self.shards is None or not value.ndim else self.shards.part(value)
+
+    @property
     def stored(self) -> Tensor:
         """The storage as a plain tensor, settled or not."""
         with torch._C.DisableTorchFunctionSubclass():
@@ -137,10 +159,17 @@ class Table(nn.Parameter):
         self.settle()
         copy = nn.Parameter(self.stored.clone(), self.requires_grad)
         memo[id(self)] = copy
-        return Table.adopt(copy, self.columns)
+        table = Table.adopt(copy, self.columns)
+        table.shards, table.replicas = self.shards, self.replicas
+        return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the plain parameter that it is for everybody else, laid out as torch does."""
+        if self.shards is not None:
+            raise HotrowError(
+                "a sharded table was to be pickled, and would come back as a part of one",
+                fix="save the model's state_dict() with torch.distributed.checkpoint",
+            )
         self.settle()
         plain = nn.Parameter(self.stored.contiguous(), self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
@@ -153,13 +182,22 @@ class Table(nn.Parameter):
             return own(*args, **kwargs)
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
             args[0].lay_out(by_columns=False)
+        spread = False
         if func not in NO_VALUES:
             for table in within((args, kwargs), Table):
                 table.settle()
+                spread = spread or table.is_spread
                 if func == _SET_DATA and table.lag is not None:
                     table.lag.close()  # the next step begins with the storage that is there then
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if spread and any(each.grad_fn is not None for each in within(result, Tensor)):
+            raise HotrowError(
+                f"{getattr(func, '__name__', func)} of a table that is sharded or replicated was "
+                "to be differentiated, and its gradient would stay in this process",
+                fix="use look-ups of it only, or leave this table out of shard and replicate",
+            )
+        return result
 
 
 def _hand_over(table: Table) -> Any:
@@ -201,11 +239,45 @@ def trains(weight: Tensor) -> bool:
     return weight.requires_grad and torch.is_grad_enabled()
 
 
+def _source(table: Table) -> Tensor:
+    """What a look-up differentiates in the table's place: what is spread sees the gradient."""
+    source: Tensor = table
+    if trains(table):
+        for spread in (table.shards, table.replicas):
+            source = source if spread is None else spread.source(source)
+    return source
+
+
+def count_of(weight: Tensor) -> int:
+    """The rows that ids may select, those of other processes included."""
+    shards = weight.shards if isinstance(weight, Table) else None
+    return len(weight) if shards is None else shards.rows
+
+
+def raise_everywhere(weight: Tensor, error: HotrowError) -> NoReturn:
+    """Raise an error of a look-up, in all processes that take part in it."""
+    if isinstance(weight, Table) and not error.everywhere:
+        for spread in (weight.shards, weight.replicas):
+            if spread is not None:
+                spread.fail(weight, error)
+    raise error
+
+
+def _check(input: Tensor, table: Table, rows: int) -> None:
+    try:
+        checked(input, rows, "input", mistakable="")
+    except HotrowError as error:
+        raise_everywhere(table, error)
+
+
 def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | None:
     """How to read the rows of a table that is behind; None if they are settled now.
 
-    Rows that are trained next are not, unless someone `writes` to them before.
+    Rows that are trained next are not, unless someone `writes` to them before. Nor are those of
+    a replica, which would then differ from the others in the last bits.
     """
+    if table.lag is not None and table.replicas is not None:
+        return functools.partial(table.lag.peek, at)
     if table.lag is not None and trains(table) and not writes:
         return functools.partial(table.lag.look_up, at)
     table.settle(at.rows)
@@ -223,9 +295,25 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     """`torch.nn.functional.embedding` for a table."""
+    if weight.shards is not None:
+        _refuse_frequency(scale_grad_by_freq)
+        _, places, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
+        return F.embedding(places, compact)
+    return own_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+
+
+def own_embedding(
+    input: Tensor,
+    weight: Table,
+    padding_idx: int | None,
+    max_norm: float | None,
+    norm_type: float,
+    scale_grad_by_freq: bool = False,
+) -> Tensor:
+    """`embedding` of the rows of this process."""
     rows = _rows_of(weight)
     padding = checked_padding(padding_idx, len(rows))
-    checked(input, len(rows), "input", mistakable="")
+    _check(input, weight, len(rows))
     at = distinct(input, len(rows)) if weight.behind else None
     read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
     if at is not None:
@@ -233,7 +321,7 @@ def embedding(
     _renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
         output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
-            weight, input, at, read, padding, scale_grad_by_freq, weight.columns
+            _source(weight), input, at, read, padding, scale_grad_by_freq, weight.columns
         )
         return output
 
@@ -253,19 +341,14 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
-    table = _rows_of(weight)
-    padding = checked_padding(padding_idx, len(table))
-    checked(input, len(table), "input", mistakable="")
-    at = distinct(input, len(table))
-    rows, places = at.rows, at.places
-    read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
-    if weight.behind:
-        each = Places(rows, torch.arange(len(rows), device=rows.device))
-        read = _current(weight, each, max_norm is not None) or read
-    _renorm(weight, input, max_norm, norm_type)
+    padding = checked_padding(padding_idx, count_of(weight))
+    if weight.shards is None:
+        rows, places, compact = _distinct_rows(input, weight, max_norm, norm_type)
+    else:
+        _refuse_frequency(scale_grad_by_freq)
+        rows, places, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
     found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
     with torch._C.DisableTorchFunctionSubclass():
-        compact = Rows.apply(weight, rows, read, weight.columns)  # type: ignore[no-untyped-call]
         return F.embedding_bag(
             places,
             compact,
@@ -275,6 +358,32 @@ def embedding_bag(
             per_sample_weights=per_sample_weights,
             include_last_offset=include_last_offset,
             padding_idx=found[0][0] if found else None,
+        )
+
+
+def _distinct_rows(
+    input: Tensor, weight: Table, max_norm: float | None, norm_type: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
+    table = _rows_of(weight)
+    _check(input, weight, len(table))
+    at = distinct(input, len(table))
+    rows, places = at.rows, at.places
+    read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
+    if weight.behind:
+        each = Places(rows, torch.arange(len(rows), device=rows.device))
+        read = _current(weight, each, max_norm is not None) or read
+    _renorm(weight, input, max_norm, norm_type)
+    with torch._C.DisableTorchFunctionSubclass():
+        compact = Rows.apply(_source(weight), rows, read, weight.columns)  # type: ignore[no-untyped-call]
+        return rows, places, compact
+
+
+def _refuse_frequency(scale_grad_by_freq: bool) -> None:
+    if scale_grad_by_freq:
+        raise HotrowError(
+            "scale_grad_by_freq counts the ids of one batch, and a sharded table gets several",
+            fix="leave it out for a sharded table",
         )
 
 

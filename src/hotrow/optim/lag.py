@@ -180,6 +180,16 @@ class RowLag:
         with self._alone():
             return look_up(self.ledger, *self._by_rows(), self.last, at)
 
+    def peek(self, at: Places) -> Tensor:
+        """(..., D): the rows of now at `at`, worked out in a copy; none is settled."""
+        self._check_storage()
+        with self._alone():
+            table, slots = self._by_rows()
+            rows, *others = (each[at.rows] for each in (table, *slots))
+            every = torch.arange(len(at.rows), device=rows.device)
+            settle(self.ledger, rows, others, self.last[at.rows], every)
+        return rows[at.places]
+
     def step(self, group: Group, grads: Grouped) -> None:
         """One step of dense training with these gradients."""
         with self._alone():

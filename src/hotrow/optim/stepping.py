@@ -26,9 +26,11 @@ def _plain(group: Group) -> Group:
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
-def _contiguous(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a table, each tensor as torch lays it out."""
-    return {k: v.contiguous() if isinstance(v, Tensor) else v for k, v in state.items()}
+def _contiguous(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """The state of a table, each tensor as torch lays it out; of a shard, as a part."""
+    return {
+        k: table.whole(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
+    }
 
 
 def _lay_out(state: dict[str, Any], table: Table, held: bool = False) -> None:
@@ -109,6 +111,8 @@ class RowOptimizer(torch.optim.Optimizer):
         for group, table in tables:
             gradient = table.grad
             if gradient is not None:
+                if table.replicas is not None:
+                    table.replicas.agree(table)
                 ours.append((group, table, gradient))
             if isinstance(gradient, RowGradient):
                 plain = _plain(group)
@@ -200,7 +204,7 @@ class RowOptimizer(torch.optim.Optimizer):
         result: dict[str, Any] = super().state_dict()
         tables = dict(self._match(result))
         result["state"] = {
-            index: _contiguous(state) if index in tables else state
+            index: _contiguous(state, tables[index]) if index in tables else state
             for index, state in result["state"].items()
         }
         return result
@@ -212,8 +216,13 @@ class RowOptimizer(torch.optim.Optimizer):
             HotrowError: a table's state has another shape than the table. Nothing has changed.
         """
         tables = dict(self._match(state_dict))
+        state_dict = {**state_dict, "state": dict(state_dict["state"])}
         for index, table in tables.items():
-            for name, value in state_dict["state"].get(index, {}).items():
+            state = state_dict["state"].get(index, {})
+            own = {k: table.part(v) if isinstance(v, Tensor) else v for k, v in state.items()}
+            if own:
+                state_dict["state"][index] = own
+            for name, value in own.items():
                 if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
                     raise HotrowError(
                         f"state[{index}][{name!r}] has shape {tuple(value.shape)}, but the table "
@@ -245,5 +254,5 @@ class RowOptimizer(torch.optim.Optimizer):
         result["state"] = result["state"].copy()
         for _, table in self._tables():
             if table in result["state"]:
-                result["state"][table] = _contiguous(result["state"][table])
+                result["state"][table] = _contiguous(result["state"][table], table)
         return result

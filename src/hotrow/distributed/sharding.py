@@ -1,0 +1,312 @@
+"""Tables split by rows: ids travel to the rank that has their rows, rows travel back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from hotrow.distributed.ranks import Ranks, Swap
+from hotrow.distributed.tables import found_in, leave_to_hotrow, like, ranks_of, same_on_all
+from hotrow.errors import HotrowError
+from hotrow.ids import checked, checked_padding
+from hotrow.rows import Table, own_embedding, trains
+
+_M = TypeVar("_M", bound=nn.Module)
+
+
+def shard(model: _M, mesh: DeviceMesh) -> _M:
+    """Split the tables of a converted model by rows over the ranks of a mesh.
+
+    Rank r of W keeps rows r C .. (r + 1) C - 1, with C = ceil(V / W); the last ranks may have fewer,
+    or none. So DTensor's `Shard(0)` does it, and in `state_dict()` a table and its optimizer state
+    are such DTensors: `torch.distributed.checkpoint` saves them at one world size and loads them at
+    another, or in one plain process. A state dict with the whole tables loads as well, of which
+    each rank takes its rows.
+
+    A look-up sends the batch's distinct ids to their rows' ranks and gets the rows; backward, their
+    gradients go the same way, each distinct id once a rank, divided by W as
+    DistributedDataParallel divides. So a step is that of one process that adds up the gradients of
+    the ranks' batches, in their order. Dense parameters stay with DistributedDataParallel, which
+    leaves the tables alone; call `shard` before it, on the module that it gets.
+
+    Every rank must make the same look-ups, an empty batch where it has no data. What reads a
+    table's `weight` gets the rows of this rank; to differentiate that is refused. The norm of the
+    gradient is that of all ranks', so that `clip_grad_norm_` clips as one process would; every
+    rank has to ask for it. An optimizer is made after this.
+
+    Args:
+        model: changed in place. Each rank gives the same one, as from the same seed; of a model on
+            the "meta" device each rank makes its rows, by `reset_parameters`.
+        mesh: of one dimension, as from `init_device_mesh("cpu", (W,))` or `mesh["name"]`. With
+            `hotrow.distributed.replicate` over another dimension each shard is replicated.
+
+    Returns:
+        The model.
+
+    Raises:
+        HotrowError: on every rank. The model has no tables; they differ among ranks; an option
+            that a shard cannot honour; the mesh has more dimensions.
+
+    Cost: of a step see docs/scale.md; here each rank copies its rows, and the rest is freed.
+
+    Source: `torch.distributed.tensor.Shard`; hybrid parallelism as in
+    https://arxiv.org/abs/1906.00091.
+    """
+    ranks = ranks_of(mesh, "shard")
+    found = found_in(model, "shard")
+    same_on_all(ranks, found, "shard")
+    for path, modules in found.items():
+        table: Table = modules[0].weight  # type: ignore[assignment]
+        if table.shards is not None:
+            raise HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
+        _split(table, path, modules, mesh, ranks)
+        for module in modules:
+            module.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
+    leave_to_hotrow(model)
+    return model
+
+
+def _split(
+    table: Table,
+    path: str,
+    modules: Sequence[nn.Embedding | nn.EmbeddingBag],
+    mesh: DeviceMesh,
+    ranks: Ranks,
+) -> None:
+    """Leave to this rank its rows only."""
+    shards = _Shards(path, ranks, mesh, *table.shape)
+    if table.is_meta:
+        device = torch.device(mesh.device_type)
+        table.data = torch.empty_like(table.stored[shards.own], device=device)
+        modules[0].reset_parameters()
+    else:
+        table.data = table.stored[shards.own].clone()
+    table.grad = None
+    table.shards = shards
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """Where the rows of one table are."""
+
+    path: str
+    ranks: Ranks
+    mesh: DeviceMesh
+    rows: int  # V
+    columns: int
+
+    @property
+    def each(self) -> int:
+        """C, the rows of a rank, but for the last ones."""
+        return max(1, -(-self.rows // self.ranks.count))
+
+    @property
+    def own(self) -> slice:
+        """The rows of this rank."""
+        begin = self.ranks.rank * self.each
+        return slice(min(begin, self.rows), min(begin + self.each, self.rows))
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """The DTensor of which these rows are this rank's part; over the same memory."""
+        shape = torch.Size((self.rows, *rows.shape[1:]))
+        found: Tensor = DTensor.from_local(
+            rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=rows.stride()
+        )
+        return found
+
+    def part(self, value: Tensor) -> Tensor:
+        """This rank's rows of a DTensor, or of a tensor with all of them."""
+        if isinstance(value, DTensor):
+            if value.device_mesh == self.mesh and tuple(value.placements) == (Shard(0),):
+                return value.to_local()
+            value = value.full_tensor()
+        return value[self.own] if len(value) == self.rows else value
+
+    def source(self, table: Tensor) -> Tensor:
+        """Its gradient knows that there is more of it."""
+        found: Tensor = _Marked.apply(table, self.ranks)  # type: ignore[no-untyped-call]
+        return found
+
+    def fail(self, table: Table, error: HotrowError) -> NoReturn:
+        """Raise on every rank, in the place of a look-up."""
+        self.ranks.announce(_doing([self], table), [0] * self.ranks.count, error)
+        raise error
+
+    def fetch(
+        self,
+        table: Table,
+        ids: Tensor,
+        padding_idx: int | None,
+        max_norm: float | None,
+        norm_type: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
+        return fetch([Request(table, ids, padding_idx, max_norm, norm_type)])[0]
+
+
+class _Marked(torch.autograd.Function):
+    """The table, whose gradient knows which other ranks have rows of it."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ranks: Ranks) -> Tensor:
+        """Only a shape, so that nobody holds the table's memory."""
+        ctx.ranks = ranks
+        return like(table)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Any) -> tuple[Tensor, None]:
+        """The gradient of this rank's rows."""
+        gradient.held.across = ctx.ranks
+        return gradient, None
+
+
+@dataclass(frozen=True)
+class Request:
+    """Ids to be looked up in a sharded table, and the options of `F.embedding`."""
+
+    table: Table
+    ids: Tensor
+    padding_idx: int | None = None
+    max_norm: float | None = None
+    norm_type: float = 2.0
+
+    @property
+    def shards(self) -> _Shards:
+        """Where the rows are."""
+        shards = self.table.shards
+        assert isinstance(shards, _Shards)
+        return shards
+
+    def own(self, ids: Tensor) -> Tensor:
+        """The rows of this rank that ids, counted from its first row, select."""
+        padding = self.padding_idx
+        own, shards = self.shards.own, self.shards
+        if padding is not None:
+            padding = checked_padding(padding, shards.rows) - own.start
+            padding = padding if 0 <= padding < own.stop - own.start else None
+        return own_embedding(ids, self.table, padding, self.max_norm, self.norm_type)
+
+
+def fetch(requests: Sequence[Request]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The rows of several tables, in one exchange.
+
+    Returns:
+        For each request its distinct ids (R,), ascending; the place of each id among them; their
+        rows (R, D), differentiable.
+    """
+    first = requests[0].shards
+    ranks, every = first.ranks, [request.shards for request in requests]
+    doing = _doing(every, *(request.table for request in requests))
+    failure: HotrowError | None = None
+    found: list[tuple[Tensor, Tensor]] = []
+    counts = [[0] * ranks.count for _ in requests]  # ids for each rank, by table
+    try:
+        for i, request in enumerate(requests):
+            ids = checked(request.ids, request.shards.rows, "input", mistakable="")
+            rows, places = torch.unique(ids.long(), return_inverse=True)
+            found.append((rows, places))
+            owners = rows // request.shards.each
+            counts[i] = owners.bincount(minlength=ranks.count).tolist()
+    except HotrowError as error:
+        failure = error
+    totals = [sum(each) for each in zip(*counts, strict=True)]
+    asked = ranks.announce(doing, totals, failure)
+    wanted, wishes = _send_ids(ranks, every, [rows for rows, _ in found], counts, asked)
+    own = [request.own(ids) for request, ids in zip(requests, wanted, strict=True)]
+    compact = Swap.apply(ranks, wishes, counts, *own)  # type: ignore[no-untyped-call]
+    return [(*known, rows) for known, rows in zip(found, compact, strict=True)]
+
+
+def _doing(shards: Sequence[_Shards], *tables: Table) -> str:
+    """What an exchange is for, in words; the same on all ranks if they do the same."""
+    names = ", ".join(each.path for each in shards)
+    return f"look up in {names}{' to train' if any(map(trains, tables)) else ''}"
+
+
+def _send_ids(
+    ranks: Ranks,
+    shards: Sequence[_Shards],
+    ids: Sequence[Tensor],
+    counts: list[list[int]],
+    asked: Sequence[int],
+) -> tuple[list[Tensor], list[list[int]]]:
+    """Send each rank the ids of its rows, counted from its first; what is asked of this one.
+
+    Returns:
+        For each table the ids that all ranks ask for, and how many each of them does.
+    """
+    short = torch.int32 if max(each.each for each in shards) < 2**31 else torch.int64
+    if len(shards) == 1:
+        wishes = [list(asked)]
+    else:
+        numbers = torch.tensor(counts, dtype=torch.int64, device=ranks.device).t().contiguous()
+        one = [[1] * ranks.count]
+        (received,) = ranks.swap([numbers], one, one)  # (W, tables)
+        wishes = received.t().tolist()
+    local = [(rows % each.each).to(short) for rows, each in zip(ids, shards, strict=True)]
+    wanted = ranks.swap(local, counts, wishes)
+    return [each.long() for each in wanted], wishes
+
+
+def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
+    """What several sharded embeddings give for their ids, in one exchange instead of one each.
+
+    Their gradients go back in one exchange, too. The numbers are those of the layers called one by
+    one.
+
+    Args:
+        pairs: an embedding whose table is sharded, and its ids; all over the same mesh.
+
+    Returns:
+        For each pair what `layer(ids)` gives.
+
+    Raises:
+        HotrowError: on every rank, as the layers do; a table is not sharded, or over other ranks.
+
+    Cost: as of the layers, with four messages to each rank in place of three for each layer.
+    """
+    for layer, _ in pairs:
+        table = layer.weight
+        if not (isinstance(table, Table) and isinstance(table.shards, _Shards)):
+            raise HotrowError(
+                f"{type(layer).__name__}({layer.num_embeddings}, {layer.embedding_dim}) is not "
+                "sharded",
+                fix="call hotrow.distributed.shard on the model before",
+            )
+    requests = [
+        Request(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
+        for layer, ids in pairs
+    ]
+    if len({request.shards.ranks for request in requests}) > 1:
+        raise HotrowError(
+            "the tables are sharded over different meshes", fix="look up in those of one at a time"
+        )
+    found = fetch(requests) if requests else []
+    return [F.embedding(places, rows) for _, places, rows in found]
+
+
+def _save(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
+) -> None:
+    """The table in a state dict is a DTensor."""
+    table, name = module.weight, prefix + "weight"
+    if isinstance(table, Table) and table.shards is not None and state_dict[name] is not table:
+        state_dict[name] = table.shards.whole(state_dict[name])
+
+
+def _load(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
+) -> None:
+    """Of a DTensor or a whole table, this rank takes its rows."""
+    table, name = module.weight, prefix + "weight"
+    if isinstance(table, Table) and table.shards is not None and name in state_dict:
+        state_dict[name] = table.shards.part(state_dict[name])

@@ -1,0 +1,100 @@
+"""The tables of a model, and the ranks that they are spread over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from hotrow.distributed.ranks import Ranks
+from hotrow.errors import HotrowError
+from hotrow.rows import Table
+
+Found = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
+
+
+def found_in(model: nn.Module, doing: str) -> Found:
+    """By the path of the first, the embeddings that have each table; not those left to torch."""
+    if isinstance(model, DistributedDataParallel):
+        raise HotrowError(
+            f"{doing} comes before DistributedDataParallel, which is to leave the tables alone",
+            fix=f"use DistributedDataParallel({doing}(model))",
+        )
+    if not isinstance(model, nn.Module):
+        raise HotrowError(f"{doing} takes a torch.nn.Module, not a {type(model).__name__}")
+    found: dict[int, tuple[str, list[nn.Embedding | nn.EmbeddingBag]]] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and isinstance(module.weight, Table):
+            if module.scale_grad_by_freq:
+                raise HotrowError(
+                    f"{path or 'the model'} has scale_grad_by_freq, which would count the ids of "
+                    "one rank only",
+                    fix=f"leave it out of a model for {doing}",
+                )
+            found.setdefault(id(module.weight), (path, []))[1].append(module)
+    if not found:
+        raise HotrowError(
+            f"{doing} found no tables in this {type(model).__name__}",
+            fix="call model = hotrow.convert(model) before; embeddings that share their weight "
+            "with a dense layer are no tables",
+        )
+    return dict(found.values())
+
+
+def ranks_of(mesh: Any, doing: str) -> Ranks:
+    """The ranks of a mesh that has one dimension."""
+    if not isinstance(mesh, DeviceMesh):
+        raise HotrowError(
+            f"{doing} takes a DeviceMesh, not a {type(mesh).__name__}",
+            fix="use torch.distributed.init_device_mesh(device, (dist.get_world_size(),))",
+        )
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names
+        choice = f"mesh[{names[-1]!r}]" if names else "a mesh with mesh_dim_names, and one of them"
+        raise HotrowError(
+            f"{doing} takes a mesh of one dimension, and this one has {mesh.ndim}",
+            fix=f"use {choice}",
+        )
+    return Ranks(mesh.get_group(), torch.device(mesh.device_type))
+
+
+def same_on_all(ranks: Ranks, found: Found, doing: str) -> None:
+    """Raise on every rank unless all have the same tables."""
+    own = [
+        f"{path}.weight {' x '.join(map(str, modules[0].weight.shape))} {modules[0].weight.dtype}"
+        for path, modules in found.items()
+    ]
+    for rank, other in enumerate(ranks.gather(own)):
+        if other != own:
+            mine, theirs = _first_difference(own, other)
+            raise HotrowError(
+                f"{doing} needs the same tables on every rank, but rank {ranks.rank} has {mine} "
+                f"and rank {rank} has {theirs}",
+                fix="build the same model on every rank",
+            )
+
+
+def _first_difference(own: list[str], other: list[str]) -> tuple[str, str]:
+    none = ["no more tables"]
+    return next((a, b) for a, b in zip([*own, *none], [*other, *none], strict=False) if a != b)
+
+
+def leave_to_hotrow(model: nn.Module) -> None:
+    """Have DistributedDataParallel, which is made next, leave the tables alone."""
+    names = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in module.named_parameters(recurse=False):
+            if isinstance(parameter, Table) and parameter.is_spread:
+                # torch asks for both forms of what the model itself has
+                names |= {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
+        model, sorted(names)
+    )
+
+
+def like(table: Tensor) -> Tensor:
+    """A tensor of the table's shape, dtype and device that has one value, and no memory."""
+    return table.new_empty(()).expand(table.shape)
