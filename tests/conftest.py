@@ -1,6 +1,7 @@
 """Settings of the whole suite: seeds, hypothesis, and skips that are no surprise."""
 
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -18,6 +19,13 @@ EXPECTED_SKIPS = ("needs a GPU",)
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_is_left() -> Generator[None]:
+    yield
+    if "ranks" in sys.modules:
+        sys.modules["ranks"].close_all()
 
 
 @pytest.fixture

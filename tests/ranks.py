@@ -10,6 +10,7 @@ import traceback
 from multiprocessing.connection import wait
 
 PATIENCE = 60.0  # seconds; then whoever still waits is ended
+AFTER_ERROR = 5.0  # for the other ranks
 STEP = 20.0  # of a collective
 
 _context = multiprocessing.get_context("forkserver")
@@ -54,10 +55,11 @@ class Ranks:
         """Of each rank, what it returned, or the error; EOFError if it is dead."""
         found, left = {}, dict(enumerate(self.pipes))
         while left:
-            ready = wait(left.values(), PATIENCE)
+            errors = [error for error in found.values() if isinstance(error, RankError)]
+            ready = wait(left.values(), AFTER_ERROR if errors else PATIENCE)
             if not ready:
                 self.close()
-                raise RankError(f"ranks {list(left)} still wait after {PATIENCE} s")
+                raise RankError(f"ranks {list(left)} still wait; the others: {errors}")
             for rank, pipe in list(left.items()):
                 if pipe in ready:
                     del left[rank]

@@ -89,7 +89,9 @@ def train_alone(model, optimizer, count, steps, dtype=torch.float32):
             optimizer.zero_grad()
             backward(model, share(batch(t, dtype), count, rank), count)
             found = [each.grad.div_(count) for each in learning(model)]
-            total = found if total is None else [a.add_(b) for a, b in zip(total, found)]
+            total = (
+                found if total is None else [a.add_(b) for a, b in zip(total, found, strict=True)]
+            )
         for parameter, gradient in zip(learning(model), total, strict=True):
             parameter.grad = gradient
         optimizer.step()

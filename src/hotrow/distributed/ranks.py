@@ -129,7 +129,7 @@ class Ranks:
             For each of the tensors the rows of all ranks, those of rank 0 first.
         """
         own = _joined([_raw(tensor) for tensor in tensors])
-        sizes = list(zip(*_bytes(tensors, [counts] * len(tensors)), strict=True))
+        sizes = [list(each) for each in zip(*_bytes(tensors, [counts] * len(tensors)), strict=True)]
         buffers = [
             own if rank == self.rank else own.new_empty(sum(each))
             for rank, each in enumerate(sizes)
@@ -142,7 +142,9 @@ class Ranks:
             work.wait()
         parts = [torch.split(buffer, each) for buffer, each in zip(buffers, sizes, strict=True)]
         return [
-            _joined([part[i] for part in parts]).view(tensor.dtype).view(-1, *tensor.shape[1:])
+            torch.cat([part[i] for part in parts])
+            .view(tensor.dtype)
+            .view(sum(counts), *tensor.shape[1:])
             for i, tensor in enumerate(tensors)
         ]
 
@@ -169,7 +171,8 @@ class Swap(torch.autograd.Function):
 
 def _raw(tensor: Tensor) -> Tensor:
     """The bytes of a tensor, which any backend moves."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _bytes(tensors: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[list[int]]:

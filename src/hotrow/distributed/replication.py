@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hotrow.distributed.ranks import Ranks
-from hotrow.distributed.tables import found_in, leave_to_hotrow, like, ranks_of, same_on_all
+from hotrow.distributed.tables import (
+    found_in,
+    leave_to_hotrow,
+    like,
+    ranks_of,
+    same_on_all,
+    table_of,
+)
 from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
 from hotrow.rows import Table, trains
@@ -25,8 +32,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     `DistributedDataParallel(replicate(model, mesh))` trains dense parameters as ever and leaves the
     tables alone. A look-up's gradient, the rows that a rank's batch touched, is gathered from all
     ranks, each divided by their number W, and added in the order of the ranks: what
-    DistributedDataParallel does to a dense gradient, V x D of zeros aside. The replicas keep the same
-    bits: one that is read settles in a copy, and what settles all rows on one rank, as a
+    DistributedDataParallel does to a dense gradient, V x D of zeros aside. The replicas keep the
+    same bits: rows are looked up in a copy, and what settles all of them on one rank, as a
     checkpoint does, settles them on the others before the next step.
 
     Every rank must make the same look-ups, an empty batch where it has no data. To differentiate
@@ -59,7 +66,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     same_on_all(given, found, "replicate")
     ranks = Ranks(_group_like(given), given.device)
     for path, modules in found.items():
-        table: Table = modules[0].weight  # type: ignore[assignment]
+        table = table_of(modules)
         if table.replicas is not None:
             raise HotrowError(f"{path}.weight is replicated already", fix="replicate a model once")
         table.settle()

@@ -13,7 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import Ranks, Swap
-from hotrow.distributed.tables import found_in, leave_to_hotrow, like, ranks_of, same_on_all
+from hotrow.distributed.tables import (
+    found_in,
+    leave_to_hotrow,
+    like,
+    ranks_of,
+    same_on_all,
+    table_of,
+)
 from hotrow.errors import HotrowError
 from hotrow.ids import checked, checked_padding
 from hotrow.rows import Table, own_embedding, trains
@@ -24,11 +31,11 @@ _M = TypeVar("_M", bound=nn.Module)
 def shard(model: _M, mesh: DeviceMesh) -> _M:
     """Split the tables of a converted model by rows over the ranks of a mesh.
 
-    Rank r of W keeps rows r C .. (r + 1) C - 1, with C = ceil(V / W); the last ranks may have fewer,
-    or none. So DTensor's `Shard(0)` does it, and in `state_dict()` a table and its optimizer state
-    are such DTensors: `torch.distributed.checkpoint` saves them at one world size and loads them at
-    another, or in one plain process. A state dict with the whole tables loads as well, of which
-    each rank takes its rows.
+    Rank r of W keeps rows r C .. (r + 1) C - 1, with C = ceil(V / W); the last ranks may have
+    fewer, or none. So DTensor's `Shard(0)` does it, and in `state_dict()` a table and its optimizer
+    state are such DTensors: `torch.distributed.checkpoint` saves them at one world size and loads
+    them at another, or in one plain process. A state dict with the whole tables loads as well, of
+    which each rank takes its rows.
 
     A look-up sends the batch's distinct ids to their rows' ranks and gets the rows; backward, their
     gradients go the same way, each distinct id once a rank, divided by W as
@@ -61,12 +68,12 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     """
     ranks = ranks_of(mesh, "shard")
     found = found_in(model, "shard")
+    for path, modules in found.items():
+        if table_of(modules).shards is not None:
+            raise HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
     same_on_all(ranks, found, "shard")
     for path, modules in found.items():
-        table: Table = modules[0].weight  # type: ignore[assignment]
-        if table.shards is not None:
-            raise HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
-        _split(table, path, modules, mesh, ranks)
+        _split(path, modules, mesh, ranks)
         for module in modules:
             module.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
@@ -75,22 +82,34 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
 
 def _split(
-    table: Table,
-    path: str,
-    modules: Sequence[nn.Embedding | nn.EmbeddingBag],
-    mesh: DeviceMesh,
-    ranks: Ranks,
+    path: str, modules: list[nn.Embedding | nn.EmbeddingBag], mesh: DeviceMesh, ranks: Ranks
 ) -> None:
     """Leave to this rank its rows only."""
-    shards = _Shards(path, ranks, mesh, *table.shape)
+    table = table_of(modules)
+    shards = _Shards(path, ranks, mesh, len(table))
+    own = table.stored[shards.own]
     if table.is_meta:
-        device = torch.device(mesh.device_type)
-        table.data = torch.empty_like(table.stored[shards.own], device=device)
-        modules[0].reset_parameters()
+        rows = torch.empty_like(own, device=torch.device(mesh.device_type))
+        table = Table.adopt(nn.Parameter(rows, table.requires_grad))
+        for module in modules:
+            module.weight = table
+        _reset(modules[0], shards)
     else:
-        table.data = table.stored[shards.own].clone()
-    table.grad = None
+        table.data, table.grad = own.clone(), None
     table.shards = shards
+
+
+def _reset(module: nn.Embedding | nn.EmbeddingBag, shards: _Shards) -> None:
+    """Give this rank's rows initial values; where ranks have one seed, not those of the others."""
+    seed = int(torch.randint(2**62, ())) + shards.ranks.rank
+    padding, module.padding_idx = module.padding_idx, None
+    with torch.random.fork_rng(devices=[] if module.weight.is_cpu else None):
+        torch.manual_seed(seed)
+        module.reset_parameters()
+    module.padding_idx = padding
+    if padding is not None and shards.own.start <= padding < shards.own.stop:
+        with torch.no_grad():
+            module.weight[padding - shards.own.start].zero_()
 
 
 @dataclass(frozen=True)
@@ -101,7 +120,6 @@ class _Shards:
     ranks: Ranks
     mesh: DeviceMesh
     rows: int  # V
-    columns: int
 
     @property
     def each(self) -> int:
@@ -123,7 +141,7 @@ class _Shards:
         return found
 
     def part(self, value: Tensor) -> Tensor:
-        """This rank's rows of a DTensor, or of a tensor with all of them."""
+        """The rows of this rank, of a DTensor, or of a tensor with all of them."""
         if isinstance(value, DTensor):
             if value.device_mesh == self.mesh and tuple(value.placements) == (Shard(0),):
                 return value.to_local()

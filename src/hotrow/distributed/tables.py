@@ -44,6 +44,13 @@ def found_in(model: nn.Module, doing: str) -> Found:
     return dict(found.values())
 
 
+def table_of(modules: list[nn.Embedding | nn.EmbeddingBag]) -> Table:
+    """The one that they share."""
+    table: Tensor = modules[0].weight
+    assert isinstance(table, Table)
+    return table
+
+
 def ranks_of(mesh: Any, doing: str) -> Ranks:
     """The ranks of a mesh that has one dimension."""
     if not isinstance(mesh, DeviceMesh):
@@ -63,16 +70,18 @@ def ranks_of(mesh: Any, doing: str) -> Ranks:
 
 def same_on_all(ranks: Ranks, found: Found, doing: str) -> None:
     """Raise on every rank unless all have the same tables."""
-    own = [
-        f"{path}.weight {' x '.join(map(str, modules[0].weight.shape))} {modules[0].weight.dtype}"
-        for path, modules in found.items()
-    ]
-    for rank, other in enumerate(ranks.gather(own)):
-        if other != own:
-            mine, theirs = _first_difference(own, other)
+    every = ranks.gather(
+        [
+            f"{path}.weight {' x '.join(map(str, table.shape))} {table.dtype}"
+            for path, table in ((path, modules[0].weight) for path, modules in found.items())
+        ]
+    )
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            first, theirs = _first_difference(every[0], other)
             raise HotrowError(
-                f"{doing} needs the same tables on every rank, but rank {ranks.rank} has {mine} "
-                f"and rank {rank} has {theirs}",
+                f"{doing} needs the same tables on every rank, but rank 0 has {first} and rank "
+                f"{rank} has {theirs}",
                 fix="build the same model on every rank",
             )
 
