@@ -3,12 +3,16 @@
 import copy
 
 import torch
+import torch.distributed as dist
 from ranks import line
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
+from hotrow import HotrowError
 from hotrow.distributed import replicate, shard
 
+WORLDS = 1, 2, 3, 4
 STEPS, BATCH = 7, 11
 LATE = {"lr": 0.05, "weight_decay": 0.1}  # decay moves idle rows; Adam's momentum as well
 OPTIMIZERS = {
@@ -100,6 +104,50 @@ def train_alone(model, optimizer, count, steps, dtype=torch.float32):
 def spread(model, way, count):
     """The model, sharded or replicated over all ranks."""
     return {"shard": shard, "replicate": replicate}[way](model, line(count))
+
+
+def plain(dense=True):
+    """The same model with dense gradients."""
+    model = fields(dense=dense)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.weight = nn.Parameter(module.weight.detach().clone())
+    return model
+
+
+def whole_batches(dtype):
+    """Every batch at once, in one process, by torch and its dense gradients."""
+    model = plain().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(model, batch(t, dtype), 1)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def together_with_ddp(way, count):
+    """Tables by hotrow, the layer by torch; with clipping."""
+    rank = dist.get_rank()
+    model = spread(fields(dense=True), way, count)
+    trained = DistributedDataParallel(model)
+    optimizer = make("AdamW", model)
+    for t in range(STEPS):
+        optimizer.zero_grad()
+        backward(trained, share(batch(t), count, rank), count)
+        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+        optimizer.step()
+    return values_of(model, optimizer)
+
+
+def error_of(function, *arguments):
+    """The text of the error that it raises."""
+    try:
+        function(*arguments)
+    except HotrowError as error:
+        return str(error)
+    return None
 
 
 def values_of(model, optimizer):

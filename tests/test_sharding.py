@@ -10,15 +10,20 @@ from ranks import line, ranks
 from spreading import (
     OPTIMIZERS,
     STEPS,
+    WORLDS,
     backward,
     batch,
+    error_of,
     fields,
     make,
+    plain,
     share,
     spread,
+    together_with_ddp,
     train_alone,
     train_together,
     values_of,
+    whole_batches,
 )
 from tolerance import assert_no_worse, assert_same_bits
 from torch import nn
@@ -26,20 +31,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
-from hotrow import HotrowError
 from hotrow.distributed import look_up, shard
-
-WORLDS = 1, 2, 3, 4
-
-
-def error_of(function, *arguments):
-    """The text of the error that it raises."""
-    try:
-        function(*arguments)
-    except HotrowError as error:
-        return str(error)
-    return None
-
 
 # --- The same numbers ----------------------------------------------------------------------------
 
@@ -66,46 +58,10 @@ def test_a_sharded_run_ends_with_the_bits_of_one_process(name, count):
             assert_same_bits(found[key], value)
 
 
-def with_ddp(count):
-    """Tables by hotrow, the layer by torch; with clipping and a schedule."""
-    rank = dist.get_rank()
-    model = spread(fields(dense=True), "shard", count)
-    trained = DistributedDataParallel(model)
-    optimizer = make("AdamW", model)
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        backward(trained, share(batch(t), count, rank), count)
-        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
-        optimizer.step()
-    return values_of(model, optimizer)
-
-
-def whole_batches(package, dtype):
-    """Every batch at once, in one process and in torch's way."""
-    model = fields(dense=True) if package is hotrow.optim else plain()
-    model.to(dtype)
-    optimizer = package.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
-    for t in range(STEPS):
-        optimizer.zero_grad()
-        backward(model, batch(t, dtype), 1)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-    return {name: value.detach() for name, value in model.state_dict().items()}
-
-
-def plain():
-    """The same model with dense gradients."""
-    model = fields(dense=True)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            module.weight = nn.Parameter(module.weight.detach().clone())
-    return model
-
-
 @pytest.mark.parametrize("count", WORLDS)
 def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_process(count):
-    truth, rival = (whole_batches(torch.optim, d) for d in (torch.float64, torch.float32))
-    for found in ranks(count).run(with_ddp, count):
+    truth, rival = map(whole_batches, (torch.float64, torch.float32))
+    for found in ranks(count).run(together_with_ddp, "shard", count):
         for name, value in truth.items():
             assert_no_worse(found[name], rival[name], value)
 
