@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tempfile
@@ -48,6 +49,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
     from safetensors import SafetensorError, safe_open
 
     path = _readable(path, "the table")
+    _check_settled(path)
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -63,6 +65,18 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
             fix="is it complete? Pickled files (.pt, .bin) are never opened; "
             "save the tensor with safetensors.torch.save_file",
         ) from None
+
+
+def _check_settled(path: Path) -> None:
+    """Raise if the file is one of a folder of `hotrow.disk` whose rows lag."""
+    run = path.with_name("run.json")
+    unfinished = path.with_name("journal").exists()
+    if unfinished or (run.exists() and json.loads(run.read_bytes()).get("behind")):
+        raise HotrowError(
+            f"{path} is a table in training, whose rows lag behind",
+            fix="open its folder with hotrow.disk.open, and settle and save it: "
+            "store.table.settle(), store.save()",
+        )
 
 
 def _choose(tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None, path: Path) -> str:

@@ -12,6 +12,7 @@ captured in a CUDA graph; the checks have no sharding rule for tensor parallel l
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
+from hotrow.files import read_table
 from hotrow.ids import check_bag, check_soft, checked
 from hotrow.lookup import look_up
 from hotrow.onehot import OneHot
@@ -145,6 +147,24 @@ class Embedding(_Table, nn.Embedding):
 
     Source: `torch.nn.Embedding` and `torch.nn.functional.embedding`.
     """
+
+    @classmethod
+    def from_file(cls, path: str | Path, tensor: str | None = None, **options: Any) -> Self:
+        """The layer of a table in a safetensors file, of which only the rows in use are read.
+
+        Its weight is the file, mapped: it has no gradient, and nobody writes to it. To train a
+        table in files, see `hotrow.disk`.
+
+        Args:
+            path: of the file.
+            tensor: its name there; may be None if it is the only table.
+            options: the layer's other constructor arguments.
+        """
+        _, table = read_table(path, tensor)
+        rows, columns = table.shape
+        layer = cls(rows, columns, _weight=table, **options)
+        layer.weight.requires_grad_(False)
+        return layer
 
     def forward(self, input: Tensor) -> Tensor:
         """(...,) ids or (..., V) one-hot or probabilities -> (..., D)."""

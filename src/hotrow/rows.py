@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, NoReturn, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,11 @@ from hotrow.errors import HotrowError
 from hotrow.ids import checked, checked_padding
 from hotrow.kernels.grouping import Places, distinct
 from hotrow.nested import within
-from hotrow.spread import Replicas, Shards
 from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
 from hotrow.values import NO_VALUES as NO_VALUES
+
+if TYPE_CHECKING:
+    from hotrow.spread import Backing, Replicas, Shards
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
@@ -64,6 +66,7 @@ class Table(nn.Parameter):
         columns: whether its columns are what ids select, and what is called its rows.
         shards: where the rows are that this process does not have; None while it has all.
         replicas: who else has the same rows; None if nobody that is to have the same gradient.
+        backing: the files that its rows and state are mapped from; None for memory.
     """
 
     lag: Lag | None
@@ -71,6 +74,7 @@ class Table(nn.Parameter):
     columns: bool
     shards: Shards | None = None
     replicas: Replicas | None = None
+    backing: Backing | None = None
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:

@@ -1,4 +1,7 @@
-"""What a table asks of the other processes that make one with it: see `hotrow.distributed`."""
+"""What a table asks of those that make one with it: other processes, and files.
+
+See `hotrow.distributed` and `hotrow.disk`.
+"""
 
 from __future__ import annotations
 
@@ -51,3 +54,13 @@ class Replicas(Spread, Protocol):
 
     def agree(self, table: Table) -> None:
         """Settle here what another process has settled, so that all keep the same bits."""
+
+
+class Backing(Protocol):
+    """Files that a table and its optimizer's state are mapped from."""
+
+    def slot(self, name: str, initial: float) -> Tensor:
+        """(V, D), a state of the table with its initial values."""
+
+    def last(self) -> Tensor:
+        """(V,) int32, zero: the steps that each row has been through."""

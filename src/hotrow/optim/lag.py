@@ -62,7 +62,7 @@ class RowLag:
     """
 
     def __init__(self, rule: Rule, table: Table, group: Group, state: RowState) -> None:
-        self._table, self.state = weakref.ref(table), state
+        self._table, self.state, self.group = weakref.ref(table), state, group
         self.values = table.stored
         held = dict(state)
         self.ledger = Ledger(rule, group, start=int(held.get("step", 0)), state=held)
@@ -75,7 +75,7 @@ class RowLag:
                         f"the state has no {name!r}, but counts {self.ledger.start} steps",
                         fix="load all of a state, or make a new optimizer",
                     )
-                slot = torch.full_like(self.values, initial)
+                slot = self._slot(name, initial)
             self._check(name, slot)
             self.slots[name] = slot.detach()
         # What torch keeps as scalars, written at each step as torch does.
@@ -84,7 +84,10 @@ class RowLag:
             for name, value in self.ledger.kept(group).items()
         }
         self._columns, count = table.columns, len(table.by_rows)
-        self.last = torch.zeros(count, dtype=torch.int32, device=self.values.device)
+        if table.backing is None:
+            self.last = torch.zeros(count, dtype=torch.int32, device=self.values.device)
+        else:
+            self.last = table.backing.last()
         self.settled = 0  # all rows have been through so many entries
         self._at_it = False
         self.watched = 0  # steps in a row at which an alias was alive
@@ -97,6 +100,12 @@ class RowLag:
         table = self._table()
         assert table is not None
         return table
+
+    def _slot(self, name: str, initial: float) -> Tensor:
+        backing = self.table.backing
+        if backing is None:
+            return torch.full_like(self.values, initial)
+        return backing.slot(name, initial)
 
     def _check(self, name: str, slot: Tensor) -> None:
         for what, found, needed in (

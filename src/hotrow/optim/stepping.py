@@ -175,6 +175,10 @@ class RowOptimizer(torch.optim.Optimizer):
     def _lag(self, table: Table, group: Group) -> RowLag:
         """The lag of a table, ready for a step of this group."""
         lag, state = table.lag, self.state[table]
+        fresh = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
+        if table.backing is not None and fresh:  # the state is in files, or will be
+            kept = isinstance(lag, RowLag) and lag.ledger.rule is self.rule
+            state = self.state[table] = lag.state if kept and isinstance(lag, RowLag) else {}
         if isinstance(lag, RowLag) and lag.state is state and lag.fits(group):
             return lag
         self._close(table)  # another optimizer's, or other options

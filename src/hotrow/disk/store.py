@@ -1,0 +1,294 @@
+"""A folder with one table, the state of its optimizer and its ledger."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor, nn
+
+from hotrow import optim
+from hotrow.disk.journal import WHOLE, Part, commit, flush_folder, recover
+from hotrow.disk.mapped import PAGE, Blocks, Mapped, write_new
+from hotrow.errors import HotrowError
+from hotrow.layers import Embedding
+from hotrow.optim.lag import RowLag
+from hotrow.optim.ledger import Ledger
+from hotrow.optim.rule import Group, Rule
+from hotrow.optim.state import RowState
+from hotrow.rows import Table
+
+BLOCK = 1 << 22  # values that are written at once into a new file
+
+
+def create(
+    path: str | Path,
+    rows: int,
+    columns: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    fill: Callable[[Tensor], object] | None = None,
+) -> Store:
+    """Make a folder with a table of zeros, or of what `fill` writes, and open it.
+
+    Args:
+        path: of the folder; there is none yet.
+        rows: V.
+        columns: D.
+        dtype: float32 or float64.
+        fill: gets some rows at a time and writes into them, as `torch.nn.init.normal_` does.
+
+    Raises:
+        HotrowError: the folder exists; another dtype; no rows or columns; a full disk.
+
+    Cost: nothing for zeros, of which the file system stores none; else the table is written once.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with create(folder + "/users", 1_000_000, 16) as store:
+    ...         optimizer = optim.Adam(store.layer.parameters())
+    ...         store.layer(torch.tensor([3, 999_999])).sum().backward()
+    ...         optimizer.step()
+    ...         store.save()
+    ...     with open(folder + "/users") as store:
+    ...         float(store.layer.weight[3, 0].round(decimals=4))
+    -0.001
+    """
+    folder = Path(path)
+    if dtype not in (torch.float32, torch.float64):
+        raise HotrowError(f"dtype is {dtype}, but a table in files is float32 or float64")
+    if rows < 1 or columns < 1:
+        raise HotrowError(f"a table of {rows} x {columns} has no values", fix="give 1 or more")
+    if folder.exists():
+        raise HotrowError(f"{folder} exists already", fix="use hotrow.disk.open, or another path")
+    beside = folder.with_name(folder.name + ".new")
+    try:
+        beside.mkdir(parents=True, exist_ok=True)
+        values = _filled((rows, columns), dtype, fill) if fill else ()
+        write_new(beside / "weight.safetensors", "weight", (rows, columns), dtype, values)
+        beside.rename(folder)
+        flush_folder(folder.parent)
+    except OSError as error:
+        raise HotrowError(
+            f"{folder} could not be made ({error})", fix="free some space, or choose another path"
+        ) from None
+    return Store(folder)
+
+
+def open(path: str | Path) -> Store:
+    """Open the folder of a table, to train it or to read its rows.
+
+    A save that was complete, but not carried out when the process or the machine stopped, is.
+
+    Raises:
+        HotrowError: no such folder, or a damaged one; another process has it open.
+    """
+    return Store(Path(path))
+
+
+class Store:
+    """An open folder. Its table is trained as any other, by an optimizer of `hotrow.optim`.
+
+    What training writes stays in this process, in pages of 4,096 bytes, until `save` puts it into
+    the files; then the memory is free again. So the memory in use follows the rows that were
+    touched since the last save. Rows that lag are saved as they are, with what they have missed,
+    so that a save costs the written pages and 12 bytes a step for each scalar of the ledger.
+
+    Reading the whole table (`state_dict`, `weight.norm()`) settles every row, as does the
+    optimizer's `state_dict()`: that takes the memory, or the time, of all. Close it when done (or
+    use `with`).
+
+    Attributes:
+        layer: a `hotrow.Embedding` with the table.
+        rest: what the last save kept beside the table.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise HotrowError(
+                f"there is no folder {folder}", fix="make one with hotrow.disk.create"
+            )
+        self.folder = folder
+        self._lock = FileLock(folder / "lock")
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise HotrowError(
+                f"{folder} is open already, in this process or another",
+                fix="close it there, or work on a copy of the folder",
+            ) from None
+        try:
+            recover(folder)
+            self._weight = Mapped(folder / "weight.safetensors")
+            self._others: dict[str, Mapped] = {}
+            self._run: dict[str, Any] = self._read_run()
+            self._resuming = False
+            self.rest = self._read_rest()
+            self.layer = self._make_layer()
+            if self._run:
+                self._resume()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _make_layer(self) -> Embedding:
+        values = self._weight.tensor()
+        rows, columns = values.shape
+        layer = Embedding(rows, columns, _weight=values)
+        weight = layer.weight
+        assert isinstance(weight, nn.Parameter)
+        self.table = Table.adopt(weight)  # not copied, as `values` has the memory too
+        self.table.backing = self
+        return layer
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others open the folder. What was not saved is lost; the table is not to be used."""
+        self._lock.release()
+
+    # --- What the optimizer asks for -------------------------------------------------------------
+
+    def slot(self, name: str, initial: float) -> Tensor:
+        """(V, D), a state of the table with its initial values."""
+        if name in self._others:
+            raise HotrowError(
+                f"{self.folder} has the state {name!r} of another optimizer",
+                fix="keep one optimizer for a table in files; for another, save, and open it again",
+            )
+        shape, dtype = self._weight.shape, self._weight.dtype
+        values: Blocks = ()
+        if initial:
+            values = _filled(shape, dtype, lambda block: block.fill_(initial))
+        return self._new(name, shape, dtype, values)
+
+    def last(self) -> Tensor:
+        """(V,) int32, zero: the steps that each row has been through."""
+        again = "last" in self._others
+        values = self._new("last", self._weight.shape[:1], torch.int32, ())
+        return values.zero_() if again else values
+
+    def _new(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: Blocks) -> Tensor:
+        path = self.folder / f"{name}.safetensors"
+        if name not in self._others:
+            if not (self._resuming and name in self._run["files"]):
+                write_new(path, name, shape, dtype, values)
+            self._others[name] = Mapped(path)
+        return self._others[name].tensor()
+
+    # --- Saving ----------------------------------------------------------------------------------
+
+    def save(self, rest: Any = None) -> None:
+        """Put all that was written into the files; all or nothing of it, whatever happens.
+
+        Args:
+            rest: what else is to be saved in the same moment: what `torch.save` takes and
+                `torch.load(weights_only=True)` reads, such as the state dicts of the dense part.
+
+        Raises:
+            HotrowError: the disk is full or fails. The folder holds the save before or this one,
+                and what was trained is still in memory.
+        """
+        commit(self.folder, self._parts(json.dumps(self._describe()).encode(), rest))
+        for file in (self._weight, *self._others.values()):
+            file.forget()
+        self._run, self.rest = self._read_run(), rest
+
+    def _parts(self, run: bytes, rest: Any) -> Iterator[Part]:
+        for file in (self._weight, *self._others.values()):
+            for number in file.written().tolist():
+                yield file.path.name, number * PAGE, file.page(number).data
+        yield "run.json", WHOLE, run
+        if rest is not None:
+            buffer = io.BytesIO()
+            torch.save(rest, buffer)
+            yield "rest.pt", WHOLE, buffer.getvalue()
+
+    def _describe(self) -> dict[str, Any]:
+        """The run so far: the steps that rows may have missed, and what they were made with."""
+        lag = self.table.lag
+        if not isinstance(lag, RowLag):
+            if self._others:
+                raise HotrowError(
+                    "the table's rows have settled and its optimizer has let go of it, as after "
+                    "state_dict() or a dense step",
+                    fix="make a step before the save",
+                )
+            return {}
+        ledger = lag.ledger
+        return {
+            "rule": ledger.rule.name,
+            "group": {key: value for key, value in lag.group.items() if key != "params"},
+            "files": ["last", *lag.slots],
+            "start": ledger.start,
+            "carried": ledger.carried,
+            "still": ledger.still,
+            "settled": lag.settled,
+            "behind": lag.behind,
+            "entries": ledger.entries().tolist(),
+        }
+
+    def _read_run(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.folder / "run.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise HotrowError(
+                f"{self.folder / 'run.json'} is damaged ({error})", fix="take it from a backup"
+            ) from None
+        return found
+
+    def _read_rest(self) -> Any:
+        path = self.folder / "rest.pt"
+        return torch.load(path, weights_only=True) if path.exists() else None
+
+    def _resume(self) -> None:
+        """Give the table the lag that it was saved with."""
+        run = self._run
+        group: Group = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in run["group"].items()
+        }
+        self._resuming = True
+        lag = RowLag(_rules()[run["rule"]], self.table, group, RowState())
+        self._resuming = False
+        lag.ledger = _ledger(lag.ledger, group, run)
+        lag.settled = run["settled"]
+        for name, value in lag.ledger.kept(group).items():
+            lag.scalars[name].fill_(value)
+        self.table.lag = lag
+
+
+def _ledger(empty: Ledger, group: Group, run: dict[str, Any]) -> Ledger:
+    """The ledger that was saved."""
+    ledger = Ledger(empty.rule, group, start=run["start"])
+    for entry in run["entries"]:
+        ledger.append(tuple(entry))
+    ledger.carried, ledger.still = run["carried"], run["still"]
+    return ledger
+
+
+def _rules() -> dict[str, Rule]:
+    return {rule.name: rule for rule in (getattr(optim, name).rule for name in optim.__all__)}
+
+
+def _filled(
+    shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Tensor], object]
+) -> Iterator[Tensor]:
+    """The values of a tensor, some rows at a time."""
+    rows, columns = shape
+    each = max(1, BLOCK // columns)
+    for begin in range(0, rows, each):
+        block = torch.empty(min(each, rows - begin), columns, dtype=dtype)
+        fill(block)
+        yield block
