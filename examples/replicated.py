@@ -1,0 +1,75 @@
+"""The language model of language_model.py with a whole table in each process.
+
+Any number of processes ends with the same losses:
+
+    python examples/replicated.py
+    torchrun --nproc-per-node 2 examples/replicated.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+
+import torch
+import torch.nn.functional as F
+from language_model import LanguageModel, bits, crops, standard_library
+from together import Together
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hotrow
+from hotrow.distributed import replicate
+
+
+def options(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    for name, default, text in (
+        ("steps", 1000, "training steps"),
+        ("rows", 2**18, "rows of the table, into which n-grams are hashed"),
+        ("width", 64, "numbers in a row"),
+        ("batch", 32, "pieces of text in a step, of all processes together"),
+        ("length", 64, "bytes in a piece"),
+    ):
+        help_ = f"{text} (default {default})"
+        parser.add_argument(f"--{name}", type=int, default=default, help=help_)
+    parser.add_argument("--lr", type=float, default=2e-3, help="learning rate (default 0.002)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train, and print the losses."""
+    asked = options(arguments)
+    together = Together()
+    train, held = standard_library()
+    torch.manual_seed(0)
+    model = hotrow.convert(LanguageModel(asked.rows, asked.width))
+
+    model = replicate(model, together.mesh)  # the table
+    trained = DistributedDataParallel(model)  # all else
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=asked.lr)
+    together.say(f"{together.count} processes; each has all {asked.rows:,} rows")
+
+    def step(t: int) -> Tensor:
+        text = together.share(crops(train, t, asked.batch, asked.length))
+        optimizer.zero_grad()
+        logits = trained(text[:, :-1])
+        losses = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="sum")
+        loss = together.mean(losses / math.log(2), asked.batch * asked.length)
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    together.train(range(asked.steps), asked.steps, step)
+    with torch.no_grad():
+        loss = bits(model, crops(held, 0, 64, 256))
+    together.say(f"held-out loss {loss.item():16.4f}")
+    together.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
