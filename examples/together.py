@@ -21,7 +21,9 @@ class Together:
         alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         for name, value in alone.items():
             os.environ.setdefault(name, value)
-        dist.init_process_group("gloo")
+        self._ours = not dist.is_initialized()
+        if self._ours:
+            dist.init_process_group("gloo")
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.mesh: DeviceMesh = init_device_mesh("cpu", (self.count,))
 
@@ -78,5 +80,6 @@ class Together:
         )
 
     def end(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group()
+        """Leave the group, if it was made here."""
+        if self._ours:
+            dist.destroy_process_group()
