@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import re
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from torch import nn
 import hotrow
 from hotrow.distributed import look_up, replicate, shard
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
 SIZES = (50, 3), (7, 2)  # V, D
 
 
@@ -100,6 +102,20 @@ def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
         for ids, (_, columns) in zip(every, SIZES, strict=True):
             expected += (count - 1) * (16 + len(ids.unique()) * (4 + 4 * columns)) + 16
     assert sum(sent for sent, _ in found) == expected
+
+
+def test_the_page_shows_the_record():
+    sys.path.insert(0, str(ROOT))
+    scale = importlib.import_module("bench.scale")
+    sys.path.remove(str(ROOT))
+    record = json.loads(scale.RECORD.read_text())
+    page = (ROOT / "docs" / "scale.md").read_text()
+    for table in scale.tables(record).split("\n\n"):
+        assert table.strip() in page
+    for each in record["wire"]:
+        assert each["counted_bytes_a_step"] < 1.5 * each["formula_bytes_a_step"]
+    assert record["disk"][-1]["table_bytes"] > 20e9
+    assert record["disk"][-1]["peak_resident_bytes"] < 2e9
 
 
 # --- From one process to two to a resumed three --------------------------------------------------
