@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.files import read_table
 from hotrow.ids import check_bag, check_soft, checked
 from hotrow.lookup import look_up
 from hotrow.onehot import OneHot
@@ -160,6 +159,8 @@ class Embedding(_Table, nn.Embedding):
             tensor: its name there; may be None if it is the only table.
             options: the layer's other constructor arguments.
         """
+        from hotrow.files import read_table  # not with every `import hotrow`
+
         _, table = read_table(path, tensor)
         rows, columns = table.shape
         layer = cls(rows, columns, _weight=table, **options)

@@ -56,7 +56,7 @@ def create(
     ...         optimizer.step()
     ...         store.save()
     ...     with open(folder + "/users") as store:
-    ...         float(store.layer.weight[3, 0].round(decimals=4))
+    ...         store.layer.weight[3, 0].round(decimals=4).item()
     -0.001
     """
     folder = Path(path)
@@ -227,7 +227,7 @@ class Store:
         ledger = lag.ledger
         return {
             "rule": ledger.rule.name,
-            "group": {key: value for key, value in lag.group.items() if key != "params"},
+            "group": lag.options,
             "files": ["last", *lag.slots],
             "start": ledger.start,
             "carried": ledger.carried,

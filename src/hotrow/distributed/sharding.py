@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 
-from hotrow.distributed.ranks import Ranks, Swap
+from hotrow.distributed.ranks import Ranks
+from hotrow.distributed.shards import Request, Shards, fetch
 from hotrow.distributed.tables import (
     found_in,
     leave_to_hotrow,
-    like,
     ranks_of,
     same_on_all,
     table_of,
 )
 from hotrow.errors import HotrowError
-from hotrow.ids import checked, checked_padding
-from hotrow.rows import Table, own_embedding, trains
+from hotrow.rows import Table
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -86,7 +82,7 @@ def _split(
 ) -> None:
     """Leave to this rank its rows only."""
     table = table_of(modules)
-    shards = _Shards(path, ranks, mesh, len(table))
+    shards = Shards(path, ranks, mesh, len(table))
     own = table.stored[shards.own]
     if table.is_meta:
         rows = torch.empty_like(own, device=torch.device(mesh.device_type))
@@ -99,7 +95,7 @@ def _split(
     table.shards = shards
 
 
-def _reset(module: nn.Embedding | nn.EmbeddingBag, shards: _Shards) -> None:
+def _reset(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
     """Give this rank's rows initial values; where ranks have one seed, not those of the others."""
     seed = int(torch.randint(2**62, ())) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
@@ -110,169 +106,6 @@ def _reset(module: nn.Embedding | nn.EmbeddingBag, shards: _Shards) -> None:
     if padding is not None and shards.own.start <= padding < shards.own.stop:
         with torch.no_grad():
             module.weight[padding - shards.own.start].zero_()
-
-
-@dataclass(frozen=True)
-class _Shards:
-    """Where the rows of one table are."""
-
-    path: str
-    ranks: Ranks
-    mesh: DeviceMesh
-    rows: int  # V
-
-    @property
-    def each(self) -> int:
-        """C, the rows of a rank, but for the last ones."""
-        return max(1, -(-self.rows // self.ranks.count))
-
-    @property
-    def own(self) -> slice:
-        """The rows of this rank."""
-        begin = self.ranks.rank * self.each
-        return slice(min(begin, self.rows), min(begin + self.each, self.rows))
-
-    def whole(self, rows: Tensor) -> Tensor:
-        """The DTensor of which these rows are this rank's part; over the same memory."""
-        shape = torch.Size((self.rows, *rows.shape[1:]))
-        found: Tensor = DTensor.from_local(
-            rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=rows.stride()
-        )
-        return found
-
-    def part(self, value: Tensor) -> Tensor:
-        """The rows of this rank, of a DTensor, or of a tensor with all of them."""
-        if isinstance(value, DTensor):
-            if value.device_mesh == self.mesh and tuple(value.placements) == (Shard(0),):
-                return value.to_local()
-            value = value.full_tensor()
-        return value[self.own] if len(value) == self.rows else value
-
-    def source(self, table: Tensor) -> Tensor:
-        """Its gradient knows that there is more of it."""
-        found: Tensor = _Marked.apply(table, self.ranks)  # type: ignore[no-untyped-call]
-        return found
-
-    def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise on every rank, in the place of a look-up."""
-        self.ranks.announce(_doing([self], table), [0] * self.ranks.count, error)
-        raise error
-
-    def fetch(
-        self,
-        table: Table,
-        ids: Tensor,
-        padding_idx: int | None,
-        max_norm: float | None,
-        norm_type: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
-        return fetch([Request(table, ids, padding_idx, max_norm, norm_type)])[0]
-
-
-class _Marked(torch.autograd.Function):
-    """The table, whose gradient knows which other ranks have rows of it."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, ranks: Ranks) -> Tensor:
-        """Only a shape, so that nobody holds the table's memory."""
-        ctx.ranks = ranks
-        return like(table)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Any) -> tuple[Tensor, None]:
-        """The gradient of this rank's rows."""
-        gradient.held.across = ctx.ranks
-        return gradient, None
-
-
-@dataclass(frozen=True)
-class Request:
-    """Ids to be looked up in a sharded table, and the options of `F.embedding`."""
-
-    table: Table
-    ids: Tensor
-    padding_idx: int | None = None
-    max_norm: float | None = None
-    norm_type: float = 2.0
-
-    @property
-    def shards(self) -> _Shards:
-        """Where the rows are."""
-        shards = self.table.shards
-        assert isinstance(shards, _Shards)
-        return shards
-
-    def own(self, ids: Tensor) -> Tensor:
-        """The rows of this rank that ids, counted from its first row, select."""
-        padding = self.padding_idx
-        own, shards = self.shards.own, self.shards
-        if padding is not None:
-            padding = checked_padding(padding, shards.rows) - own.start
-            padding = padding if 0 <= padding < own.stop - own.start else None
-        return own_embedding(ids, self.table, padding, self.max_norm, self.norm_type)
-
-
-def fetch(requests: Sequence[Request]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The rows of several tables, in one exchange.
-
-    Returns:
-        For each request its distinct ids (R,), ascending; the place of each id among them; their
-        rows (R, D), differentiable.
-    """
-    first = requests[0].shards
-    ranks, every = first.ranks, [request.shards for request in requests]
-    doing = _doing(every, *(request.table for request in requests))
-    failure: HotrowError | None = None
-    found: list[tuple[Tensor, Tensor]] = []
-    counts = [[0] * ranks.count for _ in requests]  # ids for each rank, by table
-    try:
-        for i, request in enumerate(requests):
-            ids = checked(request.ids, request.shards.rows, "input", mistakable="")
-            rows, places = torch.unique(ids.long(), return_inverse=True)
-            found.append((rows, places))
-            owners = rows // request.shards.each
-            counts[i] = owners.bincount(minlength=ranks.count).tolist()
-    except HotrowError as error:
-        failure = error
-    totals = [sum(each) for each in zip(*counts, strict=True)]
-    asked = ranks.announce(doing, totals, failure)
-    wanted, wishes = _send_ids(ranks, every, [rows for rows, _ in found], counts, asked)
-    own = [request.own(ids) for request, ids in zip(requests, wanted, strict=True)]
-    compact = Swap.apply(ranks, wishes, counts, *own)  # type: ignore[no-untyped-call]
-    return [(*known, rows) for known, rows in zip(found, compact, strict=True)]
-
-
-def _doing(shards: Sequence[_Shards], *tables: Table) -> str:
-    """What an exchange is for, in words; the same on all ranks if they do the same."""
-    names = ", ".join(each.path for each in shards)
-    return f"look up in {names}{' to train' if any(map(trains, tables)) else ''}"
-
-
-def _send_ids(
-    ranks: Ranks,
-    shards: Sequence[_Shards],
-    ids: Sequence[Tensor],
-    counts: list[list[int]],
-    asked: Sequence[int],
-) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of its rows, counted from its first; what is asked of this one.
-
-    Returns:
-        For each table the ids that all ranks ask for, and how many each of them does.
-    """
-    short = torch.int32 if max(each.each for each in shards) < 2**31 else torch.int64
-    if len(shards) == 1:
-        wishes = [list(asked)]
-    else:
-        numbers = torch.tensor(counts, dtype=torch.int64, device=ranks.device).t().contiguous()
-        one = [[1] * ranks.count]
-        (received,) = ranks.swap([numbers], one, one)  # (W, tables)
-        wishes = received.t().tolist()
-    local = [(rows % each.each).to(short) for rows, each in zip(ids, shards, strict=True)]
-    wanted = ranks.swap(local, counts, wishes)
-    return [each.long() for each in wanted], wishes
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
@@ -294,7 +127,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     """
     for layer, _ in pairs:
         table = layer.weight
-        if not (isinstance(table, Table) and isinstance(table.shards, _Shards)):
+        if not (isinstance(table, Table) and isinstance(table.shards, Shards)):
             raise HotrowError(
                 f"{type(layer).__name__}({layer.num_embeddings}, {layer.embedding_dim}) is not "
                 "sharded",

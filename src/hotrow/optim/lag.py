@@ -62,7 +62,8 @@ class RowLag:
     """
 
     def __init__(self, rule: Rule, table: Table, group: Group, state: RowState) -> None:
-        self._table, self.state, self.group = weakref.ref(table), state, group
+        self._table, self.state = weakref.ref(table), state
+        self.options = {key: value for key, value in group.items() if key != "params"}
         self.values = table.stored
         held = dict(state)
         self.ledger = Ledger(rule, group, start=int(held.get("step", 0)), state=held)
