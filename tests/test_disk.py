@@ -16,6 +16,7 @@ from tolerance import assert_same_bits
 import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk import journal
+from hotrow.disk.mapped import Mapped, write_new
 from hotrow.optim.lag import RowLag
 
 ROWS, COLUMNS, STEPS = 700, 5, 12
@@ -135,6 +136,26 @@ def test_what_is_written_by_hand_is_saved(tmp_path):
     with disk.open(tmp_path / "t") as store:
         expected = weights().index_fill_(0, torch.tensor([3, 690]), 7.0)
         assert_same_bits(store.layer.weight.detach(), expected)
+
+
+def test_a_save_writes_the_pages_that_were_written_and_frees_them(tmp_path):
+    write_new(tmp_path / "t.safetensors", "t", (4096, 4), torch.float32)
+    mapped = Mapped(tmp_path / "t.safetensors")
+    values = mapped.tensor()
+    assert not values[::256].any()  # read, every page
+    assert mapped.written().tolist() == []
+    values[0], values[4095] = 1.0, 2.0
+    assert mapped.written().tolist() == [1, 16]  # the first has the header
+    mapped.forget()
+    assert not values.any()
+    with create(tmp_path / "u") as store:
+        step(store.layer, make("Adam", store.layer), 0)
+        files = [store._weight, *store._others.values()]
+        assert [len(file.written()) > 0 for file in files] == [True] * 4
+        before = store.layer.weight.detach().clone()
+        store.save()
+        assert [len(file.written()) for file in files] == [0] * 4
+        assert_same_bits(store.layer.weight.detach(), before)
 
 
 def test_what_is_not_saved_is_gone(tmp_path):

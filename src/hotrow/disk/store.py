@@ -56,7 +56,7 @@ def create(
     ...         optimizer.step()
     ...         store.save()
     ...     with open(folder + "/users") as store:
-    ...         store.layer.weight[3, 0].round(decimals=4).item()
+    ...         round(store.layer.weight[3, 0].item(), 4)
     -0.001
     """
     folder = Path(path)
