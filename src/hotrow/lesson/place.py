@@ -28,7 +28,7 @@ def place(text: str, name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """hotrow's folder among the user's caches, as each system has them."""
+    """The folder of hotrow among the user's caches, as each system has them."""
     home = Path.home()
     if sys.platform == "darwin":
         base = home / "Library" / "Caches"

@@ -30,11 +30,11 @@ function outputGrid(caption, table, ids, output) {
   );
 }
 
-// "equal" or "NOT equal", with the count that the page has just made.
+// "equal", "equal within rounding" or "NOT equal", with the count that the page has just made.
 function verdict(id, compared, key = "bits") {
   const element = find(id);
-  element.className = `verdict ${compared.equal ? "equal" : "different"}`;
-  const words = compared.equal ? say("equal") : say("different");
+  element.className = `verdict ${compared.equal || compared.near ? "equal" : "different"}`;
+  const words = compared.equal ? say("equal") : compared.near ? say("near") : say("different");
   put(element, `${words} ${say(key, { n: compared.same, total: compared.total })}`);
 }
 

@@ -54,9 +54,12 @@ sections.push({
       find("step-work"),
       say("step.work", { dense: result.dense.updates, skip: result.skip.updates, later: result.later.updates }),
     );
-    const names = { skip: find("step-skipped"), later: find("step-verdict") };
-    put(names.skip, bitsWords("step.skip", result.skipped));
-    verdict("step-verdict", result.compared, "step.later");
+    const { same, total, equal } = result.skipped;
+    put(
+      find("step-skipped"),
+      `${equal ? say("equal") : say("different")} ${say("step.skip", { n: same, total })}`,
+    );
+    verdict("step-verdict", result.compared, result.compared.equal ? "step.later" : "step.lagging");
     put(find("step-column"), say("step.column", { column, D: table.D }));
   },
 
@@ -97,12 +100,6 @@ sections.push({
   },
 });
 
-function bitsWords(key, { same, total, equal }) {
-  const words = equal ? say("equal") : say("different");
-  const counted = { "step.skip": say("step.skip", { n: same, total }) }[key];
-  return `${words} ${counted}`;
-}
-
 function batchGrid({ table, batches, taken }) {
   return grid(
     say("step.batches"),
@@ -122,7 +119,7 @@ function rowGrid({ table, batches, taken, column }, { dense, skip, later, before
   const now = taken ? batches[taken - 1] : [];
   return grid(
     say("step.table", { taken, column }),
-    ["", say("step.start"), say("step.dense"), say("step.skipping"), say("step.settling"), say("step.last")],
+    ["", say("step.start"), say("step.dense"), say("step.skip.head"), say("step.later.head"), say("step.asof.head"), say("step.last")],
     table.rows.map((row, k) => {
       const id = table.labels[k];
       const [a, b, c] = [dense, skip, later].map((way) => way.rows[k][column]);
@@ -134,7 +131,8 @@ function rowGrid({ table, batches, taken, column }, { dense, skip, later, before
           number(row[column]),
           number(a),
           differs(number(b), sameBits(a, b)),
-          h("span", {}, differs(number(c), sameBits(a, c)), ` ${say("step.asof", { step: later.done[k] })}`),
+          differs(number(c), sameBits(a, c)),
+          count(later.done[k]),
           taken ? (idle ? (moving ? say("step.drift") : say("step.still")) : say("step.touched")) : "",
         ],
         class: idle ? (moving ? "drift" : "") : hue(now, id),
