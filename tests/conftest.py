@@ -1,11 +1,15 @@
-"""Settings of the whole suite: seeds, hypothesis, and skips that are no surprise."""
+"""What the whole suite shares: seeds, hypothesis, skips that are no surprise, a browser."""
 
 import os
-from collections.abc import Generator
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from playwright.sync_api import Browser, Page, sync_playwright
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
@@ -45,3 +49,68 @@ def pytest_runtest_makereport(
 def small_tables(monkeypatch):
     """What is looked up becomes a table whatever its size."""
     monkeypatch.setattr("hotrow.rows.WORTHWHILE", 0)
+
+
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+]
+
+
+@dataclass
+class Watched:
+    """A page, and everything that its browser context saw it do."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    noise: list[str] = field(default_factory=list)
+
+
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        reason = f"no browser was found: none of {', '.join(names)} is installed"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watch(browser: Browser) -> Iterator[Watch]:
+    """Opens an address in a context of its own, and watches it."""
+    contexts = []
+
+    def watch(address: str, width: int = 1280, scheme: str = "light", **options: Any) -> Watched:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme="dark" if scheme == "dark" else "light",
+            **options,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        watched = Watched(page)
+        context.on("request", lambda request: watched.requests.append(request.url))
+        context.on("console", lambda message: watched.noise.append(message.text))
+        context.on("weberror", lambda error: watched.noise.append(str(error.error)))
+        context.on(
+            "dialog", lambda dialog: (watched.noise.append(dialog.message), dialog.dismiss())
+        )
+        page.goto(address)
+        return watched
+
+    yield watch
+    for context in contexts:
+        context.close()

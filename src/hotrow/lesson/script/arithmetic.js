@@ -27,8 +27,8 @@ const transpose = (rows) => rows[0].map((_, column) => rows.map((row) => row[col
 const zeros = (height, width) => Array.from({ length: height }, () => new Array(width).fill(0));
 
 // Each id adds its line of the upstream gradient to its row, in the order of the ids.
-function scatter(places, upstream, height) {
-  const gradient = zeros(height, upstream[0].length);
+function scatter(places, upstream, height, width) {
+  const gradient = zeros(height, width);
   places.forEach((place, n) => {
     upstream[n].forEach((value, j) => {
       gradient[place][j] = f32(gradient[place][j] + value);

@@ -30,12 +30,14 @@ function outputGrid(caption, table, ids, output) {
   );
 }
 
-// "equal", "equal within rounding" or "NOT equal", with the count that the page has just made.
+// "equal" or what comes near it, with the count that the page has just made.
 function verdict(id, compared, key = "bits") {
+  const { equal, near, signs } = compared;
   const element = find(id);
-  element.className = `verdict ${compared.equal || compared.near ? "equal" : "different"}`;
-  const words = compared.equal ? say("equal") : compared.near ? say("near") : say("different");
-  put(element, `${words} ${say(key, { n: compared.same, total: compared.total })}`);
+  element.className = `verdict ${equal || near || signs ? "equal" : "different"}`;
+  const words = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
+  const counted = !equal && signs ? say("signs", { n: compared.same, total: compared.total }) : null;
+  put(element, words + say("gap") + (counted ?? say(key, { n: compared.same, total: compared.total })));
 }
 
 // Names in a row: "1, 3 and 5", as a language writes it.

@@ -28,17 +28,21 @@ const fused = (a, b, c) => f32(a + b * c);
 // NaN equals NaN here, and 0.0 does not equal -0.0: the same bits.
 const sameBits = (a, b) => Object.is(a, b);
 
-// {same, total} over two matrices.
+// Over two matrices: how many values have the same bits, whether all do, and whether what differs is
+// only the sign of zeros.
 function compareBits(a, b) {
   let same = 0;
   let total = 0;
+  let signs = true;
   a.forEach((line, i) =>
     line.forEach((value, j) => {
       total += 1;
-      same += sameBits(value, b[i][j]) ? 1 : 0;
+      const alike = sameBits(value, b[i][j]);
+      same += alike ? 1 : 0;
+      signs &&= alike || value === b[i][j];
     }),
   );
-  return { same, total, equal: same === total };
+  return { same, total, signs, equal: same === total };
 }
 
 // bfloat16: float32 cut to 8 bits of significand, ties to even.
@@ -50,16 +54,27 @@ function bfloat16(value) {
   return bitsView.getFloat32(0);
 }
 
+// Ties go to the even digit, as in Python; the language's own rounding takes them up.
+function fourDecimals(size) {
+  const scaled = size * 1e4; // exact for a float32 below 1e5
+  const down = Math.floor(scaled);
+  return scaled - down === 0.5 && down % 2 === 0 ? (down / 1e4).toFixed(4) : size.toFixed(4);
+}
+
+function scientific(size) {
+  const [exact, power] = size.toExponential(60).split("e");
+  const tie = /^\d\.\d[02468]50*$/.test(exact);
+  const rounded = tie ? `${exact.slice(0, 4)}e${power}` : size.toExponential(2);
+  return rounded.replace(/e([+-])(\d)$/, "e$10$2");
+}
+
 // For reading: four decimals; scientific for what four decimals would flatten or stretch.
 function number(value) {
   if (Number.isNaN(value)) return "nan";
   const sign = value < 0 || Object.is(value, -0) ? "-" : "";
   const size = Math.abs(value);
   if (size === Infinity) return `${sign}inf`;
-  if (size !== 0 && (size < 1e-3 || size >= 1e5)) {
-    return sign + size.toExponential(2).replace(/e([+-])(\d)$/, "e$10$2");
-  }
-  return sign + size.toFixed(4);
+  return sign + (size !== 0 && (size < 1e-3 || size >= 1e5) ? scientific(size) : fourDecimals(size));
 }
 
 // The shortest decimal that is this float32 again.

@@ -3,10 +3,11 @@
 sections.push({
   id: "gradient",
 
-  result({ table, ids, upstream }) {
+  result(state) {
+    const { table, ids } = state;
     const places = placesOf(table, ids);
-    const above = split(upstream, table.rows[0].length);
-    const gradient = scatter(places, above, table.rows.length);
+    const above = split(state.upstream, columns(state));
+    const gradient = scatter(places, above, table.rows.length, columns(state));
     const multiplied = matmul(transpose(oneHot(places, table.rows.length)), above);
     return { above, gradient, multiplied, compared: compareBits(gradient, multiplied) };
   },

@@ -57,7 +57,7 @@ sections.push({
     const { same, total, equal } = result.skipped;
     put(
       find("step-skipped"),
-      `${equal ? say("equal") : say("different")} ${say("step.skip", { n: same, total })}`,
+      (equal ? say("equal") : say("different")) + say("gap") + say("step.skip", { n: same, total }),
     );
     verdict("step-verdict", result.compared, result.compared.equal ? "step.later" : "step.lagging");
     put(find("step-column"), say("step.column", { column, D: table.D }));

@@ -50,7 +50,7 @@ function train(name, options, rows, batches, upstream, way, settle = true) {
   };
   batches.forEach((places, before) => {
     const step = before + 1;
-    const gradient = scatter(places, places.map(() => upstream), rows.length);
+    const gradient = scatter(places, places.map(() => upstream), rows.length, upstream.length);
     rows.forEach((_, place) => {
       if (way === "dense") update(place, gradient[place], step);
       else if (places.includes(place)) {
