@@ -1,15 +1,22 @@
-"""What the whole suite shares: seeds, hypothesis, skips that are no surprise, a browser."""
+"""What the whole suite shares: seeds, skips that are no surprise, a browser, a command line."""
 
 import os
 import shutil
+import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 from playwright.sync_api import Browser, Page, sync_playwright
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from hotrow import cli
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
@@ -114,3 +121,35 @@ def watch(browser: Browser) -> Iterator[Watch]:
     yield watch
     for context in contexts:
         context.close()
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+def save_tokenizer(vocabulary: dict[str, int], path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(path))
+
+
+@pytest.fixture
+def hotrow_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`hotrow` in this process."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("HOTROW_DEBUG", raising=False)
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["hotrow", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(int(exit.value.code or 0), captured.out, captured.err)
+
+    return run

@@ -15,6 +15,7 @@ from tolerance import assert_no_worse, assert_rounded, assert_same_bits, assert_
 
 import hotrow
 from hotrow import _examples, lesson
+from hotrow.lesson._page import SCRIPTS
 from hotrow.text import number
 
 
@@ -421,8 +422,6 @@ PYTHON: dict[str, Any] = {
 
 def test_the_page_is_made_of_every_source_there_is() -> None:
     folder = Path(lesson.__file__).parent
-    from hotrow.lesson.page import SCRIPTS
-
     assert sorted(SCRIPTS) == sorted(path.name for path in (folder / "script").iterdir())
     assert sorted(f"{lang}.json" for lang in lesson.LANGUAGES) == sorted(
         path.name for path in (folder / "words").iterdir()
