@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -450,12 +451,16 @@ def test_a_hostile_address_gets_a_message_and_the_start(open_page: Open, lang: s
     start = view_of(page)
     opening = WORDS[lang]["bad.notice"].partition("{")[0]
     for bad in BAD_VIEWS:
-        page.evaluate("bad => { location.hash = bad }", bad)
-        expect(page.locator("#notice")).to_contain_text(opening)
+        # As the event does it, which comes a moment later; the last one goes that way.
+        page.evaluate("bad => { history.replaceState(null, '', `#${bad}`); readAddress(); }", bad)
+        assert opening in page.inner_text("#notice"), bad
         assert view_of(page) == start, bad
-        page.evaluate("lang => { location.hash = `lang=${lang}&ids=1` }", lang)
-        expect(page.locator("#notice")).to_have_text("")
-        expect(page.locator("#ids")).to_have_value("1")
+        page.evaluate("change({ids: [1]}, null)")
+    page.evaluate("location.hash = 'ids=3,3'")
+    expect(page.locator("#notice")).to_have_text("")
+    expect(page.locator("#ids")).to_have_value("3, 3")
+    page.evaluate("bad => { location.hash = bad }", BAD_VIEWS[1])
+    expect(page.locator("#notice")).to_contain_text(opening)
     assert page.evaluate("({}).polluted") is None
 
 
@@ -495,7 +500,9 @@ REFUSED = [
 def test_bad_input_is_told_beside_the_field_and_the_view_stays(open_page: Open, lang: str) -> None:
     page = open_page(f"lang={lang}").page
     figures = "[...document.querySelectorAll('main td, main .verdict')].map(e => e.textContent)"
-    for id, text, key in REFUSED:
+    # In the second language each message once.
+    once = {key: (id, text, key) for id, text, key in REFUSED}
+    for id, text, key in REFUSED if lang == "en" else once.values():
         before = page.evaluate(figures)
         type_into(page, id, text)
         field = page.locator(f"#{id}")
@@ -633,8 +640,7 @@ def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, lang: str, which:
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    found = pytest.importorskip("axe_core_python")
-    return (Path(found.__file__).parent / "axe.min.js").read_text("utf-8")
+    return resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
 
 
 @pytest.mark.parametrize(
