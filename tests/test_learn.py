@@ -85,6 +85,7 @@ def test_both_languages_have_the_same_words_and_each_is_used() -> None:
     quoted = set(re.findall(r'"([a-zA-Z.0-9]+)"', sources))
     assert {key for key in english if key not in quoted} == set()
     said = set(re.findall(r'(?:say|rich|Bad)\(\s*"([^"]+)"', sources))
+    assert not re.search(r"(?:say|rich)\(`", sources)  # a key that is put together escapes this
     said |= set(re.findall(r'data-(?:word|label)="([^"]+)"', sources))
     assert said - set(english) == set()
     for key in english:
@@ -536,7 +537,7 @@ def test_own_tokens_are_text_and_nothing_else(open_page: Open, own: lesson.Excer
     assert not [name for name in names if name.startswith("on")]
     chips = page.locator("#lookup-ids bdi").all_inner_texts()
     assert len(chips) == 7
-    assert chips[0] == "29,999 “</script><img src=/…”"
+    assert chips[0] == "29999 “</script><img src=/…”"
     assert chips[3] == r"500 “\u202e\x1b[31m”"
     assert "javascript" not in page.evaluate("[...document.links].map(e => e.href).join()")
     assert "<b>w</b> in mine.safetensors" in page.inner_text("#lookup-about")
@@ -557,6 +558,9 @@ def test_own_rows_are_an_excerpt_that_says_so_and_counts_the_real_zeros(
     type_into(page, "ids", "3")
     expect(page.locator("#ids")).to_have_accessible_description(re.compile("holds only the rows"))
     expect(page.locator("#cost-measured td").nth(2)).to_have_text("252 ms")
+    page.select_option("#figure", "milliseconds")
+    assert page.locator("#cost-chart circle").count() == 1
+    assert page.locator("#cost-chart path").count() == 0
 
 
 def test_an_excerpt_holds_the_selected_rows_their_neighbours_and_every_bit() -> None:

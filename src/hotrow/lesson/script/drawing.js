@@ -2,6 +2,9 @@
 
 const HUES = 6;
 
+// A cell of words, which may break into lines.
+const words = (text) => h("td", { class: "words" }, text);
+
 // Each row that is selected has a colour of its own, in the order of the ids.
 function hue(ids, id) {
   const place = [...new Set(ids)].indexOf(id);
@@ -12,7 +15,7 @@ const tokenOf = (table, k) => (table.tokens && table.tokens[k] ? ` “${table.to
 
 const rowName = (table, k) => say("row", { row: table.labels[k] }) + tokenOf(table, k);
 
-const idName = (table, id) => count(id) + tokenOf(table, table.labels.indexOf(id));
+const idName = (table, id) => String(id) + tokenOf(table, table.labels.indexOf(id));
 
 const columnNames = (table) => ["", ...table.rows[0].map((_, j) => say("column", { column: j }))];
 
@@ -35,9 +38,9 @@ function verdict(id, compared, key = "bits") {
   const { equal, near, signs } = compared;
   const element = find(id);
   element.className = `verdict ${equal || near || signs ? "equal" : "different"}`;
-  const words = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
+  const said = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
   const counted = !equal && signs ? say("signs", { n: compared.same, total: compared.total }) : null;
-  put(element, words + say("gap") + (counted ?? say(key, { n: compared.same, total: compared.total })));
+  put(element, said + say("gap") + (counted ?? say(key, { n: compared.same, total: compared.total })));
 }
 
 // Names in a row: "1, 3 and 5", as a language writes it.

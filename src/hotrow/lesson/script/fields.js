@@ -43,7 +43,7 @@ function readIds(text, table, most) {
     const id = Number(word);
     if (id < 0 || id >= table.V) throw new Bad("bad.id", { id, V: table.V, last: table.V - 1 });
     if (!table.labels.includes(id)) {
-      throw new Bad("bad.held", { id, held: table.labels.map(count).join(", ") });
+      throw new Bad("bad.held", { id, held: table.labels.join(", ") });
     }
     return id;
   });
@@ -96,6 +96,9 @@ const reals = (counted) => ({
 
 const columns = (state) => state.table.rows[0].length;
 
+const FIGURES = ["bytes_written", "multiplications", "additions"];
+if (data.timings.length) FIGURES.push("milliseconds");
+
 // In the order in which the address is read: what comes later may depend on what came before.
 const fields = {
   table: { read: tableFromText, write: tableText },
@@ -134,7 +137,7 @@ const fields = {
   V: whole(1, 1_000_000),
   D: whole(1, 4096),
   N: whole(1, 65_536),
-  figure: choice("bytes_written", "multiplications", "additions"),
+  figure: choice(...FIGURES),
 };
 
 // What a table starts with.

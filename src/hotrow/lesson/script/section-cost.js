@@ -21,6 +21,8 @@ sections.push({
       additions: say("cost.additions"),
       bytes_written: say("cost.bytes"),
     };
+    const drawn = { ...names, milliseconds: say("cost.milliseconds") };
+    options(find("figure"), FIGURES.map((name) => [name, drawn[name]]));
     put(
       find("cost-table"),
       grid(
@@ -51,44 +53,69 @@ const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a
 // V - 1 of V, never rounded up to all of them.
 const share = (V) => `${(Math.floor((1e6 * (V - 1)) / V) / 1e4).toFixed(4).replace(/\.?0+$/, "")} %`;
 
-// Both ways over V, each axis a power of ten a grid line.
+// What is drawn of one way: [V, amount] along the formula, or the points that were measured.
+function series(way, { V, D, N, figure }) {
+  if (figure === "milliseconds") {
+    return { line: [], points: data.timings.map((each) => [each.V, each[`${way}_ms`]]) };
+  }
+  const at = (v) => [v, Math.max(Number(costOf(v, D, N)[way][figure]), 1)];
+  return {
+    line: Array.from({ length: 61 }, (_, n) => at(Math.round(10 ** (n / 10)))),
+    points: [at(V)],
+  };
+}
+
+// Both ways over V; both axes are logarithmic, with a grid line for each power of ten or two.
 function chart(state, names) {
   const { width, height, left, right, top, bottom } = CHART;
-  const { V, D, N, figure } = state;
-  const places = Array.from({ length: 61 }, (_, n) => Math.round(10 ** (n / 10)));
-  const value = (way, v) => Math.max(Number(costOf(v, D, N)[way][figure]), 1);
-  const highest = Math.ceil(Math.log10(Math.max(value("matmul", TOPS.V), value("lookup", TOPS.V)) * 1.01));
+  const { D, N, figure } = state;
+  const ways = ["matmul", "lookup"].map((way) => [way, series(way, state)]);
+  const powers = ways
+    .flatMap(([, { line, points }]) => [...line, ...points])
+    .map(([, amount]) => Math.log10(amount));
+  const low = Math.floor(Math.min(0, ...powers));
+  const high = Math.ceil(Math.max(...powers) + 0.01);
   const x = (v) => left + (Math.log10(v) / 6) * (width - left - right);
-  const y = (amount) => height - bottom - (Math.log10(amount) / highest) * (height - top - bottom);
-  const parts = [svg("title", {}, say("cost.chart", { what: names[figure], D, N }))];
-  const text = (at, content, attributes = {}) =>
-    svg("text", { x: at[0], y: at[1], ...attributes }, content);
+  const y = (power) => height - bottom - ((power - low) / (high - low)) * (height - top - bottom);
+  const place = ([v, amount]) => [x(v).toFixed(1), y(Math.log10(amount)).toFixed(1)];
+  const text = (across, down, content, anchor) =>
+    svg("text", { x: across, y: down, "text-anchor": anchor }, content);
+  const what = names[figure];
+  const title =
+    figure === "milliseconds" ? say("cost.timings") : say("cost.chart", { what, D, N });
+  const parts = [svg("title", {}, title)];
   for (let power = 0; power <= 6; power++) {
-    parts.push(svg("line", { x1: x(10 ** power), x2: x(10 ** power), y1: top, y2: height - bottom }));
-    parts.push(text([x(10 ** power), height - bottom + 18], power < 6 ? count(10 ** power) : "1M", { "text-anchor": power === 6 ? "end" : "middle" }));
+    const at = x(10 ** power);
+    const label = power < 6 ? count(10 ** power) : "1M";
+    parts.push(svg("line", { x1: at, x2: at, y1: top, y2: height - bottom }));
+    parts.push(text(at, height - bottom + 18, label, power < 6 ? "middle" : "end"));
   }
-  const every = Math.max(1, Math.ceil(highest / 5));
-  for (let power = 0; power <= highest; power += every) {
-    parts.push(svg("line", { x1: left, x2: width - right, y1: y(10 ** power), y2: y(10 ** power) }));
+  for (let power = low; power <= high; power += Math.ceil((high - low) / 6)) {
     const label = figure === "bytes_written" ? bytes(10 ** power) : `1e${power}`;
-    parts.push(text([left - 8, y(10 ** power) + 4], label, { "text-anchor": "end" }));
+    parts.push(svg("line", { x1: left, x2: width - right, y1: y(power), y2: y(power) }));
+    parts.push(text(left - 8, y(power) + 4, label, "end"));
   }
-  parts.push(text([width - right, height - 6], say("cost.axis"), { "text-anchor": "end" }));
-  for (const way of ["matmul", "lookup"]) {
-    const d = places.map((v, n) => `${n ? "L" : "M"}${x(v).toFixed(1)} ${y(value(way, v)).toFixed(1)}`);
-    parts.push(svg("path", { d: d.join(""), class: way }));
-    const here = [x(V), y(value(way, V))];
-    parts.push(svg("circle", { cx: here[0], cy: here[1], r: 5, class: way }));
+  parts.push(text(width - right, height - 6, say("cost.axis"), "end"));
+  for (const [way, { line, points }] of ways) {
+    const d = line.map((point, n) => `${n ? "L" : "M"}${place(point).join(" ")}`).join("");
+    if (d) parts.push(svg("path", { d, class: way }));
+    for (const [cx, cy] of points.map(place)) parts.push(mark(way, Number(cx), Number(cy)));
   }
   return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" }, ...parts);
 }
+
+// A disc for the product, a square for the look-up: not by colour alone.
+const mark = (way, cx, cy) =>
+  way === "matmul"
+    ? svg("circle", { cx, cy, r: 5, class: way })
+    : svg("rect", { x: cx - 5, y: cy - 5, width: 10, height: 10, class: way });
 
 function measured() {
   if (!data.timings.length) return h("p", { class: "note" }, rich("cost.unmeasured"));
   return grid(
     say("cost.timings"),
-    ["V", "D", "N", say("product.multiplied"), say("product.looked"), say("cost.ratio")].slice(0),
-    data.timings.map((each, n) => ({
+    ["V", "D", "N", say("product.multiplied"), say("product.looked"), say("cost.ratio")],
+    data.timings.map((each) => ({
       head: count(each.V),
       cells: [count(each.D), count(each.N), milliseconds(each.matmul_ms), milliseconds(each.lookup_ms),
         `${(each.matmul_ms / each.lookup_ms).toPrecision(3)} ×`],

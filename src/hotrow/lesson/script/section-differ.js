@@ -118,7 +118,7 @@ function whyWords(state) {
 function differVerdict(equal) {
   const element = find("differ-verdict");
   element.className = `verdict ${equal ? "equal" : "different"}`;
-  put(element, equal ? say("equal") : say("different"));
+  put(element, equal ? say("differ.same") : say("differ.not"));
 }
 
 function outsideGrid({ table, outside }, { known, output }) {
@@ -126,8 +126,8 @@ function outsideGrid({ table, outside }, { known, output }) {
     ? say("differ.known", { id: outside })
     : say("bad.id", { id: outside, V: table.V, last: table.V - 1 });
   return grid(say("differ.outside", { id: outside }), ["", say("differ.gives")], [
-    { head: say("product.looked"), cells: [told] },
-    { head: say("product.multiplied"), cells: [known ? say("differ.known", { id: outside }) : numbers(output).join(", ")] },
+    { head: say("product.looked"), cells: [words(told)] },
+    { head: say("product.multiplied"), cells: [words(known ? told : numbers(output).join(", "))] },
   ]);
 }
 

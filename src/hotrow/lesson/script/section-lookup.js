@@ -41,7 +41,7 @@ sections.push({
       find("lookup-output"),
       outputGrid(say("lookup.output", { N: ids.length, D: columns(state) }), table, ids, shown),
     );
-    const names = several(ids.map(count));
+    const names = several(ids);
     put(find("lookup-verdict"), say("lookup.verdict", { ids: names, n: ids.length }));
   },
 

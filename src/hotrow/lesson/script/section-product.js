@@ -24,7 +24,11 @@ sections.push({
     put(
       find("product-onehot"),
       grid(
-        say("product.onehot", { N: ids.length, V: table.V }),
+        say(isExcerpt(table) ? "product.onehotheld" : "product.onehot", {
+          N: ids.length,
+          V: table.V,
+          held: table.rows.length,
+        }),
         ["", ...table.labels.map((id) => say("class", { id }))],
         encoded.map((line, n) => ({
           head: say("place", { place: n, id: idName(table, ids[n]) }),

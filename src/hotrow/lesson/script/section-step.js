@@ -107,7 +107,7 @@ function batchGrid({ table, batches, taken }) {
     batches.map((ids, n) => ({
       head: count(n + 1),
       cells: [
-        ids.length ? several(ids.map((id) => idName(table, id))) : say("step.none"),
+        words(ids.length ? several(ids.map((id) => idName(table, id))) : say("step.none")),
         n < taken ? say("step.done") : say("step.ahead"),
       ],
       class: n < taken ? "" : "zero",
@@ -151,6 +151,6 @@ function movedWords({ table, batches, taken }, { dense, before }) {
     return moving && !now.includes(id);
   });
   return idle.length
-    ? say("step.moved", { n: idle.length, step: taken, ids: several(idle.map(count)) })
+    ? say("step.moved", { n: idle.length, step: taken, ids: several(idle) })
     : say("step.unmoved", { step: taken });
 }

@@ -6,10 +6,14 @@ let language = "en";
 
 const count = (n) => n.toLocaleString("en-US");
 
+// Sizes and counts are grouped in threes. Names of rows are not: "1,996" in a list reads as two.
+const NAMES = ["id", "row", "place", "column"];
+
 function fill(text, values) {
   return text.replace(/\{(\w+)\}/g, (_, name) => {
     const value = values[name];
-    return typeof value === "number" || typeof value === "bigint" ? count(value) : String(value);
+    const counts = ["number", "bigint"].includes(typeof value) && !NAMES.includes(name);
+    return counts ? count(value) : String(value);
   });
 }
 
