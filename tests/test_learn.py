@@ -689,6 +689,36 @@ def test_what_is_equal_or_zero_is_told_by_words_too(open_page: Open) -> None:
     expect(page.locator("#preset-A")).to_have_attribute("aria-pressed", "true")
 
 
+def test_a_cell_can_be_copied(open_page: Open) -> None:
+    page = open_page().page
+    page.click("#lookup summary")
+    page.locator("#lookup details button").click()
+    expect(page.locator("#live")).to_have_text(
+        re.compile(
+            "|".join(re.escape(WORDS["en"][f"python.{key}"]) for key in ("copied", "select"))
+        )
+    )
+
+
+def test_a_contents_entry_leads_to_its_section_and_leaves_the_view(open_page: Open) -> None:
+    page = open_page("lang=en&ids=1").page
+    page.get_by_role("link", name="The optimizer’s step").click()
+    expect(page.locator("#step-title")).to_be_focused()
+    assert page.url.endswith("#lang=en&ids=1")
+    assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
+
+
+def test_random_values_make_an_excerpt_a_table_of_its_own(open_page: Open) -> None:
+    page = open_page(which="own").page
+    held = page.locator("#lookup-table tbody tr").count()
+    page.click("[data-do=random]")
+    assert page.inner_text("#lookup-table caption") == f"The table: {held} × 5"
+    assert page.input_value("#ids") == "2, 3, 1"
+    assert page.inner_text("#position-note") == WORDS["en"]["position.random"]
+    page.click("#preset-own")
+    assert "30,000 × 70" in page.inner_text("#lookup-about")
+
+
 def test_it_prints_without_controls(open_page: Open) -> None:
     page = open_page().page
     page.emulate_media(media="print")

@@ -237,7 +237,8 @@ def test_numbers_are_written_as_hotrow_and_python_write_them(page: Page) -> None
 
 
 def test_bfloat16_is_torchs(page: Page) -> None:
-    values = torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,))
+    ties = torch.tensor([257.0, 259.0, -257.0, 1.00390625])
+    values = torch.cat([ties, torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,))])
     found = page.evaluate("hex => toHex(fromHex(hex).map(bfloat16))", bits(values))
     assert_same_bits(from_bits(found, 1)[:, 0], values.bfloat16().float())
 
@@ -331,6 +332,7 @@ VIEWS = [
     "case=range&outside=1&p=1",
     "case=low&times=517&p=0.3&softA=1&softB=1",
     "case=order&three=1e8, 3, -1e8&p=0&bag=0, 0, 3",
+    "case=order&three=1e8, -1e8, 3",
     "V=1000000&D=4096&N=65536",
     "edited",
 ]

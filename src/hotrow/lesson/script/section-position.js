@@ -1,10 +1,12 @@
 // 7. Token and position: two look-ups added are one product with two one-hots laid end to end.
 
 // Example C brings its own position table; for other ids there is one of random numbers.
+const hasPositions = ({ table, ids }) =>
+  Boolean(table.positions) && ids.length <= table.positions.length;
+
 function positionTable(state) {
   const { table, ids, seed } = state;
-  const own = table.positions && !table.edited && ids.length <= table.positions.length;
-  if (own) return table.positions.slice(0, ids.length);
+  if (hasPositions(state)) return table.positions.slice(0, ids.length);
   return split(normals(seed + 1, ids.length * columns(state)), columns(state));
 }
 
@@ -58,7 +60,7 @@ sections.push({
         ]),
       ),
     );
-    put(find("position-note"), table.name === "C" ? say("position.C") : say("position.random"));
+    put(find("position-note"), hasPositions(state) ? say("position.C") : say("position.random"));
     verdict("position-verdict", compared);
   },
 

@@ -4,9 +4,8 @@
 const rules = {
   sgd: (options) => (w, g) => [fused(w, g, f32(-options.lr)), 0, 0],
 
-  momentum: (options) => (w, g, buffer, _, step) => {
-    // At the table's first step the buffer is the gradient itself.
-    const next = step === 1 ? g : f32(f32(buffer * f32(options.momentum)) + g);
+  momentum: (options) => (w, g, buffer) => {
+    const next = f32(f32(buffer * f32(options.momentum)) + g);
     return [fused(w, next, f32(-options.lr)), next, 0];
   },
 
