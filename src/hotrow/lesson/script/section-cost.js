@@ -107,7 +107,7 @@ function chart(state, names) {
 // A disc for the product, a square for the look-up: not by colour alone.
 const mark = (way, cx, cy) =>
   way === "matmul"
-    ? svg("circle", { cx, cy, r: 5, class: way })
+    ? svg("circle", { cx, cy, r: 7, class: way })
     : svg("rect", { x: cx - 5, y: cy - 5, width: 10, height: 10, class: way });
 
 function measured() {
