@@ -73,8 +73,7 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     `hotrow.optim`; its memory is then that of its transpose, which safetensors has to be given as
     `.contiguous()`. This goes for the methods of the modules in the model, each of which gets a
     class of the same name in between; what leaves them is written out. In `torch.compile`, for
-    `F.one_hot`. A checkpoint (`use_reentrant=False`) of a function that is no module's method is
-    computed again without them, which torch refuses.
+    `F.one_hot`; in a checkpoint (`use_reentrant=False`), within modules' methods.
 
     `convert.report(model)` says what was done, where, and why not: of one-hots, once the model has
     run. A copy of the model is converted; of one loaded from a file, or whose parameters were

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.onehot import ClassIndexError, OneHot, as_one_hot, make
-from hotrow.origins import Record, looking
+from hotrow.origins import Record
 from hotrow.parts import Field
-from hotrow.resting import Rest, is_saving_elsewhere
+from hotrow.resting import Rest, running, saver
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
@@ -38,12 +38,12 @@ class Finder(TorchFunctionMode):
         self.record, self.rest = record, Rest()
 
     def __enter__(self) -> Finder:
-        looking(self.rest)
+        running.rest = self.rest
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        looking(None)
+        running.rest = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,6 +58,8 @@ class Finder(TorchFunctionMode):
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
+            return func(*args, **kwargs)
+        if running.saver is not saver():  # a checkpoint's own function: no method, the second time
             return func(*args, **kwargs)
         try:
             found = pattern(func, *args, **kwargs)
@@ -78,7 +80,7 @@ def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | N
     finder: Finder | None = record.finders.get(method)
     if finder is None:
         finder = record.finders[method] = Finder(record)
-    always = torch._C._is_tracing() or is_saving_elsewhere()  # and so the second time
+    always = torch._C._is_tracing() or saver() is not None  # and so the second time
     return finder if always or not finder.rest.is_on(args, kwargs) else None
 
 

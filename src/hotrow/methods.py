@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -25,9 +24,8 @@ from hotrow.finding import Finder, finder_of
 from hotrow.multiplying import Multiplier
 from hotrow.onehot import OneHot
 from hotrow.origins import Record
-from hotrow.resting import is_saving_elsewhere
+from hotrow.resting import running, saver
 
-_running = threading.local()
 _records: dict[int, Record] = {}  # by the id of the module, while it lives: asked in each call
 WAYS = ("lookup", "matmul")
 
@@ -155,18 +153,20 @@ def _within(own: type[nn.Module], name: str, method: Callable[..., Any]) -> Call
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         now = getattr(own, name)  # which may have been replaced
-        state = getattr(_running, "state", "")
-        if state == "looks" or (state == "rests" and not is_saving_elsewhere()):
+        before = running.state, running.saver
+        saves = saver()
+        if before[0] and saves is before[1]:
             return now(self, *args, **kwargs)
-        mode = _mode(self, name, args, kwargs)
-        _running.state = "rests" if mode is None else "looks"
+        looks = before[0] == "looks"
+        mode = None if looks else _mode(self, name, args, kwargs)
+        running.state, running.saver = "looks" if looks or mode else "rests", saves
         try:
             if mode is None:
                 return now(self, *args, **kwargs)
             with mode:
                 result = now(self, *args, **kwargs)
         finally:
-            _running.state = state
+            running.state, running.saver = before
         return _plain(result)
 
     return run

@@ -11,21 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.onehot import OneHot
-from hotrow.resting import Rest
-
-_running = threading.local()
+from hotrow.resting import running
 
 
 def _look_on() -> None:
     """Have the method that runs look for one-hots each time."""
-    rest = getattr(_running, "rest", None)
-    if rest is not None:
-        rest.worthwhile = True
-
-
-def looking(rest: Rest | None) -> None:
-    """A method with this rest begins to look for one-hots; None: it ends."""
-    _running.rest = rest
+    if running.rest is not None:
+        running.rest.worthwhile = True
 
 
 class Origin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Collection
 from typing import Any
 
@@ -65,6 +66,26 @@ def _amount(values: Collection[Any], depth: int = 0) -> float:
     return total
 
 
-def is_saving_elsewhere() -> bool:
-    """Whether someone keeps what autograd saves, as a checkpoint does, to compute it again."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+def saver() -> Any:
+    """Who keeps what autograd saves now, as a checkpoint does, to compute it again; or None."""
+    if torch.compiler.is_compiling():
+        return None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]
+
+
+class _Running(threading.local):
+    """The method of a converted model that a thread is in.
+
+    Attributes:
+        state: "looks" for one-hots, or "rests"; "" in none.
+        rest: of the method, while it looks.
+        saver: as it was when the innermost method began.
+    """
+
+    state = ""
+    rest: Rest | None = None
+    saver: Any = None
+
+
+running = _Running()
