@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -24,8 +23,10 @@ from hotrow import _examples, files, loading, report
 from hotrow._compare import Comparison, compare
 from hotrow._sameness import SCALES, Batches, measure
 from hotrow._saved import Saved, saved
+from hotrow.cli_bench import HELP, bench_command
 from hotrow.errors import HotrowError
 from hotrow.options import optimizer_name, parse_options, parse_scales
+from hotrow.terminal import captured, print_text
 from hotrow.text import printable
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
@@ -209,7 +210,7 @@ def compare_command(
         }
         others = [option for option, value in given.items() if value is not None]
         found = _compare_model(context, model, inputs, seed, to, others)
-        _print(report.saved_json(found) if json else str(found))
+        print_text(report.saved_json(found) if json else str(found))
         raise typer.Exit(EQUAL if found else DIFFERENT)
     if html is not None:
         files.check_writable(html)
@@ -232,7 +233,7 @@ def compare_command(
         comparisons = [_compare_example(example, limit) for example in _examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
-    _print(report.to_json(comparisons) if json else _readable(comparisons, html))
+    print_text(report.to_json(comparisons) if json else _readable(comparisons, html))
     raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
 
 
@@ -269,10 +270,13 @@ def check_command(
         batches = Batches(steps=steps, rows=rows, columns=columns, ids=ids, seed=seed)
         found = measure(name, given, batches, scales=wanted, progress=tell)
     if json:
-        _print(report.sameness_json(found))
+        print_text(report.sameness_json(found))
     else:
-        _print(_captured(lambda console: report.print_sameness(found, console)))
+        print_text(captured(lambda console: report.print_sameness(found, console)))
     raise typer.Exit(EQUAL if found else DIFFERENT)
+
+
+app.command("bench", help=HELP, short_help="What does a step cost, beside the peers?")(bench_command)
 
 
 def _readable(comparisons: list[Comparison], html: str | None) -> str:
@@ -285,26 +289,7 @@ def _readable(comparisons: list[Comparison], html: str | None) -> str:
             where = f"The page with the figures is in {printable(html)}"
             console.print(where, markup=False, soft_wrap=True)
 
-    return _captured(show)
-
-
-def _captured(show: Callable[[Console], None]) -> str:
-    """What `show` prints, as text."""
-    console = Console(highlight=False)
-    with console.capture() as captured:
-        show(console)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
-
-
-def _print(text: str) -> None:
-    """To standard output, whatever its encoding; a pipe's reader may leave before the end."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # The verdict stands; Python's own flush at exit must not meet the broken pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return captured(show)
 
 
 def _compare_example(example: _examples.Example, limit: int | None) -> Comparison:

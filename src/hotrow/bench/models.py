@@ -46,7 +46,7 @@ class Model:
     """A model, how long its two sides are watched, and the goals.
 
     `rounds` turns of `turn` timed steps, before and after; a turn begins with one step that is
-    not timed, and of the first turn, which makes the state, none is.
+    not timed. A turn comes before them all, of which none is: it makes the state.
     """
 
     name: str
@@ -132,11 +132,11 @@ class Model:
             told(0.1 + 0.9 * number / (self.rounds + 1), f"round {number} of {self.rounds}")
             for side, count, kept in zip(sides, self.turn, samples, strict=True):
                 turn = []
-                for k in range(count + 1):
+                for k in range(count + (number > 0)):
                     begin = time.perf_counter()
                     side.step(batches[k % len(batches)])
                     turn.append(1e3 * (time.perf_counter() - begin))
-                if number:  # the first round compiles, and makes the state
+                if number:  # the first compiles as well
                     kept.append(turn[1:])
         steps = {
             side: spread([step for turn in turns for step in turn])
