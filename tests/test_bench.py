@@ -13,10 +13,11 @@ import torch
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # bench is beside the package, not in it
 
-from bench import memory, page, records, startup, timing, train  # noqa: E402
 from bench.batches import Batches  # noqa: E402
 from bench.peers import KINDS, PARTS, Peer  # noqa: E402
 from bench.workloads import FBGEMM, OURS, WORKLOADS, Entry, Goal  # noqa: E402
+
+from bench import memory, page, records, startup, timing, train  # noqa: E402
 
 # Of torch's own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")

@@ -25,7 +25,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 import hotrow
-from hotrow import _examples, cli, files
+from hotrow import _examples, cli, files, terminal
 from hotrow.optim.ledger import Ledger
 
 HOSTILE = ["[bold]loud[/bold]", "\x1b[31mred", "\u202ereversed", "<b>&amp;"]
@@ -626,7 +626,7 @@ def test_printing_survives_a_terminal_that_lacks_the_characters(
 ) -> None:
     bytes = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes, encoding="ascii"))
-    cli._print(text)
+    terminal.print_text(text)
     assert (
         bytes.getvalue().decode("ascii") == f"{text.encode('ascii', 'backslashreplace').decode()}\n"
     )

@@ -276,7 +276,9 @@ def check_command(
     raise typer.Exit(EQUAL if found else DIFFERENT)
 
 
-app.command("bench", help=HELP, short_help="What does a step cost, beside the peers?")(bench_command)
+app.command("bench", help=HELP, short_help="What does a step cost, beside the peers?")(
+    bench_command
+)
 
 
 def _readable(comparisons: list[Comparison], html: str | None) -> str:

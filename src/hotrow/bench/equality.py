@@ -19,7 +19,8 @@ def sample(batches: Batches, size: int = 128) -> Tensor:
     third = size // 3
     rare = np.random.default_rng(1).integers(0, batches.rows, third)
     chosen = [batches.at(np.arange(third)), batches[0][:third], torch.from_numpy(rare)]
-    return torch.unique(torch.cat(chosen) % batches.rows)
+    found: Tensor = torch.unique(torch.cat(chosen) % batches.rows)
+    return found
 
 
 def trained(
@@ -41,7 +42,8 @@ def trained(
         slots = torch.searchsorted(rows, ids).clamp_(max=len(rows) - 1)
         where = (rows[slots] == ids).nonzero()[:, 0]
         table.grad = None
-        F.embedding(slots[where], table).backward(gradient=gradient[where])
+        output = F.embedding(slots[where], table)
+        output.backward(gradient=gradient[where])  # type: ignore[no-untyped-call]
         if optimizer is not None:
             optimizer.step()
     found = table if table.grad is None or optimizer is not None else table.grad

@@ -41,7 +41,7 @@ def states(rule: str) -> int:
 
 
 class Copying:
-    """This machine's copy speed, watched among the peers' turns."""
+    """How fast the machine copies, watched among the peers' turns."""
 
     def __init__(self, size: int = COPIED_BYTES) -> None:
         self.source, self.target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))

@@ -120,9 +120,7 @@ def lazy(case: Case, others: dict[str, Peer]) -> Peer:
 
     def touched(ids: Any, gradient: Any) -> tuple[Any, Any]:
         """Distinct ids, and beyond the table what fills their place up; summed gradients."""
-        distinct, places = jnp.unique(
-            ids, size=case.ids, fill_value=case.rows, return_inverse=True
-        )
+        distinct, places = jnp.unique(ids, size=case.ids, fill_value=case.rows, return_inverse=True)
         return distinct, jax.ops.segment_sum(gradient, places, num_segments=case.ids)
 
     def sgd(table: Any, state: Any, ids: Any, gradient: Any) -> tuple[Any, Any]:

@@ -158,7 +158,8 @@ class OneHot(nn.Module):
 
 def embedding(case: Case, sparse: bool = False) -> nn.Embedding:
     """torch's, around `new_weight`."""
-    return nn.Embedding.from_pretrained(new_weight(case), freeze=False, sparse=sparse)
+    weight = new_weight(case)
+    return nn.Embedding(case.rows, case.columns, sparse=sparse, _weight=weight)
 
 
 def ours(case: Case, others: dict[str, Peer]) -> Peer:

@@ -11,7 +11,6 @@ from hotrow.bench.workload import Record
 from hotrow.text import milliseconds
 
 WIDTH, BAR, PITCH, HEIGHT = 420, 22, 32, 220  # pixels
-GROWING = ("rows", "ids", "threads")
 
 
 def plot(record: Record) -> str | None:
@@ -21,7 +20,7 @@ def plot(record: Record) -> str | None:
         return svg.write(_bars(record) if growth is None else growth, "en")
     if "ratio" in record:
         sides = {side: record[side]["median_ms"] for side in ("before", "after")}
-        what = record.get("about", record["workload"])
+        what = str(record.get("about", record["workload"]))
         return svg.write(_chart(what, "before convert and after", list(sides.items())), "en")
     return None
 
@@ -83,7 +82,11 @@ def _chart(
 
 
 def _grid(
-    decades: range, across: Callable[[float], float], top: float, bottom: float, cells: list[svg.Cell]
+    decades: range,
+    across: Callable[[float], float],
+    top: float,
+    bottom: float,
+    cells: list[svg.Cell],
 ) -> list[svg.Curve]:
     """A line at each power of ten, and its label below."""
     curves = []
@@ -91,38 +94,32 @@ def _grid(
         x = across(10.0**decade)
         curves.append(svg.Curve([(x, top), (x, bottom)], "grid"))
         text = milliseconds(10.0**decade)
-        cells.append(svg.Cell(x, bottom + 2, 0, 20, text, "muted", "", "middle", svg.SMALL))
+        cells.append(_tick(x, bottom, text))
     return curves
 
 
+def _tick(x: float, y: float, text: str) -> svg.Cell:
+    """The label of a place on the axis at the bottom."""
+    wide = svg.px(text, svg.SMALL)
+    return svg.Cell(x - wide / 2, y + 2, wide, 20, text, "muted", "", "middle", svg.SMALL)
+
+
 def _growth(record: Record) -> svg.Drawing | None:
-    """A line over the sizes, where peers differ by nothing else; both axes logarithmic."""
-    lines: dict[str, list[tuple[int, float]]] = {}
-    axis = None
-    for peer in record["peers"].values():
-        if "step" not in peer:
-            continue
-        sizes = {
-            "rows": peer["rows"],
-            "ids": peer.get("ids", record["ids"]),
-            "threads": peer.get("threads", record.get("environment", {}).get("threads", 0)),
-        }
-        alike = {"rows": record["rows"], "ids": record["ids"], "threads": sizes["threads"]}
-        own = [name for name in GROWING if sizes[name] != alike[name] or name in peer]
-        own = [name for name in own if name != "rows" or sizes["rows"] != record["rows"]]
-        axis = own[0] if own else axis
-        point = sizes, peer["step"]["median_ms"]
-        lines.setdefault(peer["label"], []).append(point)  # type: ignore[arg-type]
-    if axis is None:
+    """A line over the size in which the peers of a label differ, if they differ in one."""
+    took = [peer for peer in record["peers"].values() if "step" in peer]
+    usual = {"rows": record["rows"], "ids": record["ids"]}
+    usual["threads"] = record["environment"]["threads"]
+    differing = [
+        size for size in usual if any(peer.get(size, usual[size]) != usual[size] for peer in took)
+    ]
+    if len(differing) != 1:
         return None
-    return _lines(
-        title(record),
-        axis,
-        {
-            name: sorted((sizes[axis], time) for sizes, time in points)  # type: ignore[index]
-            for name, points in lines.items()
-        },
-    )
+    axis = differing[0]
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for peer in took:
+        point = peer.get(axis, usual[axis]), peer["step"]["median_ms"]
+        lines.setdefault(peer["label"], []).append(point)
+    return _lines(title(record), axis, {name: sorted(line) for name, line in lines.items()})
 
 
 def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -> svg.Drawing:
@@ -150,8 +147,7 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
         tick = svg.Cell(svg.MARGIN, up(value) - 9, left - svg.MARGIN + 2, 18, text)
         cells.append(tick._replace(ink="muted", anchor="end", size=svg.SMALL))
     for size in sizes:
-        tick = svg.Cell(across(size), bottom + 2, 0, 20, f"{size:,}", "muted")
-        cells.append(tick._replace(anchor="middle", size=svg.SMALL))
+        cells.append(_tick(across(size), bottom, f"{size:,}"))
     told = []
     y = bottom + 26.0
     for number, (name, line) in enumerate(lines.items()):
@@ -159,7 +155,9 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
         path = [(across(size), up(time)) for size, time in line]
         curves.append(svg.Curve(path, f"curve {hue}"))
         curves += [svg.Curve([place, place], f"dot {hue}") for place in path]
-        curves.append(svg.Curve([(left, y + svg.ROW / 2), (left + 34, y + svg.ROW / 2)], f"curve {hue}"))
+        curves.append(
+            svg.Curve([(left, y + svg.ROW / 2), (left + 34, y + svg.ROW / 2)], f"curve {hue}")
+        )
         ends = f"{milliseconds(line[0][1])} to {milliseconds(line[-1][1])}"
         cells.append(svg.label(left + 44, y, f"{name}: {ends}"))
         told += [f"{name}, {size:,} {axis}: {milliseconds(time)}." for size, time in line]

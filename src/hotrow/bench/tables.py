@@ -95,7 +95,7 @@ class Tables:
         )
 
     def among(self, peers: Collection[str]) -> Tables:
-        """hotrow and these kinds of peers."""
+        """Hotrow and these kinds of peers."""
         left = tuple(e for e in self.entries if e.kind == OURS.kind or e.kind in peers)
         return replace(self, entries=left)
 

@@ -141,7 +141,7 @@ def _model(record: Record) -> Told:
     remarks = [f"After takes {ratio} of before's time; equal: output and gradients."]
     goals = model_goals(record)
     remarks += [f"Goals: {goals}."] if goals else []
-    about = record.get("about", record["workload"])
+    about = str(record.get("about", record["workload"]))
     setting = "A step: forward, backward and Adam, before hotrow.convert and after."
     return Told(about, setting, ["", "step, ms", *["extra memory, MB"] * bool(peak)], rows, remarks)
 

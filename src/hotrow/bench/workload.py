@@ -64,7 +64,5 @@ def spread(milliseconds: Sequence[float]) -> dict[str, float]:
 
 def ratios(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> dict[str, float]:
     """Our time over theirs, turn by turn, each turn by its median."""
-    found = [
-        statistics.median(a) / statistics.median(b) for a, b in zip(ours, theirs, strict=True)
-    ]
+    found = [statistics.median(a) / statistics.median(b) for a, b in zip(ours, theirs, strict=True)]
     return {key.removesuffix("_ms"): value for key, value in spread(found).items()}
