@@ -92,7 +92,8 @@ class Model:
         found = {"time": record["ratio"]["median"], "memory": None}
         if len(peak) == len(SIDES):
             record["peak_extra_bytes"] = peak
-            record["memory_ratio"] = found["memory"] = peak["after"] / peak["before"]
+            if peak["before"]:  # so small a model takes none
+                record["memory_ratio"] = found["memory"] = peak["after"] / peak["before"]
         goals = []
         for what, most in self.goals:
             met = None if found[what] is None else found[what] <= most

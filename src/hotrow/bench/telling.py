@@ -38,7 +38,7 @@ def _tables(record: Record, brief: bool) -> Told:
     goals = {goal["against"]: goal for goal in record["goals"] if "against" in goal}
     head = ["", "step, ms", *(part.removesuffix("_step") for part in parts)]
     head += ["extra memory, MB"] * measured + ["of the floor"] * floored
-    head += ["hotrow's ratio", "goal"]
+    head += ["hotrow's ratio"] + ["goal"] * (not brief)
     rows = []
     for name, peer in took.items():
         memory, ratio, goal = peer.get("memory"), peer.get("hotrow_ratio"), goals.get(name)
@@ -49,10 +49,14 @@ def _tables(record: Record, brief: bool) -> Told:
             row.append(number(memory["peak_extra_bytes"] / 1e6) if memory else "")
         if floored:
             row.append(f"{number(floor['median'])} x" if floor else "")
-        row.append(between(ratio, "median", "p20", "p80") if ratio else "")
-        row.append(f"at most {goal['at_most_ratio']:.3g}: {met(goal)}" if goal else "")
+        if brief:
+            row.append(number(ratio["median"]) if ratio else "")
+        else:
+            row.append(between(ratio, "median", "p20", "p80") if ratio else "")
+            row.append(f"at most {goal['at_most_ratio']:.3g}: {met(goal)}" if goal else "")
         rows.append(row)
-    return Told(title(record), _setting(record), head, rows, list(_remarks(record)))
+    remarks = [*_remarks(record), *_goals(record, beside_peers=brief)]
+    return Told(title(record), _setting(record), head, rows, remarks)
 
 
 def title(record: Record) -> str:
@@ -84,29 +88,33 @@ def _setting(record: Record) -> str:
 
 
 def _remarks(record: Record) -> Iterator[str]:
-    """Who is equal, by how much the others are not, who could not take part; other goals."""
+    """Who is equal, by how much the others are not, and who could not take part."""
     for name, peer in record["peers"].items():
         if "failed" in peer:
             remedy = f" To have it: `{peer['remedy']}`." if "remedy" in peer else ""
             yield f"{label(record, name)} took no part: {peer['failed']}.{remedy}"
         elif "equal" in peer.get("equality", {}):
             yield f"{label(record, name)}: {_equality(record, peer['equality'])}"
+
+
+def _goals(record: Record, beside_peers: bool) -> Iterator[str]:
+    """What was asked for, and whether it was met; beside a peer only where a row has no room."""
     for goal in record["goals"]:
         if "at_most_extra_bytes" in goal:
             most = goal["at_most_extra_bytes"] / 1e6
             yield f"Goal for hotrow's extra memory: at most {most:.0f} MB: {met(goal)}."
-        elif goal.get("against") == "floor":
-            yield (
-                f"Goal beside the floor: at most {goal['at_most_ratio']:.3g} x: "
-                f"{number(goal['ratio'])} x, {met(goal)}."
-            )
-        elif goal.get("against") == "best peer":
-            most = f"Goal beside the quickest peer: at most {goal['at_most_ratio']:.3g} x its time"
-            if goal["ratio"] is None:
-                yield f"{most}: {met(goal)}."
-            else:
-                best = label(record, goal["best_peer"])
-                yield f"{most}: {number(goal['ratio'])} x that of {best}, {met(goal)}."
+            continue
+        if goal["against"] in record["peers"]:
+            if not beside_peers:
+                continue
+            beside = label(record, goal["against"])
+        elif goal["against"] == "best peer":
+            best = goal.get("best_peer")
+            beside = "the quickest peer" + (f", {label(record, best)}" if best else "")
+        else:
+            beside = f"the {goal['against']}"
+        ratio = "" if goal["ratio"] is None else f"{number(goal['ratio'])} x, "
+        yield f"Goal beside {beside}: at most {goal['at_most_ratio']:.3g} x: {ratio}{met(goal)}."
 
 
 def _equality(record: Record, seen: Record) -> str:
