@@ -27,8 +27,8 @@ HEAD = """\
 
 <!-- Made by `python bench/page.py` from bench/records: change those, not this. -->
 
-`hotrow bench` measures it on any machine, `hotrow bench --list` names the workloads, and `make bench`
-makes this page anew.
+`hotrow bench` measures it on any machine, `hotrow bench --list` names the workloads, and `make
+bench` makes this page anew.
 
 A step is what a user writes: `zero_grad()`, the look-up, `backward()` with a given gradient of the
 output, which nobody else holds, and `step()`, for a model that is one table. The ids are Zipf(1.1)
@@ -132,7 +132,8 @@ def models(found: dict[str, Record]) -> str:
         rows.append([WORKLOADS[name].about, *times, ratio, *memory, model_goals(record)])
     if not rows:
         return ""
-    head = "model|before, ms|after, ms|ratio|extra memory before, MB|after, MB|goals".split("|")
+    head = ["model", "before, ms", "after, ms", "ratio"]
+    head += ["extra memory before, MB", "after, MB", "goals"]
     text = [
         "## Whole models",
         "A step is forward, backward and Adam, by `torch.optim` before and `hotrow.optim` after "

@@ -258,7 +258,8 @@ def test_goals_are_judged(measured):
 def test_growth_has_sizes_of_its_own(measured):
     peers = measured["adamw-growing-ids"]["peers"]
     moved = [peer["floor_bytes"] for peer in peers.values()]
-    assert moved[0] < moved[1] and moved[1:] == sorted(moved[1:], reverse=True)
+    assert moved[1:] == sorted(moved[1:], reverse=True)
+    assert len(set(moved)) > 2
     assert [peer["rows"] for peer in measured["adamw-10m-64"]["peers"].values()] == [300, 100]
 
 
@@ -277,7 +278,9 @@ def test_threads_are_set_for_a_turn_and_put_back(monkeypatch):
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("fbgemm_gpu") is None, reason="needs a peer of the benchmark: FBGEMM")
+@pytest.mark.skipif(
+    importlib.util.find_spec("fbgemm_gpu") is None, reason="needs a peer of the benchmark: FBGEMM"
+)
 @pytest.mark.parametrize("rule", ["SGD", "Adagrad"])
 def test_fbgemm_is_equal(rule):
     workload = replace(TINY["sgd-1m-256"], rule=rule, entries=(OURS, Entry("fbgemm")), goals=())
@@ -285,7 +288,9 @@ def test_fbgemm_is_equal(rule):
     assert record["peers"]["fbgemm"]["equality"]["equal"], record["peers"]["fbgemm"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs a peer of the benchmark: JAX")
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="needs a peer of the benchmark: JAX"
+)
 @pytest.mark.parametrize("rule", ["SGD", "Adagrad", "Adam", "AdamW", None])
 def test_jax_is_equal_where_it_is_dense(rule):
     entries = (OURS, Entry("jax dense"), *[Entry("jax lazy")] * (rule is not None))

@@ -95,7 +95,8 @@ def bench_command(
     folders = {name: _folder(name, where) for name, where in (("plot", plot), ("records", records))}
     asked = running.Asked(threads or torch.get_num_threads(), chosen, small)
     estimate = sum(workloads.seconds(workloads.chosen(n, small, chosen)) for n in names)
-    _say(f"{len(names)} workloads, about {_minutes(estimate)} on two quiet cores")
+    many = f"{len(names)} workload" + "s" * (len(names) != 1)
+    _say(f"{many}, about {_minutes(estimate)} on two quiet cores")
     found: list[dict[str, Any]] = []
 
     def show(record: dict[str, Any]) -> None:
