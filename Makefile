@@ -26,7 +26,7 @@ lint: .venv/test
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
-# About 20 minutes and 20 GB; writes bench/records, docs/performance.md and the READMEs' times.
+# About 20 minutes and 16 GB; writes bench/records, docs/performance.md and the READMEs' times.
 bench: .venv/peers
 	$(BIN)/hotrow bench --suite full --records bench/records
 	$(BIN)/python bench/page.py

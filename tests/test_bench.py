@@ -95,10 +95,15 @@ def test_a_record_has_every_field(measured, name):
         turns = [len(turn) for turn in peer["step_samples_ms"]]
         assert turns == [workload.dense_turn if dense else workload.turn] * workload.rounds
         assert ("equality" in peer) != reference
-        ratio = peer["step"]["median_ms"] / peer["floor_ms"]
+        floor_ms = 1e3 * peer["floor_bytes"] / record["copy_bytes_per_s"]
+        assert peer["floor_ms"] == pytest.approx(floor_ms)
+        ratio = peer["step"]["median_ms"] / floor_ms
         assert peer["floor_ratio"]["median"] == pytest.approx(ratio, rel=1e-3)
         if entry.kind == "hotrow":
             assert peer["equality"]["equal"]
+        if entry != OURS:
+            ours = record["peers"]["hotrow"]["step_samples_ms"]
+            assert peer["hotrow_ratio"] == ratios(ours, peer["step_samples_ms"])
     assert [goal["against"] for goal in record["goals"] if "against" in goal] == [
         goal.against for goal in workload.goals
     ]
@@ -173,9 +178,12 @@ def test_a_peer_that_is_missing_fails_or_does_not_fit_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", None)
     monkeypatch.setitem(KINDS, "fails", kinds.Kind("fails", fails))
     needed = kinds.bytes_needed
-    monkeypatch.setattr(
-        kinds, "bytes_needed", lambda kind, case: 1e18 if "hot " in kind else needed(kind, case)
-    )
+
+    def too_much(kind, *case):
+        return 1e18 if kind == "one-hot matmul" else needed(kind, *case)
+
+    monkeypatch.setattr(kinds, "bytes_needed", too_much)
+    monkeypatch.setattr(timing, "bytes_needed", too_much)
     names = ("fbgemm", "jax lazy", "one-hot matmul", "fails")
     workload = replace(
         TINY["sgd-1m-256"],
@@ -217,6 +225,15 @@ def test_the_bytes_of_the_floor():
         "SGD": 0, "Adagrad": 1, "ASGD": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2, "Adamax": 2,
         "NAdam": 2, "RAdam": 2, "Adadelta": 2, "Rprop": 2,
     }  # fmt: skip
+
+
+def test_a_record_counts_its_own_bytes(measured):
+    distinct = len(torch.unique(Batches(300, 64)[0]))
+    for name, values, item in (("adamw-1m-256", 3, 4), ("adamw-50k-768-bf16", 3, 2)):
+        moved = measured[name]["peers"]["hotrow"]["floor_bytes"]
+        assert moved == 8 * item * (2 * distinct * values + 2 * 64)
+    uniform = measured["adamw-1m-256-uniform"]
+    assert uniform["distinct_ids_per_step"] == len(torch.unique(Batches(300, 64, False)[0]))
 
 
 def test_the_copy_speed_counts_what_is_read_and_what_is_written():
@@ -393,8 +410,17 @@ def test_a_small_workload_keeps_its_goals_beside_whom_they_are():
     assert small.goals[0].against in {entry.name for entry in small.entries}
 
 
-def test_a_one_hot_that_does_not_fit_is_counted():
+def test_memory_is_reckoned_for_all_of_them(monkeypatch):
     case = Case("forward", None, 1000, 8, 50)
-    assert kinds.bytes_needed("one-hot matmul", case) == 4 * (1000 * 8 + 50 * 1000)
+    assert kinds.bytes_needed("one-hot matmul", case, {}) == 4 * (1000 * 8 + 50 * 1000)
     step = Case("step", "AdamW", 1000, 8, 50)
-    assert kinds.bytes_needed("torch fused", step) == 4 * 1000 * 8 * 4
+    table = 4 * 1000 * 8
+    assert kinds.bytes_needed("torch fused", step, {}) == 4 * table
+    others = {"torch fused": KINDS["torch fused"].build(step, {})}
+    assert kinds.bytes_needed("torch default", step, others) == 3 * table
+    # Of two tables that would fit alone, the second is left out.
+    monkeypatch.setattr(timing, "free_memory", lambda: 5 * 4 * 300 * 8)
+    workload = replace(ADAMW, entries=(OURS, SPARSE), goals=())
+    record = timing.Run(workload).measure()
+    expected = "MemoryError: it needs about 28.8 kB, and 19.2 kB are left"
+    assert record["peers"]["torch sparse"]["failed"] == expected

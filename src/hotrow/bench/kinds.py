@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hotrow._measure import free_memory
 from hotrow.bench import fbgemm, floor, jaxpeers
 from hotrow.bench.peers import Case, Peer, one_hot, ours, torch_dense, torch_sparse
 from hotrow.text import size
@@ -45,24 +44,28 @@ KINDS = {
     "jax dense": Kind("JAX and optax", jaxpeers.dense, 2.0, jaxpeers.REMEDY),
     "jax lazy": Kind("JAX, touched rows only, by hand", jaxpeers.lazy, 0.0, jaxpeers.REMEDY),
 }
+DENSE = ("torch fused", "torch foreach", "torch default")
 
 
-def build(kind: str, case: Case, others: dict[str, Peer]) -> Peer:
-    """Make a peer.
+def bytes_needed(kind: str, case: Case, others: dict[str, Peer]) -> float:
+    """About, for the table, its state, a step, and a one-hot where there is one.
+
+    torch's dense forms share a table: each but the first needs only what its step takes.
+    """
+    step = 0.0 if case.task == "forward" else KINDS[kind].gradients
+    shares = kind in DENSE and any(p.reference and p.case == case for p in others.values())
+    held = 0 if case.rule is None else floor.states(case.rule)
+    written = case.ids * case.rows * case.dtype.itemsize if kind == "one-hot matmul" else 0
+    return (step + (0 if shares else 1 + held)) * case.table_bytes + written
+
+
+def build(kind: str, case: Case, others: dict[str, Peer], left: float) -> Peer:
+    """Make a peer, with `left` bytes of memory that no other will need.
 
     Raises:
-        MemoryError: it would need more than is free.
+        MemoryError: it would need more.
     """
-    needed = bytes_needed(kind, case)
-    free = free_memory()
-    if needed > free:
-        raise MemoryError(f"it needs about {size(needed)}, and {size(free)} are free")
+    needed = bytes_needed(kind, case, others)
+    if needed > left:
+        raise MemoryError(f"it needs about {size(needed)}, and {size(max(left, 0))} are left")
     return KINDS[kind].build(case, others)
-
-
-def bytes_needed(kind: str, case: Case) -> float:
-    """About, for the table, its state, a step, and a one-hot where there is one."""
-    held = 0 if case.rule is None else floor.states(case.rule)
-    tables = 1 + held + (0.0 if case.task == "forward" else KINDS[kind].gradients)
-    written = case.ids * case.rows * case.dtype.itemsize if kind == "one-hot matmul" else 0
-    return tables * case.table_bytes + written

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from hotrow._measure import free_memory
 from hotrow.bench.batches import Batches
 from hotrow.bench.kinds import build
 from hotrow.bench.peers import Peer
@@ -51,7 +52,7 @@ def measure(workload: Tables, entry: Entry, told: Told = quiet) -> dict[str, Any
 
 def _measure(workload: Tables, entry: Entry, told: Told) -> dict[str, Any]:
     case = case_of(workload, entry)
-    few = build(entry.kind, replace(case, rows=1000, columns=8, ids=256), {})
+    few = build(entry.kind, replace(case, rows=1000, columns=8, ids=256), {}, free_memory())
     train(few, Batches(1000, 256), torch.ones(256, 8, dtype=case.dtype), 0, 3)
     del few
     gc.collect()
@@ -59,7 +60,7 @@ def _measure(workload: Tables, entry: Entry, told: Told) -> dict[str, Any]:
     gradient = torch.randn(case.ids, case.columns).to(case.dtype)
     before = resident("VmRSS")
     told(0.1, "table")
-    peer = build(entry.kind, case, {})
+    peer = build(entry.kind, case, {}, free_memory())
     train(peer, batches, gradient, 0, 2)
     for state in peer.state():  # zeros that were never written to are not resident yet
         state.view(-1)[::PAGE_FLOATS].add_(0)

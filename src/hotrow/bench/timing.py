@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from hotrow._measure import free_memory
 from hotrow.bench import equality, floor
 from hotrow.bench.batches import Batches
-from hotrow.bench.kinds import KINDS, build
+from hotrow.bench.kinds import KINDS, build, bytes_needed
 from hotrow.bench.peers import PARTS, Case, Peer, new_weight
 from hotrow.bench.tables import BEST, FLOOR, OURS, Entry, Tables
 from hotrow.bench.workload import Told, quiet, ratios, spread
@@ -91,15 +92,22 @@ class Run:
         }
 
     def build(self) -> None:
-        """Make the peers; one that cannot be made is left out, and the record says why."""
+        """Make the peers; one that cannot be made is left out, and the record says why.
+
+        What they need is reckoned: much of it is only taken when they step.
+        """
+        left = float(free_memory())
         for number, (name, entry) in enumerate(self.entries.items()):
             self.told(0.15 * number / len(self.entries), f"{name}: table")
             case = self.cases[name]
             own = {"ids": entry.ids, "threads": entry.threads}
             self.found[name] = {"rows": case.rows} | {k: v for k, v in own.items() if v}
             self.next[name] = 0
-            peer = self.attempt(name, functools.partial(build, entry.kind, case, self.peers))
+            make = functools.partial(build, entry.kind, case, self.peers, left)
+            needed = bytes_needed(entry.kind, case, self.peers)
+            peer = self.attempt(name, make)
             if peer is not None:
+                left -= needed
                 self.peers[name] = peer
                 self.found[name]["label"] = peer.label
 

@@ -27,7 +27,7 @@ CORES = os.cpu_count() or 1
 LARGE = [
     Tables(
         "adamw-1m-256", "a training step, AdamW", "AdamW", 1_000_000, 256, 16_384,
-        (OURS, SPARSE, DENSE, DEFAULT, JAX_LAZY, JAX_DENSE),
+        (OURS, SPARSE, DENSE, DEFAULT, JAX_LAZY),
         (Goal("torch fused", 1 / 30), Goal("torch default", 1 / 150), Goal("torch sparse", 0.6),
          Goal(FLOOR, 2.0), NO_PEER_AHEAD),
         memory=("hotrow", "torch sparse", "torch fused"), extra_bytes_at_most=150e6, seconds=125,
