@@ -71,7 +71,7 @@ class Model:
     def parts(self) -> list[Part]:
         """A process for the times, and one for each side's memory."""
         watched = SIDES if self.memory and sys.platform.startswith("linux") else ()
-        seconds = self.seconds / 3
+        seconds = self.seconds / 4
         return [
             Part(TIMES, "time", self.seconds),
             *(Part(f"memory {side}", "memory", seconds) for side in watched),

@@ -30,7 +30,7 @@ LARGE = [
         (OURS, SPARSE, DENSE, DEFAULT, JAX_LAZY),
         (Goal("torch fused", 1 / 30), Goal("torch default", 1 / 150), Goal("torch sparse", 0.6),
          Goal(FLOOR, 2.0), NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse", "torch fused"), extra_bytes_at_most=150e6, seconds=125,
+        memory=("hotrow", "torch sparse", "torch fused"), extra_bytes_at_most=150e6, seconds=110,
     ),
     Tables(
         "adamw-50k-768", "a training step, AdamW, GPT-2's table", "AdamW", 50_257, 768, 4_096,
@@ -47,13 +47,13 @@ LARGE = [
         "sgd-1m-256", "a training step, SGD", "SGD", 1_000_000, 256, 16_384,
         (OURS, SPARSE, FBGEMM, JAX_LAZY),
         (Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse"), seconds=60,
+        memory=("hotrow", "torch sparse"), seconds=55,
     ),
     Tables(
         "adagrad-1m-256", "a training step, Adagrad", "Adagrad", 1_000_000, 256, 16_384,
         (OURS, SPARSE, FBGEMM, JAX_LAZY),
         (Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse"), seconds=75,
+        memory=("hotrow", "torch sparse"), seconds=70,
     ),
     Tables(
         "adamw-1m-256-uniform", "ids that are hardly ever the same", "AdamW",
@@ -91,7 +91,7 @@ PARTLY = [
     Tables(
         "forward-50k-768", "forward alone, beside the matmul", None, 50_257, 768, 4_096,
         (OURS, DEFAULT, FBGEMM, JAX_DENSE, ONE_HOT), (Goal(BEST, 1.2),), task="forward",
-        steps_before=20, few_before=1, rounds=4, dense_turn=1, seconds=35,
+        steps_before=20, few_before=1, rounds=4, dense_turn=1, seconds=40,
     ),
     Tables(
         "gradient-1m-256", "forward and backward, without a step", None, 1_000_000, 256, 16_384,
