@@ -97,7 +97,8 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
 
 def run(unrun: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Run it from top to bottom; an error in a cell is an error here."""
-    client = NotebookClient(unrun, timeout=300, record_timing=False)
+    # However its output is cut into messages: together.
+    client = NotebookClient(unrun, timeout=300, record_timing=False, coalesce_streams=True)
     done = client.execute(cwd=str(HERE))
     done.metadata["language_info"] = {"name": "python"}  # no version, which differs
     return done

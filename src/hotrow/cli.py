@@ -19,14 +19,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import hotrow
-from hotrow import _examples, files, loading, report
+from hotrow import _examples, files, loading, report, terminal
 from hotrow._compare import Comparison, compare
 from hotrow._sameness import SCALES, Batches, measure
 from hotrow._saved import Saved, saved
-from hotrow.cli_bench import HELP, bench_command
+from hotrow.cli_bench import BENCH, bench_command
+from hotrow.cli_learn import LEARN, learn_command
 from hotrow.errors import HotrowError
 from hotrow.options import optimizer_name, parse_options, parse_scales
-from hotrow.terminal import captured, print_text
 from hotrow.text import printable
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
@@ -210,7 +210,7 @@ def compare_command(
         }
         others = [option for option, value in given.items() if value is not None]
         found = _compare_model(context, model, inputs, seed, to, others)
-        print_text(report.saved_json(found) if json else str(found))
+        terminal.put(report.saved_json(found) if json else str(found))
         raise typer.Exit(EQUAL if found else DIFFERENT)
     if html is not None:
         files.check_writable(html)
@@ -233,7 +233,7 @@ def compare_command(
         comparisons = [_compare_example(example, limit) for example in _examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
-    print_text(report.to_json(comparisons) if json else _readable(comparisons, html))
+    terminal.put(report.to_json(comparisons) if json else _readable(comparisons, html))
     raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
 
 
@@ -270,14 +270,17 @@ def check_command(
         batches = Batches(steps=steps, rows=rows, columns=columns, ids=ids, seed=seed)
         found = measure(name, given, batches, scales=wanted, progress=tell)
     if json:
-        print_text(report.sameness_json(found))
+        terminal.put(report.sameness_json(found))
     else:
-        print_text(captured(lambda console: report.print_sameness(found, console)))
+        terminal.put(terminal.captured(lambda console: report.print_sameness(found, console)))
     raise typer.Exit(EQUAL if found else DIFFERENT)
 
 
-app.command("bench", help=HELP, short_help="What does a step cost, beside the peers?")(
+app.command("bench", help=BENCH, short_help="What does a step cost, beside the peers?")(
     bench_command
+)
+app.command("learn", help=LEARN, short_help="The lesson: an embedding, to see and to change.")(
+    learn_command
 )
 
 
@@ -291,7 +294,7 @@ def _readable(comparisons: list[Comparison], html: str | None) -> str:
             where = f"The page with the figures is in {printable(html)}"
             console.print(where, markup=False, soft_wrap=True)
 
-    return captured(show)
+    return terminal.captured(show)
 
 
 def _compare_example(example: _examples.Example, limit: int | None) -> Comparison:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
-from hotrow import files
+from hotrow import files, terminal
 from hotrow.errors import HotrowError
-from hotrow.terminal import captured, print_text
 from hotrow.text import printable
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 RAN, FAILED = 0, 1
 
 # A line with nothing but \b keeps the lines up to the next blank one as they are.
-HELP = """Measure what a step costs, beside the peers and beside the speed of this machine's memory.
+BENCH = """Measure what a step costs, beside the peers and beside the speed of this machine's memory.
 
 Each workload first holds hotrow's numbers to dense torch's, and says of every peer by how much
 its are not equal. Then all take turns in one process, each with its best settings. The floor is
@@ -86,7 +85,7 @@ def bench_command(
     from hotrow.bench import running, workloads
 
     if listed:
-        print_text(captured(_list))
+        terminal.put(terminal.captured(_list))
         raise typer.Exit(RAN)
     names = _names(suite or ["quick"])
     chosen = None if peers is None else _known("--peers", peers, list(_kinds()), "peer")
@@ -102,7 +101,7 @@ def bench_command(
     def show(record: dict[str, Any]) -> None:
         found.append(record)
         _clear()
-        print_text(captured(lambda console: _show(record, console)) + "\n")
+        terminal.put(terminal.captured(lambda console: _show(record, console)) + "\n")
         if folders["records"] is not None:
             recorded.write(record, record["workload"], folders["records"])
         if folders["plot"] is not None:

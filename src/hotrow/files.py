@@ -132,8 +132,8 @@ def parse_ids(text: str, source: str) -> list[int]:
     return ids
 
 
-def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
-    """A tokenizer.json whose ids all have a row in the table.
+def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
+    """A tokenizer.json whose ids all have a row in the table; any, where `rows` is None.
 
     Its truncation and padding are switched off, so that every token of a text counts once.
     """
@@ -148,7 +148,7 @@ def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
             fix="give a tokenizer.json, as the tokenizers library writes it",
         ) from None
     largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
+    if rows is not None and largest >= rows:
         raise HotrowError(
             f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
             f"(valid 0..{rows - 1:,})",
