@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RAN, FAILED = 0, 1
 
 # A line with nothing but \b keeps the lines up to the next blank one as they are.
-BENCH = """Measure what a step costs, beside the peers and beside the speed of this machine's memory.
+BENCH = """Measure what a step costs, beside its peers and beside the speed of the memory.
 
 Each workload first holds hotrow's numbers to dense torch's, and says of every peer by how much
 its are not equal. Then all take turns in one process, each with its best settings. The floor is
@@ -228,7 +228,7 @@ def _tell(share: float, doing: str, spent: float, left: float) -> None:
     """One line on standard error, over and over on a terminal."""
     text = f"{share:4.0%}  {doing}, {_minutes(spent)} spent, about {_minutes(left)} left"
     if sys.stderr.isatty():
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         print(f"\r\033[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
     else:
         print(text, file=sys.stderr, flush=True)
