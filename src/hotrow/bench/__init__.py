@@ -4,6 +4,7 @@ workload.py     what any workload is
 workloads.py    the list: sizes, who takes part, goals, suites
 tables.py       one table as a workload
 models.py       a whole model as a workload, before and after `convert`
+networks.py     those models
 startup.py      a whole program as a workload: the time it takes to begin
 batches.py      the ids, the same for every peer
 kinds.py        every peer by name
