@@ -21,7 +21,7 @@ records.py      where it was measured, and records as files
 telling.py      a record for people
 plots.py        a record as a figure
 
-A workload has a `name`, `about` it in words, and four methods: `small()`, the same in a size that
+A workload has a `name`, `about` it in words, and five methods: `small()`, the same in a size that
 only tries the harness; `among(peers)`, the same with some of its peers; `parts()`, what is run in
 processes of its own, with `run(part, told)`; and `record(results)`, which puts them together.
 """
