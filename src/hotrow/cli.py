@@ -23,6 +23,7 @@ from hotrow import _examples, files, loading, report, terminal
 from hotrow._compare import Comparison, compare
 from hotrow._sameness import SCALES, Batches, measure
 from hotrow._saved import Saved, saved
+from hotrow.cli_bench import BENCH, bench_command
 from hotrow.cli_learn import LEARN, learn_command
 from hotrow.errors import HotrowError
 from hotrow.options import optimizer_name, parse_options, parse_scales
@@ -271,10 +272,13 @@ def check_command(
     if json:
         terminal.put(report.sameness_json(found))
     else:
-        terminal.put(_captured(lambda console: report.print_sameness(found, console)))
+        terminal.put(terminal.captured(lambda console: report.print_sameness(found, console)))
     raise typer.Exit(EQUAL if found else DIFFERENT)
 
 
+app.command("bench", help=BENCH, short_help="What does a step cost, beside the peers?")(
+    bench_command
+)
 app.command("learn", help=LEARN, short_help="The lesson: an embedding, to see and to change.")(
     learn_command
 )
@@ -290,15 +294,7 @@ def _readable(comparisons: list[Comparison], html: str | None) -> str:
             where = f"The page with the figures is in {printable(html)}"
             console.print(where, markup=False, soft_wrap=True)
 
-    return _captured(show)
-
-
-def _captured(show: Callable[[Console], None]) -> str:
-    """What `show` prints, as text."""
-    console = Console(highlight=False)
-    with console.capture() as captured:
-        show(console)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
+    return terminal.captured(show)
 
 
 def _compare_example(example: _examples.Example, limit: int | None) -> Comparison:

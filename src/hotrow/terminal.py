@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
+
+from rich.console import Console
 
 
 def put(text: str) -> None:
@@ -16,3 +19,11 @@ def put(text: str) -> None:
     except BrokenPipeError:
         # The verdict stands; Python's own flush at exit must not meet the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def captured(show: Callable[[Console], None]) -> str:
+    """What `show` prints, as text."""
+    console = Console(highlight=False)
+    with console.capture() as found:
+        show(console)
+    return "\n".join(line.rstrip() for line in found.get().rstrip().split("\n"))
