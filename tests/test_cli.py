@@ -106,7 +106,7 @@ INCOMPLETE = (
     "is it complete? Pickled files (.pt, .bin) are never opened; "
     "save the tensor with safetensors.torch.save_file"
 )
-WHOLE = "ids are whole numbers of at most 18 digits, apart by commas or spaces"
+WHOLE = "ids are whole numbers of at most 18 digits, separated by commas or spaces"
 MAY_READ = "name a file that you may read"
 SIZE = "write it as 500MB or 2GiB"
 LONG = "x" * 300

@@ -253,7 +253,7 @@ def check_command(
     columns: Annotated[int, typer.Option(help="Columns of the table.", min=1)] = 19,
     ids: Annotated[int, typer.Option(help="Ids of each step; Zipf.", min=1)] = 12,
     scales: Annotated[
-        str, typer.Option(help="Scales of the gradients, apart by commas.", metavar="SCALES")
+        str, typer.Option(help="Scales of the gradients, separated by commas.", metavar="SCALES")
     ] = ",".join(f"{scale:g}" for scale in SCALES),
     seed: Annotated[int, typer.Option(help="Of the table, ids and gradients.", min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,

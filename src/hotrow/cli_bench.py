@@ -48,7 +48,7 @@ def bench_command(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="quick, full, or names of workloads, apart by commas; quick unless given.",
+            help="quick, full, or names of workloads, separated by commas; quick unless given.",
             metavar="NAMES",
         ),
     ] = None,
@@ -58,7 +58,7 @@ def bench_command(
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="Who takes part beside hotrow, apart by commas; all unless given.",
+            help="Who takes part beside hotrow, separated by commas; all unless given.",
             metavar="NAMES",
         ),
     ] = None,

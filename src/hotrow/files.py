@@ -119,14 +119,14 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_ids(text: str, source: str) -> list[int]:
-    """Ids written in decimal, apart by commas or white space; `source` is for the error."""
+    """Ids written in decimal, separated by commas or white space; `source` is for the error."""
     ids = []
     for number, line in enumerate(text.split("\n"), 1):
         for word in line.replace(",", " ").split():
             if not _ID.fullmatch(word):
                 raise HotrowError(
                     f"{source}, line {number}: {elide(word, 40)!r} is not an id",
-                    fix="ids are whole numbers of at most 18 digits, apart by commas or spaces",
+                    fix="ids are whole numbers of at most 18 digits, separated by commas or spaces",
                 )
             ids.append(int(word))
     return ids
