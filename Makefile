@@ -26,9 +26,10 @@ lint: .venv/test
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
-# About 12 minutes and 13 GB; writes bench/records and docs/performance.md.
+# About 20 minutes and 16 GB; writes bench/records, docs/performance.md and the READMEs' times.
 bench: .venv/peers
-	$(BIN)/python -m bench.train
+	$(BIN)/hotrow bench --suite full --records bench/records
+	$(BIN)/python bench/page.py
 
 # Writes docs/sameness.md: every optimizer's step held to torch's.
 sameness: .venv/test
@@ -57,4 +58,5 @@ clean:
 
 .venv/peers: .venv/core
 	$(PIP) --no-deps fbgemm-gpu-cpu==1.8.0
+	$(PIP) --editable '.[peers-jax]'
 	@touch $@

@@ -1,30 +1,51 @@
-"""docs/performance.md, made from the records."""
+"""Make docs/performance.md, its figures and the READMEs' table of times from bench/records.
+
+    python bench/page.py
+
+The records are made by `make bench`, which then calls this.
+"""
 
 from __future__ import annotations
 
+import argparse
+import re
+from pathlib import Path
 from typing import Any
 
-from bench.workloads import WORKLOADS
+from hotrow import files
+from hotrow.bench import plots, records
+from hotrow.bench.telling import between, model_goals, number, tell
+from hotrow.bench.workloads import WORKLOADS
 
 Record = dict[str, Any]
-PARTS = ("zero_grad", "forward", "backward", "optimizer_step")
+ROOT = Path(__file__).parents[1]
+RECORDS, DOCS, FIGURES = ROOT / "bench" / "records", ROOT / "docs", "performance"
+READMES = ("README.md", "README.zh-CN.md")
 
 HEAD = """\
 # What a training step costs
 
-<!-- Made by `python -m bench.train --page-only` from bench/records: change those, not this. -->
+<!-- Made by `python bench/page.py` from bench/records: change those, not this. -->
+
+`hotrow bench` measures it on any machine, `hotrow bench --list` names the workloads, and `make
+bench` makes this page anew.
 
 A step is what a user writes: `zero_grad()`, the look-up, `backward()` with a given gradient of the
-output, which nobody else holds, and `step()`, for a model that is one table. The ids are Zipf(1.1),
-new at each step, drawn before it is timed, the same for everybody. The peers take turns in one
-process, each with its quickest settings; an optimizer's options are torch's defaults. Times are
-medians, with the 20th and 80th percentile in brackets. A ratio is hotrow's time over the peer's,
-turn by turn.
+output, which nobody else holds, and `step()`, for a model that is one table. The ids are Zipf(1.1)
+unless it says uniform, new at each step, drawn before it is timed, the same for everybody. The
+peers take turns in one process, each with its quickest settings; an optimizer's options are torch's
+defaults. Times are medians, with the 20th and 80th percentile in brackets. A ratio is hotrow's time
+over the peer's, turn by turn.
 
 **Equal** means: on rows sampled from the measured table, after the steps that come before the
 timing, the largest error to dense training in float64 is no more than that of torch's dense
-training in float32, plus 2 ulp. For hotrow it is asserted; a run in which it does not hold leaves
-no record.
+training in the table's dtype, plus 2 ulp. For hotrow it is asserted; a run in which it does not
+hold leaves no record.
+
+**The floor** is the time that the machine takes to copy as many bytes as a step must move, at the
+speed of copying 128 MB, watched among the peers' turns. A step must read and write each touched
+row's weight and state once, read each row of the output's gradient once, and write each row of the
+output once. It is shown where the record has it.
 
 **Extra memory** is the peak resident memory of a process during a step, less what was resident
 before the table was made, less the table and the optimizer's state. The step's output and gradient
@@ -56,147 +77,78 @@ an output's place before it is written (a quarter of the look-up). What did not:
 rows ahead; larger parts for each thread.
 """
 
+NOT_FASTER = """\
+## What is not faster
 
-def page(records: dict[str, Record]) -> str:
+- A table of a few thousand rows: a step has a fixed cost of Python and torch, which torch's own
+  dense step on so few rows undercuts.
+- SGD without momentum: torch's `sparse=True` leaves idle rows alone, which is right there, and is
+  about as quick.
+- A head over the vocabulary: its gradient is dense, whether it is tied to the table or not; only
+  the table's part of a step shrinks.
+- Adam-like rules with coupled decay: a row makes its missed steps one by one. RMSprop with decay
+  takes torch's own dense step.
+- A model whose one-hots are small, as above.
+"""
+
+# What looks small one-hots up all the same stands in the table too.
+SMALL_ONEHOTS = """\
+A model whose one-hots are small is not faster. Each operation on one that is not written out is
+Python, 3 to 15 us, and so is each other call of torch's in the model's own classes, 1 to 1.5 us; a
+product with 64 x 500 ones and zeros takes hardly longer. So one-hots of fewer than 100,000 entries
+are left to torch, and a model that has no larger ones runs as it was, as the policy here does,
+unless `least=0` has all looked up."""
+
+
+def page(found: dict[str, Record]) -> str:
     """The whole page, in Markdown."""
-    parts = [HEAD]
-    parts += [workload(records[name]) for name in WORKLOADS if name in records]
-    if "startup" in records:
-        parts.append(startup(records["startup"]))
-    parts += [WHY, onehots(records), machines(records)]
-    return "\n".join(parts)
+    ordered = {name: found[name] for name in WORKLOADS if name in found}
+    tables = [section(name, record) for name, record in ordered.items() if "peers" in record]
+    others = [section(name, record) for name, record in ordered.items() if "later_use" in record]
+    parts = [HEAD, *tables, *others, WHY, models(ordered), NOT_FASTER, machines(found)]
+    return "\n".join(part for part in parts if part)
 
 
-def workload(record: Record) -> str:
-    """One workload: a row for each peer, then what was compared and what failed."""
-    goals = {goal["against"]: goal for goal in record["goals"] if "against" in goal}
-    rows = []
-    for name, peer in record["peers"].items():
-        if "failed" in peer:
-            continue
-        memory, ratio, goal = peer.get("memory"), peer.get("hotrow_ratio"), goals.get(name)
-        rows.append(
-            [
-                label(record, name),
-                between(peer["step"], "median_ms", "p20_ms", "p80_ms"),
-                *(number(peer[part]["median_ms"]) for part in PARTS),
-                number(memory["peak_extra_bytes"] / 1e6) if memory else "",
-                between(ratio, "median", "p20", "p80") if ratio else "",
-                f"at most {goal['at_most_ratio']:.3g}: {met(goal)}" if goal else "",
-            ]
-        )
-    columns = "|step, ms|zero_grad|forward|backward|optimizer|extra memory, MB|hotrow's ratio|goal"
-    text = [
-        f"## {record['rule']}, {record['rows']:,} x {record['columns']}, {record['ids']:,} ids",
-        f"{record['distinct_ids_per_step']:,} of the ids are distinct. Before the timing come "
-        f"{record['steps_before']:,} steps; {record['steps_before_dense']} for torch's dense "
-        "optimizers, whose time does not depend on the past.",
-        table(columns.split("|"), rows),
-        "\n".join(f"- {line}" for line in remarks(record)),
-    ]
+def section(name: str, record: Record) -> str:
+    """A table of one record, its figure, and what else is to be said."""
+    told = tell(record)
+    figure = [f"![{told.title}: the times below]({FIGURES}/{name}.svg)"] * ("peers" in record)
+    remarks = "\n".join(f"- {line}" for line in told.remarks)
+    text = [f"## {told.title}", told.setting, *figure, table(told.head, told.rows), remarks]
     return "\n\n".join(text) + "\n"
 
 
-def remarks(record: Record) -> list[str]:
-    """Who is equal, by how much the others are not, who could not take part; the memory's goal."""
-    found = []
-    for name, peer in record["peers"].items():
-        if "failed" in peer:
-            remedy = f" To have it: `{peer['remedy']}`." if "remedy" in peer else ""
-            found.append(f"{label(record, name)} took no part: {peer['failed']}.{remedy}")
-        elif "equal" in peer.get("equality", {}):
-            seen = peer["equality"]
-            verdict = "equal" if seen["equal"] else "**not equal**"
-            found.append(
-                f"{label(record, name)}: {verdict} to dense {seen['with']} on "
-                f"{seen['rows_compared']} rows. Largest error {seen['max_error']:.2g} (torch's "
-                f"dense float32: {seen['max_error_of_dense_float32']:.2g}), where weights moved "
-                f"by up to {seen['max_move_of_dense']:.2g}."
-            )
-    for goal in record["goals"]:
-        if "at_most_extra_bytes" in goal:
-            most = goal["at_most_extra_bytes"] / 1e6
-            found.append(f"Goal for hotrow's extra memory: at most {most:.0f} MB: {met(goal)}.")
-    return found
-
-
-def startup(record: Record) -> str:
-    """First and later starts."""
-    rows = [
-        ["first use, empty cache of compiled kernels", number(record["first_use_median_s"])],
-        ["later uses", number(record["later_use"]["median_ms"] / 1e3)],
-        ["torch alone", number(record["torch_alone"]["median_ms"] / 1e3)],
-        ["added by hotrow to later uses", between(record["added"], *AS_SECONDS, scale=1e-3)],
-    ]
-    goal = record["goals"][0]
-    text = [
-        "## Start-up",
-        "A whole program: import, a table of 1,000 x 64, three steps of AdamW, exit.",
-        table(["", "s"], rows),
-        f"Goal for the added time: at most {goal['at_most_added_s']} s: {met(goal)}.",
-    ]
-    return "\n\n".join(text) + "\n"
-
-
-ONEHOTS = {
-    "tabular": "26 fields of 100,000 columns, 13 dense columns, batch 4,096, first layer 256",
-    "policy": "500 states, batch 64, two layers of 64",
-    "plain": "nothing to convert: four layers of 512, batch 256",
-    "policy-64": "the policy with `least=0`",
-    "policy-256": "the policy with `least=0`, batch 256",
-    "policy-2000": "the policy with `least=0`, 2,000 states",
-}
-
-
-def onehots(records: dict[str, Record]) -> str:
-    """Models that multiply by one-hots, before and after `convert`."""
+def models(found: dict[str, Record]) -> str:
+    """Whole models, before and after `convert`."""
+    as_ms = "median_ms", "p20_ms", "p80_ms"
     rows = []
-    for name, what in ONEHOTS.items():
-        record = records.get(f"onehot-{name}")
-        if record is None:
+    for name, record in found.items():
+        if "before" not in record:
             continue
         peak = record.get("peak_extra_bytes", {})
-        goals = "; ".join(
-            f"{goal['what']} at most {goal['at_most_ratio']:.3g}: {met(goal)}"
-            for goal in record["goals"]
-        )
-        times = [between(record[side], *AS_SECONDS) for side in ("before", "after")]
+        times = [between(record[side], *as_ms) for side in ("before", "after")]
         memory = [number(peak[side] / 1e6) if peak else "" for side in ("before", "after")]
         ratio = between(record["ratio"], "median", "p20", "p80")
-        rows.append([what, *times, ratio, *memory, goals])
+        rows.append([WORKLOADS[name].about, *times, ratio, *memory, model_goals(record)])
     if not rows:
         return ""
-    head = [
-        "model",
-        "before, ms",
-        "after, ms",
-        "ratio",
-        "extra memory before, MB",
-        "after, MB",
-        "goals",
-    ]
+    head = ["model", "before, ms", "after, ms", "ratio"]
+    head += ["extra memory before, MB", "after, MB", "goals"]
     text = [
-        "## Models that multiply by one-hots",
+        "## Whole models",
         "A step is forward, backward and Adam, by `torch.optim` before and `hotrow.optim` after "
         "`convert`, both `fused` for what is dense, in turns in one process. Output and gradients "
         "are held to float64 first.",
         table(head, rows),
-        "What is not faster: a model whose one-hots are small. Each operation on one that is not "
-        "written out is Python, 3 to 15 us, and so is each other call of torch's in the model's "
-        "own classes, 1 to 1.5 us; a product with 64 x 500 ones and zeros takes hardly longer. So "
-        "one-hots of fewer than 100,000 entries are left to torch, and a model that has no larger "
-        "ones runs as it was, as the policy here does, unless `least=0` has all looked up.",
+        SMALL_ONEHOTS,
     ]
     return "\n\n".join(text) + "\n"
 
 
-AS_SECONDS = ("median_ms", "p20_ms", "p80_ms")
-
-
-def machines(records: dict[str, Record]) -> str:
+def machines(found: dict[str, Record]) -> str:
     """Where the records were made: each place once, with its records."""
     places: dict[str, list[str]] = {}
-    for name, record in records.items():
+    for name, record in found.items():
         seen = record["environment"]
         versions = ", ".join(f"{key} {value}" for key, value in seen["versions"].items() if value)
         settings = ", ".join(f"{key}={value}" for key, value in seen["settings"].items())
@@ -212,30 +164,70 @@ def machines(records: dict[str, Record]) -> str:
     return "\n".join(["## Where", "", *lines, ""])
 
 
-def label(record: Record, name: str) -> str:
-    """How a peer is called on the page."""
-    peer = record["peers"][name]
-    text = peer.get("label", name)
-    return text if peer["rows"] == record["rows"] else f"{text}, {peer['rows']:,} rows"
-
-
-def between(found: dict[str, float], middle: str, low: str, high: str, scale: float = 1) -> str:
-    """A median and its percentiles."""
-    a, b, c = (number(found[key] * scale) for key in (middle, low, high))
-    return f"{a} [{b}, {c}]"
-
-
-def number(value: float) -> str:
-    """Three digits, more before the point if need be."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def met(goal: Record) -> str:
-    """In words."""
-    return {True: "met", False: "**not met**", None: "not measured"}[goal["met"]]
-
-
 def table(head: list[str], rows: list[list[str]]) -> str:
     """A Markdown table, numbers to the right."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# What the READMEs show: a workload each, in the words of both.
+SHOWN = {
+    "adamw-1m-256": "1M x 256, 16,384, AdamW",
+    "adamw-50k-768": "50,257 x 768, 4,096, AdamW",
+    "adamw-10m-64": "10M x 64, 16,384, AdamW",
+    "adagrad-1m-256": "1M x 256, 16,384, Adagrad",
+    "sgd-1m-256": "1M x 256, 16,384, SGD",
+}
+BESIDE = ("torch fused", "torch default", "torch sparse")
+
+
+def readme_rows(found: dict[str, Record]) -> str:
+    """The lines of the READMEs' table of times, below its head."""
+    lines = []
+    for name, what in SHOWN.items():
+        peers = found[name]["peers"]
+        cells = [f"{peers['hotrow']['step']['median_ms']:.1f} ms"]
+        for kind in BESIDE:
+            peer = peers.get(kind, {})
+            if "step" not in peer:
+                cells.append("—")
+                continue
+            time, ratio = peer["step"]["median_ms"], peer["hotrow_ratio"]["median"]
+            shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
+            star = " *" if "SparseAdam" in peer["label"] else ""
+            cells.append(f"{shown} ms ({1 / ratio:.1f} x){star}")
+        lines.append("| " + " | ".join([what, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def put_rows(readme: str, rows: str) -> str:
+    """The README with these lines in place of those below the head of its table of times."""
+    pattern = r"(^\|[^\n]*\| hotrow \|[^\n]*\n\|[-| :]+\n)(?:\|[^\n]*\n)+"
+    changed, count = re.subn(pattern, lambda m: m[1] + rows, readme, flags=re.MULTILINE)
+    assert count == 1, "a README has one table of times"
+    return changed
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the page and its figures, and the READMEs' tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--records", type=Path, default=RECORDS, help="their folder")
+    parser.add_argument("--docs", type=Path, help="a folder to write into, READMEs left alone")
+    asked = parser.parse_args(arguments)
+    found = records.read(asked.records)
+    docs = asked.docs or DOCS
+    (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+    for name, record in found.items():
+        if "peers" in record:
+            files.write_text(docs / FIGURES / f"{name}.svg", plots.plot(record) + "\n")
+    files.write_text(docs / "performance.md", page(found))
+    if asked.docs is None:
+        for name in READMES:
+            text = (ROOT / name).read_text(encoding="utf-8")
+            files.write_text(ROOT / name, put_rows(text, readme_rows(found)))
+
+
+if __name__ == "__main__":
+    main()

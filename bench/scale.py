@@ -1,6 +1,6 @@
 """Bytes on the wire against the formula, and tables in files against their size; docs/scale.json.
 
-    python -m bench.scale
+    python bench/scale.py
 
 The bytes are what Linux counts on the loopback interface, in a network namespace of their own
 (root only), with all that gloo and TCP add. Times are of forward, backward and step on Zipf ids
@@ -26,10 +26,10 @@ import torch.multiprocessing as processes
 from torch import nn
 
 import hotrow
-from bench.batches import Batches
-from bench.memory import CLEAR, resident
-from bench.records import ROOT, environment
 from hotrow import disk
+from hotrow.bench.batches import Batches
+from hotrow.bench.memory import CLEAR, resident
+from hotrow.bench.records import ROOT, environment
 from hotrow.distributed import replicate, shard
 
 RECORD = ROOT / "docs" / "scale.json"
@@ -159,7 +159,7 @@ def main() -> None:
         found = wire(rest[0], int(rest[1])) if what == "wire" else on_disk(int(rest[0]), rest[1])
         print(json.dumps(found))
         return
-    command = [sys.executable, "-m", "bench.scale"]
+    command = [sys.executable, str(Path(__file__).resolve())]
     record: dict[str, Any] = {"environment": environment(1), "wire": [], "disk": []}
     for way in ("shard", "replicate"):
         for count in (2, 3):

@@ -1,5 +1,7 @@
 """Build and run the lesson's notebooks, one for each language, from one source beside this file.
 
+And draw the first figure of each README.
+
 The source is Markdown. `<!-- en -->` and `<!-- zh-CN -->` start the text of a cell in that
 language; a block of Python is a cell of both, but for its line `lang = "en"`; `<!-- measured -->`
 before it says that its output depends on the machine.
@@ -16,9 +18,16 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+import hotrow
+from hotrow._examples import A
+
 HERE = Path(__file__).parent
 SOURCE = HERE / "embedding-vs-linear.md"
 FILES = {"en": "embedding-vs-linear.ipynb", "zh-CN": "embedding-vs-linear.zh-CN.ipynb"}
+FIGURES = {
+    "en": HERE.parent / "docs" / "lookup.svg",
+    "zh-CN": HERE.parent / "docs" / "lookup.zh-CN.svg",
+}
 MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured) -->|```(?:python)?)\n", re.MULTILINE)
 # Line breaks that Chinese has no space for: between two of its characters, and after its marks.
 HAN, STOPS = "[\u3000-\u9fff\uff00-\uffef]", "[，。；：！？、）]"
@@ -88,14 +97,22 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
 
 def run(unrun: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Run it from top to bottom; an error in a cell is an error here."""
-    client = NotebookClient(unrun, timeout=300, record_timing=False)
+    # However its output is cut into messages: together.
+    client = NotebookClient(unrun, timeout=300, record_timing=False, coalesce_streams=True)
     done = client.execute(cwd=str(HERE))
     done.metadata["language_info"] = {"name": "python"}  # no version, which differs
     return done
 
 
+def first_figure(lang: str) -> str:
+    """What the README shows first: the look-up of Example A, as SVG."""
+    return hotrow.figure("lookup", A.table(), A.ids, lang=lang).svg + "\n"
+
+
 def main() -> None:
-    """Write both notebooks."""
+    """Write both notebooks, and the README's figures."""
+    for lang, path in FIGURES.items():
+        path.write_text(first_figure(lang), encoding="utf-8")
     cells = parse(SOURCE.read_text())
     for lang, name in FILES.items():
         nbformat.write(run(notebook(cells, lang)), HERE / name)

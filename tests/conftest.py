@@ -1,19 +1,29 @@
-"""Settings of the whole suite: seeds, hypothesis, and skips that are no surprise."""
+"""What the whole suite shares: seeds, skips that are no surprise, a browser, a command line."""
 
 import os
+import shutil
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from playwright.sync_api import Browser, Page, sync_playwright
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from hotrow import cli
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
 
 # Elsewhere than on CI a reader may lack a browser or the real table; on CI nothing may be missing
-# but an accelerator.
-EXPECTED_SKIPS = ("needs a GPU",)
+# but an accelerator, and the peers that only `make bench` installs.
+EXPECTED_SKIPS = ("needs a GPU", "needs a peer of the benchmark")
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +69,100 @@ def _small_one_hots(monkeypatch) -> None:
 def small_tables(monkeypatch):
     """What is looked up becomes a table whatever its size."""
     monkeypatch.setattr("hotrow.lookup.WORTHWHILE", 0)
+
+
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+]
+
+
+@dataclass
+class Watched:
+    """A page, and everything that its browser context saw it do."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    noise: list[str] = field(default_factory=list)
+
+
+Watch = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        reason = f"no browser was found: none of {', '.join(names)} is installed"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watch(browser: Browser) -> Iterator[Watch]:
+    """Opens an address in a context of its own, and watches it."""
+    contexts = []
+
+    def watch(address: str, width: int = 1280, scheme: str = "light", **options: Any) -> Watched:
+        context = browser.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme="dark" if scheme == "dark" else "light",
+            **options,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        watched = Watched(page)
+        context.on("request", lambda request: watched.requests.append(request.url))
+        context.on("console", lambda message: watched.noise.append(message.text))
+        context.on("weberror", lambda error: watched.noise.append(str(error.error)))
+        context.on(
+            "dialog", lambda dialog: (watched.noise.append(dialog.message), dialog.dismiss())
+        )
+        page.goto(address)
+        return watched
+
+    yield watch
+    for context in contexts:
+        context.close()
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+def save_tokenizer(vocabulary: dict[str, int], path: Path) -> None:
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(path))
+
+
+@pytest.fixture
+def hotrow_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`hotrow` in this process."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("HOTROW_DEBUG", raising=False)
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["hotrow", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(int(exit.value.code or 0), captured.out, captured.err)
+
+    return run

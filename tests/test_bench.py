@@ -1,51 +1,67 @@
-"""The benchmark's harness, on tables of a few rows: what it asserts, records and shows."""
+"""`hotrow.bench` on tables of a few rows: what it asserts and records."""
 
 import copy
+import importlib.util
 import json
 import sys
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))  # bench is beside the package, not in it
-
-from bench import memory, page, records, startup, timing, train  # noqa: E402
-from bench.batches import Batches  # noqa: E402
-from bench.peers import KINDS, PARTS, Peer  # noqa: E402
-from bench.workloads import FBGEMM, OURS, WORKLOADS, Entry, Goal  # noqa: E402
+from hotrow import optim
+from hotrow.bench import floor, kinds, memory, records, timing, workloads
+from hotrow.bench.batches import Batches
+from hotrow.bench.kinds import KINDS
+from hotrow.bench.models import Model
+from hotrow.bench.peers import PARTS, Case, Peer
+from hotrow.bench.startup import Startup
+from hotrow.bench.tables import BEST, FLOOR, OURS, Entry, Goal, Tables
+from hotrow.bench.workload import ratios
+from hotrow.bench.workloads import SPARSE, SUITES, WORKLOADS
 
 # Of torch's own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-TINY = {
-    name: replace(workload.small(), rows=300, ids=64, columns=8, steps_before=40)
-    for name, workload in WORKLOADS.items()
-}
+TABLES = {name: each for name, each in WORKLOADS.items() if isinstance(each, Tables)}
+# One of each sort: goals, parts, dtypes, ids, tasks, every optimizer.
+SORTS = [
+    "adamw-1m-256", "adamw-50k-768-bf16", "sgd-1m-256", "adamw-1m-256-uniform", "adamw-10m-64",
+    "adamw-growing-ids", "adamw-threads", "forward-50k-768", "gradient-1m-256", "sgd-1k-16",
+    "adamw-10k-64", *(f"{rule.lower()}-1m-64" for rule in optim.__all__),
+]  # fmt: skip
+NOT_HERE = ("fbgemm", "jax dense", "jax lazy")  # whether they are installed is the machine's
+
+
+def tiny(name):
+    workload = TABLES[name].small().among(set(KINDS) - set(NOT_HERE))
+    entries = tuple(replace(entry, rows=entry.rows and 100) for entry in workload.entries)
+    sizes = {"rows": 300, "ids": 64, "columns": 8, "steps_before": 40, "turn": 3}
+    return replace(workload, entries=entries, goals=TABLES[name].goals, **sizes)
+
+
+TINY = {name: tiny(name) for name in SORTS}
 ADAMW = TINY["adamw-1m-256"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
     """Threads that wait for each other are of no use to tables this small."""
-    before = torch.get_num_threads()
+    before, size = torch.get_num_threads(), floor.COPIED_BYTES
     torch.set_num_threads(1)
+    floor.Copying.__init__.__defaults__ = (1 << 20,)
     yield
     torch.set_num_threads(before)
+    floor.Copying.__init__.__defaults__ = (size,)
 
 
 @pytest.fixture(scope="module")
 def measured(_one_thread):
-    """A record of every workload, as the command would write them; some without FBGEMM."""
+    """A record of each sort, as the command would have them."""
     found = {}
     for name, workload in TINY.items():
-        entries = tuple(entry for entry in workload.entries if entry != FBGEMM)
-        workload = replace(workload, entries=entries)
-        found[name] = timing.Run(workload).measure()
+        found[name] = workload.record({"times": workload.run("times")})
         found[name]["environment"] = records.environment(threads=1)
-        train.add_memory_goal(workload, found[name])
     return found
 
 
@@ -57,26 +73,37 @@ def test_batches_are_the_same_every_time_and_favour_few_rows():
     assert int(counts.argmax()) == int(batches.at(torch.tensor([0]).numpy()))
     # Ranks 1 and 8 differ by 8^1.1 = 9.8.
     assert 6 < counts.max() / counts[batches.at(torch.tensor([7]).numpy())].float() < 15
+    uniform = torch.bincount(Batches(1000, 4096, zipf=False)[3], minlength=1000)
+    assert uniform.max() < 20
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", SORTS)
 def test_a_record_has_every_field(measured, name):
     record, workload = measured[name], TINY[name]
-    for key in ("rule", "rows", "columns", "ids", "steps_before", "rounds"):
+    for key in ("rule", "rows", "columns", "ids", "steps_before", "rounds", "task", "dtype"):
         assert record[key] == getattr(workload, key)
+    assert record["copy_bytes_per_s"] > 1e8
     for entry in workload.entries:
-        if entry == FBGEMM:
-            continue
         peer = record["peers"][entry.name]
-        for part in ("step", *PARTS):
+        assert "failed" not in peer, peer
+        for part in ("step", *PARTS[workload.task]):
             spread = peer[part]
             assert 0 <= spread["p20_ms"] <= spread["median_ms"] <= spread["p80_ms"]
-        dense = entry.kind in ("torch fused", "torch default")
-        samples = peer["step_samples_ms"]
-        assert [len(turn) for turn in samples] == [
-            workload.dense_turn if dense else workload.turn
-        ] * workload.rounds
-        assert ("equality" in peer) != dense
+        reference = entry.kind in ("torch fused", "torch foreach", "torch default")
+        dense = (reference or entry.kind == "one-hot matmul") and workload.task != "forward"
+        dense = dense or entry.kind == "one-hot matmul"
+        turns = [len(turn) for turn in peer["step_samples_ms"]]
+        assert turns == [workload.dense_turn if dense else workload.turn] * workload.rounds
+        assert ("equality" in peer) != reference
+        floor_ms = 1e3 * peer["floor_bytes"] / record["copy_bytes_per_s"]
+        assert peer["floor_ms"] == pytest.approx(floor_ms)
+        ratio = peer["step"]["median_ms"] / floor_ms
+        assert peer["floor_ratio"]["median"] == pytest.approx(ratio, rel=1e-3)
+        if entry.kind == "hotrow":
+            assert peer["equality"]["equal"]
+        if entry != OURS:
+            ours = record["peers"]["hotrow"]["step_samples_ms"]
+            assert peer["hotrow_ratio"] == ratios(ours, peer["step_samples_ms"])
     assert [goal["against"] for goal in record["goals"] if "against" in goal] == [
         goal.against for goal in workload.goals
     ]
@@ -88,12 +115,16 @@ def test_a_record_has_every_field(measured, name):
 
 def test_equality_tells_who_is_equal(measured):
     peers = measured["adamw-1m-256"]["peers"]
-    assert peers["hotrow"]["equality"]["equal"]
     assert peers["hotrow"]["equality"]["with"] == "torch.optim.AdamW"
     # SparseAdam leaves the rows alone that dense Adam still moves.
     sparse = peers["torch sparse"]["equality"]
     assert not sparse["equal"]
     assert sparse["max_error"] > 100 * sparse["max_error_of_dense_float32"]
+    half = measured["adamw-50k-768-bf16"]["peers"]["hotrow"]["equality"]
+    assert half["max_error_of_dense_bfloat16"] > 1e-4
+    for name in ("forward-50k-768", "adamw-10k-64"):
+        assert measured[name]["peers"]["one-hot matmul"]["equality"]["equal"]
+    assert measured["gradient-1m-256"]["peers"]["torch sparse"]["equality"]["equal"]
 
 
 class Broken(Peer):
@@ -101,59 +132,73 @@ class Broken(Peer):
 
     def step(self, ids, gradient):
         self.steps = getattr(self, "steps", 0) + 1
-        if self.steps == 20:
+        if self.steps in (1, 20):
             gradient = gradient * (ids != ids[0]).unsqueeze(-1)
         return super().step(ids, gradient)
 
+    def read(self, rows):
+        found = super().read(rows)
+        if self.case.task == "forward":
+            found[0, 0] += 1e-6
+        return found
 
-def test_a_run_whose_numbers_are_wrong_has_no_record(monkeypatch):
+
+@pytest.mark.parametrize("name", ["adamw-1m-256", "gradient-1m-256", "forward-50k-768"])
+def test_a_run_whose_numbers_are_wrong_has_no_record(monkeypatch, name):
     def build(*arguments):
-        peer = KINDS["kind that is right"](*arguments)
+        peer = KINDS["kind that is right"].build(*arguments)
         peer.__class__ = Broken
         return peer
 
     monkeypatch.setitem(KINDS, "kind that is right", KINDS["hotrow"])
-    monkeypatch.setitem(KINDS, "hotrow", build)
+    monkeypatch.setitem(KINDS, "hotrow", replace(KINDS["hotrow"], build=build))
     with pytest.raises(AssertionError, match="hotrow is not what dense training gives"):
-        timing.Run(replace(ADAMW, entries=(OURS,), goals=())).measure()
+        timing.Run(replace(TINY[name], entries=(OURS,), goals=())).measure()
 
 
 def test_another_rule_is_not_equal(monkeypatch):
-    def build(rule, rows, columns, others):
-        return KINDS["kind that is right"]("Adam", rows, columns, others)
-
-    def mislabelled(*arguments):
-        peer = build(*arguments)
+    def mislabelled(case, others):
+        peer = KINDS["kind that is right"].build(replace(case, rule="Adam"), others)
         peer.counterpart = "AdamW"
         return peer
 
     monkeypatch.setitem(KINDS, "kind that is right", KINDS["hotrow"])
-    monkeypatch.setitem(KINDS, "hotrow", mislabelled)
+    monkeypatch.setitem(KINDS, "hotrow", replace(KINDS["hotrow"], build=mislabelled))
     with pytest.raises(AssertionError, match="hotrow is not what dense training gives"):
         timing.Run(replace(ADAMW, entries=(OURS,), goals=())).measure()
 
 
-def test_a_peer_that_is_missing_or_fails_is_left_out(monkeypatch):
+def test_a_peer_that_is_missing_fails_or_does_not_fit_is_left_out(monkeypatch):
     def fails(*arguments):
-        peer = KINDS["torch sparse"](*arguments)
+        peer = KINDS["torch sparse"].build(*arguments)
         peer.optimizer.step = None
         return peer
 
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
-    monkeypatch.setitem(KINDS, "fails", fails)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.setitem(KINDS, "fails", kinds.Kind("fails", fails))
+    needed = kinds.bytes_needed
+
+    def too_much(kind, *case):
+        return 1e18 if kind == "one-hot matmul" else needed(kind, *case)
+
+    monkeypatch.setattr(kinds, "bytes_needed", too_much)
+    monkeypatch.setattr(timing, "bytes_needed", too_much)
+    names = ("fbgemm", "jax lazy", "one-hot matmul", "fails")
     workload = replace(
         TINY["sgd-1m-256"],
-        entries=(OURS, FBGEMM, Entry("fails")),
-        goals=(Goal("fbgemm", 0.8), Goal("fails", 0.8)),
+        entries=(OURS, *map(Entry, names)),
+        goals=(Goal("fbgemm", 0.8), Goal("fails", 0.8), Goal(BEST, 1.0)),
     )
     record = timing.Run(workload).measure()
-    assert record["peers"]["fbgemm"]["failed"].startswith("ModuleNotFoundError")
-    assert record["peers"]["fails"]["failed"].startswith("TypeError")
-    assert [goal["met"] for goal in record["goals"]] == [None, None]
-    record["environment"] = records.environment(1)
-    text = page.page({"sgd-1m-256": record})
-    assert "To have it: `pip install --no-deps fbgemm-gpu-cpu==1.8.0`" in text
-    assert "sparse=True, torch.optim.SGD took no part: TypeError" in text
+    failed = [record["peers"][name]["failed"] for name in names]
+    starts = ("ModuleNotFoundError", "ModuleNotFoundError", "MemoryError: it needs", "TypeError")
+    assert all(a.startswith(b) for a, b in zip(failed, starts, strict=True)), failed
+    assert "1,000,000 TB" in failed[2]
+    assert record["peers"]["fbgemm"]["remedy"] == "pip install --no-deps fbgemm-gpu-cpu==1.8.0"
+    assert record["peers"]["jax lazy"]["remedy"] == "pip install jax==0.10.2 optax==0.2.8"
+    assert "remedy" not in record["peers"]["fails"]
+    assert [goal["met"] for goal in record["goals"]] == [None, None, None]
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -166,89 +211,161 @@ def test_memory_sees_a_gradient_as_large_as_the_table():
     table = 200_000 * 64 * 4
     assert 0.9 * table < dense["peak_extra_bytes"] < 1.5 * table
     assert -0.1 * table < ours["peak_extra_bytes"] < 0.5 * table
+    assert memory.measure(workload, Entry("no such")) == {}
+
+
+def test_the_bytes_of_the_floor():
+    # 3 ids, 2 of them distinct, in rows of 4 values of 4 bytes.
+    assert floor.bytes_moved("forward", None, 4, 3, 2, 4) == 16 * (2 + 3)
+    assert floor.bytes_moved("gradient", None, 4, 3, 2, 4) == 16 * (2 + 3 + 3 + 2)
+    assert floor.bytes_moved("step", "SGD", 4, 3, 2, 4) == 16 * (2 * 2 + 3 + 3)
+    assert floor.bytes_moved("step", "AdamW", 4, 3, 2, 2) == 8 * (2 * 2 * 3 + 3 + 3)
+    held = {rule: floor.states(rule) for rule in optim.__all__}
+    assert held == {
+        "SGD": 0, "Adagrad": 1, "ASGD": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2, "Adamax": 2,
+        "NAdam": 2, "RAdam": 2, "Adadelta": 2, "Rprop": 2,
+    }  # fmt: skip
+
+
+def test_a_record_counts_its_own_bytes(measured):
+    distinct = len(torch.unique(Batches(300, 64)[0]))
+    for name, values, item in (("adamw-1m-256", 3, 4), ("adamw-50k-768-bf16", 3, 2)):
+        moved = measured[name]["peers"]["hotrow"]["floor_bytes"]
+        assert moved == 8 * item * (2 * distinct * values + 2 * 64)
+    uniform = measured["adamw-1m-256-uniform"]
+    assert uniform["distinct_ids_per_step"] == len(torch.unique(Batches(300, 64, False)[0]))
+
+
+def test_the_copy_speed_counts_what_is_read_and_what_is_written():
+    copying = floor.Copying(1000)
+    copying.watch(3)
+    assert len(copying.seconds) == 3
+    copying.seconds = [4.0, 1.0, 2.0]
+    assert copying.bytes_per_second() == 1000.0
 
 
 def test_goals_are_judged(measured):
-    run = timing.Run(ADAMW)
-    run.peers = {"torch sparse": None}
-    run.found = {
-        "hotrow": {"step_samples_ms": [[1.0, 2.0, 3.0], [4.0]]},
-        "torch sparse": {"step_samples_ms": [[4.0], [4.0]]},
+    assert ratios([[1.0, 2.0, 3.0], [4.0]], [[4.0], [4.0]]) == {
+        "median": 0.75,
+        "p20": 0.6,
+        "p80": 0.9,
     }
-    assert run.ratio("torch sparse") == {"median": 0.75, "p20": 0.6, "p80": 0.9}
-    run.found["torch sparse"]["hotrow_ratio"] = {"median": 0.75}
+    run = timing.Run(replace(ADAMW, entries=(OURS, SPARSE, Entry("jax lazy"))))
+    run.peers = dict.fromkeys(("hotrow", "torch sparse", "jax lazy"))
+    run.found = {
+        "hotrow": {"floor_ratio": {"median": 2.5}},
+        "torch sparse": {"hotrow_ratio": {"median": 0.75}},
+        "jax lazy": {"hotrow_ratio": {"median": 1.25}},
+    }
     assert run.goal("torch sparse", 0.75)["met"] is True
     assert run.goal("torch sparse", 0.74)["met"] is False
-    record = copy.deepcopy(measured["adamw-1m-256"])
-    record["goals"] = []
-    record["peers"]["hotrow"]["memory"] = {"peak_extra_bytes": 151e6}
-    train.add_memory_goal(ADAMW, record)
-    assert record["goals"][0]["met"] is False
+    assert run.goal(FLOOR, 2.5)["met"] is True
+    assert run.goal(FLOOR, 2.4)["met"] is False
+    assert run.goal(BEST, 1.0) == {
+        "against": "best peer", "at_most_ratio": 1.0, "best_peer": "jax lazy", "ratio": 1.25,
+        "met": False,
+    }  # fmt: skip
+    times = copy.deepcopy(measured["adamw-1m-256"]) | {"goals": []}
+    for extra, met in ((151e6, False), (149e6, True)):
+        results = {"times": copy.deepcopy(times), "memory of hotrow": {"peak_extra_bytes": extra}}
+        assert ADAMW.record(results)["goals"][0]["met"] is met
+    assert ADAMW.record({"times": times})["goals"][0]["met"] is None
 
 
-def test_a_record_is_written_beside_and_renamed(tmp_path, monkeypatch):
-    records.write({"a": 1}, "one", tmp_path)
-    assert records.read(tmp_path) == {"one": {"a": 1}}
-
-    def interrupted(self, target):
-        assert json.loads(self.read_text()) == {"a": 2}
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        records.write({"a": 2}, "one", tmp_path)
-    assert records.read(tmp_path) == {"one": {"a": 1}}
+def test_growth_has_sizes_of_its_own(measured):
+    peers = measured["adamw-growing-ids"]["peers"]
+    moved = [peer["floor_bytes"] for peer in peers.values()]
+    assert moved[1:] == sorted(moved[1:], reverse=True)
+    assert len(set(moved)) > 2
+    assert [peer["rows"] for peer in measured["adamw-10m-64"]["peers"].values()] == [300, 100]
 
 
-def test_the_page_shows_figures_and_verdicts(measured):
-    found = copy.deepcopy(measured)
-    peers = found["adamw-1m-256"]["peers"]
-    peers["hotrow"]["step"] = {"median_ms": 7.654, "p20_ms": 7.1, "p80_ms": 1234.5}
-    peers["hotrow"]["memory"] = {"peak_extra_bytes": 98_765_432}
-    peers["torch fused"]["hotrow_ratio"] = {"median": 0.0321, "p20": 0.03, "p80": 0.04}
-    for goal, verdict in zip(
-        found["adamw-1m-256"]["goals"], (True, False, None, None), strict=True
-    ):
-        goal["met"] = verdict
-    text = page.page(found)
-    assert "| hotrow.optim.AdamW | 7.65 [7.1, 1,234] |" in text
-    assert "| 98.8 |" in text
-    assert "| 0.0321 [0.03, 0.04] | at most 0.0333: met |" in text
-    assert "| at most 0.00667: **not met** |" in text
-    assert "| at most 0.6: not measured |" in text
-    assert "**not equal** to dense torch.optim.Adam" in text
-    for record in found.values():
-        assert f"## {record['rule']}, {record['rows']:,} x {record['columns']}, " in text
-    assert records.environment(1)["commit"] in text
+def test_threads_are_set_for_a_turn_and_put_back(monkeypatch):
+    seen = []
+    step = Peer.step
+
+    def watched(self, ids, gradient):
+        seen.append(torch.get_num_threads())
+        return step(self, ids, gradient)
+
+    monkeypatch.setattr(Peer, "step", watched)
+    workload = replace(TINY["sgd-1k-16"], entries=(OURS, Entry("hotrow", threads=2)), goals=())
+    timing.Run(workload).measure()
+    assert set(seen) == {1, 2}
+    assert torch.get_num_threads() == 1
 
 
-def test_the_whole_command(tmp_path):
-    """In processes of its own: times, memory, start-up, records, page."""
-    target = tmp_path / "page.md"
-    arguments = ["--small", "--only", "adamw-10m-64", "--records", str(tmp_path)]
-    assert train.main([*arguments, "--page", str(target)]) == 0
-    record = records.read(tmp_path)["adamw-10m-64"]
-    for peer in record["peers"].values():
-        assert set(peer["memory"]) == {"peak_extra_bytes", "table_and_state_bytes"}
-    assert record["environment"]["threads"] == 2
-    made = target.read_text()
-    assert train.main([*arguments, "--page", str(target), "--page-only"]) == 0
-    assert target.read_text() == made
+@pytest.mark.skipif(
+    importlib.util.find_spec("fbgemm_gpu") is None, reason="needs a peer of the benchmark: FBGEMM"
+)
+@pytest.mark.parametrize("rule", ["SGD", "Adagrad"])
+def test_fbgemm_is_equal(rule):
+    workload = replace(TINY["sgd-1m-256"], rule=rule, entries=(OURS, Entry("fbgemm")), goals=())
+    record = timing.Run(workload).measure()
+    assert record["peers"]["fbgemm"]["equality"]["equal"], record["peers"]["fbgemm"]
 
 
-def test_a_process_that_dies_is_reported(tmp_path, capsys, monkeypatch):
-    def plan(name, asked):
-        job = {"kind": "time", "name": name, "seconds": 1, "workload": "no such"}
-        return [job | {k: getattr(asked, k) for k in ("small", "threads")}]
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="needs a peer of the benchmark: JAX"
+)
+@pytest.mark.parametrize("rule", ["SGD", "Adagrad", "Adam", "AdamW", None])
+def test_jax_is_equal_where_it_is_dense(rule):
+    entries = (OURS, Entry("jax dense"), *[Entry("jax lazy")] * (rule is not None))
+    task = "gradient" if rule is None else "step"
+    workload = replace(ADAMW, rule=rule, task=task, entries=entries, goals=())
+    peers = timing.Run(workload).measure()["peers"]
+    assert peers["jax dense"]["equality"]["max_error"] < 1e-5
+    if rule in ("Adam", "AdamW"):
+        lazy, sparse = Entry("jax lazy"), SPARSE
+        peers = timing.Run(replace(workload, entries=(OURS, lazy, sparse))).measure()["peers"]
+        a, b = (peers[each.name]["equality"]["max_error"] for each in (lazy, sparse))
+        assert a == pytest.approx(b, rel=1e-2)
+    elif rule:
+        assert peers["jax lazy"]["equality"]["max_error"] < 1e-5
 
-    monkeypatch.setattr(train, "plan", plan)
-    arguments = ["--small", "--only", "sgd-1m-256", "--records", str(tmp_path)]
-    assert train.main([*arguments, "--page", str(tmp_path / "page.md")]) == 1
-    assert "sgd-1m-256 failed: KeyError: 'no such'" in capsys.readouterr().err
-    assert records.read(tmp_path) == {}
+
+MODELS = {name: each for name, each in WORKLOADS.items() if isinstance(each, Model)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_equal_and_timed(name):
+    model = replace(MODELS[name].small(), rounds=2, turn=(1, 1))
+    results = {"times": model.run("times")}
+    record = model.record(results)
+    assert record["equality"]["output"]["converted_error"] < 1e-5
+    assert record["ratio"]["median"] > 0
+    for goal, (what, most) in zip(record["goals"], model.goals, strict=True):
+        expected = None if what == "memory" else record["ratio"]["median"] <= most
+        assert goal["met"] is expected
+    for before, after, met in ((100, 4, True), (100, 6, False), (0, 0, None)):
+        memory = {"before": before, "after": after}
+        parts = {f"memory {s}": {"peak_extra_bytes": b} for s, b in memory.items()}
+        record = replace(model, goals=(("memory", 0.05),)).record(results | parts)
+        assert record["goals"][0]["met"] is met
+
+
+def test_a_model_whose_numbers_are_wrong_has_no_record(monkeypatch):
+    from hotrow.bench import models
+
+    right = models.found
+
+    def wrong(model, batch):
+        found = right(model, batch)
+        if next(model.parameters()).dtype == torch.float32:
+            wrong.calls += 1
+            if wrong.calls == 2:  # the converted one
+                found["output"] = found["output"] + 1e-3
+        return found
+
+    wrong.calls = 0
+    monkeypatch.setattr(models, "found", wrong)
+    with pytest.raises(AssertionError, match="onehot-policy"):
+        MODELS["onehot-policy"].small().equality()
 
 
 def test_startup_first_uses_find_no_cache_and_later_ones_do(tmp_path, monkeypatch):
+    from hotrow.bench import startup
+
     program = f"""
 import os, pathlib
 cache = pathlib.Path(os.environ["NUMBA_CACHE_DIR"])
@@ -259,34 +376,51 @@ cache.mkdir(exist_ok=True)
     monkeypatch.setattr(startup, "TORCH", "")
     monkeypatch.setattr(startup, "HOTROW", program)
     monkeypatch.setattr(startup, "STEPS", "")
-    found = startup.measure(rounds=2)
+    found = Startup().small().run("times")
     assert (tmp_path / "log").read_text().split() == ["first", "first", "later", "later"]
     assert len(found["first_use_samples_s"]) == 2
     assert found["added"]["p20_ms"] <= found["added"]["median_ms"]
-    found["environment"] = records.environment(1)
-    assert "Goal for the added time: at most 0.5 s" in page.page({"startup": found})
 
 
-@pytest.mark.parametrize("program", [startup.TORCH, startup.HOTROW])
-def test_the_programs_of_startup_train(program):
-    names = {}
-    exec(program + "before = table(torch.arange(1000)).detach().clone()" + startup.STEPS, names)
-    moved = (names["table"](torch.arange(1000)) != names["before"]).any(1)
-    assert bool(moved[:500].all())
+def test_the_programs_of_startup_train():
+    from hotrow.bench import startup
+
+    for program in (startup.TORCH, startup.HOTROW):
+        names = {}
+        read = "before = table(torch.arange(1000)).detach().clone()"
+        exec(program + read + startup.STEPS, names)
+        moved = (names["table"](torch.arange(1000)) != names["before"]).any(1)
+        assert bool(moved[:500].all())
 
 
-def test_it_will_not_measure_without_the_peers_advantage(monkeypatch):
-    from bench import job
+def test_suites_keep_to_their_time_and_have_every_optimizer():
+    for suite, limit in (("quick", 120), ("full", 1200)):
+        assert sum(workloads.seconds(WORKLOADS[name]) for name in SUITES[suite]) <= limit
+    assert set(SUITES["quick"]) < set(SUITES["full"])
+    assert {each.rule for each in TABLES.values() if each.task == "step"} == set(optim.__all__)
+    for name, workload in TABLES.items():
+        assert workload.entries[0] == OURS, name
+        entries = {entry.name for entry in workload.entries}
+        assert {goal.against for goal in workload.goals} <= entries | {FLOOR, BEST}, name
+        assert set(workload.memory) <= entries, name
 
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    with pytest.raises(AssertionError, match="THP_MEM_ALLOC_ENABLE=1 must be set"):
-        job.run({"kind": "memory"})
+
+def test_a_small_workload_keeps_its_goals_beside_whom_they_are():
+    small = WORKLOADS["adamw-10m-64"].small()
+    assert small.goals[0].against in {entry.name for entry in small.entries}
 
 
-def test_time_left_follows_how_long_it_took(monkeypatch, capsys):
-    now = iter([0.0, 10.0])
-    monkeypatch.setattr(train.time, "monotonic", lambda: next(now))
-    job = {"name": "a", "seconds": 10.0}
-    progress = train.Progress([job, job])
-    progress.tell(job, 0.5, "half")  # 5 of 20 estimated seconds took 10: 15 more take 30
-    assert "a: half, 10 s spent, about 30 s left" in capsys.readouterr().err
+def test_memory_is_reckoned_for_all_of_them(monkeypatch):
+    case = Case("forward", None, 1000, 8, 50)
+    assert kinds.bytes_needed("one-hot matmul", case, {}) == 4 * (1000 * 8 + 50 * 1000)
+    step = Case("step", "AdamW", 1000, 8, 50)
+    table = 4 * 1000 * 8
+    assert kinds.bytes_needed("torch fused", step, {}) == 4 * table
+    others = {"torch fused": KINDS["torch fused"].build(step, {})}
+    assert kinds.bytes_needed("torch default", step, others) == 3 * table
+    # Of two tables that would fit alone, the second is left out.
+    monkeypatch.setattr(timing, "free_memory", lambda: 5 * 4 * 300 * 8)
+    workload = replace(ADAMW, entries=(OURS, SPARSE), goals=())
+    record = timing.Run(workload).measure()
+    expected = "MemoryError: it needs about 28.8 kB, and 19.2 kB are left"
+    assert record["peers"]["torch sparse"]["failed"] == expected

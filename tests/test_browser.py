@@ -1,28 +1,17 @@
 """The report page in a real browser: self-contained, harmless, readable, and usable by all."""
 
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from conftest import Watch, Watched
+from playwright.sync_api import expect
 
 from hotrow import _examples, compare, report
 
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-]
 HOSTILE = [
     "<script>alert(1)</script>",
     "<img src=/x onerror=alert(2)>",
@@ -36,29 +25,7 @@ HOSTILE = [
 TITLES = [_examples.A.title, "<script>document.title='taken'</script> & \"more\"", "poisoned"]
 
 
-@dataclass
-class Watched:
-    """A page, and everything that its browser context saw it do."""
-
-    page: Page
-    requests: list[str] = field(default_factory=list)
-    noise: list[str] = field(default_factory=list)
-
-
 Open = Callable[..., Watched]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        reason = f"no browser was found: none of {', '.join(names)} is installed"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +47,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_page(browser: Browser, file: Path) -> Iterator[Open]:
-    contexts = []
-
-    def open_page(width: int = 1280, scheme: str = "light") -> Watched:
-        context = browser.new_context(
-            viewport={"width": width, "height": 800},
-            color_scheme="dark" if scheme == "dark" else "light",
-        )
-        contexts.append(context)
-        page = context.new_page()
-        watched = Watched(page)
-        context.on("request", lambda request: watched.requests.append(request.url))
-        context.on("console", lambda message: watched.noise.append(message.text))
-        context.on("weberror", lambda error: watched.noise.append(str(error.error)))
-        context.on(
-            "dialog", lambda dialog: (watched.noise.append(dialog.message), dialog.dismiss())
-        )
-        page.goto(file.as_uri())
-        return watched
-
-    yield open_page
-    for context in contexts:
-        context.close()
+def open_page(watch: Watch, file: Path) -> Open:
+    return partial(watch, file.as_uri())
 
 
 def test_it_opens_from_disk_with_no_request_and_no_complaint(open_page: Open, file: Path) -> None:

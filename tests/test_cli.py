@@ -9,8 +9,6 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,34 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Result, Run, save_tokenizer
 from rich.console import Console
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import hotrow
-from hotrow import _examples, cli, files
+from hotrow import _examples, cli, files, terminal
 from hotrow.optim.ledger import Ledger
 
 HOSTILE = ["[bold]loud[/bold]", "\x1b[31mred", "\u202ereversed", "<b>&amp;"]
 WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
-def _save_tokenizer(vocabulary: dict[str, int], path: Path) -> None:
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(path))
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +63,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "words.txt").write_text("the same\n", encoding="utf-8")
     (folder / "ids.txt").write_text("1, 2\n3 x\n")
     (folder / "not-a-tokenizer.json").write_text("{}")
-    _save_tokenizer(WORDS, folder / "words.json")
-    _save_tokenizer(WORDS | {"more": 4}, folder / "larger.json")
-    _save_tokenizer({token: id for id, token in enumerate(HOSTILE)}, folder / "hostile.json")
+    save_tokenizer(WORDS, folder / "words.json")
+    save_tokenizer(WORDS | {"more": 4}, folder / "larger.json")
+    save_tokenizer({token: id for id, token in enumerate(HOSTILE)}, folder / "hostile.json")
     return folder
-
-
-@pytest.fixture
-def hotrow_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`hotrow` in this process."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.delenv("HOTROW_DEBUG", raising=False)
-
-    def run(*arguments: str) -> Result:
-        monkeypatch.setattr(sys, "argv", ["hotrow", *arguments])
-        with pytest.raises(SystemExit) as exit:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(int(exit.value.code or 0), captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture
@@ -142,7 +106,7 @@ INCOMPLETE = (
     "is it complete? Pickled files (.pt, .bin) are never opened; "
     "save the tensor with safetensors.torch.save_file"
 )
-WHOLE = "ids are whole numbers of at most 18 digits, apart by commas or spaces"
+WHOLE = "ids are whole numbers of at most 18 digits, separated by commas or spaces"
 MAY_READ = "name a file that you may read"
 SIZE = "write it as 500MB or 2GiB"
 LONG = "x" * 300
@@ -626,7 +590,7 @@ def test_printing_survives_a_terminal_that_lacks_the_characters(
 ) -> None:
     bytes = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes, encoding="ascii"))
-    cli._print(text)
+    terminal.put(text)
     assert (
         bytes.getvalue().decode("ascii") == f"{text.encode('ascii', 'backslashreplace').decode()}\n"
     )

@@ -193,25 +193,15 @@ def test_looking_up_is_selecting(kind, columns, shape):
     torch.testing.assert_close(gradient_of(weight, columns), gradient_of(expected, columns))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(300,), (20, 3, 5)], ids=str)
-def test_a_gradient_of_columns_has_the_embeddings_bits_and_the_parameters_layout(dtype, shape):
-    weights = [nn.Parameter(torch.randn(3, 7).to(dtype)) for _ in range(2)]
-    weights[1].data = weights[0].data
-    ids, cotangent = torch.randint(7, shape), torch.randn(*shape, 3).to(dtype)
-    found = look_up(weights[0], ids, columns=True), F.embedding(ids, weights[1].t())
-    for each in found:
-        each.backward(cotangent)
-    assert_same_bits(*(each.detach() for each in found))
-    assert found[0].is_contiguous()
-    assert_same_bits(*(weight.grad for weight in weights))
-    assert weights[0].grad.is_contiguous()
-
-
-def test_columns_can_be_differentiated_twice():
-    weight = torch.randn(3, 7, dtype=torch.float64, requires_grad=True)
-    ids = torch.tensor([1, 6, 1])
-    assert torch.autograd.gradgradcheck(lambda w: look_up(w, ids, columns=True).pow(3), weight)
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_weight_may_change_between_forward_and_backward(columns):
+    """Its values are not needed for its gradient."""
+    weight, ids = weight_of("plain", columns), torch.tensor([1, 6, 1])
+    output = look_up(weight, ids, columns)
+    with torch.no_grad():
+        weight.clamp_(-0.1, 0.1)
+    output.sum().backward()
+    assert gradient_of(weight, columns)[:, 0].tolist() == [0, 2, 0, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -275,7 +275,12 @@ def test_a_class_that_is_not_there_names_the_line():
     [
         ("self.linear(F.one_hot(x, 5).float())", "linear(5, 4) looks up"),
         ("F.one_hot(x, 5).float() @ self.table", "matmul(5, 4) looks up"),
-        ("F.one_hot(x, 5)", "left: is not multiplied"),
+        ("F.one_hot(x, 5).argmax(-1)", "left: is not multiplied"),
+        (
+            "F.one_hot(x, 5)",
+            "left: is returned to code outside the model: convert what is around it as well",
+        ),
+        ("F.one_hot(x, 5).sum()", "left: reaches sum, which needs every column"),
         ("F.one_hot(x, 5).exp()", "left: reaches exp, which needs every column"),
         (
             "y = F.one_hot(x, 5).float(); self.linear(y) + y.exp().sum()",
@@ -893,15 +898,26 @@ def test_a_compiled_model_trains():
 
 
 def test_a_checkpoint_of_no_method():
-    """Recomputed when no method of the model is running; torch notices, and says so."""
+    """Computed again when no method of the model is running, and so left alone before."""
 
     class Checkpointed(Outer):
         def forward(self, x):
-            linear = self.inner.linear
-            return checkpoint(lambda i: linear(F.one_hot(i, 5).float()), x, use_reentrant=False)
+            def block(i):
+                one_hot = F.one_hot(i, 5).float()
+                return self.inner.linear(one_hot) + self.inner(F.one_hot(i, 5).float())
 
-    with pytest.raises(RuntimeError, match="different number of tensors"):
-        convert(Checkpointed())(IDS).sum().backward()
+            twice = F.one_hot(x, 5).float()
+            return checkpoint(block, x, use_reentrant=False) + self.inner.linear(twice)
+
+    plain = Checkpointed()
+    model = convert(copy.deepcopy(plain))
+    outputs = [each(IDS) for each in (plain, model)]
+    assert_same_bits(outputs[1].detach(), outputs[0].detach())
+    for output in outputs:
+        output.square().sum().backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+    assert len(convert.report(model).findings) == 1  # the one outside
 
 
 def test_a_line_met_by_two_modules_is_told_once():

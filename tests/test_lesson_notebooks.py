@@ -126,6 +126,16 @@ def test_built_again_and_run_it_is_the_committed_one(build, cells, committed, la
             assert new.outputs == old.outputs, new.source
 
 
+@pytest.mark.parametrize(("lang", "page"), [("en", "README.md"), ("zh-CN", "README.zh-CN.md")])
+def test_the_readmes_first_screen_shows_the_look_up_and_links_both(build, lang, page):
+    figure = build.FIGURES[lang]
+    assert figure.read_text(encoding="utf-8") == build.first_figure(lang)
+    first = (LESSONS.parent / page).read_text(encoding="utf-8").split("```")[0]
+    assert f"](docs/{figure.name})" in first
+    for name in build.FILES.values():
+        assert f"](lessons/{name})" in first
+
+
 def test_the_changes_that_it_suggests_run(cells, prose):
     code = "\n".join(cell.code for cell in cells if hasattr(cell, "code") and not cell.measured)
     for old, new in (

@@ -105,9 +105,9 @@ def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
 
 
 def test_the_page_shows_the_record():
-    sys.path.insert(0, str(ROOT))
-    scale = importlib.import_module("bench.scale")
-    sys.path.remove(str(ROOT))
+    sys.path.insert(0, str(ROOT / "bench"))
+    scale = importlib.import_module("scale")
+    sys.path.remove(str(ROOT / "bench"))
     record = json.loads(scale.RECORD.read_text())
     page = (ROOT / "docs" / "scale.md").read_text()
     for table in scale.tables(record).split("\n\n"):

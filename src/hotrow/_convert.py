@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hotrow import algebra, onehot
+from hotrow import algebra, onehot, resting
+from hotrow._cost import as_count
 from hotrow.errors import HotrowError
-from hotrow.finding import Origin
 from hotrow.methods import WAYS, own_class, records_in, run_with_mode, way_of
+from hotrow.origins import Origin
 from hotrow.rows import Table
 
 
@@ -72,8 +73,7 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     `hotrow.optim`; its memory is then that of its transpose, which safetensors has to be given as
     `.contiguous()`. This goes for the methods of the modules in the model, each of which gets a
     class of the same name in between; what leaves them is written out. In `torch.compile`, for
-    `F.one_hot`. A checkpoint (`use_reentrant=False`) of a function that is no module's method is
-    computed again without them, which torch refuses.
+    `F.one_hot`; in a checkpoint (`use_reentrant=False`), within modules' methods.
 
     `convert.report(model)` says what was done, where, and why not: of one-hots, once the model has
     run. A copy of the model is converted; of one loaded from a file, or whose parameters were
@@ -86,7 +86,8 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
         least: entries (rows of the batch x columns) from which on a one-hot in the model's code is
             looked up; 100,000 unless given. Of a smaller one torch's own product is about as quick,
             and a model in which none is larger runs as it was: only its first calls, then one in
-            64, and any with more input than those, look for one-hots.
+            64, and any with more input than those, look for one-hots. In `torch.compile` all are
+            looked up. Of modules within modules the one that is called decides.
 
     Returns:
         The model.
@@ -108,10 +109,7 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
         raise HotrowError(
             f"convert goes to 'lookup' or to 'matmul', not to {to!r}", fix="give one of these"
         )
-    if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 0):
-        raise HotrowError(
-            f"least is {least!r:.60}, but it counts entries", fix="give an int of 0 or more"
-        )
+    least = None if least is None else as_count("least", least)
     for function in (onehot.make, *algebra.in_graph()):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
     run_with_mode(model, to, least)
@@ -148,16 +146,25 @@ def _of_origin(path: str, origin: Origin) -> Finding:
     inner = ".".join(filter(None, (path, origin.path)))
     what = f"{origin.what}, {origin.columns()}, {origin.where}"
     uses = ", ".join(f"{product} looks up" for product in origin.products())
-    leaves = ", ".join(origin.operations())
-    why = f"reaches {leaves}, which needs every column" if leaves else ""
-    if origin.most_left and not why:
-        why = f"from {origin.least:,} entries on" if uses else _why_small(origin)
-    return Finding(inner, what, bool(uses), uses, why or ("" if uses else "is not multiplied"))
+    return Finding(inner, what, bool(uses), uses, _why_left_out(origin))
 
 
-def _why_small(origin: Origin) -> str:
-    most, least = origin.most_left, origin.least
-    return f"{most:,} entries at most, and torch's own product is as quick for fewer than {least:,}"
+def _why_left_out(origin: Origin) -> str:
+    operations = ", ".join(origin.operations())
+    reasons = [f"reaches {operations}, which needs every column"] if operations else []
+    if origin.is_returned:
+        reasons.append("is returned to code outside the model: convert what is around it as well")
+    most, least = origin.most_spared, origin.least
+    if 0 < origin.most_used < resting.LEAST:
+        reasons.append(f"unless asked to, only from {resting.LEAST:,} entries on")
+    elif most and origin.uses:
+        reasons.append(f"from {least:,} entries on")
+    elif most:
+        reasons.append(
+            f"multiplied with {most:,} entries at most, and torch's own product is as quick for "
+            f"fewer than {least:,}"
+        )
+    return "; ".join(reasons) or ("" if origin.uses else "is not multiplied")
 
 
 def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:

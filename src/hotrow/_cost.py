@@ -93,7 +93,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
     additions                       23,119,597,824         230,400
     bytes written                      215,619,504       1,845,600
     """
-    V, D, N = (_count(name, value) for name, value in (("V", V), ("D", D), ("N", N)))
+    V, D, N = (as_count(name, value) for name, value in (("V", V), ("D", D), ("N", N)))
     size = dtype.itemsize
     output, gradient, one_hot = size * N * D, size * V * D, size * N * V
     products = 2 * N * V * D
@@ -108,7 +108,8 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
     return Cost(V, D, N, size, dense, lookup)
 
 
-def _count(name: str, value: int) -> int:
+def as_count(name: str, value: int) -> int:
+    """The count; `HotrowError` for what is none."""
     try:
         count = operator.index(value)
     except TypeError:

@@ -1,6 +1,6 @@
 """The tables and ids that the lesson and `hotrow compare` start from.
 
-The tables, ids and seed of A are those of Sebastian Raschka, "Build a Large Language Model
+The tables, ids and seed of A and B are those of Sebastian Raschka, "Build a Large Language Model
 (From Scratch)", chapter 2 and its notebook on embedding layers and linear layers.
 """
 
@@ -37,6 +37,7 @@ def _zipf(rows: int, count: int, seed: int = 123) -> tuple[int, ...]:
 
 
 A = Example("Example A: ids 2, 3, 1 in a 4 x 5 table", lambda: seeded_table(4, 5), (2, 3, 1))
+B = Example("Example B: ids 2, 3, 5, 1 in a 6 x 3 table", lambda: seeded_table(6, 3), (2, 3, 5, 1))
 GPT2 = Example(
     "A table of GPT-2's size, 300 ids as frequent as words are",
     lambda: seeded_table(50_257, 768),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import sys
@@ -20,10 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import hotrow
-from hotrow import _examples, files, loading, report
+from hotrow import _examples, files, loading, report, terminal
 from hotrow._compare import Comparison, compare
 from hotrow._sameness import SCALES, Batches, measure
 from hotrow._saved import Saved, saved
+from hotrow.cli_bench import BENCH, bench_command
+from hotrow.cli_learn import LEARN, learn_command
 from hotrow.errors import HotrowError
 from hotrow.options import optimizer_name, parse_options, parse_scales
 from hotrow.text import printable
@@ -209,7 +210,7 @@ def compare_command(
         }
         others = [option for option, value in given.items() if value is not None]
         found = _compare_model(context, model, inputs, seed, to, others)
-        _print(report.saved_json(found) if json else str(found))
+        terminal.put(report.saved_json(found) if json else str(found))
         raise typer.Exit(EQUAL if found else DIFFERENT)
     if html is not None:
         files.check_writable(html)
@@ -232,7 +233,7 @@ def compare_command(
         comparisons = [_compare_example(example, limit) for example in _examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
-    _print(report.to_json(comparisons) if json else _readable(comparisons, html))
+    terminal.put(report.to_json(comparisons) if json else _readable(comparisons, html))
     raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
 
 
@@ -252,7 +253,7 @@ def check_command(
     columns: Annotated[int, typer.Option(help="Columns of the table.", min=1)] = 19,
     ids: Annotated[int, typer.Option(help="Ids of each step; Zipf.", min=1)] = 12,
     scales: Annotated[
-        str, typer.Option(help="Scales of the gradients, apart by commas.", metavar="SCALES")
+        str, typer.Option(help="Scales of the gradients, separated by commas.", metavar="SCALES")
     ] = ",".join(f"{scale:g}" for scale in SCALES),
     seed: Annotated[int, typer.Option(help="Of the table, ids and gradients.", min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
@@ -269,10 +270,18 @@ def check_command(
         batches = Batches(steps=steps, rows=rows, columns=columns, ids=ids, seed=seed)
         found = measure(name, given, batches, scales=wanted, progress=tell)
     if json:
-        _print(report.sameness_json(found))
+        terminal.put(report.sameness_json(found))
     else:
-        _print(_captured(lambda console: report.print_sameness(found, console)))
+        terminal.put(terminal.captured(lambda console: report.print_sameness(found, console)))
     raise typer.Exit(EQUAL if found else DIFFERENT)
+
+
+app.command("bench", help=BENCH, short_help="What does a step cost, beside the peers?")(
+    bench_command
+)
+app.command("learn", help=LEARN, short_help="The lesson: an embedding, to see and to change.")(
+    learn_command
+)
 
 
 def _readable(comparisons: list[Comparison], html: str | None) -> str:
@@ -285,26 +294,7 @@ def _readable(comparisons: list[Comparison], html: str | None) -> str:
             where = f"The page with the figures is in {printable(html)}"
             console.print(where, markup=False, soft_wrap=True)
 
-    return _captured(show)
-
-
-def _captured(show: Callable[[Console], None]) -> str:
-    """What `show` prints, as text."""
-    console = Console(highlight=False)
-    with console.capture() as captured:
-        show(console)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip().split("\n"))
-
-
-def _print(text: str) -> None:
-    """To standard output, whatever its encoding; a pipe's reader may leave before the end."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        # The verdict stands; Python's own flush at exit must not meet the broken pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return terminal.captured(show)
 
 
 def _compare_example(example: _examples.Example, limit: int | None) -> Comparison:

@@ -133,21 +133,21 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_ids(text: str, source: str) -> list[int]:
-    """Ids written in decimal, apart by commas or white space; `source` is for the error."""
+    """Ids written in decimal, separated by commas or white space; `source` is for the error."""
     ids = []
     for number, line in enumerate(text.split("\n"), 1):
         for word in line.replace(",", " ").split():
             if not _ID.fullmatch(word):
                 raise HotrowError(
                     f"{source}, line {number}: {elide(word, 40)!r} is not an id",
-                    fix="ids are whole numbers of at most 18 digits, apart by commas or spaces",
+                    fix="ids are whole numbers of at most 18 digits, separated by commas or spaces",
                 )
             ids.append(int(word))
     return ids
 
 
-def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
-    """A tokenizer.json whose ids all have a row in the table.
+def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
+    """A tokenizer.json whose ids all have a row in the table; any, where `rows` is None.
 
     Its truncation and padding are switched off, so that every token of a text counts once.
     """
@@ -162,7 +162,7 @@ def read_tokenizer(path: str | Path, rows: int, table: str) -> Tokenizer:
             fix="give a tokenizer.json, as the tokenizers library writes it",
         ) from None
     largest = max(tokenizer.get_vocab().values(), default=-1)
-    if largest >= rows:
+    if rows is not None and largest >= rows:
         raise HotrowError(
             f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
             f"(valid 0..{rows - 1:,})",

@@ -7,160 +7,20 @@ operations are torch's.
 from __future__ import annotations
 
 import sys
-import threading
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.onehot import ClassIndexError, OneHot, as_one_hot, make
+from hotrow.origins import Record
 from hotrow.parts import Field
-from hotrow.resting import Rest
+from hotrow.resting import Rest, running, saver
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-
-
-class Origin:
-    """A line of code that makes a one-hot, and what has become of it.
-
-    Attributes:
-        path: of the module whose code it is, in the model.
-        where: file and line.
-        what: the operation, in words.
-        widths: how many columns its one-hots had, in the order met.
-        uses: how often each product was a look-up.
-        leaves: how often each operation had it written out.
-        most_left: entries of the largest that was written out as it had few.
-    """
-
-    def __init__(self, record: Record, path: str, where: str, what: str) -> None:
-        self._record = record
-        self.path, self.where, self.what = path, where, what
-        self.widths: dict[int, None] = {}
-        self.uses: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape) of weights
-        self.leaves: Counter[Any] = Counter()
-        self.most_left = 0
-
-    @property
-    def least(self) -> int:
-        """Entries that a one-hot has at least, of which a product is a look-up."""
-        return self._record.least
-
-    def made(self, x: OneHot) -> None:
-        """It made this one."""
-        self.widths[x.sizes[-1]] = None
-        if x.entries >= self.least:
-            _look_on()
-        x.origins = frozenset([self])
-
-    def used(self, weight: Tensor, columns: bool) -> None:
-        """A product with this weight was a look-up."""
-        self.uses[columns, weight.shape] += 1
-        _look_on()
-
-    def left(self, func: Any, entries: int, trains: bool) -> None:
-        """An operation without a rule, or of a one-hot with few entries."""
-        if trains:  # a checkpoint would miss what is saved for its gradient
-            _look_on()
-        if entries < self.least:
-            self.most_left = max(self.most_left, entries)
-        else:
-            self.leaves[func] += 1
-
-    def columns(self) -> str:
-        """How many, in words."""
-        several = sorted(self.widths)
-        if len(several) > 3:
-            return f"{several[0]:,} to {several[-1]:,} columns"
-        return f"{', '.join(f'{width:,}' for width in several)} columns"
-
-    def products(self) -> list[str]:
-        """What was a look-up, in words."""
-        return [
-            f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
-            for columns, shape in self.uses
-        ]
-
-    def operations(self) -> list[str]:
-        """What had it written out, in words."""
-        return [getattr(func, "__name__", str(func)).strip("_") for func in self.leaves]
-
-
-class Record:
-    """The origins that were met in a model.
-
-    Attributes:
-        least: entries that a one-hot has at least, of which a product is a look-up.
-    """
-
-    def __init__(self, model: nn.Module, least: int) -> None:
-        self._model = weakref.ref(model)
-        self.least = least
-        self._finders: dict[Any, Finder] = {}
-        self._origins: dict[tuple[int, int, Any], Origin] = {}
-        self._codes: list[Any] = []  # held, as they are known by their ids
-        self._lock = threading.Lock()
-
-    def origins(self) -> list[Origin]:
-        """In the order in which they were met."""
-        return list(self._origins.values())
-
-    def finder(self, method: Any, args: Any, kwargs: Any) -> Finder | None:
-        """For this call of a method; None where it may run without looking for one-hots."""
-        finder = self._finders.get(method)
-        if finder is None:
-            finder = self._finders[method] = Finder(self)
-        rests = not torch._C._is_tracing() and finder.rest.is_on(args, kwargs)
-        return None if rests else finder
-
-    def at(self, frame: Any, func: Any) -> Origin:
-        """The origin of what `func` made, called by the code in `frame`."""
-        key = id(frame.f_code), frame.f_lasti, func  # two of a line are two
-        origin = self._origins.get(key)
-        if origin is None:
-            code = frame.f_code
-            while frame.f_back is not None and _is_ours(frame):
-                frame = frame.f_back
-            where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            with self._lock:
-                made = Origin(
-                    self, self._path(frame), where, _NAMES.get(func.__name__, func.__name__)
-                )
-                origin = self._origins.setdefault(key, made)
-                self._codes.append(code)
-        return origin
-
-    def _path(self, frame: Any) -> str:
-        model = self._model()
-        paths: dict[int, str] = (
-            {} if model is None else {id(m): name for name, m in model.named_modules()}
-        )
-        while frame is not None:
-            inner = id(frame.f_locals.get("self"))
-            if inner in paths:
-                return paths[inner]
-            frame = frame.f_back
-        return ""
-
-
-def _is_ours(frame: Any) -> bool:
-    name = str(frame.f_globals.get("__name__"))
-    return name.startswith(("torch.", "hotrow."))
-
-
-_on = threading.local()
-
-
-def _look_on() -> None:
-    """Have the method that runs look for one-hots each time."""
-    finder = getattr(_on, "finder", None)
-    if finder is not None:
-        finder.rest.worthwhile = True
 
 
 class Finder(TorchFunctionMode):
@@ -178,12 +38,12 @@ class Finder(TorchFunctionMode):
         self.record, self.rest = record, Rest()
 
     def __enter__(self) -> Finder:
-        _on.finder = self
+        running.rest = self.rest
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        _on.finder = None
+        running.rest = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -199,6 +59,8 @@ class Finder(TorchFunctionMode):
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
             return func(*args, **kwargs)
+        if running.saver is not saver():  # a checkpoint's own function: no method, the second time
+            return func(*args, **kwargs)
         try:
             found = pattern(func, *args, **kwargs)
         except ClassIndexError as error:
@@ -213,11 +75,13 @@ class Finder(TorchFunctionMode):
         return found
 
 
-_NAMES = {
-    "__getitem__": "eye[ids]", "embedding": "embedding(ids, eye)", "index_select": "eye[ids]",
-    "__eq__": "ids == arange", "eq": "ids == arange",
-    "zeros": "zeros.scatter", "zeros_like": "zeros.scatter", "new_zeros": "zeros.scatter",
-}  # fmt: skip
+def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
+    """For this call of a method; None where it may run without looking for one-hots."""
+    finder: Finder | None = record.finders.get(method)
+    if finder is None:
+        finder = record.finders[method] = Finder(record)
+    always = torch._C._is_tracing() or saver() is not None  # and so the second time
+    return finder if always or not finder.rest.is_on(args, kwargs) else None
 
 
 def _one_hot(

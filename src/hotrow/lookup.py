@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from hotrow.rows import Table, embedding, embedding_bag, takes_rows, trains
 
-_SAME_BITS = (torch.float32, torch.float64)  # of `gather`'s gradient and `embedding`'s
 WORTHWHILE = 1 << 20  # entries; of a smaller parameter, a dense step is about as quick
 
 
@@ -30,18 +29,7 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     if takes_rows(weight, columns):
         return embedding(ids, weight)
     _note(weight, columns)
-    if not columns:
-        return F.embedding(ids, weight)
-    if trains(weight) and weight.is_cpu and weight.dtype in _SAME_BITS and not _is_traced():
-        return _gathered(weight, ids)
-    return F.embedding(ids, weight.t())
-
-
-def _gathered(weight: Tensor, ids: Tensor) -> Tensor:
-    """weight.t()[ids], whose gradient comes as the parameter is laid out: V x D less to copy."""
-    flat = ids if ids.ndim == 1 else ids.reshape(-1)
-    found = weight.gather(1, flat.long().expand(len(weight), -1)).t().contiguous()
-    return found if flat is ids else found.view(*ids.shape, len(weight))
+    return F.embedding(ids, weight.t() if columns else weight)
 
 
 def look_up_bags(
@@ -69,10 +57,6 @@ def look_up_bags(
     _note(weight, columns)
     table = weight.t() if columns else weight
     return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
-
-
-def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
 def _learns(weight: Tensor) -> bool:

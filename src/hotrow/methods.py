@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -21,11 +20,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hotrow import resting
 from hotrow.algebra import write_out
 from hotrow.errors import HotrowError
-from hotrow.finding import Finder, Record
+from hotrow.finding import Finder, finder_of
 from hotrow.multiplying import Multiplier
 from hotrow.onehot import OneHot
+from hotrow.origins import Record
+from hotrow.resting import running, saver
 
-_running = threading.local()
 _records: dict[int, Record] = {}  # by the id of the module, while it lives: asked in each call
 WAYS = ("lookup", "matmul")
 
@@ -73,10 +73,13 @@ def record_of(model: nn.Module) -> Record:
     """What was found in the model."""
     record = _records.get(id(model))
     if record is None:
-        least = model._least if isinstance(model, _Run) else 0
-        record = _records[id(model)] = Record(model, least)
+        record = _records[id(model)] = _new_record(model)
         weakref.finalize(model, _records.pop, id(model), None).atexit = False
     return record
+
+
+def _new_record(model: nn.Module) -> Record:
+    return Record(model, model._least if isinstance(model, _Run) else 0)
 
 
 def records_in(model: nn.Module) -> Iterator[tuple[str, Record]]:
@@ -91,7 +94,8 @@ def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
 
     One-hots of fewer than `least` entries are not looked up; None keeps what was said before.
 
-    Those of torch's own layers are left alone: they make no one-hots.
+    Those of torch's own layers are left alone: they make no one-hots. Only a Sequential hands them
+    on.
     """
     changes = []
     for module in model.modules():
@@ -100,7 +104,7 @@ def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
             continue
         if way_of(module) == way and least in (None, module._least):
             continue
-        if own.__module__.startswith("torch.nn.") and not (way == "matmul" and module is model):
+        if _is_torchs(module) and not (way == "matmul" and module is model):
             continue
         changes.append((module, _between(own, way, resting.LEAST if least is None else least)))
     before = []
@@ -108,7 +112,8 @@ def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
         for module, kind in changes:
             before.append((module, type(module)))
             module.__class__ = kind
-            _records.pop(id(module), None)
+            if id(module) in _records:
+                _records[id(module)] = _new_record(module)
     except TypeError as error:
         for module, kind in before[:-1]:
             module.__class__ = kind
@@ -117,6 +122,12 @@ def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
             f"one-hots looked up: {error}",
             fix="convert the modules inside it",
         ) from None
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    if not own_class(module).__module__.startswith("torch.nn."):
+        return False
+    return not isinstance(module, nn.Sequential) or all(map(_is_torchs, module))
 
 
 def _between(own: type[nn.Module], way: str, least: int) -> type[nn.Module]:
@@ -142,29 +153,38 @@ def _within(own: type[nn.Module], name: str, method: Callable[..., Any]) -> Call
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         now = getattr(own, name)  # which may have been replaced
-        if getattr(_running, "on", False):
+        before = running.state, running.saver
+        saves = saver()
+        if before[0] and saves is before[1]:
             return now(self, *args, **kwargs)
-        _running.on = True
+        looks = before[0] == "looks"
+        mode = None if looks else _mode(self, name, args, kwargs)
+        running.state, running.saver = "looks" if looks or mode else "rests", saves
         try:
-            mode = _mode(self, name, args, kwargs)
             if mode is None:
                 return now(self, *args, **kwargs)
             with mode:
                 result = now(self, *args, **kwargs)
         finally:
-            _running.on = False
-        # What leaves the model is a plain tensor.
+            running.state, running.saver = before
         return _plain(result)
 
     return run
 
 
 def _plain(value: Any) -> Any:
+    """What leaves the model is a plain tensor."""
     if isinstance(value, Tensor):
-        return write_out(value) if isinstance(value, OneHot) else value
+        return _returned(value) if isinstance(value, OneHot) else value
     if any(isinstance(leaf, OneHot) for leaf in tree_leaves(value)):
         return tree_map(_plain, value, is_leaf=lambda each: isinstance(each, torch.Size))
     return value
+
+
+def _returned(value: OneHot) -> Tensor:
+    for origin in value.origins:
+        origin.is_returned = True
+    return write_out(value)
 
 
 def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
@@ -173,4 +193,6 @@ def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextMana
         return Multiplier()
     if torch.compiler.is_compiling():
         return Finder()
-    return record_of(module).finder((name, module.training), args, kwargs)
+    # `training` is not there yet while a module is being copied or loaded.
+    method = name, getattr(module, "training", True)
+    return finder_of(record_of(module), method, args, kwargs)

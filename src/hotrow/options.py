@@ -103,7 +103,7 @@ def _number(text: str) -> float | None:
 
 
 def parse_scales(text: str) -> tuple[float, ...]:
-    """Positive numbers, apart by commas.
+    """Positive numbers, separated by commas.
 
     >>> parse_scales("1,1e-4")
     (1.0, 0.0001)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotrow.algebra.kinds import to
-from hotrow.algebra.rule import methods, rule
+from hotrow.algebra.rule import SPARED, methods, rule
 from hotrow.lookup import look_up, look_up_bags
 from hotrow.onehot import OneHot
 from hotrow.parts import Field, all_weights
@@ -118,9 +118,9 @@ def multiplied(x: Any, weight: Any, columns: bool = False, bias: Tensor | None =
         return NotImplemented  # nothing to look up
     if x.origins and not torch.compiler.is_compiling():
         if x.entries < min(origin.least for origin in x.origins):
-            return NotImplemented  # torch's is as quick
+            return SPARED
         for origin in x.origins:
-            origin.used(weight, columns)
+            origin.used(weight, columns, x.entries)
     if x.kind != weight.dtype:
         x = to(x, weight.dtype, None, copy=False)
         if x is NotImplemented:
@@ -147,7 +147,7 @@ def _(func: Any, x: Any, weight: Any) -> Any:
         return NotImplemented
     if weight.ndim == 1 and func.__name__ != "mm":
         found = multiplied(x, weight.unsqueeze(-1))
-        return found if found is NotImplemented else found.squeeze(-1)
+        return found.squeeze(-1) if isinstance(found, Tensor) else found
     return multiplied(x, weight)
 
 
@@ -195,7 +195,9 @@ def _(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None =
     if other.shape != (*x.sizes[:-1], inner) or (bias is not None and bias.shape != (outputs,)):
         return NotImplemented
     rows = multiplied(x, by_id.reshape(count, outputs * inner))
-    if rows is NotImplemented or rows.dtype != other.dtype:
+    if not isinstance(rows, Tensor):
+        return rows
+    if rows.dtype != other.dtype:
         return NotImplemented
     result = (rows.reshape(*other.shape[:-1], outputs, inner) @ other.unsqueeze(-1)).squeeze(-1)
     return result if bias is None else result + bias

@@ -18,6 +18,7 @@ from hotrow.values import NO_VALUES
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
+SPARED = object()  # what a rule gives where torch's own is as quick
 
 # These read no value either.
 _NO_VALUES = NO_VALUES | {torch.is_floating_point, torch.is_complex, torch.numel}
@@ -34,14 +35,14 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
     return written_out(func, args, kwargs)
 
 
-def written_out(func: Any, args: Any, kwargs: Any) -> Any:
+def written_out(func: Any, args: Any, kwargs: Any, spared: bool = False) -> Any:
     """What torch gives for the tensors written out; one that was written into is given back."""
     if torch.compiler.is_compiling():
         return func(*_written(args), **_written(kwargs))
     found = list(within((args, kwargs), OneHot))
     for x in found:
         for origin in x.origins:
-            origin.left(func, x.entries, needs_grad(x))
+            origin.spared(x.entries) if spared else origin.left(func)
     result = func(*_written(args), **_written(kwargs))
     return next((x for x in found if x._written is result), result)
 
@@ -97,7 +98,9 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
                 if "out" in named or not (given and (any_name or named.keys() <= known.keys())):
                     return written_out(func, args, kwargs)
                 result = body(func, *given, **named)
-                return written_out(func, args, kwargs) if result is NotImplemented else result
+                if result is NotImplemented or result is SPARED:
+                    return written_out(func, args, kwargs, spared=result is SPARED)
+                return result
 
             RULES[func] = run
         return body

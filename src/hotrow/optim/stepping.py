@@ -87,8 +87,14 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
-        if torch.compiler.is_compiling():
-            return self._in_eager(closure)
+        run = self._run_in_eager if torch.compiler.is_compiling() else self._run
+        return run(closure)
+
+    @_disable_dynamo
+    def _run_in_eager(self, closure: Callable[[], Any] | None) -> Any:
+        return self._run(closure)
+
+    def _run(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -101,10 +107,6 @@ class RowOptimizer(torch.optim.Optimizer):
             self._step_as_torch()
         self._adopt()
         return loss
-
-    @_disable_dynamo
-    def _in_eager(self, closure: Callable[[], Any] | None) -> Any:
-        return self.step(closure)
 
     def _step(self, tables: list[tuple[Group, Table]]) -> None:
         by_rows, ours = [], []

@@ -1,4 +1,4 @@
-"""What was found and where, as JSON."""
+"""Where it was measured, and records as JSON files."""
 
 from __future__ import annotations
 
@@ -11,27 +11,35 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-RECORDS = ROOT / "bench" / "records"
-# Huge pages for torch; and where time is measured glibc keeps what a step frees for the next one,
-# up to 64 MB a tensor: whether it does so by itself depends on the order of the last two.
+import hotrow
+from hotrow import files
+from hotrow.bench.workload import Record
+
+ROOT = Path(__file__).parents[3]  # of the repository, where this is run from one
+# Huge pages for torch. Where time is measured, for everybody else as well (JAX's dense step takes
+# two thirds of its time with them); and there glibc keeps what a step frees for the next one, up to
+# 64 MB a tensor: whether it does so by itself depends on the order of the last two.
 HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-KEEP_FREED = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+FOR_TIMES = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+PACKAGES = ("hotrow", "torch", "numba", "numpy", "fbgemm-gpu-cpu", "jax", "optax")
 
 
 def settings(kind: str) -> dict[str, str]:
-    """The environment of a job of this kind."""
-    return HUGE_PAGES if kind == "memory" else HUGE_PAGES | KEEP_FREED
+    """The environment of a part of this kind."""
+    return HUGE_PAGES if kind == "memory" else HUGE_PAGES | FOR_TIMES
 
 
 def environment(threads: int) -> dict[str, Any]:
     """The commit, the versions and the machine."""
-    names = ("hotrow", "torch", "numba", "numpy", "fbgemm-gpu-cpu")
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(ROOT),
         "versions": {"python": platform.python_version()}
-        | {name: _version(name) for name in names},
+        | {name: _version(name) for name in PACKAGES},
         "cpu": _line("/proc/cpuinfo", "model name") or platform.processor(),
         "cpu_family_and_model": f"{_line('/proc/cpuinfo', 'cpu family')}, "
         f"{_line('/proc/cpuinfo', 'model')}",
@@ -41,31 +49,36 @@ def environment(threads: int) -> dict[str, Any]:
         "threads": threads,
         "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
         "settings": settings("time"),
-        "load_before": round(os.getloadavg()[0], 2),
+        "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 
 
-def write(record: dict[str, Any], name: str, folder: Path = RECORDS) -> Path:
+def write(record: Record, name: str, folder: Path) -> Path:
     """Write a record beside its place, then rename: a reader sees the old one or the new."""
-    folder.mkdir(parents=True, exist_ok=True)
-    beside, path = folder / f"{name}.json.new", folder / f"{name}.json"
-    beside.write_text(json.dumps(record, indent=1) + "\n")
-    beside.replace(path)
+    path = folder / f"{name}.json"
+    files.write_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
-def read(folder: Path = RECORDS) -> dict[str, dict[str, Any]]:
+def read(folder: Path) -> dict[str, Record]:
     """All records of a folder by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
-def _commit() -> str:
+def commit(root: Path) -> str:
+    """Of a working tree of hotrow's; of an installed hotrow, its version."""
+    if not (root / "src" / "hotrow" / "bench").is_dir():
+        return f"none: hotrow {hotrow.__version__}, installed"
+
     def git(*command: str) -> str:
-        done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+        try:
+            done = subprocess.run(["git", *command], cwd=root, capture_output=True, text=True)
+        except OSError:
+            return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    # Records and the page are what the run itself changes.
-    outside = ("--", ":!bench/records", ":!docs/performance.md")
+    # What the run itself changes, or is made from the records.
+    outside = ("--", ":!bench/records", ":!docs", ":!README*.md")
     changed = git("status", "--porcelain", *outside)
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + " with changes" * bool(changed)
 

@@ -11,15 +11,19 @@ table.
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.batches import Batches
-from bench.peers import KINDS, Peer
-from bench.timing import Told, quiet
-from bench.workloads import Entry, Workload
+from hotrow._measure import free_memory
+from hotrow.bench.batches import Batches
+from hotrow.bench.kinds import build
+from hotrow.bench.peers import Peer
+from hotrow.bench.tables import OURS, Entry, Tables
+from hotrow.bench.timing import case_of
+from hotrow.bench.workload import Told, quiet
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PAGE_FLOATS = 1024
@@ -33,24 +37,36 @@ def resident(field: str) -> int:
     raise RuntimeError(f"{STATUS} has no {field}")
 
 
-def measure(workload: Workload, entry: Entry, told: Told = quiet) -> dict[str, Any]:
-    """Peak extra bytes of a step, and the bytes of table and state."""
-    rows, make = entry.rows or workload.rows, KINDS[entry.kind]
-    few = make(workload.rule, 1000, 8, {})
-    train(few, Batches(1000, 256), torch.ones(256, 8), 0, 3)
+def measure(workload: Tables, entry: Entry, told: Told = quiet) -> dict[str, Any]:
+    """Peak extra bytes of a step, and the bytes of table and state.
+
+    Empty for a peer that fails: the record of its times says why.
+    """
+    try:
+        return _measure(workload, entry, told)
+    except Exception:
+        if entry.kind == OURS.kind:
+            raise
+        return {}
+
+
+def _measure(workload: Tables, entry: Entry, told: Told) -> dict[str, Any]:
+    case = case_of(workload, entry)
+    few = build(entry.kind, replace(case, rows=1000, columns=8, ids=256), {}, free_memory())
+    train(few, Batches(1000, 256), torch.ones(256, 8, dtype=case.dtype), 0, 3)
     del few
     gc.collect()
-    batches = Batches(rows, workload.ids)
-    gradient = torch.randn(workload.ids, workload.columns)
+    batches = Batches(case.rows, case.ids, workload.zipf)
+    gradient = torch.randn(case.ids, case.columns).to(case.dtype)
     before = resident("VmRSS")
-    told(0.1, f"{entry.name}: memory")
-    peer = make(workload.rule, rows, workload.columns, {})
+    told(0.1, "table")
+    peer = build(entry.kind, case, {}, free_memory())
     train(peer, batches, gradient, 0, 2)
     for state in peer.state():  # zeros that were never written to are not resident yet
         state.view(-1)[::PAGE_FLOATS].add_(0)
     steps = workload.few_before if peer.dense else workload.turn
     train(peer, batches, gradient, 2, steps)
-    told(0.7, f"{entry.name}: memory")
+    told(0.7, "steps")
     CLEAR.write_text("5")
     train(peer, batches, gradient, 2 + steps, steps)
     peak, held = resident("VmHWM"), peer.bytes_held()

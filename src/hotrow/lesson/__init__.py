@@ -1,0 +1,11 @@
+"""The interactive lesson: one self-contained page, put together from the files beside this one.
+
+It is put together when it is asked for, not kept built: a few milliseconds, no copy to hold to
+its sources, and a reader's own tokens and rows go in the same way as the examples.
+"""
+
+from hotrow.lesson._page import LANGUAGES, Timing, page
+from hotrow.lesson._place import place
+from hotrow.lesson.excerpt import Excerpt, own_excerpt
+
+__all__ = ["LANGUAGES", "Excerpt", "Timing", "own_excerpt", "page", "place"]

@@ -1,0 +1,32 @@
+// The view in the address: what differs from the start, and the language. A view can be shared,
+// kept, and reached by "back".
+
+function addressOf(state) {
+  const own = defaults(state.table);
+  const start = { ...fitted({ ...own, ids: state.ids }, own), ids: own.ids, table: presets[START] };
+  const parts = [["lang", language]];
+  for (const [name, field] of Object.entries(fields)) {
+    const text = field.write(state[name]);
+    if (text !== field.write(start[name])) parts.push([name, text]);
+  }
+  return `#${new URLSearchParams(parts)}`;
+}
+
+// {state, lang}; raises Bad for anything that this page would not have written.
+function fromAddress(hash) {
+  if (hash.length > 20000) throw new Bad("bad.address");
+  const parts = [...new URLSearchParams(hash.replace(/^#/, ""))];
+  const given = new Map(parts);
+  const known = (name) => name === "lang" || Object.hasOwn(fields, name);
+  if (given.size !== parts.length || !parts.every(([name]) => known(name))) throw new Bad("bad.address");
+  const lang = given.get("lang") ?? null;
+  if (lang !== null && !Object.hasOwn(data.words, lang)) throw new Bad("bad.address");
+  let state = defaults(given.has("table") ? tableFromText(given.get("table")) : presets[START]);
+  for (const [name, field] of Object.entries(fields)) {
+    if (name !== "table" && given.has(name)) {
+      const before = state;
+      state = fitted({ ...state, [name]: field.read(given.get(name), state) }, before);
+    }
+  }
+  return { state, lang };
+}

@@ -1,0 +1,159 @@
+// From a control to the state and back. A control names its field; a button names its action.
+
+const sections = []; // {id, result(state), draw(state, result), code(state)}
+const actions = {};
+
+let state = defaults(presets[START]);
+
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
+
+const errorOf = (control) => control.closest(".field").querySelector(".error");
+
+function complain(control, bad) {
+  const place = errorOf(control);
+  control.bad = bad;
+  control.setAttribute("aria-invalid", "true");
+  control.setAttribute("aria-describedby", place.id);
+  put(place, say(bad.key, bad.values));
+}
+
+function forgive(control) {
+  if (!control.bad) return;
+  control.bad = null;
+  control.removeAttribute("aria-invalid");
+  control.removeAttribute("aria-describedby");
+  put(errorOf(control), "");
+}
+
+// Do what may be refused; a refusal is told beside the control, and the view stays as it was.
+function attempt(control, work) {
+  try {
+    work();
+    forgive(control);
+  } catch (error) {
+    if (!(error instanceof Bad)) throw error;
+    complain(control, error);
+  }
+}
+
+function change(patch, control) {
+  state = fitted({ ...state, ...patch }, state);
+  show(control);
+}
+
+function edit(name, text, control) {
+  attempt(control, () => change({ [name]: fields[name].read(text, state) }, control));
+}
+
+function show(control) {
+  draw();
+  remember();
+  tell(control);
+}
+
+function draw() {
+  for (const section of sections) section.draw(state, section.result(state));
+  for (const section of sections) {
+    const code = find(`${section.id}-code`);
+    if (code) put(code, section.code(state));
+  }
+  document.querySelectorAll("[data-field]").forEach(follow);
+}
+
+// A control shows what the state has, unless its reader is in it and it says the same already.
+function follow(control) {
+  const name = control.dataset.field;
+  const text = fields[name].write(state[name]);
+  if (control.type === "radio") control.checked = control.value === text;
+  else if (control.type === "checkbox") control.checked = text === "yes";
+  else if (control !== document.activeElement || control.bad || control.value.trim() !== text) {
+    control.value = text;
+  }
+  forgive(control);
+}
+
+// What changed, for those who hear the page: the conclusion of the section that they are in.
+function tell(control) {
+  const verdict = control?.closest("section")?.querySelector(".verdict");
+  if (verdict) put(find("live"), verdict.textContent);
+}
+
+function onInput(event) {
+  const control = event.target;
+  const name = control.dataset.field;
+  // A text is read when it is finished; everything else at once.
+  const text = control.tagName === "INPUT" && control.type === "text";
+  if (!name || text !== (event.type === "change")) return;
+  if (control.type === "checkbox") edit(name, control.checked ? "yes" : "no", control);
+  else edit(name, control.value, control);
+}
+
+function onClick(event) {
+  const button = event.target.closest("button[data-do]");
+  if (button) actions[button.dataset.do](button);
+}
+
+// A button's own complaints go to the control that could mend them.
+function choose(ids, name, button) {
+  edit(name, fields[name].write(ids), find(name));
+  tell(button);
+}
+
+let remembering = null;
+
+function remember() {
+  clearTimeout(remembering);
+  remembering = setTimeout(writeAddress, 150);
+}
+
+function writeAddress() {
+  remembering = null;
+  const hash = addressOf(state);
+  if (hash !== location.hash) history.replaceState(null, "", hash);
+}
+
+function readAddress() {
+  const notice = find("notice");
+  put(notice, "");
+  try {
+    if (location.hash.length > 1) {
+      const found = fromAddress(location.hash);
+      state = found.state;
+      if (found.lang) language = found.lang;
+    }
+  } catch (error) {
+    // Whatever is wrong with an address, the page starts as it does without one.
+    state = defaults(presets[START]);
+    notice.bad = error instanceof Bad && error.key !== "bad.address" ? error : new Bad("bad.address");
+    put(notice, say("bad.notice", { why: say(notice.bad.key, notice.bad.values) }));
+  }
+  setLanguage(language);
+}
+
+function setLanguage(lang) {
+  language = lang;
+  translate();
+  document.querySelectorAll("[data-lang]").forEach((button) => {
+    button.setAttribute("aria-pressed", String(button.dataset.lang === lang));
+  });
+  document.querySelectorAll("[aria-invalid]").forEach((control) => complain(control, control.bad));
+  const notice = find("notice");
+  if (notice.textContent) put(notice, say("bad.notice", { why: say(notice.bad.key, notice.bad.values) }));
+  drawKeeping();
+  remember();
+}
+
+// A change of language leaves a refused text and its message where they are.
+function drawKeeping() {
+  const refused = [...document.querySelectorAll("[aria-invalid]")].map((control) => [
+    control,
+    control.value,
+    control.bad,
+  ]);
+  draw();
+  refused.forEach(([control, text, bad]) => {
+    const again = control.isConnected ? control : find(control.id);
+    again.value = text;
+    complain(again, bad);
+  });
+}

@@ -1,0 +1,86 @@
+// What several sections draw: rows with their names and colours, matrices, verdicts.
+
+const HUES = 6;
+
+// A cell of words, which may break into lines.
+const words = (text) => h("td", { class: "words" }, text);
+
+// Each row that is selected has a colour of its own, in the order of the ids.
+function hue(ids, id) {
+  const place = [...new Set(ids)].indexOf(id);
+  return place < 0 ? "" : `picked h${place % HUES}`;
+}
+
+const tokenOf = (table, k) => (table.tokens && table.tokens[k] ? ` “${table.tokens[k]}”` : "");
+
+const rowName = (table, k) => say("row", { row: table.labels[k] }) + tokenOf(table, k);
+
+const idName = (table, id) => String(id) + tokenOf(table, table.labels.indexOf(id));
+
+const columnNames = (table) => ["", ...table.rows[0].map((_, j) => say("column", { column: j }))];
+
+const numbers = (values) => values.map((value) => number(value));
+
+function outputGrid(caption, table, ids, output) {
+  return grid(
+    caption,
+    columnNames(table),
+    output.map((row, n) => ({
+      head: say("place", { place: n, id: idName(table, ids[n]) }),
+      cells: numbers(row),
+      class: hue(ids, ids[n]),
+    })),
+  );
+}
+
+// "equal" or what comes near it, with the count that the page has just made.
+function verdict(id, compared, key = "bits") {
+  const { equal, near, signs } = compared;
+  const element = find(id);
+  element.className = `verdict ${equal || near || signs ? "equal" : "different"}`;
+  const said = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
+  const counted = !equal && signs ? say("signs", { n: compared.same, total: compared.total }) : null;
+  put(element, said + say("gap") + (counted ?? say(key, { n: compared.same, total: compared.total })));
+}
+
+// Names in a row: "1, 3 and 5", as a language writes it.
+const several = (names) => names.join(say("comma"));
+
+// A table of inputs; it is made anew only when its shape or its words change, so that a reader
+// who is in it stays where they are.
+function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
+  const made = `${key}|${language}|${values.length}x${values[0].length}`;
+  if (region.dataset.made !== made) {
+    region.dataset.made = made;
+    const input = (n, j) =>
+      h("input", {
+        type: "text",
+        inputmode: "decimal",
+        autocomplete: "off",
+        spellcheck: "false",
+        id: `${id}-${n}-${j}`,
+        "aria-label": label(n, j),
+        on: {
+          change: (event) =>
+            attempt(event.target, () => set(n, j, readReal(event.target.value), event.target)),
+        },
+      });
+    put(
+      region,
+      grid(
+        caption,
+        heads,
+        values.map((line, n) => ({ head: rowHeads[n], cells: line.map((_, j) => input(n, j)) })),
+      ),
+    );
+  }
+  region.querySelectorAll("tbody tr").forEach((line, n) => {
+    line.className = classes[n];
+    line.querySelectorAll("input").forEach((input, j) => {
+      const value = values[n][j];
+      input.title = typed(value);
+      input.value = number(value);
+      forgive(input);
+    });
+  });
+}

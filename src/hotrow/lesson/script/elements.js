@@ -1,0 +1,55 @@
+// Elements from code. Text is only ever set as text, never parsed.
+
+const find = (id) => document.getElementById(id);
+
+function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "on") Object.entries(value).forEach((on) => element.addEventListener(...on));
+    else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null));
+  return element;
+}
+
+function svg(tag, attributes = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  Object.entries(attributes).forEach(([name, value]) => element.setAttribute(name, value));
+  element.append(...children);
+  return element;
+}
+
+// A table of values: `head` of texts or elements, `lines` of {head, cells, class}.
+function grid(caption, head, lines) {
+  const cell = (content) =>
+    content instanceof Element && content.tagName === "TD" ? content : h("td", {}, content);
+  return h(
+    "table",
+    {},
+    h("caption", {}, caption),
+    head.length
+      ? h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text))))
+      : null,
+    h(
+      "tbody",
+      {},
+      lines.map((line) =>
+        h(
+          "tr",
+          { class: line.class || null },
+          h("th", { scope: "row" }, line.head),
+          line.cells.map(cell),
+        ),
+      ),
+    ),
+  );
+}
+
+// Replace what an element holds, without touching it if nothing changed: no reader is told twice.
+function put(element, ...content) {
+  if (content.length === 1 && typeof content[0] === "string") {
+    if (element.textContent !== content[0]) element.textContent = content[0];
+  } else {
+    element.replaceChildren(...content.flat());
+  }
+}

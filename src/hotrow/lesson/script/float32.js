@@ -1,0 +1,117 @@
+// Numbers as torch's float32 has them: every result rounded, every bit kept, written as in Python.
+
+const f32 = Math.fround;
+
+const bitsView = new DataView(new ArrayBuffer(4));
+
+function fromHex(text) {
+  const values = [];
+  for (let at = 0; at < text.length; at += 8) {
+    bitsView.setUint32(0, parseInt(text.slice(at, at + 8), 16));
+    values.push(bitsView.getFloat32(0));
+  }
+  return values;
+}
+
+function toHex(values) {
+  return values
+    .map((value) => {
+      bitsView.setFloat32(0, value);
+      return bitsView.getUint32(0).toString(16).padStart(8, "0");
+    })
+    .join("");
+}
+
+// a + b * c, rounded once, as a fused multiply-add: the product of two float32 is exact in double.
+const fused = (a, b, c) => f32(a + b * c);
+
+// NaN equals NaN here, and 0.0 does not equal -0.0: the same bits.
+const sameBits = (a, b) => Object.is(a, b);
+
+// Over two matrices: how many values have the same bits, whether all do, and whether what differs is
+// only the sign of zeros.
+function compareBits(a, b) {
+  let same = 0;
+  let total = 0;
+  let signs = true;
+  a.forEach((line, i) =>
+    line.forEach((value, j) => {
+      total += 1;
+      const alike = sameBits(value, b[i][j]);
+      same += alike ? 1 : 0;
+      signs &&= alike || value === b[i][j];
+    }),
+  );
+  return { same, total, signs, equal: same === total };
+}
+
+// bfloat16: float32 cut to 8 bits of significand, ties to even.
+function bfloat16(value) {
+  if (!Number.isFinite(value)) return value;
+  bitsView.setFloat32(0, value);
+  const bits = bitsView.getUint32(0);
+  bitsView.setUint32(0, (bits + 0x7fff + ((bits >>> 16) & 1)) & 0xffff0000);
+  return bitsView.getFloat32(0);
+}
+
+// Ties go to the even digit, as in Python; the language's own rounding takes them up.
+function fourDecimals(size) {
+  const scaled = size * 1e4; // exact for a float32 below 1e5
+  const down = Math.floor(scaled);
+  return scaled - down === 0.5 && down % 2 === 0 ? (down / 1e4).toFixed(4) : size.toFixed(4);
+}
+
+function scientific(size) {
+  const [exact, power] = size.toExponential(60).split("e");
+  const tie = /^\d\.\d[02468]50*$/.test(exact);
+  const rounded = tie ? `${exact.slice(0, 4)}e${power}` : size.toExponential(2);
+  return rounded.replace(/e([+-])(\d)$/, "e$10$2");
+}
+
+// For reading: four decimals; scientific for what four decimals would flatten or stretch.
+function number(value) {
+  if (Number.isNaN(value)) return "nan";
+  const sign = value < 0 || Object.is(value, -0) ? "-" : "";
+  const size = Math.abs(value);
+  if (size === Infinity) return `${sign}inf`;
+  return sign + (size !== 0 && (size < 1e-3 || size >= 1e5) ? scientific(size) : fourDecimals(size));
+}
+
+// The shortest decimal that is this float32 again.
+function shortest(value) {
+  for (let digits = 1; digits < 9; digits++) {
+    const found = Number(value.toPrecision(digits));
+    if (f32(found) === value) return found;
+  }
+  return Number(value.toPrecision(9));
+}
+
+// For Python: exact.
+function literal(value) {
+  if (Number.isNaN(value)) return 'float("nan")';
+  if (!Number.isFinite(value)) return `float("${value < 0 ? "-" : ""}inf")`;
+  if (Object.is(value, -0)) return "-0.0";
+  const text = String(shortest(value));
+  return /[.e]/.test(text) ? text : `${text}.0`;
+}
+
+// For a field: as people write it.
+function typed(value) {
+  if (Number.isNaN(value)) return "nan";
+  if (!Number.isFinite(value)) return value < 0 ? "-inf" : "inf";
+  return Object.is(value, -0) ? "-0.0" : String(shortest(value));
+}
+
+// Normally distributed numbers from a seed: mulberry32, then Box and Muller.
+function normals(seed, count) {
+  let state = seed >>> 0;
+  const uniform = () => {
+    state = (state + 0x6d2b79f5) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
+    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
+    return (((mixed ^ (mixed >>> 14)) >>> 0) + 0.5) / 4294967296;
+  };
+  return Array.from({ length: count }, () =>
+    f32(Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform())),
+  );
+}

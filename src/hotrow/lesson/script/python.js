@@ -1,0 +1,39 @@
+// The cells of "Show this in Python": exact, and complete in themselves.
+
+const literals = (values) => `[${values.map(literal).join(", ")}]`;
+
+const matrix = (rows) => `torch.tensor([\n${rows.map((row) => `    ${literals(row)},\n`).join("")}])`;
+
+const listed = (values) => `[${values.join(", ")}]`;
+
+const lines = (...parts) => parts.flat().filter((part) => part !== null).join("\n");
+
+function tableCode(table) {
+  if (table.edited || isExcerpt(table)) return `table = ${matrix(table.rows)}`;
+  return lines(
+    "_ = torch.manual_seed(123)",
+    `table = torch.nn.Embedding(${table.V}, ${table.D}).weight.detach()`,
+  );
+}
+
+// Of an excerpt the cell has the rows that the page has, and counts them from 0.
+function heldNote(table) {
+  return isExcerpt(table)
+    ? `# ${say("python.held", { held: table.labels.join(", ") })}`
+    : null;
+}
+
+function idsCode(table, ids) {
+  return `ids = torch.tensor(${listed(placesOf(table, ids))})`;
+}
+
+function setting(state) {
+  return lines(
+    "import torch",
+    "import torch.nn.functional as F",
+    "",
+    heldNote(state.table),
+    tableCode(state.table),
+    idsCode(state.table, state.ids),
+  );
+}

@@ -1,0 +1,80 @@
+// 4. The gradient: each line of the upstream gradient is added to the row that its id selected.
+
+sections.push({
+  id: "gradient",
+
+  result(state) {
+    const { table, ids } = state;
+    const places = placesOf(table, ids);
+    const above = split(state.upstream, columns(state));
+    const gradient = scatter(places, above, table.rows.length, columns(state));
+    const multiplied = matmul(transpose(oneHot(places, table.rows.length)), above);
+    return { above, gradient, multiplied, compared: compareBits(gradient, multiplied) };
+  },
+
+  draw(state, { above, gradient, compared }) {
+    const { table, ids, column } = state;
+    const names = ids.map((id, n) => say("place", { place: n, id: idName(table, id) }));
+    inputGrid(find("gradient-upstream"), {
+      key: `${table.name}|${ids}`,
+      id: "upstream",
+      caption: say("gradient.upstream", { N: ids.length, D: columns(state) }),
+      heads: columnNames(table),
+      rowHeads: names,
+      classes: ids.map((id) => hue(ids, id)),
+      label: (n, j) => `${names[n]}${say("comma")}${say("column", { column: j })}`,
+      values: above,
+      set: setUpstream,
+    });
+    put(
+      find("gradient-table"),
+      grid(
+        say("gradient.table", { V: table.V, D: table.D }),
+        [...columnNames(table), say("gradient.uses")],
+        gradient.map((row, k) => {
+          const uses = ids.filter((id) => id === table.labels[k]).length;
+          return {
+            head: rowName(table, k),
+            cells: [...numbers(row), uses ? say("gradient.used", { n: uses }) : say("gradient.never")],
+            class: uses ? hue(ids, table.labels[k]) : "zero",
+          };
+        }),
+      ),
+    );
+    put(find("gradient-sums"), sums(table, ids, above, gradient, column));
+    verdict("gradient-verdict", compared);
+  },
+
+  code: (state) =>
+    lines(
+      setting(state),
+      `upstream = ${matrix(split(state.upstream, columns(state)))}`,
+      "",
+      "weight = table.clone().requires_grad_()",
+      "F.embedding(ids, weight).backward(upstream)",
+      "gradient = weight.grad",
+      "one_hot = F.one_hot(ids, num_classes=len(table)).to(table.dtype)",
+      "print(gradient, one_hot.T @ upstream)",
+    ),
+});
+
+function setUpstream(n, j, value, control) {
+  const upstream = state.upstream.slice();
+  upstream[n * columns(state) + j] = value;
+  change({ upstream }, control);
+}
+
+// For every selected row, what was added up, in the order of the ids.
+function sums(table, ids, above, gradient, column) {
+  return [...new Set(ids)].map((id) => {
+    const parts = above.filter((_, n) => ids[n] === id).map((line) => number(line[column]));
+    const total = number(gradient[table.labels.indexOf(id)][column]);
+    return h(
+      "li",
+      { class: hue(ids, id) },
+      say("gradient.sum", { id: idName(table, id), column, parts: parts.join(" + "), total }),
+    );
+  });
+}
+
+actions["gradient-repeat"] = (button) => choose([...state.ids, state.ids[0]], "ids", button);

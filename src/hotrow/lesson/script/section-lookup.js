@@ -1,0 +1,160 @@
+// 1. Ids and a table: each id picks its row.
+
+let lookedUp = Infinity; // rows of the output that are shown, while the look-up plays
+let playing = null;
+
+sections.push({
+  id: "lookup",
+
+  result: ({ table, ids }) => ({ output: lookUp(table.rows, placesOf(table, ids)) }),
+
+  draw(state, { output }) {
+    const { table, ids } = state;
+    for (const name of ["A", "B", "C", "own"]) {
+      const button = find(`preset-${name}`);
+      button.hidden = !presets[name];
+      button.setAttribute("aria-pressed", String(table.name === name && !table.edited));
+    }
+    for (const [id, value] of [["rows", table.rows.length], ["columns", columns(state)]]) {
+      const input = find(id);
+      input.value = String(value);
+      input.disabled = isExcerpt(table);
+      forgive(input);
+    }
+    put(find("lookup-about"), about(table));
+    put(find("lookup-count"), say("lookup.counting", { row: ids[0], nth: ids[0] + 1 }));
+    const region = find("lookup-table");
+    inputGrid(region, {
+      key: `${table.name}|${table.labels}`,
+      id: "value",
+      caption: say("lookup.table", { V: table.V, D: table.D }),
+      heads: columnNames(table),
+      rowHeads: table.labels.map((id, k) => rowButton(table, id, k)),
+      classes: table.labels.map((id) => hue(ids, id)),
+      label: (k, j) => `${rowName(table, k)}${say("comma")}${say("column", { column: j })}`,
+      values: table.rows,
+      set: setValue,
+    });
+    put(find("lookup-ids"), ids.map((id, place) => chip(table, ids, id, place)));
+    const shown = output.slice(0, lookedUp);
+    put(
+      find("lookup-output"),
+      outputGrid(say("lookup.output", { N: ids.length, D: columns(state) }), table, ids, shown),
+    );
+    const names = several(ids);
+    put(find("lookup-verdict"), say("lookup.verdict", { ids: names, n: ids.length }));
+  },
+
+  code: (state) => lines(setting(state), "", "output = F.embedding(ids, table)", "print(output)"),
+});
+
+function setValue(k, j, value, control) {
+  change({ table: withValue(state.table, k, j, value) }, control);
+}
+
+function about(table) {
+  const parts = [];
+  if (table.title) parts.push(table.title + say("stop"));
+  if (table.name === "C") parts.push(say("about.C"));
+  if (table.random) parts.push(say("about.random"));
+  if (isExcerpt(table)) {
+    const [held, width] = [table.rows.length, table.rows[0].length];
+    parts.push(say("about.excerpt", { V: table.V, D: table.D, held, width }));
+  }
+  if (table.left) parts.push(say("about.left", { n: table.left }));
+  return parts.join(say("gap"));
+}
+
+function rowButton(table, id, k) {
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "row",
+      id: `row-${id}`,
+      title: say("lookup.add", { id }),
+      on: { click: (event) => choose([...state.ids, id], "ids", event.target) },
+    },
+    rowName(table, k),
+  );
+}
+
+function chip(table, ids, id, place) {
+  return h(
+    "li",
+    { class: hue(ids, id) },
+    h("bdi", {}, idName(table, id)),
+    h(
+      "button",
+      {
+        type: "button",
+        "aria-label": say("lookup.remove", { id, place }),
+        disabled: ids.length === 1,
+        on: {
+          click: (event) => {
+            choose(ids.filter((_, n) => n !== place), "ids", event.target);
+            find("ids").focus(); // this button is gone
+          },
+        },
+      },
+      "×",
+    ),
+  );
+}
+
+const preset = (name) => (button) => {
+  state = defaults(presets[name]);
+  show(button);
+};
+
+Object.assign(actions, {
+  "preset-A": preset("A"),
+  "preset-B": preset("B"),
+  "preset-C": preset("C"),
+  "preset-own": preset("own"),
+
+  random(button) {
+    const fresh = plainTable(
+      split(normals(state.seed, state.table.rows.flat().length), columns(state)),
+    );
+    takeTable(fresh, button);
+  },
+
+  "lookup-play"(button) {
+    clearInterval(playing);
+    if (calm.matches) return tell(button);
+    const region = find("lookup-output");
+    region.classList.add("playing");
+    lookedUp = 0;
+    draw();
+    playing = setInterval(() => {
+      lookedUp += 1;
+      draw();
+      if (lookedUp < state.ids.length) return;
+      clearInterval(playing);
+      lookedUp = Infinity;
+      region.classList.remove("playing");
+      tell(button);
+    }, 700);
+    return null;
+  },
+});
+
+// Another size or other numbers; ids whose row would go are not dropped silently.
+function takeTable(table, control) {
+  const gone = state.ids.find((id) => id >= table.V);
+  if (gone !== undefined && !isExcerpt(state.table)) throw new Bad("bad.shrink", { id: gone });
+  state = moved(state, table);
+  show(control);
+}
+
+function resize(control) {
+  attempt(control, () => {
+    const height = readWhole(find("rows").value, 1, LIMITS.rows);
+    const width = readWhole(find("columns").value, 1, LIMITS.columns);
+    takeTable(resized(state.table, height, width, state.seed), control);
+  });
+}
+
+find("rows").addEventListener("change", (event) => resize(event.target));
+find("columns").addEventListener("change", (event) => resize(event.target));

@@ -1,0 +1,89 @@
+// 6. Soft ids and bags: several ones, or parts of one, in the one-hot vector.
+
+sections.push({
+  id: "mix",
+
+  result({ table, softA, softB, p, bag }) {
+    const { rows } = table;
+    const [[a, b], places] = [placesOf(table, [softA, softB]), placesOf(table, bag)];
+    const [one, other] = [f32(p), f32(1 - f32(p))];
+    const soft = rows.map((_, k) => f32((k === a ? one : 0) + (k === b ? other : 0)));
+    const counts = rows.map((_, k) => places.filter((place) => place === k).length);
+    const added = [addRows(lookUp(rows, places))];
+    const multiplied = matmul([counts], rows);
+    return {
+      soft,
+      mixed: matmul([soft], rows)[0],
+      rowA: rows[a],
+      rowB: rows[b],
+      counts,
+      added: added[0],
+      multiplied: multiplied[0],
+      compared: {
+        ...compareBits(added, multiplied),
+        // Each of the two sums is within n roundings of the sum of sizes (Higham, section 4.2).
+        near: added[0].every((sum, j) => {
+          const sizes = places.reduce((total, place) => total + Math.abs(rows[place][j]), 0);
+          return Math.abs(sum - multiplied[0][j]) <= 2 * places.length * 2 ** -24 * sizes;
+        }),
+      },
+    };
+  },
+
+  draw(state, { soft, mixed, rowA, rowB, counts, added, multiplied, compared }) {
+    const { table, softA, softB, p, bag } = state;
+    const choices = table.labels.map((id) => [id, idName(table, id)]);
+    for (const name of ["softA", "softB"]) options(find(name), choices);
+    put(find("p-now"), say("mix.now", { p: p.toFixed(2), q: (1 - p).toFixed(2) }));
+    const line = (id, share, row) => ({
+      head: `${share.toFixed(2)} × ${say("row", { row: id })}`,
+      cells: numbers(row),
+      class: hue([softA, softB], id),
+    });
+    put(
+      find("mix-table"),
+      grid(say("mix.table"), columnNames(table), [
+        line(softA, p, rowA),
+        line(softB, 1 - p, rowB),
+        { head: say("mix.sum"), cells: numbers(mixed), class: "total" },
+      ]),
+    );
+    put(find("mix-vector"), say("mix.vector", { values: soft.map((value) => typed(value)).join(", ") }));
+    const alone = p === 1 ? rowA : p === 0 ? rowB : null;
+    const single = alone && alone.every((value, j) => value === mixed[j]);
+    put(
+      find("mix-note"),
+      single ? say("mix.single", { id: p === 1 ? softA : softB }) : say("mix.between"),
+    );
+    put(
+      find("bag-table"),
+      grid(say("bag.table", { n: bag.length }), columnNames(table), [
+        ...bag.map((id, n) => ({
+          head: say("place", { place: n, id: idName(table, id) }),
+          cells: numbers(table.rows[table.labels.indexOf(id)]),
+          class: hue(bag, id),
+        })),
+        { head: say("bag.added"), cells: numbers(added), class: "total" },
+        { head: say("bag.multiplied"), cells: numbers(multiplied), class: "total" },
+      ]),
+    );
+    put(find("bag-vector"), say("bag.vector", { values: counts.join(", ") }));
+    verdict("mix-verdict", compared, !compared.equal && compared.near ? "bag.order" : "bits");
+  },
+
+  code(state) {
+    const { table, softA, softB, p, bag } = state;
+    const [a, b] = placesOf(table, [softA, softB]);
+    return lines(
+      setting({ ...state, ids: bag }),
+      "",
+      "soft = torch.zeros(1, len(table))",
+      `soft[0, ${a}] += ${p}`,
+      `soft[0, ${b}] += ${1 - p}`,
+      "mixed = soft @ table",
+      "counts = F.one_hot(ids, num_classes=len(table)).sum(0, keepdim=True).to(table.dtype)",
+      'added = F.embedding_bag(ids.unsqueeze(0), table, mode="sum")',
+      "print(mixed, added, counts @ table)",
+    );
+  },
+});

@@ -1,0 +1,76 @@
+// The page begins: listeners, "Show this in Python" for each section, the view of the address.
+
+function pythonFor(section) {
+  const id = `${section.id}-code`;
+  const copy = h("button", { type: "button", "data-word": "python.copy" });
+  copy.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(find(id).textContent);
+      put(find("live"), say("python.copied"));
+    } catch {
+      getSelection().selectAllChildren(find(id));
+      put(find("live"), say("python.select"));
+    }
+  });
+  return h(
+    "details",
+    {},
+    h("summary", { "data-word": "python.show" }),
+    copy,
+    h("pre", { class: "wide", tabindex: "0", role: "group", "data-label": "python.cell" }, h("code", { id })),
+  );
+}
+
+function documents() {
+  const links = Object.values(data.documents).map((pair) => {
+    const { name, href } = pair[language === "zh-CN" ? 1 : 0];
+    return h("li", {}, href ? h("a", { href }, name) : h("code", {}, name));
+  });
+  put(find("documents"), links);
+}
+
+const MODEL = [
+  "import torch",
+  "import hotrow",
+  "",
+  "model = torch.nn.Sequential(torch.nn.Embedding(10_000, 64), torch.nn.Linear(64, 2))",
+  "model = hotrow.convert(model)",
+  "optimizer = hotrow.optim.AdamW(model.parameters(), lr=1e-3)",
+  "",
+  "loss = model(torch.tensor([2, 3, 1])).square().mean()",
+  "loss.backward()",
+  "optimizer.step()",
+  "print(hotrow.convert.report(model))",
+];
+
+sections.push({
+  id: "model",
+  result: () => null,
+  draw: documents,
+  code: () => lines(...MODEL),
+});
+
+for (const section of sections) find(section.id).append(pythonFor(section));
+
+document.querySelectorAll(".field").forEach((field, n) => {
+  field.append(h("p", { class: "error", id: `error-${n}` }));
+});
+document.querySelectorAll("[data-lang]").forEach((button) => {
+  button.addEventListener("click", () => setLanguage(button.dataset.lang));
+});
+document.querySelectorAll("[data-jump]").forEach((link) => {
+  // The address is the view's: a jump leaves it alone.
+  link.addEventListener("click", (event) => {
+    event.preventDefault();
+    find(link.dataset.jump).scrollIntoView();
+    find(`${link.dataset.jump}-title`).focus({ preventScroll: true });
+  });
+});
+document.addEventListener("input", onInput);
+document.addEventListener("change", onInput);
+document.addEventListener("click", onClick);
+addEventListener("hashchange", readAddress);
+put(find("version"), data.version);
+
+language = data.lang ?? (navigator.language.startsWith("zh") ? "zh-CN" : "en");
+readAddress();

@@ -1,0 +1,63 @@
+// The optimizers' steps, in the order and with the roundings of torch's float32 code.
+// A rule takes a value, its gradient and its two slots, and returns the value and slots after.
+
+const rules = {
+  sgd: (options) => (w, g) => [fused(w, g, f32(-options.lr)), 0, 0],
+
+  momentum: (options) => (w, g, buffer) => {
+    const next = f32(f32(buffer * f32(options.momentum)) + g);
+    return [fused(w, next, f32(-options.lr)), next, 0];
+  },
+
+  adam: (options) => (w, g, m, v, step) => {
+    const { lr, beta1, beta2, eps } = options;
+    const mean = fused(m, f32(1 - beta1), f32(g - m));
+    const square = fused(f32(v * f32(beta2)), f32(f32(1 - beta2) * g), g);
+    const root = f32(Math.sqrt(1 - beta2 ** step));
+    const below = f32(f32(f32(Math.sqrt(square)) / root) + f32(eps));
+    const size = f32(-lr / (1 - beta1 ** step));
+    return [f32(w + f32(f32(size * mean) / below)), mean, square];
+  },
+};
+
+const slots = (rows) => rows.map((row) => ({ w: row.slice(), a: row.map(() => 0), b: row.map(() => 0) }));
+
+function stepRow(rule, row, gradient, step) {
+  gradient.forEach((g, j) => {
+    [row.w[j], row.a[j], row.b[j]] = rule(row.w[j], g, row.a[j], row.b[j], step);
+  });
+}
+
+// Train the rows for all `batches` (a list of places for each step). Every place that a step names
+// sends back the line `upstream`.
+//   dense: every row, every step.   skip: touched rows only.
+//   later: touched rows only, but a row first makes up the steps that it missed.
+// `settle` makes up what is still owed at the end.
+function train(name, options, rows, batches, upstream, way, settle = true) {
+  const rule = rules[name](options);
+  const states = slots(rows);
+  const done = rows.map(() => 0); // the step each row is as of
+  const none = upstream.map(() => 0);
+  let updates = 0;
+  const update = (place, gradient, step) => {
+    stepRow(rule, states[place], gradient, step);
+    done[place] = step;
+    updates += 1;
+  };
+  const catchUp = (place, step) => {
+    while (done[place] < step) update(place, none, done[place] + 1);
+  };
+  batches.forEach((places, before) => {
+    const step = before + 1;
+    const gradient = scatter(places, places.map(() => upstream), rows.length, upstream.length);
+    rows.forEach((_, place) => {
+      if (way === "dense") update(place, gradient[place], step);
+      else if (places.includes(place)) {
+        if (way === "later") catchUp(place, before);
+        update(place, gradient[place], step);
+      }
+    });
+  });
+  if (way === "later" && settle) rows.forEach((_, place) => catchUp(place, batches.length));
+  return { rows: states.map((state) => state.w), done, updates };
+}

@@ -1,0 +1,81 @@
+// A table of the page: the rows that it holds, the ids that they belong to, the sizes of the whole.
+
+const LIMITS = { rows: 16, columns: 8, ids: 16, steps: 8 };
+
+function split(values, width) {
+  const rows = [];
+  for (let at = 0; at < values.length; at += width) rows.push(values.slice(at, at + width));
+  return rows;
+}
+
+function presetFrom(each) {
+  const rows = split(fromHex(each.rows), each.columns);
+  return {
+    ...each,
+    rows,
+    linear: each.linear && split(fromHex(each.linear), rows.length),
+    positions: each.positions && split(fromHex(each.positions), each.columns),
+    edited: false,
+  };
+}
+
+const presets = Object.fromEntries(data.tables.map((each) => [each.name, presetFrom(each)]));
+
+const START = presets.own ? "own" : "A";
+
+// A table of the reader's own numbers; `rows` is whole.
+function plainTable(rows) {
+  const labels = rows.map((_, k) => k);
+  const ids = [2, 3, 1].filter((id) => id < rows.length);
+  return {
+    name: "",
+    V: rows.length,
+    D: rows[0].length,
+    labels,
+    rows,
+    ids: ids.length ? ids : [0],
+    tokens: null,
+    edited: true,
+  };
+}
+
+const isExcerpt = (table) => table.V > table.rows.length || table.D > table.rows[0].length;
+
+const placesOf = (table, ids) => ids.map((id) => table.labels.indexOf(id));
+
+// The same table with one value changed.
+function withValue(table, k, j, value) {
+  const rows = table.rows.map((row) => row.slice());
+  rows[k][j] = value;
+  return { ...table, rows, edited: true };
+}
+
+// More or fewer rows and columns; what is new is drawn from the seed.
+function resized(table, height, width, seed) {
+  const fresh = split(normals(seed, height * width), width);
+  return plainTable(
+    fresh.map((row, k) => row.map((value, j) => table.rows[k]?.[j] ?? value)),
+  );
+}
+
+// In the address: a preset's name, or the sizes; then, where it was edited, every bit.
+function tableText(table) {
+  const sizes = `${table.rows.length}x${table.rows[0].length}`;
+  return table.edited ? `${table.name || sizes}.${toHex(table.rows.flat())}` : table.name;
+}
+
+function tableFromText(text) {
+  const match = /^(?:([A-Za-z]{1,3})|(\d{1,2})x(\d))(?:\.((?:[0-9a-f]{8})+))?$/.exec(text);
+  if (!match) throw new Bad("bad.table");
+  const [, name, height, width, bits] = match;
+  const preset = name === undefined ? null : presets[name];
+  if (preset === undefined || (!preset && !bits)) throw new Bad("bad.table");
+  if (!bits) return preset;
+  const [tall, wide] = preset
+    ? [preset.rows.length, preset.rows[0].length]
+    : [Number(height), Number(width)];
+  const fits = preset || (tall >= 1 && tall <= LIMITS.rows && wide >= 1 && wide <= LIMITS.columns);
+  if (!fits || bits.length !== 8 * tall * wide) throw new Bad("bad.table");
+  const rows = split(fromHex(bits), wide);
+  return preset ? { ...preset, rows, edited: true } : plainTable(rows);
+}

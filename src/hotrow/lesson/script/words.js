@@ -1,0 +1,49 @@
+// The words of both languages, and their small markup: `code`, **strong**, [text](place).
+
+const data = JSON.parse(document.getElementById("data").textContent);
+
+let language = "en";
+
+const count = (n) => n.toLocaleString("en-US");
+
+// Sizes and counts are grouped in threes. Names of rows are not: "1,996" in a list reads as two.
+const NAMES = ["id", "row", "place", "column"];
+
+function fill(text, values) {
+  return text.replace(/\{(\w+)\}/g, (_, name) => {
+    const value = values[name];
+    const counts = ["number", "bigint"].includes(typeof value) && !NAMES.includes(name);
+    return counts ? count(value) : String(value);
+  });
+}
+
+// Where a language tells one from many, its words are a pair, and `n` decides.
+function say(key, values = {}) {
+  const text = data.words[language][key];
+  if (text === undefined) throw new Error(`no words for ${key}`);
+  return fill(Array.isArray(text) ? text[Number(values.n) === 1 ? 0 : 1] : text, values);
+}
+
+// The markup is read first and filled in after, so that no value is ever taken for markup.
+function rich(key, values = {}) {
+  const parts = data.words[language][key].split(/(`[^`]+`|\*\*[^*]+\*\*|\[[^\]]+\]\([^)]+\))/);
+  return parts.filter(Boolean).map((part) => {
+    if (part.startsWith("`")) return h("code", {}, fill(part.slice(1, -1), values));
+    if (part.startsWith("**")) return h("strong", {}, fill(part.slice(2, -2), values));
+    const link = part.match(/^\[([^\]]+)\]\(([^)]+)\)$/);
+    if (link) return h("a", { href: link[2], rel: "noreferrer" }, fill(link[1], values));
+    return document.createTextNode(fill(part, values));
+  });
+}
+
+// Every element that names its words gets them.
+function translate() {
+  document.documentElement.lang = language;
+  document.title = say("page.title");
+  document.querySelectorAll("[data-word]").forEach((element) => {
+    element.replaceChildren(...rich(element.dataset.word));
+  });
+  document.querySelectorAll("[data-label]").forEach((element) => {
+    element.setAttribute("aria-label", say(element.dataset.label));
+  });
+}
