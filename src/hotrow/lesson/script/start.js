@@ -6,10 +6,10 @@ function pythonFor(section) {
   copy.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(find(id).textContent);
-      put(find("live"), say("python.copied"));
+      announce(say("python.copied"));
     } catch {
       getSelection().selectAllChildren(find(id));
-      put(find("live"), say("python.select"));
+      announce(say("python.select"));
     }
   });
   return h(
@@ -62,8 +62,7 @@ document.querySelectorAll("[data-jump]").forEach((link) => {
   // The address is the view's: a jump leaves it alone.
   link.addEventListener("click", (event) => {
     event.preventDefault();
-    find(link.dataset.jump).scrollIntoView();
-    find(`${link.dataset.jump}-title`).focus({ preventScroll: true });
+    leadTo(link.dataset.jump);
   });
 });
 document.addEventListener("input", onInput);
