@@ -129,8 +129,8 @@ function writeAddress() {
 function readAddress() {
   const notice = find("notice");
   put(notice, "");
-  // A link to a section, opened in a tab of its own, is no view.
-  const section = sections.find((each) => `#${each.id}` === location.hash);
+  // A link to a section, opened in a tab of its own, is no view: the browser leads there.
+  const section = sections.some((each) => `#${each.id}` === location.hash);
   try {
     if (!section && location.hash.length > 1) {
       const found = fromAddress(location.hash);
@@ -144,12 +144,6 @@ function readAddress() {
     put(notice, say("bad.notice", { why: say(notice.bad.key, notice.bad.values) }));
   }
   setLanguage(language);
-  if (section) leadTo(section.id);
-}
-
-function leadTo(id) {
-  find(id).scrollIntoView();
-  find(`${id}-title`).focus({ preventScroll: true });
 }
 
 function setLanguage(lang) {

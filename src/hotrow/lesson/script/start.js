@@ -62,7 +62,8 @@ document.querySelectorAll("[data-jump]").forEach((link) => {
   // The address is the view's: a jump leaves it alone.
   link.addEventListener("click", (event) => {
     event.preventDefault();
-    leadTo(link.dataset.jump);
+    find(link.dataset.jump).scrollIntoView();
+    find(`${link.dataset.jump}-title`).focus({ preventScroll: true });
   });
 });
 document.addEventListener("input", onInput);
