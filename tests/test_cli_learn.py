@@ -217,3 +217,12 @@ def test_help_shows_examples_and_every_option(learn: Run) -> None:
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE), option
     assert "--no-open" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_both_readmes_show_every_option(learn: Run) -> None:
+    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", learn("--help").out, re.MULTILINE))
+    assert len(options) > 8
+    for name in ("README.md", "README.zh-CN.md"):
+        text = (Path(__file__).parent.parent / name).read_text("utf-8")
+        shown = set(re.findall("--[a-z-]+", text[text.index("$ hotrow learn") :]))
+        assert options - {"--help"} <= shown

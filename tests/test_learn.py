@@ -2,6 +2,7 @@
 
 import json
 import re
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
@@ -14,6 +15,7 @@ from playwright.sync_api import Error, Page, expect
 
 from hotrow import lesson
 from hotrow.errors import HotrowError
+from hotrow.figures import figure
 from hotrow.files import Tokens
 from hotrow.lesson._page import escaped
 
@@ -111,6 +113,7 @@ def test_the_chinese_words_are_the_projects_and_are_punctuated_in_chinese() -> N
         "词袋",
     ):
         assert word in text
+    assert not re.findall("推迟|写出|笔记本|课程|空闲", text)  # one word for one thing
     assert not re.findall(r"[\u4e00-\u9fff][,;:?!]", text)
     assert text.index("词元（token）") == text.index("词元")
 
@@ -402,8 +405,9 @@ def test_one_on_one_id_is_a_look_up(open_page: Open) -> None:
 def test_what_is_heard_is_what_has_moved_and_once(open_page: Open) -> None:
     page = open_page("lang=en&shown=1").page
     page.evaluate(
-        """() => { window.heard = []; new MutationObserver(
-             () => heard.push(find("live").textContent)).observe(find("live"), {childList: true}) }"""
+        """() => { window.heard = [];
+             new MutationObserver(() => heard.push(find("live").textContent))
+               .observe(find("live"), {childList: true}); }"""
     )
     page.click("#product-next")
     page.click("#product-next")
@@ -426,7 +430,9 @@ def test_the_sliders_of_cost_reach_both_ends_from_the_keyboard(open_page: Open) 
         slider.stepUp(by);
         slider.dispatchEvent(new Event("input", {bubbles: true}));
       } }"""
-    page.evaluate("draw = () => sections.find(each => each.id === 'cost').draw(state, costOf(1, 1, 1))")
+    page.evaluate(
+        "draw = () => sections.find(each => each.id === 'cost').draw(state, costOf(1, 1, 1))"
+    )
     for name, top in (("V", 1_000_000), ("D", 4096), ("N", 65_536)):
         for by, end in ((-1, 1), (1, top)):
             page.evaluate(press, [f"{name}-slider", by])
@@ -838,6 +844,24 @@ def test_what_is_equal_or_zero_is_told_by_words_too(open_page: Open) -> None:
     assert page.inner_text("#linear-verdict").startswith("NOT equal:")
     expect(page.locator("#step-rows strong.different").first).to_contain_text("≠")
     expect(page.locator("#preset-A")).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_page_and_the_figure_have_the_same_colours_for_both_ways(open_page: Open) -> None:
+    page = open_page().page
+    drawn = ET.fromstring(figure("cost", D=768, N=300).svg)
+    for line, mark in (("curve", "path.matmul"), ("dashed", "path.lookup")):
+        css = next(
+            path.get("class", "").split()
+            for path in drawn.iter("{http://www.w3.org/2000/svg}path")
+            if f"hr-{line}" in path.get("class", "")
+        )
+        [name] = (each.removeprefix("hr-") for each in css if each != f"hr-{line}")
+        page.evaluate("([name]) => { document.body.style.color = `var(--${name})` }", [name])
+        colours = [
+            page.locator(f"#cost-chart {mark}").evaluate("e => getComputedStyle(e).stroke"),
+            page.evaluate("getComputedStyle(document.body).color"),
+        ]
+        assert colours[0] == colours[1], mark
 
 
 def test_a_cell_can_be_copied(open_page: Open) -> None:
