@@ -791,7 +791,7 @@ def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, lang: str, which:
 @pytest.mark.parametrize("lang", lesson.LANGUAGES)
 def test_every_table_can_be_read_from_its_first_column(open_page: Open, lang: str) -> None:
     page = open_page(f"lang={lang}", "own").page
-    for width in (360, 800, 1088, 1280, 1920):
+    for width in (360, 800, 1088, 1216, 1280, 1920):
         page.set_viewport_size({"width": width, "height": 800})
         cut = page.evaluate(
             """() => [...document.querySelectorAll("main table")].filter(table => {
