@@ -122,6 +122,69 @@ def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(
     path.parent.rmdir()
 
 
+def test_a_relative_cache_folder_is_opened_by_its_whole_path(
+    learn: Run, monkeypatch: pytest.MonkeyPatch, opened: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "near")
+    assert learn().code == 0
+    assert opened == [(tmp_path / "near" / "hotrow" / "learn.html").as_uri()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_user_without_a_home_gets_the_page(
+    learn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    if not named:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    path = Path(learn("--print-path").out.strip())
+    assert path.is_file()
+    assert (tmp_path in path.parents) == named
+    path.unlink()
+
+
+def test_ctrl_c_ends_without_a_traceback(learn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(url: str) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", interrupted)
+    found = learn()
+    assert (found.code, found.out) == (130, "")
+    assert "Traceback" not in found.err
+
+
+TIMES = {
+    "nan.json": ("NaN", "1"),
+    "huge.json": ("1e400", "1"),
+    "negative.json": ("-1", "1"),
+    "none.json": ("1", "0"),
+    "rows.json": ("1", "1", "1e400"),
+    "wrong.json": ("1", "1", "-4"),
+}
+
+
+@pytest.mark.parametrize("name", [*TIMES, "deep.json"])
+def test_times_that_are_none_get_a_message_and_exit_code_2(
+    learn: Run, tmp_path: Path, name: str
+) -> None:
+    if name == "deep.json":
+        text = "[" * 100_000
+    else:
+        matmul, lookup, rows = (*TIMES[name], "4")[:3]
+        text = (
+            f'{{"comparisons": [{{"rows": {rows}, "columns": 5, "ids_compared": 2, '
+            f'"matmul": {{"median_ms": {matmul}}}, "lookup": {{"median_ms": {lookup}}}}}]}}'
+        )
+    (tmp_path / name).write_text(text)
+    found = learn("--times", name)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith(f"Error: --times {name} is not what hotrow compare --json prints")
+    assert "\n  try: make it with hotrow compare --json > times.json" in found.err
+
+
 UNUSABLE = [
     (["--lang", "fr"], "lang is 'fr', but must be one of en, zh-CN", None),
     (["--text", "the"], "--text needs a tokenizer", "name it with --tokenizer"),
@@ -154,3 +217,12 @@ def test_help_shows_examples_and_every_option(learn: Run) -> None:
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE), option
     assert "--no-open" in out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_both_readmes_show_every_option(learn: Run) -> None:
+    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", learn("--help").out, re.MULTILINE))
+    assert len(options) > 8
+    for name in ("README.md", "README.zh-CN.md"):
+        text = (Path(__file__).parent.parent / name).read_text("utf-8")
+        shown = set(re.findall("--[a-z-]+", text[text.index("$ hotrow learn") :]))
+        assert options - {"--help"} <= shown

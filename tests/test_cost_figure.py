@@ -177,6 +177,7 @@ def test_chinese_charts_are_in_chinese():
         ({"measured": [(1.5, 1, 1)]}, "measured[0] = (1.5, 1, 1), but V is an int"),
         ({"measured": [(5, 0, 1)]}, "measured[0] = (5, 0, 1), but V is an int of 1 or more, and t"),
         ({"measured": [(5, 1, math.nan)]}, "measured[0] = (5, 1, nan), but V"),
+        ({"measured": [(1, 5e-324, 1e308)]}, "times are 1e-09 to 1e+12 ms"),
         ({"measured": [(5, math.inf, 1)]}, "measured[0] = (5, inf, 1), but V"),
     ],
     ids=str,

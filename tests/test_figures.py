@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import FrozenInstanceError
 
+import numpy as np
 import pytest
 import torch
 from drawn import (
@@ -369,6 +370,7 @@ DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it 
             {"kind": "picture"},
             "kind is 'picture', but must be one of 'lookup', 'product', 'gradient', 'cost'",
         ),
+        ({"kind": np.array(["lookup", "cost"])}, "kind is array(['lookup', 'cost']"),
         (
             {"kind": ["lookup"]},
             "kind is ['lookup'], but must be one of 'lookup', 'product', 'gradient', 'cost'",

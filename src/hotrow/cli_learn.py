@@ -111,22 +111,21 @@ def _own(
 
 def _timings(path: str) -> list[lesson.Timing]:
     """The times in what `hotrow compare --json` printed."""
+    text = files.read_text(path)
     try:
-        found = [
+        return [
             lesson.Timing(
-                V=int(each["rows"]),
-                D=int(each["columns"]),
-                N=int(each["ids_compared"]),
-                matmul_ms=float(each["matmul"]["median_ms"]),
-                lookup_ms=float(each["lookup"]["median_ms"]),
+                V=each["rows"],
+                D=each["columns"],
+                N=each["ids_compared"],
+                matmul_ms=each["matmul"]["median_ms"],
+                lookup_ms=each["lookup"]["median_ms"],
             )
-            for each in json.loads(files.read_text(path))["comparisons"]
+            for each in json.loads(text)["comparisons"]
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, HotrowError):
-            raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f": {error.problem}" if isinstance(error, HotrowError) else ""
         raise HotrowError(
-            f"--times {path} is not what hotrow compare --json prints",
+            f"--times {path} is not what hotrow compare --json prints{why}",
             fix="make it with hotrow compare --json > times.json",
         ) from None
-    return found

@@ -142,8 +142,10 @@ def _listed(kind: str) -> str:
 
 def _choose(name: str, value: object, choices: Iterable[str]) -> None:
     valid = list(choices)
-    if value not in valid:
-        raise HotrowError(f"{name} is {value!r}, but must be one of {', '.join(map(repr, valid))}")
+    if not isinstance(value, str) or value not in valid:
+        raise HotrowError(
+            f"{name} is {value!r:.60}, but must be one of {', '.join(map(repr, valid))}"
+        )
 
 
 def _quoted(tokens: Sequence[str] | None, count: int) -> list[str]:

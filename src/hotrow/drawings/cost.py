@@ -17,6 +17,7 @@ DECADES = range(1, 8)  # of V: 10 to 10 million
 FINENESS = 8  # points of a curve in a decade
 TICKS = 6  # labels of an axis, at most
 LARGEST = 2**63 - 1
+LEAST_MS, MOST_MS = 1e-9, 1e12  # of what is drawn: beyond it a time was no time
 WAYS = ("matmul", "by lookup")
 
 Point = tuple[int, float, float]  # V, by matmul, by look-up
@@ -90,12 +91,17 @@ def _checked(measured: Any) -> list[Point]:
         raise HotrowError(f"{wanted}, but {measured!r:.60} is not") from None
     for place, (V, *times) in enumerate(points):
         counted = isinstance(V, int) and 1 <= V <= LARGEST
-        if not counted or not all(0 < time < math.inf for time in times):
+        if not counted or not all(map(is_time, times)):
             raise HotrowError(
                 f"measured[{place}] = {measured[place]!r:.60}, but V is an int of 1 or more, and "
-                "times are above 0"
+                f"times are {LEAST_MS:g} to {MOST_MS:g} ms"
             )
     return sorted(points)
+
+
+def is_time(value: Any) -> bool:
+    """Whether it can be a number of milliseconds."""
+    return type(value) in (int, float) and LEAST_MS <= value <= MOST_MS
 
 
 def _panel(
@@ -143,7 +149,7 @@ def _panel(
     cells.append(svg.label(left, y, final, "muted", svg.SMALL))
     end = max(right, x + svg.px(heading), left + svg.px(final, svg.SMALL))
     for place, way in enumerate(WAYS):
-        line, dots = (("curve h0", ["dot h0"]), ("dashed h1", ["dot h1", "hole"]))[place]
+        line, dots = (("curve h1", ["dot h1"]), ("dashed h0", ["dot h0", "hole"]))[place]
         path = [(across(point[0]), up(point[place + 1])) for point in panel.points]
         curves.append(svg.Curve(path, line))
         y += 24

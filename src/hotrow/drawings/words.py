@@ -93,7 +93,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "cost": "嵌入矩阵变大时的代价",
         "sizes": "词元（token）ID：{ids} 个，列：{columns}；两轴均为对数刻度",
         "operations": "乘法与加法次数",
-        "bytes": "写出的字节数",
+        "bytes": "写入的字节数",
         "time": "时间（在一台机器上实测）",
         "matmul": "独热矩阵乘法",
         "by lookup": "查找（查表）",

@@ -16,24 +16,24 @@ def place(text: str, name: str) -> Path:
 
     The name stays the same, so that pages do not pile up.
     """
-    folder = cache_folder()
     try:
+        # A browser is given the whole path, whatever the variables say.
+        folder = cache_folder().resolve()
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, text)
         return folder / name
-    except (HotrowError, OSError):
-        beside = Path(tempfile.mkdtemp(prefix="hotrow-")) / name
+    except (HotrowError, OSError, RuntimeError):  # a user without a home is a RuntimeError
+        beside = Path(tempfile.mkdtemp(prefix="hotrow-")).resolve() / name
         write_text(beside, text)
         return beside
 
 
 def cache_folder() -> Path:
     """The folder of hotrow among the user's caches, as each system has them."""
-    home = Path.home()
     if sys.platform == "darwin":
-        base = home / "Library" / "Caches"
+        base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "hotrow"

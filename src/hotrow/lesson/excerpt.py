@@ -18,7 +18,13 @@ from hotrow.text import elide, printable
 
 MOST_IDS, MOST_ROWS, MOST_COLUMNS = 12, 16, 5
 _TOKEN_COLUMNS = 20
+_AT_ONCE = 2**24  # values of a table looked at in one go
 C_ROWS, C_COLUMNS, C_BATCH = 50_257, 256, (8, 4)
+# What the ids of the small examples stand for: "fox jumps over" and "fox jumps over dog".
+WORDS = {
+    "A": ("the", "over", "fox", "jumps"),
+    "B": ("brown", "dog", "fox", "jumps", "lazy", "over"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class Excerpt:
         linear: (held columns, held rows), what `torch.nn.Linear` starts with, or None.
         positions: a position table of one row for each id, or None.
         random: whether the rows are random numbers that stand for a table not given.
+        spoiled: how many rows of the whole table have an inf or nan that is not held.
+        first_spoiled: the id of the first of them, or None.
+        rounded: whether the table has more precision than float32, in which the page calculates.
     """
 
     name: str
@@ -52,6 +61,9 @@ class Excerpt:
     linear: Tensor | None = None
     positions: Tensor | None = None
     random: bool = False
+    spoiled: int = 0
+    first_spoiled: int | None = None
+    rounded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. Numbers are the hexadecimal digits of their bits: exact, and NaN has some."""
@@ -69,6 +81,9 @@ class Excerpt:
             "linear": None if self.linear is None else _bits(self.linear),
             "positions": None if self.positions is None else _bits(self.positions),
             "random": self.random,
+            "spoiled": self.spoiled,
+            "firstSpoiled": self.first_spoiled,
+            "rounded": self.rounded,
         }
 
 
@@ -89,7 +104,8 @@ def _whole(name: str, example: _examples.Example) -> Excerpt:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
         linear = torch.nn.Linear(V, D, bias=False).weight.detach()
-    return Excerpt(name, V, D, tuple(range(V)), table, example.ids, linear=linear)
+    labels = tuple(range(V))
+    return Excerpt(name, V, D, labels, table, example.ids, WORDS[name], linear=linear)
 
 
 def _token_and_position() -> Excerpt:
@@ -123,7 +139,10 @@ def own_excerpt(
         title: where the table comes from.
 
     Raises:
-        HotrowError: no id, no row, or no column; ids outside the table.
+        HotrowError: no id, no row, or no column; ids outside the table; a held value that is
+            finite in float64 and not in float32.
+
+    Cost: every value of the table is read once, for an inf or nan outside what is held.
     """
     if table is not None:
         check_table(table, "table")
@@ -137,11 +156,12 @@ def own_excerpt(
     checked(as_ids(given), V)
     ids = given[:MOST_IDS]
     labels = _with_neighbours(ids, V)
+    spoiled = [] if table is None else _spoiled(table.detach(), labels)
     if table is None:
         generator = torch.Generator().manual_seed(123)
         rows = torch.randn(len(labels), MOST_COLUMNS, generator=generator)
     else:
-        rows = table.detach()[labels, :MOST_COLUMNS].float().cpu()
+        rows = _held(table.detach(), labels)
     texts = None
     if tokens is not None or vocabulary is not None:
         known = dict(zip(given, tokens.texts, strict=True)) if tokens is not None else {}
@@ -158,7 +178,39 @@ def own_excerpt(
         title=printable(title),
         left=len(given) - len(ids),
         random=table is None,
+        spoiled=len(spoiled),
+        first_spoiled=next(iter(spoiled), None),
+        rounded=table is not None and table.dtype == torch.float64,
     )
+
+
+def _held(table: Tensor, labels: list[int]) -> Tensor:
+    """The rows and columns to hold, in float32."""
+    exact = table[labels, :MOST_COLUMNS].cpu()
+    rows = exact.float()
+    lost = (exact.isfinite() & ~rows.isfinite()).nonzero()
+    if len(lost):
+        place, column = lost[0].tolist()
+        raise HotrowError(
+            f"the table has {exact[place, column].item():.3g} in row {labels[place]}, column "
+            f"{column}, beyond float32, in which the page calculates",
+            fix="scale the table down",
+        )
+    return rows
+
+
+def _spoiled(table: Tensor, labels: list[int]) -> list[int]:
+    """The ids of rows with an inf or nan that is not held; the table is read in parts."""
+    found: list[int] = []
+    held = set(labels)
+    height = max(1, _AT_ONCE // table.shape[1])
+    for start in range(0, len(table), height):
+        part = table[start : start + height]
+        for place in (~part.isfinite()).any(1).nonzero().flatten().tolist():
+            outside = 0 if start + place not in held else MOST_COLUMNS
+            if not part[place, outside:].isfinite().all():
+                found.append(start + place)
+    return found
 
 
 def _with_neighbours(ids: list[int], V: int) -> list[int]:

@@ -1,5 +1,5 @@
-// The view in the address: what differs from the start, and the language. A view can be shared,
-// kept, and reached by "back".
+// The view in the address: what differs from the start, and the language. A view can be shared and
+// kept; it replaces the one before, so that "back" leaves the page.
 
 function addressOf(state) {
   const own = defaults(state.table);

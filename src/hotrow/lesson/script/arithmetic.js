@@ -12,7 +12,7 @@ function products(line, rows, column) {
   let sum = 0;
   return line.map((factor, k) => {
     const product = f32(factor * rows[k][column]);
-    sum = k ? f32(sum + product) : product;
+    sum = f32(sum + product); // from +0, so that -0 alone gives +0
     return { factor, value: rows[k][column], product, sum };
   });
 }

@@ -72,10 +72,24 @@ function follow(control) {
   forgive(control);
 }
 
-// What changed, for those who hear the page: the conclusion of the section that they are in.
+let announcement = "";
+let announcing = null;
+
+// For those who hear the page: when changes come in a row, the last one alone.
+function announce(text) {
+  announcement = text;
+  clearTimeout(announcing);
+  announcing = setTimeout(() => put(find("live"), announcement), 300);
+}
+
+// What changed: the last line or the words that the control names, or its section's conclusion.
 function tell(control) {
+  const named = control?.dataset.tells && find(control.dataset.tells);
+  const line = named?.querySelector("tbody tr:last-child");
   const verdict = control?.closest("section")?.querySelector(".verdict");
-  if (verdict) put(find("live"), verdict.textContent);
+  if (line) announce([...line.cells].map((cell) => cell.textContent).join(" "));
+  else if (named?.textContent && !named.querySelector("table")) announce(named.textContent);
+  else if (verdict) announce(verdict.textContent);
 }
 
 function onInput(event) {
@@ -115,8 +129,10 @@ function writeAddress() {
 function readAddress() {
   const notice = find("notice");
   put(notice, "");
+  // A link to a section, opened in a tab of its own, is no view: the browser leads there.
+  const section = sections.some((each) => `#${each.id}` === location.hash);
   try {
-    if (location.hash.length > 1) {
+    if (!section && location.hash.length > 1) {
       const found = fromAddress(location.hash);
       state = found.state;
       if (found.lang) language = found.lang;

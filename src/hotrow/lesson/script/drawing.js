@@ -33,14 +33,19 @@ function outputGrid(caption, table, ids, output) {
   );
 }
 
-// "equal" or what comes near it, with the count that the page has just made.
-function verdict(id, compared, key = "bits") {
-  const { equal, near, signs } = compared;
+// "equal" or what comes near it, with the count that the page has just made: of an excerpt, over
+// what is held. Where the whole table makes the product nan, that is said first.
+function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true } = {}) {
+  const { equal, near, signs, same, total } = compared;
   const element = find(id);
-  element.className = `verdict ${equal || near || signs ? "equal" : "different"}`;
+  const spoils = multiplies && isSpoiled(table, ids);
+  element.className = `verdict ${(equal || near || signs) && !spoils ? "equal" : "different"}`;
   const said = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
-  const counted = !equal && signs ? say("signs", { n: compared.same, total: compared.total }) : null;
-  put(element, said + say("gap") + (counted ?? say(key, { n: compared.same, total: compared.total })));
+  const counted = say(!equal && signs ? "signs" : key, { n: same, total });
+  const parts = [said, counted];
+  if (spoils) parts.unshift(say("spoiled", { n: table.spoiled, row: table.firstSpoiled }));
+  if (isExcerpt(table)) parts.push(say("held"));
+  put(element, parts.join(say("gap")));
 }
 
 // Names in a row: "1, 3 and 5", as a language writes it.

@@ -12,7 +12,10 @@ sections.push({
     const { V, D, N } = state;
     for (const name of ["V", "D", "N"]) {
       const slider = find(`${name}-slider`);
-      slider.value = String((1000 * Math.log(state[name])) / Math.log(TOPS[name]));
+      // Where several places stand for one size, the slider stays on its own.
+      if (sizeAt(name, slider.value) !== state[name]) {
+        slider.value = String((1000 * Math.log(state[name])) / Math.log(TOPS[name]));
+      }
       slider.setAttribute("aria-valuetext", count(state[name]));
     }
     const names = {
@@ -46,6 +49,8 @@ sections.push({
   code: ({ V, D, N }) => lines("import hotrow", "", `cost = hotrow.cost(${V}, ${D}, ${N})`, "print(cost)"),
 });
 
+const sizeAt = (name, place) => Math.round(TOPS[name] ** (Number(place) / 1000));
+
 const amount = (name, n) => (name === "bytes_written" ? `${count(n)} (${bytes(n)})` : count(n));
 
 const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a) / Number(b)).toPrecision(3)))} ×`);
@@ -60,22 +65,27 @@ function series(way, { V, D, N, figure }) {
   }
   const at = (v) => [v, Math.max(Number(costOf(v, D, N)[way][figure]), 1)];
   return {
-    line: Array.from({ length: 61 }, (_, n) => at(Math.round(10 ** (n / 10)))),
+    line: Array.from({ length: 10 * decadesOf(V) + 1 }, (_, n) => at(Math.round(10 ** (n / 10)))),
     points: [at(V)],
   };
 }
 
+// The powers of ten that the axis of V has: six, or more where a table is larger.
+const decadesOf = (V) =>
+  Math.max(6, ...[V, ...data.timings.map((each) => each.V)].map((size) => Math.ceil(Math.log10(size))));
+
 // Both ways over V; both axes are logarithmic, with a grid line for each power of ten or two.
 function chart(state, names) {
   const { width, height, left, right, top, bottom } = CHART;
-  const { D, N, figure } = state;
+  const { V, D, N, figure } = state;
+  const decades = decadesOf(V);
   const ways = ["matmul", "lookup"].map((way) => [way, series(way, state)]);
   const powers = ways
     .flatMap(([, { line, points }]) => [...line, ...points])
     .map(([, amount]) => Math.log10(amount));
   const low = Math.floor(Math.min(0, ...powers));
   const high = Math.ceil(Math.max(...powers) + 0.01);
-  const x = (v) => left + (Math.log10(v) / 6) * (width - left - right);
+  const x = (v) => left + (Math.log10(v) / decades) * (width - left - right);
   const y = (power) => height - bottom - ((power - low) / (high - low)) * (height - top - bottom);
   const place = ([v, amount]) => [x(v).toFixed(1), y(Math.log10(amount)).toFixed(1)];
   const text = (across, down, content, anchor) =>
@@ -84,11 +94,11 @@ function chart(state, names) {
   const title =
     figure === "milliseconds" ? say("cost.timings") : say("cost.chart", { what, D, N });
   const parts = [svg("title", {}, title)];
-  for (let power = 0; power <= 6; power++) {
+  for (let power = 0; power <= decades; power += Math.ceil(decades / 8)) {
     const at = x(10 ** power);
-    const label = power < 6 ? count(10 ** power) : "1M";
+    const label = power < 6 ? count(10 ** power) : power === 6 ? "1M" : `1e${power}`;
     parts.push(svg("line", { x1: at, x2: at, y1: top, y2: height - bottom }));
-    parts.push(text(at, height - bottom + 18, label, power < 6 ? "middle" : "end"));
+    parts.push(text(at, height - bottom + 18, label, power < decades ? "middle" : "end"));
   }
   for (let power = low; power <= high; power += Math.ceil((high - low) / 6)) {
     const label = figure === "bytes_written" ? bytes(10 ** power) : `1e${power}`;
@@ -127,8 +137,7 @@ const milliseconds = (value) => `${value >= 100 ? count(Math.round(value)) : val
 
 for (const name of ["V", "D", "N"]) {
   find(`${name}-slider`).addEventListener("input", (event) => {
-    const value = Math.round(TOPS[name] ** (Number(event.target.value) / 1000));
-    edit(name, String(value), find(name));
+    edit(name, String(sizeAt(name, event.target.value)), find(name));
     tell(event.target);
   });
 }

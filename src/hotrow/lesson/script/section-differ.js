@@ -34,17 +34,13 @@ sections.push({
     }
     options(find("differ-place"), table.labels.map((id) => [id, idName(table, id)]));
     put(find("differ-why"), whyWords(state));
-    const shown = find("differ-shown");
-    if (state.case === "range") put(shown, outsideGrid(state, found));
+    const [first, second] = [find("differ-first"), find("differ-second")];
+    if (state.case === "range") put(first, outsideGrid(state, found));
     else if (found.compared) {
-      put(
-        shown,
-        h("div", { class: "pair" },
-          outputGrid(say("product.looked"), table, ids, found.looked),
-          outputGrid(say("product.multiplied"), table, ids, found.multiplied)),
-      );
-    } else put(shown, twoSums(state, found));
-    if (found.compared) verdict("differ-verdict", found.compared);
+      put(first, outputGrid(say("product.looked"), table, ids, found.looked));
+      put(second, outputGrid(say("product.multiplied"), table, ids, found.multiplied));
+    } else put(first, twoSums(state, found));
+    if (found.compared) verdict("differ-verdict", found.compared, state);
     else if (state.case === "range") differVerdict(found.known);
     else differVerdict(sameBits(found.looked, found.multiplied));
     put(find("differ-where"), { inf: where(place, column), nan: where(place, column), signed: where(ids[pick], column) }[state.case] ?? "");

@@ -41,8 +41,11 @@ sections.push({
         }),
       ),
     );
+    const full = ids.length === LIMITS.ids;
+    find("gradient-repeat").disabled = full;
+    put(find("gradient-full"), full ? say("gradient.full", { most: LIMITS.ids }) : "");
     put(find("gradient-sums"), sums(table, ids, above, gradient, column));
-    verdict("gradient-verdict", compared);
+    verdict("gradient-verdict", compared, state, { multiplies: false });
   },
 
   code: (state) =>

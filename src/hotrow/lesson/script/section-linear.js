@@ -48,7 +48,7 @@ sections.push({
     put(find("linear-note"), notes[note]);
     put(find("linear-looked"), outputGrid(say("product.looked"), table, ids, looked));
     put(find("linear-output"), outputGrid(say("linear.output"), table, ids, output));
-    verdict("linear-verdict", compared);
+    verdict("linear-verdict", compared, state);
   },
 
   code(state) {

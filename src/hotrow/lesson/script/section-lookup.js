@@ -56,11 +56,17 @@ function about(table) {
   const parts = [];
   if (table.title) parts.push(table.title + say("stop"));
   if (table.name === "C") parts.push(say("about.C"));
-  if (table.random) parts.push(say("about.random"));
-  if (isExcerpt(table)) {
-    const [held, width] = [table.rows.length, table.rows[0].length];
-    parts.push(say("about.excerpt", { V: table.V, D: table.D, held, width }));
+  if (["A", "B"].includes(table.name)) {
+    const text = placesOf(table, table.ids).map((k) => table.tokens[k]).join(" ");
+    parts.push(say("about.tokens", { text, ids: several(table.ids) }));
   }
+  const [held, width] = [table.rows.length, table.rows[0].length];
+  if (table.random) parts.push(say("about.random", { V: table.V, held, width }));
+  else if (isExcerpt(table)) {
+    parts.push(say("about.excerpt", { V: table.V, D: table.D, held, width }));
+    parts.push(table.spoiled ? say("spoiled", { n: table.spoiled, row: table.firstSpoiled }) : say("about.finite"));
+  }
+  if (table.rounded) parts.push(say("about.rounded"));
   if (table.left) parts.push(say("about.left", { n: table.left }));
   return parts.join(say("gap"));
 }

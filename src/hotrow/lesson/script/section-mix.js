@@ -1,12 +1,15 @@
 // 6. Soft ids and bags: several ones, or parts of one, in the one-hot vector.
 
+// p and 1 - p as float32 has them.
+const sharesOf = (p) => [f32(p), f32(1 - f32(p))];
+
 sections.push({
   id: "mix",
 
   result({ table, softA, softB, p, bag }) {
     const { rows } = table;
     const [[a, b], places] = [placesOf(table, [softA, softB]), placesOf(table, bag)];
-    const [one, other] = [f32(p), f32(1 - f32(p))];
+    const [one, other] = sharesOf(p);
     const soft = rows.map((_, k) => f32((k === a ? one : 0) + (k === b ? other : 0)));
     const counts = rows.map((_, k) => places.filter((place) => place === k).length);
     const added = [addRows(lookUp(rows, places))];
@@ -49,11 +52,12 @@ sections.push({
       ]),
     );
     put(find("mix-vector"), say("mix.vector", { values: soft.map((value) => typed(value)).join(", ") }));
-    const alone = p === 1 ? rowA : p === 0 ? rowB : null;
-    const single = alone && alone.every((value, j) => value === mixed[j]);
+    const alone = p === 1 || softA === softB ? softA : p === 0 ? softB : null;
+    const single = mixed.every((value, j) => value === (alone === softA ? rowA : rowB)[j]);
+    const clean = mixed.every(Number.isFinite);
     put(
       find("mix-note"),
-      single ? say("mix.single", { id: p === 1 ? softA : softB }) : say("mix.between"),
+      !clean ? say("mix.spoiled") : alone !== null && single ? say("mix.single", { id: alone }) : say("mix.between"),
     );
     put(
       find("bag-table"),
@@ -68,18 +72,20 @@ sections.push({
       ]),
     );
     put(find("bag-vector"), say("bag.vector", { values: counts.join(", ") }));
-    verdict("mix-verdict", compared, !compared.equal && compared.near ? "bag.order" : "bits");
+    const key = !compared.equal && compared.near ? "bag.order" : "bits";
+    verdict("mix-verdict", compared, { table, ids: bag }, { key });
   },
 
   code(state) {
     const { table, softA, softB, p, bag } = state;
     const [a, b] = placesOf(table, [softA, softB]);
+    const [one, other] = sharesOf(p);
     return lines(
       setting({ ...state, ids: bag }),
       "",
       "soft = torch.zeros(1, len(table))",
-      `soft[0, ${a}] += ${p}`,
-      `soft[0, ${b}] += ${1 - p}`,
+      `soft[0, ${a}] += ${literal(one)}`,
+      `soft[0, ${b}] += ${literal(other)}`,
       "mixed = soft @ table",
       "counts = F.one_hot(ids, num_classes=len(table)).sum(0, keepdim=True).to(table.dtype)",
       'added = F.embedding_bag(ids.unsqueeze(0), table, mode="sum")',

@@ -61,7 +61,7 @@ sections.push({
       ),
     );
     put(find("position-note"), hasPositions(state) ? say("position.C") : say("position.random"));
-    verdict("position-verdict", compared);
+    verdict("position-verdict", compared, state);
   },
 
   code(state) {

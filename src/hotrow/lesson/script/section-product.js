@@ -44,7 +44,7 @@ sections.push({
     put(
       find("product-count"),
       [
-        say("product.shown", { shown, held: table.rows.length }),
+        say(hidden ? "product.shownheld" : "product.shown", { shown, held: table.rows.length }),
         say("product.zeros", { n: table.V - 1, V: table.V }),
         hidden ? say("product.hidden", { n: hidden }) : "",
         say("product.all", {
@@ -59,7 +59,7 @@ sections.push({
     put(find("product-multiplied"), multipliedGrid);
     find("product-back").disabled = shown === 0;
     find("product-next").disabled = shown === table.rows.length;
-    verdict("product-verdict", compared);
+    verdict("product-verdict", compared, state);
   },
 
   code: (state) =>
@@ -74,9 +74,10 @@ sections.push({
 });
 
 function productGrid({ table, ids, pick, column, shown }, chosen) {
+  const whole = table.V === table.rows.length;
   const heads = ["", "product.factor", "product.value", "product.product", "product.sum"];
   return grid(
-    say("product.caption", { place: pick, id: idName(table, ids[pick]), column }),
+    say(whole ? "product.caption" : "product.captionheld", { place: pick, id: idName(table, ids[pick]), column }),
     heads.map((key) => (key ? columnTitle(key) : "")),
     chosen.slice(0, shown).map(({ factor, value, product, sum }, k) => ({
       head: rowName(table, k),

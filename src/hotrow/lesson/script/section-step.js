@@ -36,12 +36,9 @@ sections.push({
   },
 
   draw(state, result) {
-    const { table, rule, batches, taken, column } = state;
+    const { batches, rule, taken, column, table } = state;
     put(find("step-formula"), FORMULAS[rule]);
-    put(
-      find("step-idle"),
-      { sgd: say("step.idle.sgd"), momentum: say("step.idle.momentum"), adam: say("step.idle.adam") }[rule],
-    );
+    put(find("step-idle"), untouchedWords(state));
     for (const [name, uses] of [["momentum", ["momentum"]], ["beta1", ["adam"]], ["beta2", ["adam"]]]) {
       find(name).closest(".field").hidden = !uses.includes(rule);
     }
@@ -52,14 +49,21 @@ sections.push({
     put(find("step-moved"), movedWords(state, result));
     put(
       find("step-work"),
-      say("step.work", { dense: result.dense.updates, skip: result.skip.updates, later: result.later.updates }),
+      say("step.work", {
+        dense: result.dense.updates,
+        skip: result.skip.updates,
+        later: result.later.updates,
+        missed: result.later.missed,
+        settled: result.later.settled,
+      }),
     );
     const { same, total, equal } = result.skipped;
     put(
       find("step-skipped"),
       (equal ? say("equal") : say("different")) + say("gap") + say("step.skip", { n: same, total }),
     );
-    verdict("step-verdict", result.compared, result.compared.equal ? "step.later" : "step.lagging");
+    const key = result.compared.equal ? "step.later" : "step.lagging";
+    verdict("step-verdict", result.compared, state, { key, multiplies: false });
     put(find("step-column"), say("step.column", { column, D: table.D }));
   },
 
@@ -99,6 +103,13 @@ sections.push({
     );
   },
 });
+
+// What the rule does to a row whose gradient is zero; without a memory it is plain SGD again.
+function untouchedWords({ rule, momentum, beta1 }) {
+  if (rule === "momentum") return momentum ? say("step.idle.momentum") : say("step.idle.nomomentum");
+  if (rule === "adam") return beta1 ? say("step.idle.adam") : say("step.idle.nobeta1");
+  return say("step.idle.sgd");
+}
 
 function batchGrid({ table, batches, taken }) {
   return grid(

@@ -6,10 +6,10 @@ function pythonFor(section) {
   copy.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(find(id).textContent);
-      put(find("live"), say("python.copied"));
+      announce(say("python.copied"));
     } catch {
       getSelection().selectAllChildren(find(id));
-      put(find("live"), say("python.select"));
+      announce(say("python.select"));
     }
   });
   return h(

@@ -32,20 +32,22 @@ function stepRow(rule, row, gradient, step) {
 // sends back the line `upstream`.
 //   dense: every row, every step.   skip: touched rows only.
 //   later: touched rows only, but a row first makes up the steps that it missed.
-// `settle` makes up what is still owed at the end.
+// `settle` makes up what is still owed at the end. Of all `updates` of a row, `missed` were made up,
+// in as many goes as `settled` says.
 function train(name, options, rows, batches, upstream, way, settle = true) {
   const rule = rules[name](options);
   const states = slots(rows);
   const done = rows.map(() => 0); // the step each row is as of
   const none = upstream.map(() => 0);
-  let updates = 0;
+  let [updates, missed, settled] = [0, 0, 0];
   const update = (place, gradient, step) => {
     stepRow(rule, states[place], gradient, step);
     done[place] = step;
     updates += 1;
   };
   const catchUp = (place, step) => {
-    while (done[place] < step) update(place, none, done[place] + 1);
+    if (done[place] < step) settled += 1;
+    for (; done[place] < step; missed += 1) update(place, none, done[place] + 1);
   };
   batches.forEach((places, before) => {
     const step = before + 1;
@@ -59,5 +61,5 @@ function train(name, options, rows, batches, upstream, way, settle = true) {
     });
   });
   if (way === "later" && settle) rows.forEach((_, place) => catchUp(place, batches.length));
-  return { rows: states.map((state) => state.w), done, updates };
+  return { rows: states.map((state) => state.w), done, updates, missed, settled };
 }

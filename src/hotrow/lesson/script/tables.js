@@ -41,6 +41,12 @@ function plainTable(rows) {
 
 const isExcerpt = (table) => table.V > table.rows.length || table.D > table.rows[0].length;
 
+// Whether an inf or nan that is not held here makes the whole product differ from the look-up: not
+// if it stands in the only row that is selected.
+const isSpoiled = (table, ids) =>
+  Boolean(table.spoiled) &&
+  (table.spoiled > 1 || ids.some((id) => id !== table.firstSpoiled));
+
 const placesOf = (table, ids) => ids.map((id) => table.labels.indexOf(id));
 
 // The same table with one value changed.
