@@ -15,6 +15,7 @@ from hotrow.bench.kinds import KINDS
 from hotrow.bench.tables import Tables
 from hotrow.bench.workload import Part
 from hotrow.bench.workloads import SUITES, WORKLOADS, chosen
+from hotrow.lesson import times
 
 
 @pytest.fixture
@@ -187,3 +188,58 @@ def test_what_is_told_of_a_record(brief):
         assert told.rows[1][-2:] == ["0.0321 [0.03, 0.04]", "at most 0.1: met"]
     beside = "Goal beside theirs, 7 rows, 3 ids, 1 thread: at most 0.1 x: 0.0321 x, met."
     assert (beside in told.remarks) == brief
+
+
+def times_of(**peers):
+    part = {"median_ms": 1.5}
+    record = {"workload": "any", "rows": 10, "columns": 4, "ids": 3}
+    return record | {"peers": {name: dict.fromkeys(parts, part) for name, parts in peers.items()}}
+
+
+BOTH = times_of(**{"hotrow": ("forward", "backward"), "one-hot matmul": ("forward", "backward")})
+FORWARD = times_of(**{"hotrow": ("forward",), "one-hot matmul": ("forward",)})
+ALONE = times_of(hotrow=("forward", "backward"))
+
+
+@pytest.fixture
+def measured(run, monkeypatch, tmp_path):
+    """Run it with these records for those of the measurement; the times that it left."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("hotrow.cli_bench._show", lambda record, console: None)
+
+    def measured(*found, words=()):
+        def measure(names, asked, tell, show):
+            for record in found:
+                show(record)
+            return []
+
+        monkeypatch.setattr(running, "measure", measure)
+        code, _, said = run("--suite", "sgd-1k-16", *words)
+        assert code == 0
+        assert ("hotrow learn shows" in said) == bool(times.kept() and not words)
+        return times.kept()
+
+    return measured
+
+
+def test_times_of_both_ways_are_left_for_the_lesson(measured):
+    assert measured(FORWARD, ALONE) == []
+    assert measured(BOTH, FORWARD) == [times.Timing(10, 4, 3, 3.0, 3.0)]
+    other = BOTH | {"rows": 20}
+    assert [timing.V for timing in measured(other)] == [10, 20]
+    faster = json.loads(json.dumps(BOTH))
+    faster["peers"]["hotrow"]["forward"]["median_ms"] = 0.5
+    assert [(timing.V, timing.lookup_ms) for timing in measured(faster)] == [(10, 2.0), (20, 3.0)]
+
+
+def test_a_trial_of_the_harness_leaves_no_times(measured):
+    assert measured(BOTH, words=["--small"]) == []
+
+
+@pytest.mark.parametrize("content", ["", "[", "{}", "[1]", '[{"V": 1}]', "[" * 100_000])
+def test_times_that_cannot_be_read_are_none(measured, tmp_path, content):
+    folder = tmp_path / "cache" / "hotrow"
+    folder.mkdir(parents=True)
+    (folder / "times.json").write_text(content)
+    assert times.kept() == []
+    assert len(measured(BOTH)) == 1

@@ -12,6 +12,7 @@ import torch
 from conftest import Run, save_tokenizer
 from safetensors.torch import save_file
 
+from hotrow.lesson import times
 from hotrow.lesson._place import cache_folder
 
 WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
@@ -109,6 +110,13 @@ def test_what_compare_measured_joins_the_page(learn: Run, hotrow_: Run, tmp_path
     assert (timing["V"], timing["D"], timing["N"]) == (4, 5, 2)
     assert timing["matmul_ms"] == measured["matmul"]["median_ms"] > 0
     assert timing["lookup_ms"] == measured["lookup"]["median_ms"] > 0
+
+
+def test_what_bench_left_joins_the_page(learn: Run) -> None:
+    assert data_of(Path(learn("--print-path").out.strip()))["timings"] == []
+    times.keep([times.Timing(10, 4, 3, 2.5, 0.5)])
+    [timing] = data_of(Path(learn("--print-path").out.strip()))["timings"]
+    assert timing == {"V": 10, "D": 4, "N": 3, "matmul_ms": 2.5, "lookup_ms": 0.5}
 
 
 def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(

@@ -116,9 +116,24 @@ def bench_command(
 
     failed = running.measure(names, asked, _tell, show)
     _clear()
+    if not small:
+        _leave_times(found)
     for name, why in failed:
         _say(f"{name} failed: {why}")
     raise typer.Exit(FAILED if failed else RAN)
+
+
+def _leave_times(found: list[dict[str, Any]]) -> None:
+    """Where `hotrow learn` finds them."""
+    from hotrow.lesson import times
+
+    measured = [timing for timing in map(times.of_record, found) if timing is not None]
+    try:
+        if measured:
+            times.keep(measured)
+            _say("hotrow learn shows the times of look-up and matmul in its chart")
+    except (HotrowError, OSError, RuntimeError) as error:  # no folder for caches
+        _say(f"the times are not left for hotrow learn: {error}")
 
 
 def _kinds() -> dict[str, str]:

@@ -62,7 +62,9 @@ def learn_command(
     times: Annotated[
         str | None,
         typer.Option(
-            help="What hotrow compare --json printed: its times join the chart.", metavar="FILE"
+            help="What hotrow compare --json printed: its times join the chart, in place of "
+            "what hotrow bench measured.",
+            metavar="FILE",
         ),
     ] = None,
     print_path: Annotated[
@@ -74,7 +76,7 @@ def learn_command(
 ) -> None:
     """Put the page together, write it, and open it."""
     own = _own(text, tokenizer, table, tensor)
-    timings = [] if times is None else _timings(times)
+    timings = lesson.times.kept() if times is None else _timings(times)
     page = lesson.page(lang, own, timings)
     path = lesson.place(page, "learn.html" if own is None else "learn-own.html")
     if print_path:
@@ -113,16 +115,7 @@ def _timings(path: str) -> list[lesson.Timing]:
     """The times in what `hotrow compare --json` printed."""
     text = files.read_text(path)
     try:
-        return [
-            lesson.Timing(
-                V=each["rows"],
-                D=each["columns"],
-                N=each["ids_compared"],
-                matmul_ms=each["matmul"]["median_ms"],
-                lookup_ms=each["lookup"]["median_ms"],
-            )
-            for each in json.loads(text)["comparisons"]
-        ]
+        return lesson.times.of_comparisons(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f": {error.problem}" if isinstance(error, HotrowError) else ""
         raise HotrowError(

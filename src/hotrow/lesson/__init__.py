@@ -4,8 +4,10 @@ It is put together when it is asked for, not kept built: a few milliseconds, no 
 its sources, and a reader's own tokens and rows go in the same way as the examples.
 """
 
-from hotrow.lesson._page import LANGUAGES, Timing, page
+from hotrow.lesson import times
+from hotrow.lesson._page import LANGUAGES, page
 from hotrow.lesson._place import place
 from hotrow.lesson.excerpt import Excerpt, own_excerpt
+from hotrow.lesson.times import Timing
 
-__all__ = ["LANGUAGES", "Excerpt", "Timing", "own_excerpt", "page", "place"]
+__all__ = ["LANGUAGES", "Excerpt", "Timing", "own_excerpt", "page", "place", "times"]

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -14,9 +14,9 @@ from string import Template
 from typing import Any
 
 from hotrow._svg import COLOURS
-from hotrow.drawings.cost import LEAST_MS, MOST_MS, is_time
 from hotrow.errors import HotrowError
 from hotrow.lesson.excerpt import Excerpt, examples
+from hotrow.lesson.times import Timing
 
 LANGUAGES = ("en", "zh-CN")
 
@@ -48,33 +48,6 @@ _DOCUMENTS = {
     "readme": ("README.md", "README.zh-CN.md"),
     "notebook": ("embedding-vs-linear.ipynb", "embedding-vs-linear.zh-CN.ipynb"),
 }
-
-
-@dataclass(frozen=True)
-class Timing:
-    """What one forward and gradient took here, both ways, for V rows, D columns and N ids.
-
-    Raises:
-        HotrowError: V, D or N is no whole number in 1..2**53, or a time cannot be one.
-    """
-
-    V: int
-    D: int
-    N: int
-    matmul_ms: float
-    lookup_ms: float
-
-    def __post_init__(self) -> None:
-        for name in ("V", "D", "N"):
-            count = getattr(self, name)
-            if type(count) is not int or not 1 <= count <= 2**53:
-                raise HotrowError(f"{name} is {count!r:.30}, but it counts, in 1..2**53")
-        for name in ("matmul_ms", "lookup_ms"):
-            time = getattr(self, name)
-            if not is_time(time):
-                raise HotrowError(
-                    f"{name} is {time!r:.30}, but a time is {LEAST_MS:g} to {MOST_MS:g} ms"
-                )
 
 
 def page(

@@ -1,0 +1,87 @@
+"""Times measured on this machine, which the page's section on cost shows as points."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hotrow.drawings.cost import LEAST_MS, MOST_MS, is_time
+from hotrow.errors import HotrowError
+from hotrow.files import write_text
+from hotrow.lesson._place import cache_folder
+
+_NAME = "times.json"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What one forward and gradient took here, both ways, for V rows, D columns and N ids.
+
+    Raises:
+        HotrowError: V, D or N is no whole number in 1..2**53, or a time cannot be one.
+    """
+
+    V: int
+    D: int
+    N: int
+    matmul_ms: float
+    lookup_ms: float
+
+    def __post_init__(self) -> None:
+        for name in ("V", "D", "N"):
+            count = getattr(self, name)
+            if type(count) is not int or not 1 <= count <= 2**53:
+                raise HotrowError(f"{name} is {count!r:.30}, but it counts, in 1..2**53")
+        for name in ("matmul_ms", "lookup_ms"):
+            time = getattr(self, name)
+            if not is_time(time):
+                raise HotrowError(
+                    f"{name} is {time!r:.30}, but a time is {LEAST_MS:g} to {MOST_MS:g} ms"
+                )
+
+
+def of_comparisons(content: Any) -> list[Timing]:
+    """From what `hotrow compare --json` printed; a KeyError, TypeError or HotrowError if not."""
+    return [
+        Timing(
+            V=each["rows"],
+            D=each["columns"],
+            N=each["ids_compared"],
+            matmul_ms=each["matmul"]["median_ms"],
+            lookup_ms=each["lookup"]["median_ms"],
+        )
+        for each in content["comparisons"]
+    ]
+
+
+def of_record(record: dict[str, Any]) -> Timing | None:
+    """From a record of `hotrow bench`, if it has forward and gradient of both ways."""
+    peers = record.get("peers", {})
+    try:
+        matmul, lookup = (
+            sum(peers[name][part]["median_ms"] for part in ("forward", "backward"))
+            for name in ("one-hot matmul", "hotrow")
+        )
+        return Timing(record["rows"], record["columns"], record["ids"], matmul, lookup)
+    except KeyError:
+        return None
+
+
+def keep(timings: Iterable[Timing]) -> None:
+    """Leave them for the next `hotrow learn`, beside those of other sizes."""
+    by_size = {(each.V, each.D, each.N): each for each in (*kept(), *timings)}
+    content = [asdict(each) for each in by_size.values()]
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / _NAME, json.dumps(content) + "\n")
+
+
+def kept() -> list[Timing]:
+    """What `keep` has left; none where there is nothing that can be read."""
+    try:
+        content = json.loads((cache_folder() / _NAME).read_text("utf-8"))
+        return [Timing(**each) for each in content]
+    except (OSError, RuntimeError, ValueError, TypeError, HotrowError, RecursionError):
+        return []
