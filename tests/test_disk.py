@@ -122,7 +122,7 @@ def test_several_saves_in_one_run_and_other_readers(tmp_path):
         with pytest.raises(HotrowError, match="is a table in training, whose rows lag behind"):
             hotrow.Embedding.from_file(path)
         store.table.settle()
-        store.save()
+        store.save(store.rest)
     frozen = hotrow.Embedding.from_file(path)
     assert not frozen.weight.requires_grad
     assert_same_bits(frozen(torch.arange(ROWS)), layer.weight.detach())
@@ -381,3 +381,66 @@ def test_a_table_of_20_gb_trains_in_2_gb(tmp_path):
     size = (tmp_path / "t" / "weight.safetensors").stat()
     assert size.st_size > 20e9
     assert size.st_blocks * 512 < 1e9
+
+
+def test_a_closed_store_saves_nothing(tmp_path):
+    first = create(tmp_path / "t")
+    first.save()
+    first.close()
+    with disk.open(tmp_path / "t") as second:
+        with torch.no_grad():
+            second.layer.weight[3] = 5
+        second.save()
+        with pytest.raises(HotrowError, match="is closed, and another may have opened it"):
+            first.save()
+    with disk.open(tmp_path / "t") as third:
+        assert third.layer.weight[3].tolist() == [5] * COLUMNS
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda layer: layer.double(),
+        lambda layer: setattr(layer.weight, "data", torch.ones(ROWS, COLUMNS)),
+        lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.ones(ROWS, COLUMNS))),
+    ],
+)
+def test_a_table_that_left_its_files_is_not_saved_as_if_it_had_not(leave, tmp_path):
+    with create(tmp_path / "t") as store:
+        leave(store.layer)
+        with pytest.raises(HotrowError, match="no longer in the memory of its files"):
+            store.save()
+
+
+@pytest.mark.parametrize("rest", [Path("x"), {"loss": object()}, {1: lambda: 0}])
+def test_what_could_not_be_read_again_is_refused_before_anything_changes(rest, tmp_path):
+    with create(tmp_path / "t") as store:
+        store.save({"step": 1})
+        with pytest.raises(HotrowError, match="rest could not be read again"):
+            store.save(rest)
+        assert store.rest == {"step": 1}
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest == {"step": 1}
+
+
+def test_a_save_without_a_rest_leaves_none(tmp_path):
+    with create(tmp_path / "t") as store:
+        store.save({"step": 1})
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest is None
+
+
+def test_of_two_that_make_a_folder_one_does(tmp_path):
+    path = tmp_path / "t"
+
+    def meanwhile(block):
+        block.fill_(1)
+        if not path.exists():
+            disk.create(path, ROWS, COLUMNS, fill=lambda block: block.fill_(2)).close()
+
+    with pytest.raises(HotrowError, match="could not be made"):
+        disk.create(path, ROWS, COLUMNS, fill=meanwhile)
+    with disk.open(path) as store:
+        assert store.layer.weight.unique().tolist() == [2]
+    assert [each.name for each in tmp_path.iterdir()] == ["t"]

@@ -335,3 +335,43 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
         for error, text in zip(found, texts, strict=True):
             assert error is not None, text
             assert text in error
+
+
+# --- What would be other numbers -----------------------------------------------------------------
+
+
+def trained_before(count):
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(10, 3))
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    for t in range(5):  # rows lag behind
+        optimizer.zero_grad()
+        layer(torch.tensor([t, 9 - t, 0])).sum().backward()
+        optimizer.step()
+    alone = copy.deepcopy(layer)
+    shard(layer, init_device_mesh("cpu", (count,)))
+    return layer(torch.arange(10)).detach(), alone(torch.arange(10)).detach()
+
+
+def test_rows_settle_before_they_are_split():
+    for found, expected in ranks(2).run(trained_before, 2):
+        assert_same_bits(found, expected)
+
+
+def parts_for_the_whole(count):
+    layer = shard(hotrow.convert(nn.Embedding(10, 3)), init_device_mesh("cpu", (count,)))
+    said = []
+    for attempt in (
+        lambda: layer.load_state_dict({"weight": torch.zeros(5, 3)}),
+        lambda: torch.vmap(layer)(torch.tensor([[1], [7]])),
+    ):
+        with pytest.raises(hotrow.HotrowError) as caught:
+            attempt()
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_would_take_a_part_for_the_whole_is_refused():
+    for load, transform in ranks(2).run(parts_for_the_whole, 2):
+        assert "weight has 10 rows on all ranks, but what is loaded has 5" in load
+        assert "cannot be looked up in a transform of torch.func" in transform

@@ -219,7 +219,15 @@ _VIEWS = {Tensor.view, Tensor.view_as}  # possible in torch's order, as `paramet
 
 def takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     """Whether its rows, or its columns, can be looked up one by one."""
-    if not isinstance(weight, Table) or torch._C._are_functorch_transforms_active():
+    if not isinstance(weight, Table):
+        return False
+    if torch._C._are_functorch_transforms_active():
+        if weight.shards is not None:
+            raise HotrowError(
+                "a sharded table cannot be looked up in a transform of torch.func, which would see "
+                "this rank's rows only",
+                fix="look up before, and transform what follows",
+            )
         return False
     return weight.columns == columns
 

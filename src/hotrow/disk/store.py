@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,14 +68,20 @@ def create(
         raise HotrowError(f"a table of {rows} x {columns} has no values", fix="give 1 or more")
     if folder.exists():
         raise HotrowError(f"{folder} exists already", fix="use hotrow.disk.open, or another path")
-    beside = folder.with_name(folder.name + ".new")
+    beside: Path | None = None
     try:
-        beside.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # A name of its own, as another process may be making the same folder.
+        beside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
         values = _filled((rows, columns), dtype, fill) if fill else ()
         write_new(beside / "weight.safetensors", "weight", (rows, columns), dtype, values)
         beside.rename(folder)
         flush_folder(folder.parent)
-    except OSError as error:
+    except BaseException as error:
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         raise HotrowError(
             f"{folder} could not be made ({error})", fix="free some space, or choose another path"
         ) from None
@@ -114,7 +122,7 @@ class Store:
                 f"there is no folder {folder}", fix="make one with hotrow.disk.create"
             )
         self.folder = folder
-        self._lock = FileLock(folder / "lock")
+        self._lock, self._is_open = FileLock(folder / "lock"), True
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
@@ -154,6 +162,7 @@ class Store:
 
     def close(self) -> None:
         """Let others open the folder. What was not saved is lost; the table is not to be used."""
+        self._is_open = False
         self._lock.release()
 
     # --- What the optimizer asks for -------------------------------------------------------------
@@ -191,27 +200,44 @@ class Store:
         """Put all that was written into the files; all or nothing of it, whatever happens.
 
         Args:
-            rest: what else is to be saved in the same moment: what `torch.save` takes and
-                `torch.load(weights_only=True)` reads, such as the state dicts of the dense part.
+            rest: what else is to be saved in the same moment, in place of what the last save
+                kept: what `torch.save` takes and `torch.load(weights_only=True)` reads, such as
+                the state dicts of the dense part.
 
         Raises:
-            HotrowError: the disk is full or fails. The folder holds the save before or this one,
-                and what was trained is still in memory.
+            HotrowError: the disk is full or fails; the store is closed; the table has left the
+                files' memory; `rest` could not be read again. The folder holds the save before or
+                this one, and what was trained is still in memory.
         """
-        commit(self.folder, self._parts(json.dumps(self._describe()).encode(), rest))
+        self._check_ours()
+        parts = self._parts(json.dumps(self._describe()).encode(), _packed(rest))
+        commit(self.folder, parts)
         for file in (self._weight, *self._others.values()):
             file.forget()
         self._run, self.rest = self._read_run(), rest
 
-    def _parts(self, run: bytes, rest: Any) -> Iterator[Part]:
+    def _check_ours(self) -> None:
+        if not self._is_open:
+            raise HotrowError(
+                f"{self.folder} is closed, and another may have opened it",
+                fix="save before it is closed",
+            )
+        table, ours = self.layer.weight, self._weight.tensor()
+        held = table.stored if isinstance(table, Table) else table
+        same = held.data_ptr() == ours.data_ptr() and held.dtype == ours.dtype
+        if not same or held.shape != ours.shape:
+            raise HotrowError(
+                f"the table of {self.folder} is no longer in the memory of its files, as after "
+                "layer.double(), or an assignment of weight.data",
+                fix="copy the values into the table that was opened: weight.copy_(...) in no_grad",
+            )
+
+    def _parts(self, run: bytes, rest: bytes) -> Iterator[Part]:
         for file in (self._weight, *self._others.values()):
             for number in file.written().tolist():
                 yield file.path.name, number * PAGE, file.page(number).data
         yield "run.json", WHOLE, run
-        if rest is not None:
-            buffer = io.BytesIO()
-            torch.save(rest, buffer)
-            yield "rest.pt", WHOLE, buffer.getvalue()
+        yield "rest.pt", WHOLE, rest
 
     def _describe(self) -> dict[str, Any]:
         """The run so far: the steps that rows may have missed, and what they were made with."""
@@ -267,6 +293,21 @@ class Store:
         for name, value in lag.ledger.kept(group).items():
             lag.scalars[name].fill_(value)
         self.table.lag = lag
+
+
+def _packed(rest: Any) -> bytes:
+    """As `torch.save` writes it, known to be read again."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(rest, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        problem = str(error).strip().splitlines()[0]
+        raise HotrowError(
+            f"rest could not be read again ({type(error).__name__}: {problem:.100})",
+            fix="keep tensors, numbers, text, and lists, tuples and dicts of these",
+        ) from None
+    return buffer.getvalue()
 
 
 def _ledger(empty: Ledger, group: Group, run: dict[str, Any]) -> Ledger:

@@ -82,6 +82,7 @@ def _split(
 ) -> None:
     """Leave to this rank its rows only."""
     table = table_of(modules)
+    table.settle()
     shards = Shards(path, ranks, mesh, len(table))
     own = table.stored[shards.own]
     if table.is_meta:
