@@ -161,4 +161,10 @@ def _load(
     """Of a DTensor or a whole table, this rank takes its rows."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and name in state_dict:
+        count, rows = len(state_dict[name]), table.shards.rows
+        if count != rows:
+            raise HotrowError(
+                f"{name} has {rows} rows on all ranks, but what is loaded has {count}",
+                fix="load a state dict of a whole model, or of a sharded one",
+            )
         state_dict[name] = table.shards.part(state_dict[name])
