@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hotrow.distributed.ranks import Ranks
 from hotrow.distributed.tables import (
+    Through,
     found_in,
     leave_to_hotrow,
-    like,
     ranks_of,
     same_on_all,
     table_of,
@@ -97,8 +97,17 @@ class _Replicas:
 
     def source(self, table: Tensor) -> Tensor:
         """Its gradient is that of all ranks."""
-        found: Tensor = _Gathered.apply(table, self)  # type: ignore[no-untyped-call]
+        found: Tensor = Through.apply(table, self._gathered)  # type: ignore[no-untyped-call]
         return found
+
+    def _gathered(self, gradient: RowGradient) -> RowGradient:
+        """The rows of all ranks, each rank's distinct, in their order."""
+        ranks, held = self.ranks, gradient.merge().held
+        counts = ranks.announce(self.doing, [len(held.ids)] * ranks.count)
+        short = torch.int32 if gradient.count < 2**31 else torch.int64
+        shares = [held.ids.to(short), held.rows / ranks.count]
+        ids, rows = ranks.share(shares, counts)
+        return RowGradient(ids.long(), rows, gradient.shape, columns=held.columns)
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
         """Raise on every rank: on the others in their backward pass."""
@@ -116,24 +125,3 @@ class _Replicas:
             table.lag.close()
         elif others_settled:
             table.settle()
-
-
-class _Gathered(torch.autograd.Function):
-    """The table, whose gradient is gathered from all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, replicas: _Replicas) -> Tensor:
-        """Only a shape, so that nobody holds the table's memory."""
-        ctx.replicas = replicas
-        return like(table)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: RowGradient) -> tuple[Tensor, None]:
-        """The rows of all ranks, each rank's distinct, in their order."""
-        ranks, held = ctx.replicas.ranks, gradient.merge().held
-        counts = ranks.announce(ctx.replicas.doing, [len(held.ids)] * ranks.count)
-        short = torch.int32 if gradient.count < 2**31 else torch.int64
-        shares = [held.ids.to(short), held.rows / ranks.count]
-        ids, rows = ranks.share(shares, counts)
-        return RowGradient(ids.long(), rows, gradient.shape, columns=held.columns), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import Ranks, Swap
-from hotrow.distributed.tables import like
+from hotrow.distributed.tables import Through
 from hotrow.errors import HotrowError
+from hotrow.gradient import RowGradient
 from hotrow.ids import checked, checked_padding
 from hotrow.rows import Table, own_embedding, trains
 
@@ -56,8 +57,13 @@ class Shards:
 
     def source(self, table: Tensor) -> Tensor:
         """Its gradient knows that there is more of it."""
-        found: Tensor = _Marked.apply(table, self.ranks)  # type: ignore[no-untyped-call]
+        found: Tensor = Through.apply(table, self._marked)  # type: ignore[no-untyped-call]
         return found
+
+    def _marked(self, gradient: RowGradient) -> RowGradient:
+        """That of this rank's rows, which knows who has the others."""
+        gradient.held.across = self.ranks
+        return gradient
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
         """Raise on every rank, in the place of a look-up."""
@@ -74,23 +80,6 @@ class Shards:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
         return fetch([Request(table, ids, padding_idx, max_norm, norm_type)])[0]
-
-
-class _Marked(torch.autograd.Function):
-    """The table, whose gradient knows which other ranks have rows of it."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, ranks: Ranks) -> Tensor:
-        """Only a shape, so that nobody holds the table's memory."""
-        ctx.ranks = ranks
-        return like(table)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Any) -> tuple[Tensor, None]:
-        """The gradient of this rank's rows."""
-        gradient.held.across = ctx.ranks
-        return gradient, None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.distributed.ranks import Ranks
 from hotrow.errors import HotrowError
+from hotrow.gradient import RowGradient
 from hotrow.rows import Table
 
 Found = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
@@ -104,6 +106,17 @@ def leave_to_hotrow(model: nn.Module) -> None:
     )
 
 
-def like(table: Tensor) -> Tensor:
-    """A tensor of the table's shape, dtype and device that has one value, and no memory."""
-    return table.new_empty(()).expand(table.shape)
+class Through(torch.autograd.Function):
+    """The table, whose gradient goes through `receive` before it comes there."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, receive: Callable[[RowGradient], RowGradient]) -> Tensor:
+        """Of the table's shape, with one value: nobody is to hold the table's memory."""
+        ctx.receive = receive
+        return table.new_empty(()).expand(table.shape)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: RowGradient) -> tuple[RowGradient, None]:
+        """What `receive` makes of it."""
+        return ctx.receive(gradient), None
