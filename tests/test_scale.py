@@ -84,7 +84,7 @@ def distinct(ids, rows, count, rank):
 def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
     found = ranks(count).run(of_step, "shard", count, together)
     exchanges = 1 if together else len(SIZES)
-    expected = count * exchanges * 16 * (count - 1)
+    expected = count * (exchanges * 16 + len(SIZES)) * (count - 1)
     if together:
         expected += count * 8 * len(SIZES) * (count - 1)
     for rank, (_, every) in enumerate(found):
@@ -100,7 +100,7 @@ def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
     expected = 0
     for _, every in found:
         for ids, (_, columns) in zip(every, SIZES, strict=True):
-            expected += (count - 1) * (16 + len(ids.unique()) * (4 + 4 * columns)) + 16
+            expected += (count - 1) * (32 + len(ids.unique()) * (4 + 4 * columns)) + 16
     assert sum(sent for sent, _ in found) == expected
 
 

@@ -69,7 +69,7 @@ def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_proces
 def several(count, together):
     """Two tables, one of them twice, with repeated ids; as layers, or in one exchange."""
     torch.manual_seed(1)
-    model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 4), nn.Embedding(7, 3)]))
+    model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
     model[1].double()
     model[1].padding_idx = 2
     shard(model, line(count))
@@ -92,6 +92,22 @@ def test_several_tables_in_one_exchange_are_as_one_by_one(count):
         for a, b in zip(found, expected, strict=True):
             assert_same_bits(a, b)
     assert any(bool(each[3].any()) for each in one_by_one)
+
+
+def unused(count, users):
+    """Two tables in one exchange; some ranks use what the second gives, the others do not."""
+    model = shard(hotrow.convert(nn.ModuleList([nn.Embedding(4, 2) for _ in "ab"])), line(count))
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    before = model[1].weight.detach().clone()
+    a, b = look_up(*((layer, torch.arange(4)) for layer in model))
+    (a.sum() + (b.sum() if dist.get_rank() in users else 0)).backward()
+    optimizer.step()
+    return model[1].weight.grad is not None, torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize("users", [(), (1,), (0, 1)])
+def test_a_table_whose_rows_nobody_used_makes_no_step(users):
+    assert ranks(2).run(unused, 2, users) == [(bool(users), not users)] * 2
 
 
 def norms(count):
@@ -248,8 +264,9 @@ def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
 
 
 def bad_layers(count):
-    """The checks of hotrow's own layers."""
+    """The checks of hotrow's own layers, and of a bag of torch's."""
     model = spread(fields(), "shard", count)
+    plain = shard(hotrow.convert(nn.EmbeddingBag(5, 2)), line(count))
     first = dist.get_rank() == 0
     word = torch.tensor([17] if first else [3])
     offsets = torch.tensor([0, 9] if first else [0, 1])
@@ -258,6 +275,8 @@ def bad_layers(count):
         error_of(model.word, word),
         error_of(model.bag, ids, offsets),
         error_of(model.word, torch.eye(17)),
+        error_of(model.word, torch.tensor([]) if first else torch.tensor([3])),
+        error_of(plain, ids, offsets),
         error_of(look_up, (model.user, word), (model.day, torch.tensor([0, 2 if first else 1]))),
     ]
 
@@ -267,9 +286,32 @@ def test_layers_of_hotrow_tell_the_others():
     assert "input[0] = 17, but the table has 17 rows" in mine[0]
     assert "offsets[1] = 9, but there are 2 ids" in mine[1]
     assert "one-hots or probabilities" in mine[2]
-    assert "input[1] = 2, but the table has 2 rows" in mine[3]
+    assert "one-hots or probabilities" in mine[3]
+    assert "offsets[1] = 9, but there are 2 ids" in mine[4]
+    assert "input[1] = 2, but the table has 2 rows" in mine[5]
     for a, b in zip(mine, other, strict=True):
         assert a in b  # with who it was
+
+
+def bad_id_on_a_mesh():
+    """Of two dimensions: whoever has the same rows is told as well; then all go on."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(fields(), mesh["shards"])
+    model = hotrow.distributed.replicate(model, mesh["replicas"])
+    ids = torch.tensor([101 if dist.get_rank() == 2 else 5])
+    errors = [error_of(model.user, ids), error_of(look_up, (model.day, ids % 2), (model.user, ids))]
+    optimizer = make("AdamW", model)
+    train_together(model, optimizer, 4, dist.get_rank(), range(2))
+    return errors, values_of(model, optimizer)
+
+
+def test_a_bad_id_on_a_mesh_of_two_dimensions_is_an_error_on_all():
+    found = ranks(4).run(bad_id_on_a_mesh)
+    for errors, values in found:
+        for error in errors:
+            assert "input[0] = 101, but the table has 101 rows (valid 0..100)" in error
+        for name, value in found[0][1].items():
+            assert_same_bits(values[name], value)
 
 
 def other_look_ups(count):
@@ -301,12 +343,17 @@ def refused(count):
     other = hotrow.convert(nn.Sequential(nn.Embedding(5 + rank, 2)))
     counted = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, scale_grad_by_freq=True)))
     tied = spread(fields(), "shard", count)
+    none = nn.Linear(2, 2) if rank else fields()
+    inner = shard(hotrow.convert(nn.Sequential(nn.Embedding(2 * count, 2))), line(count))
+    wrapped = DistributedDataParallel(nn.Sequential(inner, nn.Linear(2, 2)))
     wide = init_device_mesh("cpu", (count, 1), mesh_dim_names=("a", "b"))
     mesh = line(count)
     return [
         error_of(shard, other, mesh),
         error_of(shard, counted, mesh),
         error_of(shard, nn.Linear(2, 2), mesh),
+        error_of(shard, none, mesh),
+        error_of(wrapped, torch.tensor([0])),
         error_of(shard, fields(), wide),
         error_of(shard, fields(), "cpu"),
         error_of(shard, tied, mesh),
@@ -323,6 +370,8 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
         "and rank 1 has 0.weight 6 x 2",
         "0 has scale_grad_by_freq",
         "shard found no tables in this Linear",
+        "shard found no tables in this Linear",
+        "DistributedDataParallel has taken 0.weight for a dense parameter",
         "one dimension, and this one has 2: use mesh['b']",
         "shard takes a DeviceMesh, not a str",
         "user.weight is sharded already",

@@ -171,11 +171,12 @@ class Embedding(_Table, nn.Embedding):
         """(...,) ids or (..., V) one-hot or probabilities -> (..., D)."""
         try:
             input = _taken(input, self.weight)
-            if not input.is_floating_point():
-                input = checked(input, count_of(self.weight), "input")
+            if input.is_floating_point():
+                return self._soft_rows(input)
+            input = checked(input, count_of(self.weight), "input")
         except HotrowError as error:
             raise_everywhere(self.weight, error)
-        return self._soft_rows(input) if input.is_floating_point() else super().forward(input)
+        return super().forward(input)
 
 
 class EmbeddingBag(_Table, nn.EmbeddingBag):

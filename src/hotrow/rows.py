@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.ids import checked, checked_padding
+from hotrow.ids import check_bag, checked, checked_padding
 from hotrow.kernels.grouping import Places, distinct
 from hotrow.nested import within
 from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
@@ -275,11 +275,17 @@ def raise_everywhere(weight: Tensor, error: HotrowError) -> NoReturn:
     raise error
 
 
-def _check(input: Tensor, table: Table, rows: int) -> None:
+def _begin(input: Tensor, table: Table, rows: int) -> None:
+    """Check the ids of a look-up, which its replicas make as well, or none of them."""
+    failure = None
     try:
         checked(input, rows, "input", mistakable="")
     except HotrowError as error:
-        raise_everywhere(table, error)
+        failure = error
+    if table.replicas is not None:
+        table.replicas.begin(table, failure)
+    if failure is not None:
+        raise failure
 
 
 def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | None:
@@ -325,7 +331,7 @@ def own_embedding(
     """`embedding` of the rows of this process."""
     rows = _rows_of(weight)
     padding = checked_padding(padding_idx, len(rows))
-    _check(input, weight, len(rows))
+    _begin(input, weight, len(rows))
     at = distinct(input, len(rows)) if weight.behind else None
     read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
     if at is not None:
@@ -354,6 +360,12 @@ def embedding_bag(
 ) -> Tensor:
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
     padding = checked_padding(padding_idx, count_of(weight))
+    if weight.is_spread:  # torch's own checks would be of this process alone
+        try:
+            form = {"mode": mode, "dtype": weight.dtype, "last": include_last_offset}
+            offsets = check_bag(input.shape, offsets, per_sample_weights, **form)
+        except HotrowError as error:
+            raise_everywhere(weight, error)
     if weight.shards is None:
         rows, places, compact = _distinct_rows(input, weight, max_norm, norm_type)
     else:
@@ -378,7 +390,7 @@ def _distinct_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
     table = _rows_of(weight)
-    _check(input, weight, len(table))
+    _begin(input, weight, len(table))
     at = distinct(input, len(table))
     rows, places = at.rows, at.places
     read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)

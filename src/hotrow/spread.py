@@ -52,6 +52,9 @@ class Shards(Spread, Protocol):
 class Replicas(Spread, Protocol):
     """Each process has all of the rows."""
 
+    def begin(self, table: Table, failure: HotrowError | None = None) -> None:
+        """Before a look-up: have all processes make it, or raise in each."""
+
     def agree(self, table: Table) -> None:
         """Settle here what another process has settled, so that all keep the same bits."""
 

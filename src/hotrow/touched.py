@@ -58,6 +58,7 @@ class LookUp(torch.autograd.Function):
         columns: bool,
     ) -> Tensor:
         """(..., D), what `read` gives."""
+        ctx.set_materialize_grads(False)
         if ctx.needs_input_grad[0]:  # the caller may fill the same ids with the next batch
             ctx.save_for_backward(ids.to(torch.int64, copy=True))
         ctx.shape, ctx.at, ctx.columns = table.shape, at, columns
@@ -66,8 +67,10 @@ class LookUp(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         """The rows of `gradient`, one for each id."""
+        if gradient is None:
+            return (None,) * 7
         ids, at = ctx.saved_tensors[0].reshape(-1), ctx.at
         holders = sys.getrefcount(gradient), gradient._use_count(), uses(gradient)  # type: ignore[attr-defined]
         if not _engines_own:
@@ -109,14 +112,17 @@ class Rows(torch.autograd.Function):
         ctx: Any, table: Tensor, rows: Tensor, read: Callable[[], Tensor], columns: bool
     ) -> Tensor:
         """(R, D), what `read` gives."""
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows)
         ctx.shape, ctx.columns = table.shape, columns
         return read()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         """The rows of `gradient`, which are distinct."""
+        if gradient is None:
+            return (None,) * 4
         (rows,) = ctx.saved_tensors
         found = RowGradient(rows, gradient.clone(), ctx.shape, True, columns=ctx.columns)
         return found, None, None, None

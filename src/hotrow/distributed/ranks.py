@@ -36,11 +36,23 @@ class Ranks:
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
 
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank gives, any object."""
-        found: list[Any] = [None] * self.count
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+    def gather(self, doing: str, value: Any, failure: HotrowError | None = None) -> list[Any]:
+        """What each rank gives, any object.
+
+        Raises:
+            HotrowError: `failure`, or what another rank raises. Every rank raises.
+        """
+        problem = None
+        if failure is not None:
+            problem = f"rank {self.rank} of {self.count} could not {doing}: {failure}"
+        told: list[Any] = [None] * self.count
+        dist.all_gather_object(told, (value, problem), group=self.group)
+        problems = [problem for _, problem in told if problem is not None]
+        if problems:
+            error = failure or HotrowError(problems[0])
+            error.everywhere = True
+            raise error
+        return [value for value, _ in told]
 
     def norm(self, own: Tensor, order: float) -> Tensor:
         """The norm of what all ranks have, from that of what this one has."""
@@ -75,21 +87,14 @@ class Ranks:
 
     def _raise(self, doing: str, failure: HotrowError | None) -> NoReturn:
         """The error of this rank, of another, or that they do different things."""
-        told = self.gather((doing, None if failure is None else str(failure)))
-        error = failure or self._why(told)
-        error.everywhere = True
-        raise error
-
-    def _why(self, told: list[tuple[str, str | None]]) -> HotrowError:
-        """What went wrong on another rank."""
-        for rank, (doing, error) in enumerate(told):
-            if error is not None:
-                return HotrowError(f"rank {rank} of {self.count} could not {doing}: {error}")
-        what = "; ".join(f"rank {rank} was to {doing}" for rank, (doing, _) in enumerate(told))
-        return HotrowError(
+        told = self.gather(doing, doing, failure)
+        what = "; ".join(f"rank {rank} was to {doing}" for rank, doing in enumerate(told))
+        error = HotrowError(
             f"the ranks do not do the same: {what}",
             fix="run the same model on every rank, with an empty batch where there is no data",
         )
+        error.everywhere = True
+        raise error
 
     def swap(
         self,
@@ -118,7 +123,8 @@ class Ranks:
         pieces = torch.split(buffer, [sizes[rank] for rank in range(self.count) for sizes in into])
         found = []
         for i, tensor in enumerate(tensors):
-            raw = _joined(pieces[i :: len(tensors)]) if len(tensors) > 1 else buffer
+            # In memory that begins where any dtype may.
+            raw = torch.cat(pieces[i :: len(tensors)]) if len(tensors) > 1 else buffer
             found.append(raw.view(tensor.dtype).view(sum(received[i]), *tensor.shape[1:]))
         return found
 
@@ -157,16 +163,34 @@ class Swap(torch.autograd.Function):
         ctx: Any, ranks: Ranks, sent: list[list[int]], received: list[list[int]], *rows: Tensor
     ) -> tuple[Tensor, ...]:
         """For each of `rows`, what the other ranks have sent of theirs."""
+        ctx.set_materialize_grads(False)
         ctx.ranks, ctx.sent, ctx.received = ranks, sent, received
-        return tuple(ranks.swap(rows, sent, received))
+        found = tuple(ranks.swap(rows, sent, received))
+        ctx.forms = [(each.shape, each.dtype) for each in found]
+        return found
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Divided before they are added, as DistributedDataParallel does."""
+        """Divided before they are added, as DistributedDataParallel does.
+
+        None for what no rank has used: its table is to make no step.
+        """
         ranks = ctx.ranks
-        shares = [gradient / ranks.count for gradient in gradients]
-        return None, None, None, *ranks.swap(shares, ctx.received, ctx.sent)
+        shares = [
+            torch.zeros(shape, dtype=dtype, device=ranks.device)
+            if gradient is None
+            else gradient / ranks.count
+            for gradient, (shape, dtype) in zip(gradients, ctx.forms, strict=True)
+        ]
+        used = [[each is not None for each in gradients]]
+        one = [1] * ranks.count  # a line of `used` for each rank
+        shares.append(torch.tensor(used * ranks.count, device=ranks.device))
+        *found, told = ranks.swap(shares, [*ctx.received, one], [*ctx.sent, one])
+        return None, None, None, *(
+            each if someone else None
+            for each, someone in zip(found, told.any(0).tolist(), strict=True)
+        )
 
 
 def _raw(tensor: Tensor) -> Tensor:
@@ -182,5 +206,5 @@ def _bytes(tensors: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[l
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other; in memory that begins where any dtype may."""
+    """One after the other."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -13,10 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from hotrow.distributed.ranks import Ranks
 from hotrow.distributed.tables import (
     Through,
-    found_in,
+    agreed,
+    check_wrapper,
     leave_to_hotrow,
-    ranks_of,
-    same_on_all,
     table_of,
 )
 from hotrow.errors import HotrowError
@@ -34,7 +33,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     ranks, each divided by their number W, and added in the order of the ranks: what
     DistributedDataParallel does to a dense gradient, V x D of zeros aside. The replicas keep the
     same bits: rows are looked up in a copy, and what settles all of them on one rank, as a
-    checkpoint does, settles them on the others before the next step.
+    checkpoint does, settles them on the others before the next step. An id that one rank cannot
+    look up is an error on all, in that look-up, and the run may go on.
 
     Every rank must make the same look-ups, an empty batch where it has no data. To differentiate
     anything else of a table is refused.
@@ -50,25 +50,14 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
         HotrowError: on every rank. The model has no tables; they differ among ranks; they have
             `max_norm`, which shortens other rows on each rank; the mesh has more dimensions.
 
-    Cost: each look-up's gradient sends the distinct rows of a rank to W - 1 others; a step sends 16
-    bytes for each table beside.
+    Cost: each look-up's gradient sends the distinct rows of a rank to W - 1 others, with two
+    headers of 16 bytes; a step sends 16 bytes for each table beside.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
     """
-    given = ranks_of(mesh, "replicate")
-    found = found_in(model, "replicate")
-    for path, modules in found.items():
-        if any(module.max_norm is not None for module in modules):
-            raise HotrowError(
-                f"{path} has max_norm, which would shorten other rows on each rank",
-                fix="leave it out of a model for replicate",
-            )
-    same_on_all(given, found, "replicate")
-    ranks = Ranks(_group_like(given), given.device)
+    ranks, found = agreed(model, mesh, "replicate", _refusal)
     for path, modules in found.items():
         table = table_of(modules)
-        if table.replicas is not None:
-            raise HotrowError(f"{path}.weight is replicated already", fix="replicate a model once")
         table.settle()
         dist.broadcast(table.stored, group=ranks.group, group_src=0)
         table.replicas = _Replicas(path, ranks)
@@ -76,11 +65,15 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     return model
 
 
-def _group_like(ranks: Ranks) -> Any:
-    """A group of its own: an error may come while DistributedDataParallel uses the other one."""
-    timeout = ranks.group._get_backend(ranks.device).options._timeout
-    members = dist.get_process_group_ranks(ranks.group)
-    return dist.new_group(members, timeout=timeout, use_local_synchronization=True)
+def _refusal(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+    if any(module.max_norm is not None for module in modules):
+        return HotrowError(
+            f"{path} has max_norm, which would shorten other rows on each rank",
+            fix="leave it out of a model for replicate",
+        )
+    if table_of(modules).replicas is not None:
+        return HotrowError(f"{path}.weight is replicated already", fix="replicate a model once")
+    return None
 
 
 @dataclass(frozen=True)
@@ -90,11 +83,6 @@ class _Replicas:
     path: str
     ranks: Ranks
 
-    @property
-    def doing(self) -> str:
-        """What its exchange is for."""
-        return f"average the gradient of {self.path}"
-
     def source(self, table: Tensor) -> Tensor:
         """Its gradient is that of all ranks."""
         found: Tensor = Through.apply(table, self._gathered)  # type: ignore[no-untyped-call]
@@ -103,16 +91,23 @@ class _Replicas:
     def _gathered(self, gradient: RowGradient) -> RowGradient:
         """The rows of all ranks, each rank's distinct, in their order."""
         ranks, held = self.ranks, gradient.merge().held
-        counts = ranks.announce(self.doing, [len(held.ids)] * ranks.count)
+        doing = f"average the gradient of {self.path}"
+        counts = ranks.announce(doing, [len(held.ids)] * ranks.count)
         short = torch.int32 if gradient.count < 2**31 else torch.int64
         shares = [held.ids.to(short), held.rows / ranks.count]
         ids, rows = ranks.share(shares, counts)
         return RowGradient(ids.long(), rows, gradient.shape, columns=held.columns)
 
-    def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise on every rank: on the others in their backward pass."""
+    def begin(self, table: Table, failure: HotrowError | None = None) -> None:
+        """Before a look-up that trains: all ranks make it, or each raises."""
         if trains(table):
-            self.ranks.announce(self.doing, [0] * self.ranks.count, error)
+            check_wrapper(table, self.path)
+            doing = f"look up in {self.path} to train"
+            self.ranks.announce(doing, [0] * self.ranks.count, failure)
+
+    def fail(self, table: Table, error: HotrowError) -> NoReturn:
+        """Raise on every rank that trains, in the place of a look-up."""
+        self.begin(table, error)
         raise error
 
     def agree(self, table: Table) -> None:

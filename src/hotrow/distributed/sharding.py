@@ -12,10 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from hotrow.distributed.ranks import Ranks
 from hotrow.distributed.shards import Request, Shards, fetch
 from hotrow.distributed.tables import (
-    found_in,
+    agreed,
     leave_to_hotrow,
-    ranks_of,
-    same_on_all,
     table_of,
 )
 from hotrow.errors import HotrowError
@@ -62,12 +60,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     Source: `torch.distributed.tensor.Shard`; hybrid parallelism as in
     https://arxiv.org/abs/1906.00091.
     """
-    ranks = ranks_of(mesh, "shard")
-    found = found_in(model, "shard")
-    for path, modules in found.items():
-        if table_of(modules).shards is not None:
-            raise HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
-    same_on_all(ranks, found, "shard")
+    ranks, found = agreed(model, mesh, "shard", _refusal)
     for path, modules in found.items():
         _split(path, modules, mesh, ranks)
         for module in modules:
@@ -75,6 +68,12 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
             module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
     leave_to_hotrow(model)
     return model
+
+
+def _refusal(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+    if table_of(modules).shards is not None:
+        return HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
+    return None
 
 
 def _split(
@@ -138,7 +137,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
         Request(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
         for layer, ids in pairs
     ]
-    if len({request.shards.ranks for request in requests}) > 1:
+    if len({request.shards.mesh for request in requests}) > 1:
         raise HotrowError(
             "the tables are sharded over different meshes", fix="look up in those of one at a time"
         )

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import Ranks, Swap
-from hotrow.distributed.tables import Through
+from hotrow.distributed.tables import Through, check_wrapper
 from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
 from hotrow.ids import checked, checked_padding
@@ -67,7 +67,7 @@ class Shards:
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
         """Raise on every rank, in the place of a look-up."""
-        self.ranks.announce(_doing([self], table), [0] * self.ranks.count, error)
+        _announce(self.ranks, _doing([self], table), [0] * self.ranks.count, [table], error)
         raise error
 
     def fetch(
@@ -121,6 +121,8 @@ def fetch(requests: Sequence[Request]) -> list[tuple[Tensor, Tensor, Tensor]]:
     doing = _doing(every, *(request.table for request in requests))
     failure: HotrowError | None = None
     found: list[tuple[Tensor, Tensor]] = []
+    for request in requests:
+        check_wrapper(request.table, request.shards.path)
     counts = [[0] * ranks.count for _ in requests]  # ids for each rank, by table
     try:
         for i, request in enumerate(requests):
@@ -132,11 +134,31 @@ def fetch(requests: Sequence[Request]) -> list[tuple[Tensor, Tensor, Tensor]]:
     except HotrowError as error:
         failure = error
     totals = [sum(each) for each in zip(*counts, strict=True)]
-    asked = ranks.announce(doing, totals, failure)
+    asked = _announce(ranks, doing, totals, [request.table for request in requests], failure)
     wanted, wishes = _send_ids(ranks, every, [rows for rows, _ in found], counts, asked)
     own = [request.own(ids) for request, ids in zip(requests, wanted, strict=True)]
     compact = Swap.apply(ranks, wishes, counts, *own)  # type: ignore[no-untyped-call]
     return [(*known, rows) for known, rows in zip(found, compact, strict=True)]
+
+
+def _announce(
+    ranks: Ranks,
+    doing: str,
+    numbers: Sequence[int],
+    tables: Sequence[Table],
+    failure: HotrowError | None,
+) -> list[int]:
+    """`Ranks.announce`, whose error the replicas of these shards get as well.
+
+    They have the same rows of the tables, other ranks for the rest of them, and begin to look up.
+    """
+    try:
+        return ranks.announce(doing, numbers, failure)
+    except HotrowError as error:
+        for table in tables:
+            if table.replicas is not None:
+                table.replicas.fail(table, error)
+        raise
 
 
 def _doing(shards: Sequence[Shards], *tables: Table) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -18,7 +19,7 @@ from hotrow.rows import Table
 Found = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 
 
-def found_in(model: nn.Module, doing: str) -> Found:
+def _found_in(model: nn.Module, doing: str) -> Found:
     """By the path of the first, the embeddings that have each table; not those left to torch."""
     if isinstance(model, DistributedDataParallel):
         raise HotrowError(
@@ -53,8 +54,50 @@ def table_of(modules: list[nn.Embedding | nn.EmbeddingBag]) -> Table:
     return table
 
 
-def ranks_of(mesh: Any, doing: str) -> Ranks:
-    """The ranks of a mesh that has one dimension."""
+def agreed(
+    model: nn.Module,
+    mesh: Any,
+    doing: str,
+    refusal: Callable[[str, list[nn.Embedding | nn.EmbeddingBag]], HotrowError | None],
+) -> tuple[Ranks, Found]:
+    """The ranks of a mesh, and the tables of a model, which are the same on all of them.
+
+    Arguments:
+        model: to be spread.
+        mesh: of one dimension.
+        doing: what is being done, for a message.
+        refusal: of a path and its modules, why they cannot take part; None if they can.
+
+    Raises:
+        HotrowError: on every rank.
+    """
+    ranks = _ranks_of(mesh, doing)
+    found: Found = {}
+    failure = None
+    try:
+        found = _found_in(model, doing)
+        failure = next(filter(None, (refusal(*each) for each in found.items())), None)
+    except HotrowError as error:
+        failure = error
+    weights = [(path, table_of(modules)) for path, modules in found.items()]
+    own = [f"{path}.weight {' x '.join(map(str, t.shape))} {t.dtype}" for path, t in weights]
+    every = ranks.gather(doing, own, failure)
+    for rank, other in enumerate(every):
+        if other != every[0]:
+            first, theirs = _first_difference(every[0], other)
+            raise HotrowError(
+                f"{doing} needs the same tables on every rank, but rank 0 has {first} and rank "
+                f"{rank} has {theirs}",
+                fix="build the same model on every rank",
+            )
+    return ranks, found
+
+
+def _ranks_of(mesh: Any, doing: str) -> Ranks:
+    """The ranks of a mesh that has one dimension, as a group of their own.
+
+    DistributedDataParallel may be using the mesh's while a look-up uses this one.
+    """
     if not isinstance(mesh, DeviceMesh):
         raise HotrowError(
             f"{doing} takes a DeviceMesh, not a {type(mesh).__name__}",
@@ -67,25 +110,14 @@ def ranks_of(mesh: Any, doing: str) -> Ranks:
             f"{doing} takes a mesh of one dimension, and this one has {mesh.ndim}",
             fix=f"use {choice}",
         )
-    return Ranks(mesh.get_group(), torch.device(mesh.device_type))
-
-
-def same_on_all(ranks: Ranks, found: Found, doing: str) -> None:
-    """Raise on every rank unless all have the same tables."""
-    every = ranks.gather(
-        [
-            f"{path}.weight {' x '.join(map(str, table.shape))} {table.dtype}"
-            for path, table in ((path, modules[0].weight) for path, modules in found.items())
-        ]
+    device = torch.device(mesh.device_type)
+    group = mesh.get_group()
+    own = dist.new_group(
+        dist.get_process_group_ranks(group),
+        timeout=group._get_backend(device).options._timeout,
+        use_local_synchronization=True,
     )
-    for rank, other in enumerate(every):
-        if other != every[0]:
-            first, theirs = _first_difference(every[0], other)
-            raise HotrowError(
-                f"{doing} needs the same tables on every rank, but rank 0 has {first} and rank "
-                f"{rank} has {theirs}",
-                fix="build the same model on every rank",
-            )
+    return Ranks(own, device)
 
 
 def _first_difference(own: list[str], other: list[str]) -> tuple[str, str]:
@@ -106,17 +138,33 @@ def leave_to_hotrow(model: nn.Module) -> None:
     )
 
 
+def check_wrapper(table: Table, path: str) -> None:
+    """Raise if DistributedDataParallel, whose forward pass this may be, takes a table for its own.
+
+    It leaves alone what the module that it was given names, not what modules inside of it do.
+    """
+    around = DistributedDataParallel._active_ddp_module
+    if around is not None and any(each is table for each in around._module_parameters):
+        raise HotrowError(
+            f"DistributedDataParallel has taken {path}.weight for a dense parameter, and given it "
+            "the first rank's values",
+            fix="build the model again, and call shard or replicate on the very module that "
+            "DistributedDataParallel gets",
+        )
+
+
 class Through(torch.autograd.Function):
     """The table, whose gradient goes through `receive` before it comes there."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, receive: Callable[[RowGradient], RowGradient]) -> Tensor:
         """Of the table's shape, with one value: nobody is to hold the table's memory."""
+        ctx.set_materialize_grads(False)
         ctx.receive = receive
         return table.new_empty(()).expand(table.shape)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: RowGradient) -> tuple[RowGradient, None]:
+    def backward(ctx: Any, gradient: RowGradient | None) -> tuple[RowGradient | None, None]:
         """What `receive` makes of it."""
-        return ctx.receive(gradient), None
+        return None if gradient is None else ctx.receive(gradient), None
