@@ -35,7 +35,7 @@ def test_each_thread_is_called_once_with_one_count(two):
         together.wait()  # both are there at once
         found.append((threading.get_ident(), taken))
 
-    pool.spread(work, ENOUGH)
+    pool.spread(work, ENOUGH, pool.ENOUGH)
     (one, count), (other, same) = found
     assert one != other
     assert count is same
@@ -43,9 +43,10 @@ def test_each_thread_is_called_once_with_one_count(two):
 
 def test_little_work_stays_on_this_thread(two):
     found = []
-    pool.spread(lambda taken: found.append(threading.get_ident()), pool.GRAIN)
-    pool.spread(found.append, 0)
-    assert found == [threading.get_ident()]
+    pool.spread(lambda taken: found.append(threading.get_ident()), pool.GRAIN, pool.ENOUGH)
+    pool.spread(lambda taken: found.append(threading.get_ident()), pool.ENOUGH, 1)
+    pool.spread(found.append, 0, 1)
+    assert found == [threading.get_ident()] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
@@ -58,7 +59,7 @@ def test_torchs_threads_live_on_when_fewer_are_used(threads):
     torch.ones(1_000_000).mul_(2)
     everybody, calls = alive(), []
     for _ in range(20):
-        pool.spread(lambda taken: calls.append(taken), 3 * pool.GRAIN)
+        pool.spread(lambda taken: calls.append(taken), 3 * pool.GRAIN, pool.ENOUGH)
         torch.ones(1_000_000).mul_(2)
     assert alive() <= everybody
     assert len(calls) == 20 * 2
@@ -70,13 +71,13 @@ def test_an_error_reaches_the_caller(two, error):
         raise error("in a thread")
 
     with pytest.raises(error, match="in a thread"):
-        pool.spread(work, ENOUGH)
+        pool.spread(work, ENOUGH, pool.ENOUGH)
 
 
 def test_the_bits_are_the_same(two):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 1000, (5000,), generator=generator)
-    grads = torch.randn(5000, 33, generator=generator)
+    grads = torch.randn(5000, 99, generator=generator)
     found = group(ids, grads, 1000).sums()
     torch.set_num_threads(1)
     assert_same_bits(found, group(ids, grads, 1000).sums())
@@ -86,7 +87,7 @@ FORKED = """
 import os, torch
 from hotrow.kernels.grouping import group
 torch.set_num_threads(2)
-ids, grads = torch.arange(5000) % 1000, torch.ones(5000, 8)
+ids, grads = torch.arange(5000) % 1000, torch.ones(5000, 200)
 first = group(ids, grads, 1000).sums().numpy()
 child = os.fork()
 if not child:

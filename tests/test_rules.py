@@ -305,10 +305,11 @@ def test_reading_with_shortcuts_is_no_worse_than_torch(name):
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=label)
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_the_number_of_threads_changes_nothing(name, dtype, exact, threads):
+def test_the_number_of_threads_changes_nothing(name, dtype, exact, threads, monkeypatch):
     found = []
     for count in (1, 2, 5):
         torch.set_num_threads(count)
+        monkeypatch.setattr("hotrow.kernels.pool.ENOUGH", 1)
         batches = Batches(steps=25, rows=900, ids=700, columns=50)
         found.append(Touched(name, {}, batches, dtype, exact).run()[0])
     assert_same_bits(found[1], found[0])

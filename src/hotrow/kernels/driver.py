@@ -16,13 +16,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import njit, types
 from numba.extending import overload, register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from hotrow.kernels import ops, scalars
 from hotrow.kernels.cache import cached
 from hotrow.kernels.pool import GRAIN
+from hotrow.kernels.rounded import (
+    Rounded,
+    as_rounded,
+    from_bits,
+    rounded,
+    single,
+    to_bits,
+)
 from hotrow.kernels.rows import LOOK_UP, STEP
 
 AHEAD = 4  # rows: scattered over the table, they would be waited for one after the other
@@ -45,10 +53,13 @@ def compiled(
     ):
         _ = sources  # a cell of its own: edited sources are not found in the cache
         columns = range(table.shape[1])
-        zero = table.dtype.type(0)
         upto = now - 1 if task == STEP else now
         count = len(rows)
-        total, other, others = spare
+        table, last, batch = scalars.bare(table), scalars.bare(last), scalars.bare(batch)
+        rows, order, offsets = scalars.bare(rows), scalars.bare(order), scalars.bare(offsets)
+        ledger, slots = scalars.bare(ledger), bare_all(slots)
+        total, other, others = scalars.bare(spare[0]), scalars.bare(spare[1]), bare_all(spare[2])
+        zero = total.dtype.type(0)
         while True:
             start = scalars.take(taken, GRAIN)
             if start >= count:
@@ -62,38 +73,46 @@ def compiled(
                     fetch(table, rows[i + AHEAD])
                     fetch_all(slots, rows[i + AHEAD])
                 t = last[rows[i]]
-                w, state = table[rows[i]], load(slots, rows[i])
-                if task == LOOK_UP and t < upto:
-                    copy(w, other)
-                    copy_all(state, others)
-                    w, state = other, others
+                apart = task == LOOK_UP and t < upto
+                w, state = (
+                    take(table, rows[i], other, apart),
+                    take_all(slots, rows[i], others, apart),
+                )
                 replayed = 0
                 while t < upto:
                     arrived = jump(w, state, t, upto, memo)
                     if arrived > t:
+                        settle_to(table, w)
+                        settle_all_to(table, state)
                         t = arrived
                         continue
                     entry = to_fixed_tuple(ledger[t], width)
                     for j in columns:
-                        w[j], new = update(w[j], zero, load(state, j), entry, flags)
-                        store(state, j, new)
+                        old = number(table, w[j]), numbers(table, load(state, j))
+                        new, others_new = update(old[0], number(table, zero), old[1], entry, flags)
+                        w[j] = plain(new)
+                        store(state, j, others_new)
                     t += 1
                     replayed += 1
                 if task == LOOK_UP:
                     for k in range(offsets[i], offsets[i + 1]):
                         if k + AHEAD < offsets[stop]:
                             fetch(batch, order[k + AHEAD])
-                        copy(w, batch[order[k]])
+                        put(batch, order[k], w, True)
                     if replayed <= CHEAP:
                         continue
-                    copy(w, table[rows[i]])
-                    copy_all(state, load(slots, rows[i]))
                 elif task == STEP:
                     add_up(batch, order, offsets, i, stop, total)
                     entry = to_fixed_tuple(ledger[upto], width)
                     for j in columns:
-                        w[j], new = update(w[j], total[j], load(state, j), entry, flags)
-                        store(state, j, new)
+                        old = number(table, w[j]), numbers(table, load(state, j))
+                        new, others_new = update(
+                            old[0], number(table, total[j]), old[1], entry, flags
+                        )
+                        w[j] = plain(new)
+                        store(state, j, others_new)
+                put(table, rows[i], w, apart)
+                put_all(slots, rows[i], state, apart)
                 last[rows[i]] = max(t, now)
 
     return cached(drive)
@@ -117,7 +136,8 @@ def called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
     """Make a plain function callable from compiled code; from Python it stays what it was."""
-    register_jitable(**scalars.OPTIONS)(function)
+    # Into the loop over columns, which is then done several at a time.
+    register_jitable(**scalars.OPTIONS, forceinline=True)(function)
 
 
 def digest(*files: str) -> str:
@@ -133,7 +153,7 @@ def add_up(grads, order, offsets, slot, stop, total):
 
     The sum begins at 0, so that -0.0 becomes 0.0.
     """
-    zero = grads.dtype.type(0)
+    zero = number(grads, total.dtype.type(0))
     first, end, last = offsets[slot], offsets[slot + 1], offsets[stop]
     for k in range(first, end):
         if k + AHEAD < last:
@@ -141,10 +161,10 @@ def add_up(grads, order, offsets, slot, stop, total):
         one = grads[order[k]]
         if k == first:
             for j in range(len(total)):
-                total[j] = zero + one[j]
+                total[j] = plain(zero + number(grads, one[j]))
         else:
             for j in range(len(total)):
-                total[j] += one[j]
+                total[j] = plain(number(grads, total[j]) + number(grads, one[j]))
 
 
 @njit(**scalars.OPTIONS)
@@ -154,8 +174,58 @@ def copy(source, target):
         target[j] = source[j]
 
 
-def copy_all(sources, targets):  # pragma: no cover - replaced by the overload
-    """`copy` for tuples of rows."""
+@njit(**scalars.OPTIONS)
+def widen(source, target):
+    """A row of bits to one of the numbers that they are."""
+    for j in range(len(source)):
+        target[j] = plain(from_bits(source[j]))
+
+
+@njit(**scalars.OPTIONS)
+def narrow(source, target):
+    """A row of numbers to one of their bits."""
+    for j in range(len(source)):
+        target[j] = to_bits(source[j])
+
+
+def bare_all(arrays):  # pragma: no cover - replaced by the overload
+    """`bare` for a tuple of arrays."""
+
+
+def number(table, x):  # pragma: no cover - replaced by the overload
+    """What a table has at a place, or a float of its scratch space, to compute with."""
+
+
+def numbers(table, values):  # pragma: no cover - replaced by the overload
+    """`number` for a tuple."""
+
+
+def plain(x):  # pragma: no cover - replaced by the overload
+    """A number as a float, for scratch space."""
+
+
+def settle_to(table, w):  # pragma: no cover - replaced by the overload
+    """Round a row of scratch space to what the table can hold."""
+
+
+def settle_all_to(table, state):  # pragma: no cover - replaced by the overload
+    """`settle_to` for a tuple of rows."""
+
+
+def take(table, r, spare, apart):  # pragma: no cover - replaced by the overload
+    """Row r to compute with: itself, or in `spare` if it is to be `apart`, or has to be."""
+
+
+def take_all(tables, r, spares, apart):  # pragma: no cover - replaced by the overload
+    """`take` for tuples."""
+
+
+def put(table, r, w, apart):  # pragma: no cover - replaced by the overload
+    """Write back what `take` gave."""
+
+
+def put_all(tables, r, rows, apart):  # pragma: no cover - replaced by the overload
+    """`put` for tuples."""
 
 
 def fetch(array, r):  # pragma: no cover - replaced by the overload
@@ -174,16 +244,119 @@ def store(rows, j, values):  # pragma: no cover - replaced by the overload
     """`a[j] = value` in each of a tuple of rows."""
 
 
-@overload(copy_all, jit_options=scalars.OPTIONS)
-def _copy_all(sources, targets):
-    def none(sources, targets):
+@overload(bare_all, jit_options=scalars.OPTIONS)
+def _bare_all(arrays):
+    return (
+        lambda arrays: (),
+        lambda arrays: (scalars.bare(arrays[0]),),
+        lambda arrays: (scalars.bare(arrays[0]), scalars.bare(arrays[1])),
+        lambda arrays: (scalars.bare(arrays[0]), scalars.bare(arrays[1]), scalars.bare(arrays[2])),
+    )[len(arrays)]
+
+
+def is_low(array):
+    """Whether these are the bits of bfloat16."""
+    return array.dtype == types.int16
+
+
+@overload(number, jit_options=scalars.OPTIONS)
+def _number(table, x):
+    if not is_low(table):
+        return lambda table, x: x
+    return (lambda table, x: from_bits(x)) if x == types.int16 else (lambda table, x: as_rounded(x))
+
+
+@overload(plain, jit_options=scalars.OPTIONS)
+def _plain(x):
+    return (lambda x: single(x)) if isinstance(x, Rounded) else (lambda x: x)
+
+
+@overload(numbers, jit_options=scalars.OPTIONS)
+def _numbers(table, values):
+    return (
+        lambda table, values: (),
+        lambda table, values: (number(table, values[0]),),
+        lambda table, values: (number(table, values[0]), number(table, values[1])),
+        lambda table, values: (
+            number(table, values[0]),
+            number(table, values[1]),
+            number(table, values[2]),
+        ),
+    )[len(values)]
+
+
+@overload(settle_to, jit_options=scalars.OPTIONS)
+def _settle_to(table, w):
+    def to_bfloat16(table, w):
+        for j in range(len(w)):
+            w[j] = single(rounded(w[j]))
+
+    return to_bfloat16 if is_low(table) else (lambda table, w: None)
+
+
+@overload(settle_all_to, jit_options=scalars.OPTIONS)
+def _settle_all_to(table, state):
+    def each(table, state):
+        for k in range(len(state)):
+            settle_to(table, state[k])
+
+    return each if len(state) and is_low(table) else (lambda table, state: None)
+
+
+@overload(take, jit_options=scalars.OPTIONS)
+def _take(table, r, spare, apart):
+    def low(table, r, spare, apart):
+        widen(table[r], spare)
+        return spare
+
+    def high(table, r, spare, apart):
+        if not apart:
+            return table[r]
+        copy(table[r], spare)
+        return spare
+
+    return low if is_low(table) else high
+
+
+@overload(take_all, jit_options=scalars.OPTIONS)
+def _take_all(tables, r, spares, apart):
+    return (
+        lambda tables, r, spares, apart: (),
+        lambda tables, r, spares, apart: (take(tables[0], r, spares[0], apart),),
+        lambda tables, r, spares, apart: (
+            take(tables[0], r, spares[0], apart),
+            take(tables[1], r, spares[1], apart),
+        ),
+        lambda tables, r, spares, apart: (
+            take(tables[0], r, spares[0], apart),
+            take(tables[1], r, spares[1], apart),
+            take(tables[2], r, spares[2], apart),
+        ),
+    )[len(tables)]
+
+
+@overload(put, jit_options=scalars.OPTIONS)
+def _put(table, r, w, apart):
+    def low(table, r, w, apart):
+        narrow(w, table[r])
+
+    def high(table, r, w, apart):
+        if apart:
+            copy(w, table[r])
+
+    return low if is_low(table) else high
+
+
+@overload(put_all, jit_options=scalars.OPTIONS)
+def _put_all(tables, r, rows, apart):
+    def none(tables, r, rows, apart):
         pass
 
-    def some(sources, targets):
-        for k in range(len(sources)):
-            copy(sources[k], targets[k])
+    def some(tables, r, rows, apart):
+        for k in range(len(tables)):
+            put(tables[k], r, rows[k], apart)
 
-    return some if len(sources) else none
+    return some if len(tables) else none
 
 
 @overload(fetch, jit_options=scalars.OPTIONS)
@@ -225,15 +398,15 @@ def _store(rows, j, values):
         pass
 
     def one(rows, j, values):
-        rows[0][j] = values[0]
+        rows[0][j] = plain(values[0])
 
     def two(rows, j, values):
-        rows[0][j] = values[0]
-        rows[1][j] = values[1]
+        rows[0][j] = plain(values[0])
+        rows[1][j] = plain(values[1])
 
     def three(rows, j, values):
-        rows[0][j] = values[0]
-        rows[1][j] = values[1]
-        rows[2][j] = values[2]
+        rows[0][j] = plain(values[0])
+        rows[1][j] = plain(values[1])
+        rows[2][j] = plain(values[2])
 
     return (none, one, two, three)[len(rows)]

@@ -110,7 +110,7 @@ class Grouped:
 
         sums = torch.empty((count, grads.shape[1]), dtype=grads.dtype)
         arrays = grads.contiguous().numpy(), *self.at.order, sums.numpy()
-        spread(lambda taken: adding.sum_all(*arrays, taken), count)
+        spread(lambda taken: adding.sum_all(*arrays, taken), count, grads.shape[1])
         return sums
 
 

@@ -24,13 +24,17 @@ from numpy.typing import NDArray
 
 COMPILED = {torch.float32: np.float32, torch.float64: np.float64}
 GRAIN = 32  # rows that a thread takes at once
+ENOUGH = 1 << 16  # values for a thread, which are worth 0.1 ms
 
 Work = Callable[[NDArray[np.int64]], object]
 
 
-def spread(work: Work, count: int) -> None:
-    """Call `work(taken)` on each thread, `taken` being the shared count of rows begun."""
-    threads = min(torch.get_num_threads(), -(-count // (2 * GRAIN)))
+def spread(work: Work, count: int, columns: int) -> None:
+    """Call `work(taken)` on each thread, `taken` being the shared count of rows begun.
+
+    There are `count` rows; of few values one thread takes all, as waking another takes longer.
+    """
+    threads = min(torch.get_num_threads(), -(-count // (2 * GRAIN)), -(-count * columns // ENOUGH))
     if threads > 1:
         (_by_torch or _by_python)(work, np.zeros(1, np.int64), threads)
     elif count:

@@ -14,9 +14,11 @@ from torch import Tensor
 from hotrow.kernels import twin
 from hotrow.kernels.grouping import Grouped, Places
 from hotrow.kernels.patience import first_time
-from hotrow.kernels.pool import COMPILED, spread
+from hotrow.kernels.pool import spread
 
 SETTLE, STEP, LOOK_UP = range(3)  # the tasks of a compiled driver
+# What a table of each dtype is computed in, where that is compiled.
+COMPUTED = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.float32}
 
 
 def stay(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
@@ -54,8 +56,13 @@ class Program:
 
 
 def is_compiled(table: Tensor) -> bool:
-    """Whether a table goes through numba: float32 or float64, on the CPU, rows in one piece."""
-    return table.device.type == "cpu" and table.dtype in COMPILED and table.is_contiguous()
+    """Whether a table goes through numba: on the CPU, of a dtype it has, rows in one piece."""
+    return table.device.type == "cpu" and table.dtype in COMPUTED and table.is_contiguous()
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    """The values, or of bfloat16 the bits, as numpy has none."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def drive(
@@ -116,9 +123,9 @@ def _run(
     from hotrow.kernels.driver import compiled  # numba is imported with the first kernel
 
     run = compiled(program.update, program.jump, program.flags, program.width)
-    kind = COMPILED[table.dtype]
-    arrays = table.numpy(), tuple(slot.numpy() for slot in slots), last.numpy()
-    given = at.rows.numpy(), *at.order, batch.numpy(), ledger.astype(kind, copy=False)
+    kind = COMPUTED[table.dtype]
+    arrays = _array(table), tuple(map(_array, slots)), last.numpy()
+    given = at.rows.numpy(), *at.order, _array(batch), ledger.astype(kind, copy=False)
 
     def work(taken: NDArray[np.int64]) -> None:
         total, other, *others = np.empty((2 + len(slots), table.shape[1]), kind)
@@ -126,4 +133,4 @@ def _run(
 
     if len(at.rows):
         with first_time((run, table.dtype), program.update.__module__):
-            spread(work, len(at.rows))
+            spread(work, len(at.rows), table.shape[1])

@@ -8,6 +8,7 @@ where torch's CPU kernels fuse, `fma` says so, and nothing else is fused.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -15,10 +16,27 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import populate_array
 
 from hotrow.kernels import ops
 
 OPTIONS = {"error_model": "numpy", "nogil": True}  # a division by zero is inf, as in torch
+
+
+def of_floats(operation):
+    """`overload` for float32 and float64; other types of number bring their own."""
+
+    def register(make):
+        @functools.wraps(make)
+        def choose(*kinds, **others):
+            every = (*kinds, *others.values())
+            known = all(isinstance(kind, types.Number | types.Literal) for kind in every)
+            return make(*kinds, **others) if known else None
+
+        overload(operation, jit_options=OPTIONS)(choose)
+        return make
+
+    return register
 
 
 @intrinsic
@@ -40,6 +58,30 @@ def take(typingctx, counter, size):
         return builder.atomic_rmw("add", array.data, args[1], "monotonic")
 
     return types.intp(counter, types.intp), codegen
+
+
+@intrinsic
+def bare(typingctx, array):
+    """The same array without an owner, whom the caller keeps.
+
+    numba counts the references to the owner of each row that a loop takes, and threads that count
+    in one place wait for each other.
+    """
+
+    def codegen(context, builder, signature, args):
+        made = context.make_array(signature.return_type)
+        known, result = made(context, builder, args[0]), made(context, builder)
+        populate_array(
+            result,
+            data=known.data,
+            shape=cgutils.unpack_tuple(builder, known.shape, array.ndim),
+            strides=cgutils.unpack_tuple(builder, known.strides, array.ndim),
+            itemsize=known.itemsize,
+            meminfo=None,
+        )
+        return result._getvalue()
+
+    return array(array), codegen
 
 
 @intrinsic
@@ -67,12 +109,12 @@ def prefetch(typingctx, array, r, j):
     return types.none(array, types.intp, types.intp), codegen
 
 
-@overload(ops.axpy, jit_options=OPTIONS)
+@of_floats(ops.axpy)
 def _axpy(a, b, alpha):
     return lambda a, b, alpha: fma(b, alpha, a)
 
 
-@overload(ops.lerp, jit_options=OPTIONS)
+@of_floats(ops.lerp)
 def _lerp(a, b, weight):
     one = number(a)(1)
 
@@ -85,33 +127,33 @@ def _lerp(a, b, weight):
     return lerp
 
 
-@overload(ops.addcmul, jit_options=OPTIONS)
+@of_floats(ops.addcmul)
 def _addcmul(a, b, c, value):
     return lambda a, b, c, value: fma(value * b, c, a)
 
 
-@overload(ops.addcdiv, jit_options=OPTIONS)
+@of_floats(ops.addcdiv)
 def _addcdiv(a, b, c, value):
     return lambda a, b, c, value: a + value * b / c
 
 
-@overload(ops.sqrt, jit_options=OPTIONS)
+@of_floats(ops.sqrt)
 def _sqrt(a):
     return lambda a: math.sqrt(a)
 
 
-@overload(ops.maximum, jit_options=OPTIONS)
+@of_floats(ops.maximum)
 def _maximum(a, b):
     return lambda a, b: a if a > b or a != a else b
 
 
-@overload(ops.under, jit_options=OPTIONS)
+@of_floats(ops.under)
 def _under(scalar, a):
     one = number(a)(1)
     return lambda scalar, a: one / a * scalar
 
 
-@overload(ops.clamp, jit_options=OPTIONS)
+@of_floats(ops.clamp)
 def _clamp(a, low, high):
     def clamp(a, low, high):
         b = low if a < low else a
@@ -120,7 +162,7 @@ def _clamp(a, low, high):
     return clamp
 
 
-@overload(ops.sign, jit_options=OPTIONS)
+@of_floats(ops.sign)
 def _sign(a):
     kind = number(a)
     minus, zero, plus = kind(-1), kind(0), kind(1)
@@ -133,7 +175,7 @@ def _sign(a):
     return sign
 
 
-@overload(ops.by_sign, jit_options=OPTIONS)
+@of_floats(ops.by_sign)
 def _by_sign(a, negative, zero, positive):
     def by_sign(a, negative, zero, positive):
         if a > 0:
@@ -143,7 +185,7 @@ def _by_sign(a, negative, zero, positive):
     return by_sign
 
 
-@overload(ops.unless_negative, jit_options=OPTIONS)
+@of_floats(ops.unless_negative)
 def _unless_negative(a, b):
     none = number(b)(0)
     return lambda a, b: none if a < 0 else b

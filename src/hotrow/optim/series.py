@@ -75,9 +75,11 @@ def jump(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
     if not sums[t, REST] <= part * sums[t, 0]:
         rest, part = kind(sums[t, REST]), kind(part)
+        beyond = 0  # counted in all columns, which a processor does several at a time
         for j in range(len(w)):
-            if far(w[j], means[j], tops[j], one, eps, centre, rest, part):
-                return t
+            beyond += far(w[j], means[j], tops[j], one, eps, centre, rest, part)
+        if beyond:
+            return t
     decay = kind(math.exp(sums[upto, DECAY] - sums[t, DECAY]))
     row = decay, kind(b1 ** (upto - t)), kind(max(b2 ** (upto - t), LEAST)), centre
     low = kind(sums[t, 0]), kind(sums[t, 1]), kind(sums[t, 2]), kind(sums[t, 3]), kind(sums[t, 4])
@@ -140,15 +142,12 @@ class Series(Sums):
         sums[i + 1, DECAY] = sums[i, DECAY] + math.log(decay)
         sums[i, CENTRE] = self._centre(root, b2)
         begin = max(self.first, i + 1 - self.reach)
-        part = sums[begin : i + 1]
-        n = len(part)
-        term = self.weight[-n:] * size * np.exp(part[:, DECAY] - sums[i + 1, DECAY])
-        ratio = self.fall[-n:] / root / part[:, CENTRE] if math.isfinite(root) else np.ones(n)
-        distance = 1 - ratio
-        for j in range(TERMS):
-            part[:, j] += term
-            term = term * distance
-        part[:, REST] += np.abs(term) / np.minimum(ratio, 1)
+        n = i + 1 - begin
+        from hotrow.kernels.terms import add_terms  # numba is imported with the first kernel
+
+        felt = sums[begin : i + 1]
+        powers = self.weight[-n:], self.fall[-n:]
+        add_terms(felt, (REST, CENTRE, DECAY), sums[i + 1, DECAY], size, *powers, root)
 
     def _centre(self, root: float, b2: float) -> float:
         """Y for rows settled before a step with this root."""

@@ -10,8 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.kernels.grouping import Grouped, Places
-from hotrow.kernels.pool import COMPILED
-from hotrow.kernels.rows import Program, all_pass_by, drive, gather, is_compiled, pass_by
+from hotrow.kernels.rows import (
+    COMPUTED,
+    Program,
+    all_pass_by,
+    drive,
+    gather,
+    is_compiled,
+    pass_by,
+)
 from hotrow.optim.ledger import Ledger
 
 
@@ -76,7 +83,7 @@ def _program(ledger: Ledger, table: Tensor, slots: int, upto: int) -> tuple[Prog
     """The rule in the ledger's form, able to jump to step `upto`, and the ledger's entries."""
     rule, shortcut = ledger.rule, ledger.shortcut
     flags = ledger.form[: len(ledger.form) - slots]
-    entries = ledger.entries(COMPILED[table.dtype if is_compiled(table) else torch.float64])
+    entries = ledger.entries(COMPUTED[table.dtype if is_compiled(table) else torch.float64])
     ways: tuple[Any, ...] = ()  # every missed step is replayed
     if ledger.still:
         ways = pass_by, all_pass_by
