@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     together = Together()
     train, held = standard_library()
     torch.manual_seed(0)
-    model = hotrow.convert(LanguageModel(asked.rows, asked.width))
+    model = hotrow.convert(LanguageModel(asked.rows, asked.width), least=0)
 
     model = replicate(model, together.mesh)  # the table
     trained = DistributedDataParallel(model)  # all else

@@ -50,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = asked.rows, max(1, asked.rows // 4), max(1, asked.rows // 200)
     world = World(*sizes, seed=0)
     torch.manual_seed(0)
-    model = hotrow.convert(Recommender(*sizes, asked.width))
+    # Also tables of fewer than 100,000 entries, which convert would leave to torch.
+    model = hotrow.convert(Recommender(*sizes, asked.width), least=0)
 
     model = shard(model, together.mesh)  # the tables
     trained = DistributedDataParallel(model)  # all else

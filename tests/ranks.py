@@ -98,7 +98,10 @@ def serve(rank, count, port, pipe):
     import torch
     import torch.distributed as dist
 
+    from hotrow import resting
+
     torch.set_num_threads(1)
+    resting.LEAST = 0  # as in the tests' own process
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     timeout = datetime.timedelta(seconds=STEP)
     dist.init_process_group("gloo", rank=rank, world_size=count, timeout=timeout)

@@ -13,7 +13,7 @@ NAMES = "SGD", "Adagrad"
 PROCESS = """
 import sys, torch, hotrow
 name = sys.argv[1]
-model = hotrow.convert(torch.nn.Embedding(100, 8))
+model = hotrow.convert(torch.nn.Embedding(100, 8), least=0)
 torch.nn.init.ones_(model.weight)
 optimizer = getattr(hotrow.optim, name)(model.parameters(), lr=0.01)
 for ids in ([1, 2], [3], [1], [4], [5], [6], [7], [8], [9], [10], [2]):

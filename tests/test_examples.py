@@ -13,8 +13,8 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {
     "flights": ["--steps=60", "--width=352", "--batch=128", "--lr=0.01", "--every=20"],
     "letters": ["--steps=60", "--width=128", "--batch=256", "--lr=0.2", "--before=8"],
-    "language_model": ["--steps=60", "--rows=4096", "--width=16", "--batch=16", "--lr=0.01"],
-    "recommender": ["--steps=60", "--rows=2000", "--width=16", "--batch=512", "--lr=0.01"],
+    "language_model": ["--steps=60", "--rows=8192", "--width=16", "--batch=16", "--lr=0.01"],
+    "recommender": ["--steps=60", "--rows=8000", "--width=16", "--batch=512", "--lr=0.01"],
 }
 TAXI = ["--steps=6", "--taxis=4", "--moves=64", "--width=16", "--batch=256", "--lr=0.001"]
 ALL = SMALL | {"taxi": TAXI}

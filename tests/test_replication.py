@@ -173,8 +173,9 @@ def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs():
     for rank, (error, values) in enumerate(found):
         assert error.startswith("input[" if rank == 1 else "rank 1 of 3 could not look up in word")
         assert "but the table has 17 rows (valid 0..16)" in error
-        for name, value in expected.items():
-            assert_same_bits(values[name], value)
+        for name, value in expected.items():  # torch cuts its all-reduce into other parts
+            torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-5)
+    assert_all_the_same([values for _, values in found])
 
 
 def refused(count):

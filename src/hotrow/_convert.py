@@ -83,11 +83,12 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
         model: any module; changed in place.
         to: "lookup", or "matmul" for the other direction: every embedding multiplies its table by
             the one-hot of its ids, for backends where a product is the cheap one.
-        least: entries (rows of the batch x columns) from which on a one-hot in the model's code is
-            looked up; 100,000 unless given. Of a smaller one torch's own product is about as quick,
-            and a model in which none is larger runs as it was: only its first calls, then one in
-            64, and any with more input than those, look for one-hots. In `torch.compile` all are
-            looked up. Of modules within modules the one that is called decides.
+        least: entries from which on hotrow takes part; 100,000 unless given. A smaller embedding is
+            left to torch, whose dense gradient and step are about as quick. So is a product with a
+            smaller one-hot (rows of the batch x columns), and a model in which none is larger runs
+            as it was: only its first calls, then one in 64, and any with more input than those,
+            look for one-hots. In `torch.compile` all are looked up. Of modules within modules the
+            one that is called decides.
 
     Returns:
         The model.
@@ -99,9 +100,9 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     passes through Python, about a microsecond, in models with one-hots worth it; in others, the
     call of the model itself does.
 
-    >>> model = convert(nn.Sequential(nn.Embedding(4, 5), nn.Linear(5, 2)))
+    >>> model = convert(nn.Sequential(nn.Embedding(50_000, 5), nn.Linear(5, 2)))
     >>> print(convert.report(model))
-    0  Embedding(4, 5)  table
+    0  Embedding(50000, 5)  table
     """
     if not isinstance(model, nn.Module):
         raise HotrowError(f"convert takes a torch.nn.Module, not a {type(model).__name__}")
@@ -114,9 +115,10 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
     run_with_mode(model, to, least)
     if to == "lookup":
+        smallest = resting.LEAST if least is None else least
         for _, module, why in _embeddings(model):
-            if not why and isinstance(module.weight, nn.Parameter):
-                Table.adopt(module.weight)
+            if not why and module.weight.numel() >= smallest:
+                Table.adopt(module.weight)  # type: ignore[arg-type]
     return model
 
 
@@ -132,7 +134,8 @@ def report(model: nn.Module) -> Report:
             found.append(Finding(path, what, True, "product"))
         else:
             is_table = isinstance(module.weight, Table)
-            found.append(Finding(path, what, is_table, "table", why or _why_dense(module.weight)))
+            why = why or (_why_dense if is_table else _why_plain)(module.weight)
+            found.append(Finding(path, what, is_table, "table", why))
     for path, record in records_in(model):
         found += [_of_origin(path, origin) for origin in record.origins()]
     # A module that is also called by itself has met some of them twice.
@@ -189,6 +192,12 @@ def _why_left(module: nn.Embedding | nn.EmbeddingBag, holders: Counter[int]) -> 
     if not weight.is_floating_point():
         return "its table is not floating"
     return ""
+
+
+def _why_plain(weight: Tensor) -> str:
+    if weight.numel() < resting.LEAST:
+        return "torch's own dense step is as quick for a table of its size"
+    return "smaller than `least`, or its weight was replaced since: convert it again"
 
 
 def _why_dense(weight: Tensor) -> str:

@@ -88,13 +88,32 @@ def checked(
     if ids.is_nested:  # jagged: the ids themselves are in its values
         checked(ids.values(), rows, name, mistakable="")
         return ids
-    result: Tensor = torch.ops.hotrow.checked_ids(ids, rows, name, mistakable)
+    check = _check_ids if _has_values(ids) else torch.ops.hotrow.checked_ids
+    result: Tensor = check(ids, rows, name, mistakable)
     return result
 
 
-def checked_now(ids: Tensor, rows: int, name: str = "ids") -> Tensor:
-    """A copy of the ids, each known to lie in 0..rows-1; not for tracers, and faster."""
-    return _check_ids(ids, rows, name, "")
+def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
+    """Raise what `checked` raises, but for an encoding; no copy is made.
+
+    Nothing of it is in a graph: for code that no tracer sees.
+    """
+    check_dtype(ids, name)
+    if ids.is_nested or not _has_values(ids):
+        checked(ids, rows, name, mistakable="")
+    else:
+        _check_range(ids, rows, name)
+
+
+def _has_values(ids: Tensor) -> bool:
+    """Whether Python may look at them: no tracer, transform, mode or subclass takes part."""
+    return (
+        type(ids) is Tensor
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()
+        and not ids.is_meta
+    )
 
 
 def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
@@ -208,12 +227,15 @@ def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
     return bool((ones == 1).all() if encoding == "one-hot" else (ones > 0).all())
 
 
+def _check_range(ids: Tensor, rows: int, name: str) -> None:
+    if ids.numel():
+        low, high = torch.aminmax(ids)
+        if int(low) < 0 or int(high) >= rows:
+            raise _out_of_range(ids, rows, name)
+
+
 def _check_ids(ids: Tensor, rows: int, name: str, mistakable: str) -> Tensor:
-    if ids.numel() == 0:
-        return ids.clone()
-    low, high = (int(value) for value in torch.aminmax(ids))
-    if low < 0 or high >= rows:
-        raise _out_of_range(ids, rows, name)
+    _check_range(ids, rows, name)
     if _is_encoded(ids, rows, mistakable):
         raise HotrowError(
             f"{name} of shape {tuple(ids.shape)} looks like a {mistakable} in {_dtype(ids)}: its "

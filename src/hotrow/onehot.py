@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotrow.errors import HotrowIndexError
-from hotrow.ids import as_ids, checked, checked_now
+from hotrow.ids import as_ids, checked
 from hotrow.parts import Columns, Field, Part, flatten, held, unflatten
 from hotrow.shadow import Shadow
 
@@ -253,10 +253,8 @@ def make(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
             f"a one-hot of {classes} classes has no column",
             fix="give num_classes, at least 1; it is counted only where there is an id",
         )
-    traced = torch.compiler.is_compiling() or ids.is_meta
     try:
-        # Tracers need the operator; without it, the check takes a third of the time.
-        known = checked(ids, classes, mistakable="") if traced else checked_now(ids, classes)
+        known = checked(ids, classes, mistakable="")
     except HotrowIndexError as error:
         problem = error.problem.replace(
             f"the table has {classes} rows", f"the one-hot has {classes} classes"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_bag, checked, checked_padding
+from hotrow.ids import check_bag, check_range, checked_padding
 from hotrow.kernels.grouping import Places, distinct
 from hotrow.nested import within
 from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
@@ -181,18 +181,20 @@ class Table(nn.Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in NO_VALUES:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         own = _LOOK_UPS.get(func)
         if own is not None and takes_rows(kwargs.get("weight", args[1:] and args[1]), False):
             return own(*args, **kwargs)
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
             args[0].lay_out(by_columns=False)
         spread = False
-        if func not in NO_VALUES:
-            for table in within((args, kwargs), Table):
-                table.settle()
-                spread = spread or table.is_spread
-                if func == _SET_DATA and table.lag is not None:
-                    table.lag.close()  # the next step begins with the storage that is there then
+        for table in within((args, kwargs), Table):
+            table.settle()
+            spread = spread or table.is_spread
+            if func == _SET_DATA and table.lag is not None:
+                table.lag.close()  # the next step begins with the storage that is there then
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if spread and any(each.grad_fn is not None for each in within(result, Tensor)):
@@ -279,7 +281,7 @@ def _begin(input: Tensor, table: Table, rows: int) -> None:
     """Check the ids of a look-up, which its replicas make as well, or none of them."""
     failure = None
     try:
-        checked(input, rows, "input", mistakable="")
+        check_range(input, rows, "input")
     except HotrowError as error:
         failure = error
     if table.replicas is not None:
@@ -334,10 +336,10 @@ def own_embedding(
     _begin(input, weight, len(rows))
     at = distinct(input, len(rows)) if weight.behind else None
     read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
-    if at is not None:
-        read = _current(weight, at, max_norm is not None) or read
-    _renorm(weight, input, max_norm, norm_type)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass():  # which asks for each attribute
+        if at is not None:
+            read = _current(weight, at, max_norm is not None) or read
+        _renorm(weight, input, max_norm, norm_type)
         output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
             _source(weight), input, at, read, padding, scale_grad_by_freq, weight.columns
         )
@@ -362,8 +364,14 @@ def embedding_bag(
     padding = checked_padding(padding_idx, count_of(weight))
     if weight.is_spread:  # torch's own checks would be of this process alone
         try:
-            form = {"mode": mode, "dtype": weight.dtype, "last": include_last_offset}
-            offsets = check_bag(input.shape, offsets, per_sample_weights, **form)
+            offsets = check_bag(
+                input.shape,
+                offsets,
+                per_sample_weights,
+                mode=mode,
+                dtype=weight.dtype,
+                last=include_last_offset,
+            )
         except HotrowError as error:
             raise_everywhere(weight, error)
     if weight.shards is None:

@@ -22,7 +22,7 @@ def uses(tensor: Tensor) -> int:
     Storage that another process shares is held by more than can be counted.
     """
     storage = tensor.untyped_storage()
-    if tensor.is_shared():  # type: ignore[no-untyped-call]
+    if storage.is_shared():
         return sys.maxsize
     # Less the object made here, and the references to it: its name, this call, the storage.
     return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3

@@ -290,8 +290,7 @@ class Store:
         self._resuming = False
         lag.ledger = _ledger(lag.ledger, group, run)
         lag.settled = run["settled"]
-        for name, value in lag.ledger.kept(group).items():
-            lag.scalars[name].fill_(value)
+        lag.write_scalars(group)
         self.table.lag = lag
 
 

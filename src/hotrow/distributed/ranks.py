@@ -187,9 +187,14 @@ class Swap(torch.autograd.Function):
         one = [1] * ranks.count  # a line of `used` for each rank
         shares.append(torch.tensor(used * ranks.count, device=ranks.device))
         *found, told = ranks.swap(shares, [*ctx.received, one], [*ctx.sent, one])
-        return None, None, None, *(
-            each if someone else None
-            for each, someone in zip(found, told.any(0).tolist(), strict=True)
+        return (
+            None,
+            None,
+            None,
+            *(
+                each if someone else None
+                for each, someone in zip(found, told.any(0).tolist(), strict=True)
+            ),
         )
 
 

@@ -41,8 +41,9 @@ def _found_in(model: nn.Module, doing: str) -> Found:
     if not found:
         raise HotrowError(
             f"{doing} found no tables in this {type(model).__name__}",
-            fix="call model = hotrow.convert(model) before; embeddings that share their weight "
-            "with a dense layer are no tables",
+            fix="call model = hotrow.convert(model) before, with least=0 if its embeddings have "
+            "fewer than 100,000 entries; those that share their weight with a dense layer are no "
+            "tables",
         )
     return dict(found.values())
 

@@ -84,6 +84,7 @@ class RowLag:
             name: held.get(name, torch.tensor(value, dtype=scalar_dtype()))
             for name, value in self.ledger.kept(group).items()
         }
+        self._written = {name: float(scalar) for name, scalar in self.scalars.items()}
         self._columns, count = table.columns, len(table.by_rows)
         if table.backing is None:
             self.last = torch.zeros(count, dtype=torch.int32, device=self.values.device)
@@ -136,9 +137,7 @@ class RowLag:
         """Whether the next step can be one of this ledger's; raises if the table is another."""
         self._check_storage()
         return (
-            self.ledger.fits(group)
-            and len(self.ledger) < LONGEST
-            and not self._scalars_changed(group)
+            self.ledger.fits(group) and len(self.ledger) < LONGEST and not self._scalars_changed()
         )
 
     def _check_storage(self) -> None:
@@ -150,13 +149,9 @@ class RowLag:
                 fix="write into the table (table.data.copy_), or make a new optimizer",
             )
 
-    def _scalars_changed(self, group: Group) -> bool:
+    def _scalars_changed(self) -> bool:
         """Whether someone wrote into the step count, or into what else torch keeps as a scalar."""
-        kept = self.ledger.kept(group)
-        return any(
-            float(scalar) != float(torch.tensor(kept[name], dtype=scalar.dtype))
-            for name, scalar in self.scalars.items()
-        )
+        return any(float(s) != self._written[name] for name, s in self.scalars.items())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -205,12 +200,15 @@ class RowLag:
         with self._alone():
             self.ledger.record(group)
             step(self.ledger, *self._by_rows(), self.last, grads)
-        for name, value in self.ledger.kept(group).items():
-            self.scalars[name].fill_(value)
-        for written in (self.table, *self.slots.values()):
-            torch.autograd.graph.increment_version(written)
+        self.write_scalars(group)
+        torch.autograd.graph.increment_version([self.table, *self.slots.values()])
         if self.behind and self._is_watched():
             self.settle(None)
+
+    def write_scalars(self, group: Group) -> None:
+        """Make what torch keeps as scalars what it is after the ledger's last entry."""
+        for name, value in self.ledger.kept(group).items():
+            self._written[name] = float(self.scalars[name].fill_(value))
 
     def _is_watched(self) -> bool:
         """Whether someone holds a tensor over the same storage, and could see rows lag."""

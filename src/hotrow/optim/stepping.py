@@ -85,6 +85,12 @@ class RowOptimizer(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets it
         self.__dict__["_scales_itself"] = value
 
+    @_disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        with torch._C.DisableTorchFunctionSubclass():  # a table would be asked for each `.grad`
+            super().zero_grad(set_to_none)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
         run = self._run_in_eager if torch.compiler.is_compiling() else self._run
@@ -110,8 +116,9 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _step(self, tables: list[tuple[Group, Table]]) -> None:
         by_rows, ours = [], []
-        for group, table in tables:
-            gradient = table.grad
+        with torch._C.DisableTorchFunctionSubclass():  # which would ask each time
+            gradients = [table.grad for _, table in tables]
+        for (group, table), gradient in zip(tables, gradients, strict=True):
             if gradient is not None:
                 if table.replicas is not None:
                     table.replicas.agree(table)
@@ -126,13 +133,14 @@ class RowOptimizer(torch.optim.Optimizer):
             elif gradient is not None:
                 table.was_dense = True
                 self._close(table)
-        for group, table, gradient in ours:  # what has a lag now torch leaves alone
-            table.grad = self._dense(group, table, gradient) if table.lag is None else None
-        try:
-            self._step_as_torch()
-        finally:
-            for _, table, gradient in ours:
-                table.grad = gradient
+        if self._has_dense() or any(table.lag is None for _, table, _ in ours):
+            for group, table, gradient in ours:  # what has a lag now torch leaves alone
+                table.grad = self._dense(group, table, gradient) if table.lag is None else None
+            try:
+                self._step_as_torch()
+            finally:
+                for _, table, gradient in ours:
+                    table.grad = gradient
         for lag, group, grads in by_rows:
             lag.step(group, grads)
 
@@ -173,6 +181,15 @@ class RowOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]
             if type(parameter) is Table
         ]
+
+    def _has_dense(self) -> bool:
+        """Whether there is a gradient of what is no table."""
+        return any(
+            parameter.grad is not None
+            for group in self.param_groups
+            for parameter in group["params"]
+            if type(parameter) is not Table
+        )
 
     def _lag(self, table: Table, group: Group) -> RowLag:
         """The lag of a table, ready for a step of this group."""
