@@ -50,7 +50,7 @@ def formula(way: str, distinct: int, foreign: int, count: int) -> int:
     """Bytes of a step of one rank, as docs/scale.md has them."""
     row = 4 * COLUMNS
     if way == "shard":
-        return 17 * (count - 1) + foreign * (4 + 2 * row)
+        return 33 * (count - 1) + foreign * (4 + 2 * row)
     return (count - 1) * (32 + distinct * (4 + row)) + 16
 
 

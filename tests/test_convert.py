@@ -8,8 +8,10 @@ from tolerance import assert_same_bits
 from torch import nn
 
 import hotrow
-from hotrow import HotrowError, convert
+from hotrow import HotrowError, convert, resting
 from hotrow.rows import Table
+
+DEFAULT = resting.LEAST  # before a fixture sets it
 
 
 class Tied(nn.Module):
@@ -114,3 +116,38 @@ def test_a_table_that_turns_out_to_be_used_densely():
     model.weight.pow(2).sum().backward()
     optimizer.step()
     assert "table: had a dense gradient" in str(convert.report(model))
+
+
+@pytest.fixture
+def least(monkeypatch):
+    monkeypatch.setattr("hotrow.resting.LEAST", DEFAULT)
+
+
+def test_small_embeddings_are_left_to_torch_beside_large_ones(least):
+    model = nn.ModuleList([nn.Embedding(5000, 20), nn.EmbeddingBag(4999, 20)])
+    rival = copy.deepcopy(model)
+    hotrow.convert(model)
+    assert type(model[0].weight) is Table
+    assert type(model[1].weight) is nn.Parameter
+    assert [finding.converted for finding in convert.report(model).findings] == [True, False]
+    assert "as quick for a table of its size" in str(convert.report(model))
+    ours = hotrow.optim.Adam(model.parameters(), lr=0.1)
+    theirs = torch.optim.Adam(rival.parameters(), lr=0.1)
+    for t in range(4):
+        ids = torch.tensor([[t, 7, 4998], [0, t, t]])
+        for layers, optimizer in ((model, ours), (rival, theirs)):
+            optimizer.zero_grad()
+            sum((layer(ids) ** 2).sum() for layer in layers).backward()
+            optimizer.step()
+    assert_same_bits(model[1].weight.detach(), rival[1].weight.detach())
+    torch.testing.assert_close(model[0].weight.detach(), rival[0].weight.detach())
+    assert all(hotrow.convert(layer, least=0) is layer for layer in model)
+    assert all(type(layer.weight) is Table for layer in model)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_ones_are_tables_whatever_their_size(kind, least):
+    layer = hotrow.convert(kind(10, 3, sparse=True))
+    layer(torch.tensor([[1, 2]])).sum().backward()
+    hotrow.optim.Adam(layer.parameters()).step()
+    assert type(layer.weight) is Table

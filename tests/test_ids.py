@@ -105,3 +105,10 @@ def test_offsets_that_do_not_cut_five_ids(offsets, last, message):
 @pytest.mark.parametrize(("offsets", "last"), [([0], False), ([0, 0, 5], False), ([0, 5], True)])
 def test_offsets_that_do(offsets, last):
     assert checked_offsets(torch.tensor(offsets), 5, last).tolist() == offsets
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_trace_keeps_the_check():
+    traced = torch.jit.trace(lambda ids: checked(ids, 5) + 1, torch.tensor([1, 2]))
+    with pytest.raises(HotrowError, match="but the table has 5 rows"):
+        traced(torch.tensor([1, 5]))

@@ -95,9 +95,19 @@ def test_every_optimizer_is_covered():
     assert len(CONFIGURATIONS) > 70
 
 
+def in_dtypes(first, *others):
+    """Every configuration in the first dtype; a changed sign, compiled apart, only there."""
+    found = [
+        (name, kwargs, dtype)
+        for name, kwargs in CONFIGURATIONS
+        for dtype in (first, *others)
+        if dtype == first or not kwargs.get("maximize")
+    ]
+    return pytest.mark.parametrize(("name", "kwargs", "dtype"), found, ids=label)
+
+
 @pytest.mark.skipif(not fused, reason="needs the vectors of x86")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=label)
-@each
+@in_dtypes(torch.float32, torch.float64)
 def test_replay_is_bit_for_bit(name, kwargs, dtype, rounded_root):
     batches = Batches(steps=150, seed=1)
     weights, state = dense(name, kwargs, batches, dtype)
@@ -108,9 +118,19 @@ def test_replay_is_bit_for_bit(name, kwargs, dtype, rounded_root):
 
 
 @pytest.mark.skipif(not fused, reason="needs the vectors of x86")
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=label)
-@each
+@in_dtypes(torch.float16, torch.bfloat16)
 def test_low_precision_is_bit_for_bit(name, kwargs, dtype):
+    low_precision(name, kwargs, dtype)
+
+
+@pytest.mark.skipif(not fused, reason="needs the vectors of x86")
+@each
+def test_bfloat16_in_plain_torch_is_bit_for_bit(name, kwargs, uncompiled):
+    uncompiled()
+    low_precision(name, kwargs, torch.bfloat16)
+
+
+def low_precision(name, kwargs, dtype):
     # 64 columns: torch rounds the last elements of an array otherwise than the rest.
     batches = Batches(steps=60, columns=64, seed=2)
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
@@ -363,6 +383,14 @@ def test_a_row_that_overflows_does_so_as_in_torch():
             runs.append(run.table)
         assert torch.equal(runs[0].isfinite(), runs[1].isfinite())
         assert bool(runs[0][:39].isfinite().all())
+
+
+def test_large_gradients_leave_adamax_as_finite_as_torch():
+    for dtype in (torch.float32, torch.bfloat16):
+        batches = Batches(steps=30, rows=20, ids=2, scale=1e32)
+        truth = dense("Adamax", {}, batches, dtype)[0]
+        assert bool(truth.isfinite().all())
+        assert bool(Touched("Adamax", {}, batches, dtype, False).run()[0].isfinite().all())
 
 
 def test_a_still_rule_replays_nothing():

@@ -15,15 +15,17 @@ import torch
 from training import Touched, configurations, dense, label
 
 import hotrow.optim
-from hotrow import HotrowError, gradient
+from hotrow import HotrowError, gradient, resting
 from hotrow._sameness import SCALES, SLACK, Batches, Sameness, distance, measure, train
 from hotrow.optim import lag
+from hotrow.optim import settle as settling
 from hotrow.optim.ledger import Ledger
 from hotrow.options import MECHANICS, defaults, optimizer_name, parse_options
 
 ROOT = Path(__file__).parent.parent
 SMALL = {"steps": 60, "rows": 40, "columns": 5}
 STRONG = {"lr": 0.01, "weight_decay": 0.1}
+DEFAULT = resting.LEAST  # before a fixture sets it
 
 
 # --- the figures ------------------------------------------------------------------------------
@@ -327,3 +329,13 @@ def test_the_document_in_docs_is_its_records(script):
     assert (ROOT / "docs/sameness.md").read_text() == script.document(record)
     assert {each["optimizer"] for each in record["configurations"]} == set(hotrow.optim.__all__)
     assert {each["steps"] for each in record["configurations"]} == {2500}
+
+
+def test_the_table_is_one_whatever_the_size_that_convert_leaves_alone(monkeypatch):
+    monkeypatch.setattr("hotrow.resting.LEAST", DEFAULT)
+    driven = []
+    drive = settling.drive
+    monkeypatch.setattr(settling, "drive", lambda *given: driven.append(drive(*given)))
+    batches = Batches(steps=3, rows=20, ids=4)
+    train(hotrow.optim.AdamW, {}, batches, [1.0], torch.float32)
+    assert len(driven) >= 3

@@ -84,7 +84,7 @@ def distinct(ids, rows, count, rank):
 def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
     found = ranks(count).run(of_step, "shard", count, together)
     exchanges = 1 if together else len(SIZES)
-    expected = count * (exchanges * 16 + len(SIZES)) * (count - 1)
+    expected = count * (exchanges * 32 + len(SIZES)) * (count - 1)
     if together:
         expected += count * 8 * len(SIZES) * (count - 1)
     for rank, (_, every) in enumerate(found):

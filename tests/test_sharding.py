@@ -110,6 +110,20 @@ def test_a_table_whose_rows_nobody_used_makes_no_step(users):
     assert ranks(2).run(unused, 2, users) == [(bool(users), not users)] * 2
 
 
+def other_losses(count, many):
+    """Each rank's loss uses another of two look-ups, in tables of one size or of two."""
+    sizes = (5, 7 if many else 5)
+    model = shard(hotrow.convert(nn.ModuleList([nn.Embedding(n, 2) for n in sizes])), line(count))
+    outputs = [layer(torch.arange(5)) for layer in model]
+    return error_of(outputs[dist.get_rank()].sum().backward)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_gradients_do_not_go_to_another_table(many):
+    for error in ranks(2).run(other_losses, 2, many):
+        assert "the ranks do not do the same: rank 0 was to send back the gradients of" in error
+
+
 def norms(count):
     rank = dist.get_rank()
     model = spread(fields(), "shard", count)
@@ -252,6 +266,7 @@ def bad_ids(count, bad):
         (torch.tensor([7, 101]), r"input[1] = 101, but the table has 101 rows (valid 0..100)"),
         (torch.tensor([-1]), r"input[0] = -1, but the table has 101 rows"),
         (torch.tensor([1.0]), "input is float32 of shape (1,), but ids are int64 or int32"),
+        ([7], "input is a list, but ids are a tensor: use torch.tensor(input)"),
     ],
 )
 def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
@@ -312,6 +327,19 @@ def test_a_bad_id_on_a_mesh_of_two_dimensions_is_an_error_on_all():
             assert "input[0] = 101, but the table has 101 rows (valid 0..100)" in error
         for name, value in found[0][1].items():
             assert_same_bits(values[name], value)
+
+
+def one_evaluates_on_a_mesh():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(fields(), mesh["shards"])
+    model = hotrow.distributed.replicate(model, mesh["replicas"])
+    with torch.set_grad_enabled(dist.get_rank() != 0):
+        return error_of(model.user, torch.tensor([5]))
+
+
+def test_one_that_evaluates_on_a_mesh_of_two_dimensions_is_an_error_on_all():
+    for error in ranks(4).run(one_evaluates_on_a_mesh):
+        assert "the ranks do not do the same" in error
 
 
 def other_look_ups(count):

@@ -59,12 +59,13 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     with an optimizer of `hotrow.optim`; any other works, at its own cost. Converting again changes
     nothing.
 
-    Embeddings become `Table`s in place, whose gradients and steps cost their touched rows. One that
-    something other than an embedding holds as well (a tied head) is left: its gradient is dense.
-    Plain torch code around the tables stays as it is: reading one, in any way, settles its rows
-    first, and a tensor that shares its storage (`weight.data`, `state_dict()`, `.numpy()`) follows
-    the training. A table made from a numpy array gets storage of its own. In `torch.compile` a
-    look-up of a table ends a graph.
+    Embeddings of 100,000 entries or more become `Table`s in place, whose gradients and steps cost
+    their touched rows; `least` says what becomes of smaller ones. One that something other than an
+    embedding holds as well (a tied head) is left: its gradient is dense. Plain torch code around
+    the tables stays as it is: reading one, in any way, settles its rows first, and a tensor that
+    shares its storage (`weight.data`, `state_dict()`, `.numpy()`) follows the training. A table
+    made from a numpy array gets storage of its own. In `torch.compile` a look-up of a table ends a
+    graph.
 
     One-hots that the model's own Python makes, by `F.one_hot`, `torch.eye(V)[ids]`, ones scattered
     into zeros or `ids[..., None] == arange(V)`, become `hotrow.one_hot`s: what is multiplied by one
@@ -117,7 +118,8 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     if to == "lookup":
         smallest = resting.LEAST if least is None else least
         for _, module, why in _embeddings(model):
-            if not why and module.weight.numel() >= smallest:
+            # Of torch's own, a sparse gradient is one that most optimizers refuse.
+            if not why and (module.weight.numel() >= smallest or module.sparse):
                 Table.adopt(module.weight)  # type: ignore[arg-type]
     return model
 
@@ -196,7 +198,7 @@ def _why_left(module: nn.Embedding | nn.EmbeddingBag, holders: Counter[int]) -> 
 
 def _why_plain(weight: Tensor) -> str:
     if weight.numel() < resting.LEAST:
-        return "torch's own dense step is as quick for a table of its size"
+        return "torch's own dense step is as quick for a table of its size; `least=0` makes it one"
     return "smaller than `least`, or its weight was replaced since: convert it again"
 
 

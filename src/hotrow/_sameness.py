@@ -274,7 +274,7 @@ def train(
     model = nn.ModuleList(tables)
     given = copy.deepcopy(dict(options))  # a schedule writes into a learning rate's tensor
     if issubclass(optimizer, RowOptimizer):
-        convert(model)
+        convert(model, least=0)
     else:
         given["foreach"] = False  # the plain code, tensor by tensor
     kind: Callable[..., torch.optim.Optimizer] = optimizer

@@ -52,6 +52,11 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
 
 def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
     """Raise `HotrowError` unless `ids` is int64 or int32."""
+    if not isinstance(ids, Tensor):
+        raise HotrowError(
+            f"{name} is a {type(ids).__name__}, but {what} are a tensor",
+            fix=f"use torch.tensor({name})",
+        )
     if ids.dtype in ID_DTYPES:
         return
     remedy = _WRONG_DTYPE.get(ids.dtype, f"if these are {what}, use {{name}}.long()")
@@ -110,6 +115,7 @@ def _has_values(ids: Tensor) -> bool:
     return (
         type(ids) is Tensor
         and not torch.compiler.is_compiling()
+        and not torch._C._get_tracing_state()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
         and not ids.is_meta

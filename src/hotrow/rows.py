@@ -284,7 +284,7 @@ def _begin(input: Tensor, table: Table, rows: int) -> None:
         check_range(input, rows, "input")
     except HotrowError as error:
         failure = error
-    if table.replicas is not None:
+    if table.replicas is not None and trains(table):
         table.replicas.begin(table, failure)
     if failure is not None:
         raise failure

@@ -33,6 +33,7 @@ class Ranks:
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
+        self.exchanges = 0  # that will go back; each has a number, the same on all ranks
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
 
@@ -164,6 +165,8 @@ class Swap(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """For each of `rows`, what the other ranks have sent of theirs."""
         ctx.set_materialize_grads(False)
+        ranks.exchanges += 1
+        ctx.number = ranks.exchanges
         ctx.ranks, ctx.sent, ctx.received = ranks, sent, received
         found = tuple(ranks.swap(rows, sent, received))
         ctx.forms = [(each.shape, each.dtype) for each in found]
@@ -175,8 +178,12 @@ class Swap(torch.autograd.Function):
         """Divided before they are added, as DistributedDataParallel does.
 
         None for what no rank has used: its table is to make no step.
+
+        Raises:
+            HotrowError: on every rank, if they go back through different exchanges.
         """
         ranks = ctx.ranks
+        ranks.announce(f"send back the gradients of look-up {ctx.number}", [0] * ranks.count)
         shares = [
             torch.zeros(shape, dtype=dtype, device=ranks.device)
             if gradient is None

@@ -15,6 +15,7 @@ from hotrow.distributed.tables import (
     Through,
     agreed,
     check_wrapper,
+    in_files,
     leave_to_hotrow,
     table_of,
 )
@@ -71,6 +72,8 @@ def _refusal(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> Hotrow
             f"{path} has max_norm, which would shorten other rows on each rank",
             fix="leave it out of a model for replicate",
         )
+    if table_of(modules).backing is not None:
+        return in_files(path)
     if table_of(modules).replicas is not None:
         return HotrowError(f"{path}.weight is replicated already", fix="replicate a model once")
     return None
@@ -100,14 +103,14 @@ class _Replicas:
 
     def begin(self, table: Table, failure: HotrowError | None = None) -> None:
         """Before a look-up that trains: all ranks make it, or each raises."""
-        if trains(table):
-            check_wrapper(table, self.path)
-            doing = f"look up in {self.path} to train"
-            self.ranks.announce(doing, [0] * self.ranks.count, failure)
+        check_wrapper(table, self.path)
+        doing = f"look up in {self.path} to train"
+        self.ranks.announce(doing, [0] * self.ranks.count, failure)
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
         """Raise on every rank that trains, in the place of a look-up."""
-        self.begin(table, error)
+        if trains(table):
+            self.begin(table, error)
         raise error
 
     def agree(self, table: Table) -> None:

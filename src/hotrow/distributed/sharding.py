@@ -13,6 +13,7 @@ from hotrow.distributed.ranks import Ranks
 from hotrow.distributed.shards import Request, Shards, fetch
 from hotrow.distributed.tables import (
     agreed,
+    in_files,
     leave_to_hotrow,
     table_of,
 )
@@ -71,6 +72,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
 
 def _refusal(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+    if table_of(modules).backing is not None:
+        return in_files(path)
     if table_of(modules).shards is not None:
         return HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
     return None
@@ -123,7 +126,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     Raises:
         HotrowError: on every rank, as the layers do; a table is not sharded, or over other ranks.
 
-    Cost: as of the layers, with four messages to each rank in place of three for each layer.
+    Cost: as of the layers, with five messages to each rank in place of four for each layer.
     """
     for layer, _ in pairs:
         table = layer.weight

@@ -155,9 +155,11 @@ def _announce(
     try:
         return ranks.announce(doing, numbers, failure)
     except HotrowError as error:
-        for table in tables:
-            if table.replicas is not None:
-                table.replicas.fail(table, error)
+        replicated = [table for table in tables if table.replicas is not None]
+        # All ranks of these shards are here; their replicas wait if one of them was to train.
+        if replicated and any(ranks.gather(doing, any(map(trains, replicated)))):
+            assert replicated[0].replicas is not None
+            replicated[0].replicas.begin(replicated[0], error)
         raise
 
 

@@ -139,6 +139,14 @@ def leave_to_hotrow(model: nn.Module) -> None:
     )
 
 
+def in_files(path: str) -> HotrowError:
+    """Why a table of `hotrow.disk` stays in one process."""
+    return HotrowError(
+        f"{path}.weight is in files, which belong to one process",
+        fix="shard or replicate a table in memory, or leave this one out of the model",
+    )
+
+
 def check_wrapper(table: Table, path: str) -> None:
     """Raise if DistributedDataParallel, whose forward pass this may be, takes a table for its own.
 

@@ -52,14 +52,13 @@ def compiled(
         task, table, slots, last, rows, order, offsets, batch, ledger, memo, now, taken, spare
     ):
         _ = sources  # a cell of its own: edited sources are not found in the cache
-        columns = range(table.shape[1])
         upto = now - 1 if task == STEP else now
         count = len(rows)
         table, last, batch = scalars.bare(table), scalars.bare(last), scalars.bare(batch)
         rows, order, offsets = scalars.bare(rows), scalars.bare(order), scalars.bare(offsets)
         ledger, slots = scalars.bare(ledger), bare_all(slots)
-        total, other, others = scalars.bare(spare[0]), scalars.bare(spare[1]), bare_all(spare[2])
-        zero = total.dtype.type(0)
+        zeros, total, other = bare_all(spare[:3])
+        others = bare_all(spare[3:])
         while True:
             start = scalars.take(taken, GRAIN)
             if start >= count:
@@ -79,17 +78,26 @@ def compiled(
                     take_all(slots, rows[i], others, apart),
                 )
                 replayed = 0
-                while t < upto:
-                    arrived = jump(w, state, t, upto, memo)
-                    if arrived > t:
-                        settle_to(table, w)
-                        settle_all_to(table, state)
-                        t = arrived
-                        continue
-                    entry = to_fixed_tuple(ledger[t], width)
-                    for j in columns:
-                        old = number(table, w[j]), numbers(table, load(state, j))
-                        new, others_new = update(old[0], number(table, zero), old[1], entry, flags)
+                steps = task == STEP
+                while t < upto or steps:
+                    grad = zeros
+                    if t < upto:
+                        arrived = jump(w, state, t, upto, memo)
+                        if arrived > t:
+                            settle_to(table, w)
+                            settle_all_to(table, state)
+                            t = arrived
+                            continue
+                    else:
+                        add_up(batch, order, offsets, i, stop, total)
+                        grad, steps = total, False
+                    # The only place of the update: each costs seconds to compile.
+                    entry = to_fixed_tuple(ledger[min(t, upto)], width)
+                    for j in range(len(w)):
+                        now_w, now_state = number(table, w[j]), numbers(table, load(state, j))
+                        new, others_new = update(
+                            now_w, number(table, grad[j]), now_state, entry, flags
+                        )
                         w[j] = plain(new)
                         store(state, j, others_new)
                     t += 1
@@ -101,16 +109,6 @@ def compiled(
                         put(batch, order[k], w, True)
                     if replayed <= CHEAP:
                         continue
-                elif task == STEP:
-                    add_up(batch, order, offsets, i, stop, total)
-                    entry = to_fixed_tuple(ledger[upto], width)
-                    for j in columns:
-                        old = number(table, w[j]), numbers(table, load(state, j))
-                        new, others_new = update(
-                            old[0], number(table, total[j]), old[1], entry, flags
-                        )
-                        w[j] = plain(new)
-                        store(state, j, others_new)
                 put(table, rows[i], w, apart)
                 put_all(slots, rows[i], state, apart)
                 last[rows[i]] = max(t, now)

@@ -109,10 +109,6 @@ def _either(a, b):
     return isinstance(a, Rounded) or isinstance(b, Rounded)
 
 
-def _either(a, b):
-    return isinstance(a, Rounded) or isinstance(b, Rounded)
-
-
 def _sum(operation):
     def choose(a, b):  # torch rounds the scalar of a sum, and not that of a product
         return (lambda a, b: rounded(operation(held(a), held(b)))) if _either(a, b) else None

@@ -128,8 +128,8 @@ def _run(
     given = at.rows.numpy(), *at.order, _array(batch), ledger.astype(kind, copy=False)
 
     def work(taken: NDArray[np.int64]) -> None:
-        total, other, *others = np.empty((2 + len(slots), table.shape[1]), kind)
-        run(task, *arrays, *given, program.memo, now, taken, (total, other, tuple(others)))
+        spare = tuple(np.zeros((3 + len(slots), table.shape[1]), kind))
+        run(task, *arrays, *given, program.memo, now, taken, spare)
 
     if len(at.rows):
         with first_time((run, table.dtype), program.update.__module__):

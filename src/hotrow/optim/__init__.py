@@ -1,15 +1,16 @@
 """torch's elementwise optimizers, which step tables at the cost of their touched rows.
 
 Each trains every parameter of the model. A table is a (V, D) parameter that `hotrow.convert` has
-made one; after any step each of its rows, touched or not, is what torch's dense step would have
-left, whenever anyone looks: a row makes the steps that it missed when it is next read.
+made one, of 100,000 entries or more unless asked for smaller ones; after any step each of its rows,
+touched or not, is what torch's dense step would have left, whenever anyone looks: a row makes the
+steps that it missed when it is next read.
 
     arguments   torch's, with its defaults. `foreach` and `fused` are for dense parameters, and a
                 table takes no `capturable` and no `differentiable`.
     gradients   of look-ups (`nn.Embedding`, `nn.EmbeddingBag`). A table whose gradient is dense, as
                 a tied head's is, takes torch's own step, and the report of `convert` says so.
-    dtypes      float32 and float64 on the CPU are compiled when first used, once a machine; other
-                dtypes and devices run in plain torch.
+    dtypes      float32, float64 and bfloat16 on the CPU are compiled when first used, once a
+                machine; other dtypes and devices run in plain torch.
     state       `state_dict()` is in torch's format: it loads in torch's optimizer of the same name,
                 and back. A run resumed from it has the bits of the run that saved it and went on.
     cost        of a step: time follows ids and touched rows, whatever V is and however long a row
@@ -26,7 +27,7 @@ Code that reads a table past torch's function protocol sees it as of its last se
 might; nor swapped (`torch.__future__.set_swap_module_params_on_conversion`).
 
 >>> import torch, hotrow
->>> model = hotrow.convert(torch.nn.Embedding(4, 5))
+>>> model = hotrow.convert(torch.nn.Embedding(4, 5), least=0)
 >>> optimizer = hotrow.optim.AdamW(model.parameters())
 >>> model(torch.tensor([2, 0, 2])).sum().backward()
 >>> optimizer.step()

@@ -35,7 +35,7 @@ LEAST = 1e-37  # an eps below it is not in float32's range
 def land(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: Any) -> Any:
     """`(w, m, u)` after the jump; `above` and `below` are the sums before and after u is eps."""
     shrink, shrink2 = row
-    move = m / maximum(u, eps) * above + m / eps * below
+    move = m / maximum(u, eps) * above + m * (below / eps)  # m / eps may be infinite
     return w - move, m * shrink, maximum(u * shrink2, eps)
 
 
