@@ -52,36 +52,60 @@ before the table was made, less the table and the optimizer's state. The step's 
 are part of it. There the allocator has its own settings, not those below.
 """
 
-# Measured by hand on 2026-11-21, on the machine of the records.
+# Measured by hand on 2026-11-22, on the machine of the records.
 WHY = """\
-## Where AdamW's time goes, and what is left
+## Where a step's time goes, and what is left
 
-One step of 1M x 256 touches 5,600 rows of weight, m and v (17 MB), writes an output of 17 MB and
-reads a gradient of 17 MB. Done alone, without any arithmetic, on the same two threads:
+One step of AdamW, 1M x 256, touches 5,600 rows of weight, m and v (17 MB), writes an output of 17 MB
+and reads a gradient of 17 MB. Of 6.9 ms, with the peers away:
 
-- reading the rows: 1.05 ms; with the output written as well: 2.2 to 2.7 ms;
-- reading rows and gradient and writing the rows back: 2.5 to 2.8 ms.
+| part | ms |
+| --- | ---: |
+| look-up kernel: reads the rows, jumps over what they missed, writes the output | 2.3 |
+| step kernel: reads rows and gradient, jumps again, steps, writes the rows back | 2.3 |
+| distinct ids, their order | 0.5 |
+| range of the ids; the sums of Adam's series | 0.14 |
+| Python, autograd, the optimizer's wrapper, freeing output and gradient | 1.6 |
 
-So forward and step cannot take less than about 4.7 ms with weight and state in three tensors, and
-their kernels take 5.7 to 6. The other 2 to 3 ms are Python and torch (the modules, autograd, the
-optimizer's wrapper, finding the distinct ids), run each time with caches that the rows have
-emptied. A thirtieth of torch's fused step, 5.3 ms where that takes 160, would need the state beside
-its row in one stream, and fewer layers in Python. At 50,257 x 768 a fifth of SparseAdam is 1.8 ms:
-torch's own zero_grad, look-up and backward take 1.4 of it, and the 39 MB that a step has to move
-1.1 more at this machine's copy speed (36 GB/s, read and written).
+torch's own look-up of the same ids, 5.7 MB read and 17 written, takes 1.3 to 1.5 ms of the 2.3: fresh
+output and scattered rows come at half of the speed of copying, which the floor goes by.
 
-What paid: torch's own threads for the kernels instead of Python's, which had to share a core with
-them (reading the rows on two threads 2.3 to 1.05 ms); a look-up that does not write back the rows
-that the step will write; the gradient added up in the step where nobody else holds it; asking for
-an output's place before it is written (a quarter of the look-up). What did not: asking for more
-rows ahead; larger parts for each thread.
+### What each goal lacks
+
+- **Twice the floor** (AdamW), **1.7 x** (SGD, Adagrad). With weight and state in three tensors the
+  two kernels are within 1.5 x of what the same reads and writes take without any arithmetic. What
+  would remain: the state beside its row, one stream for three, which torch's format of a state (a
+  tensor for each) rules out unless every read of it makes a copy; and the 1.6 ms of Python, for which
+  a step of SGD with nothing else in it has 1.3 as well.
+- **A thirtieth of fused, a 150th of default** (1M x 256), **a fifteenth, a fifth of SparseAdam**
+  (50,257 x 768): torch's own zero_grad, look-up and backward take 1.4 ms of the 1.8 that the last
+  leaves.
+- **The best peer's forward, 1.2 x**: the look-up alone is torch's, after a check of the ids that costs
+  3 to 10 us in a loop and several times that where other work has emptied the caches.
+
+### What was tried
+
+| expected | found | kept |
+| --- | --- | --- |
+| numba counts references to the owner of each row, in one place for all threads; without, a second thread helps | 977 rows x 64: 223 to 110 us on one thread; 5,600 x 16: 866 to 330, and 529 to 220 on two | yes |
+| the test whether a jump is exact, an early return, done several columns at a time | its loop vectorised; within the noise of the whole step | yes |
+| little work on one thread, as waking another waits for Python's lock | 977 rows x 64: 185 to 110 us; even at 1,800 rows | yes |
+| Adam's series compiled | 80 to 22 us a step | yes |
+| bfloat16 compiled, its numbers rounded after each operation | 42 to 4 ms at 50,257 x 768; at first 13 ms: the update was not inlined into its loop, and so not vectorised | yes |
+| an embedding of fewer than 100,000 entries left to torch | 1,000 x 16: 253 to 60 us, where torch's sparse SGD takes 59 | yes |
+| the check of ids past torch's dispatcher, attributes past torch functions, torch's step only where it is needed | 1,000 x 16, as a table: 253 to 225 us; AdamW 414 to 359 | yes |
+| torch's own threads for the kernels instead of Python's | reading the rows on two threads 2.3 to 1.05 ms | yes |
+| a look-up that does not write back what the step will write | less than writing twice | yes |
+| asking for an output's place before it is written | a quarter of the look-up | yes |
+| asking for more rows ahead; larger parts for each thread | nothing | no |
+| threads without Python in them, one stream for row and state | not tried | |
 """
 
 NOT_FASTER = """\
 ## What is not faster
 
-- A table of a few thousand rows: a step has a fixed cost of Python and torch, which torch's own
-  dense step on so few rows undercuts.
+- An embedding of fewer than 100,000 entries: it is torch's, dense gradient and step. One a little
+  larger costs about what a dense fused step does.
 - SGD without momentum: torch's `sparse=True` leaves idle rows alone, which is right there, and is
   about as quick.
 - A head over the vocabulary: its gradient is dense, whether it is tied to the table or not; only

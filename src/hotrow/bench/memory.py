@@ -27,6 +27,7 @@ from hotrow.bench.workload import Told, quiet
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PAGE_FLOATS = 1024
+FEW = 13_000  # rows of 8 columns: as many entries as hotrow makes a table of
 
 
 def resident(field: str) -> int:
@@ -52,8 +53,8 @@ def measure(workload: Tables, entry: Entry, told: Told = quiet) -> dict[str, Any
 
 def _measure(workload: Tables, entry: Entry, told: Told) -> dict[str, Any]:
     case = case_of(workload, entry)
-    few = build(entry.kind, replace(case, rows=1000, columns=8, ids=256), {}, free_memory())
-    train(few, Batches(1000, 256), torch.ones(256, 8, dtype=case.dtype), 0, 3)
+    few = build(entry.kind, replace(case, rows=FEW, columns=8, ids=256), {}, free_memory())
+    train(few, Batches(FEW, 256), torch.ones(256, 8, dtype=case.dtype), 0, 3)
     del few
     gc.collect()
     batches = Batches(case.rows, case.ids, workload.zipf)
