@@ -27,7 +27,7 @@ from torch import nn
 
 import hotrow
 from hotrow import disk
-from hotrow.bench.batches import Batches
+from hotrow.bench.batches import Batches, forget
 from hotrow.bench.memory import CLEAR, resident
 from hotrow.bench.records import ROOT, environment
 from hotrow.distributed import replicate, shard
@@ -108,7 +108,7 @@ def on_disk(rows: int, folder: str) -> dict[str, Any]:
     """Time and memory of a table in files."""
     batches = Batches(rows, DISK_IDS)
     every = [batches[t] for t in range(DISK_STEPS)]
-    del batches
+    forget()
     CLEAR.write_text("5")
     seconds, saves = [], []
     with disk.create(os.path.join(folder, str(rows)), rows, COLUMNS) as store:

@@ -41,3 +41,8 @@ class Batches:
 def _sums(rows: int) -> NDArray[np.float64]:
     sums: NDArray[np.float64] = np.cumsum(1 / np.arange(1, rows + 1) ** ODDS)
     return sums
+
+
+def forget() -> None:
+    """Let go of what drawing has kept: 8 bytes a row of the last tables."""
+    _sums.cache_clear()
