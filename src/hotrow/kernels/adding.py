@@ -9,7 +9,7 @@ import numpy as np
 from hotrow.kernels.cache import cached
 from hotrow.kernels.driver import add_up
 from hotrow.kernels.pool import GRAIN
-from hotrow.kernels.scalars import take
+from hotrow.kernels.scalars import join, take
 
 
 @cached
@@ -57,11 +57,14 @@ def by_place(places, count):
 
 
 @cached
-def sum_all(grads, order, offsets, sums, taken):
+def sum_all(grads, order, offsets, sums, crew):
     """The sum of each row's gradients."""
+    who = join(crew, (grads, order, offsets, sums, crew))
+    if who < 0:
+        return
     count = len(sums)
     while True:
-        start = take(taken, GRAIN)
+        start = take(crew, GRAIN)
         if start >= count:
             break
         stop = min(start + GRAIN, count)

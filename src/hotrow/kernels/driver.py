@@ -49,18 +49,37 @@ def compiled(
     sources = digest(*sorted({inspect.getfile(function) for function in functions}))
 
     def drive(
-        task, table, slots, last, rows, order, offsets, batch, ledger, memo, now, taken, spare
+        task, table, slots, last, rows, order, offsets, batch, ledger, memo, now, spare, crew
     ):
         _ = sources  # a cell of its own: edited sources are not found in the cache
+        every = (
+            task,
+            table,
+            slots,
+            last,
+            rows,
+            order,
+            offsets,
+            batch,
+            ledger,
+            memo,
+            now,
+            spare,
+            crew,
+        )
+        who = scalars.join(crew, every)
+        if who < 0:
+            return
         upto = now - 1 if task == STEP else now
         count = len(rows)
         table, last, batch = scalars.bare(table), scalars.bare(last), scalars.bare(batch)
         rows, order, offsets = scalars.bare(rows), scalars.bare(order), scalars.bare(offsets)
         ledger, slots = scalars.bare(ledger), bare_all(slots)
-        zeros, total, other = bare_all(spare[:3])
-        others = bare_all(spare[3:])
+        own = scalars.bare(spare)[who]
+        zeros, total, other = own[0], own[1], own[2]
+        others = rows_for(slots, own[3:])
         while True:
-            start = scalars.take(taken, GRAIN)
+            start = scalars.take(crew, GRAIN)
             if start >= count:
                 break
             stop = min(start + GRAIN, count)
@@ -190,6 +209,10 @@ def bare_all(arrays):  # pragma: no cover - replaced by the overload
     """`bare` for a tuple of arrays."""
 
 
+def rows_for(slots, rows):  # pragma: no cover - replaced by the overload
+    """A tuple with one of the rows for each slot."""
+
+
 def number(table, x):  # pragma: no cover - replaced by the overload
     """What a table has at a place, or a float of its scratch space, to compute with."""
 
@@ -250,6 +273,16 @@ def _bare_all(arrays):
         lambda arrays: (scalars.bare(arrays[0]), scalars.bare(arrays[1])),
         lambda arrays: (scalars.bare(arrays[0]), scalars.bare(arrays[1]), scalars.bare(arrays[2])),
     )[len(arrays)]
+
+
+@overload(rows_for, jit_options=scalars.OPTIONS)
+def _rows_for(slots, rows):
+    return (
+        lambda slots, rows: (),
+        lambda slots, rows: (rows[0],),
+        lambda slots, rows: (rows[0], rows[1]),
+        lambda slots, rows: (rows[0], rows[1], rows[2]),
+    )[len(slots)]
 
 
 def is_low(array):

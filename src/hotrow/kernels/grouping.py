@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.pool import COMPILED, spread
+from hotrow.kernels.pool import COMPILED, spread, threads_for
 
 _heads: list[NDArray[np.int32]] = []
 
@@ -109,8 +109,8 @@ class Grouped:
         from hotrow.kernels import adding  # numba is imported with the first kernel
 
         sums = torch.empty((count, grads.shape[1]), dtype=grads.dtype)
-        arrays = grads.contiguous().numpy(), *self.at.order, sums.numpy()
-        spread(lambda taken: adding.sum_all(*arrays, taken), count, grads.shape[1])
+        given = grads.contiguous().numpy(), *self.at.order, sums.numpy()
+        spread(adding.sum_all, given, threads_for(count, grads.shape[1]))
         return sums
 
 

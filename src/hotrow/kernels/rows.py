@@ -14,7 +14,7 @@ from torch import Tensor
 from hotrow.kernels import twin
 from hotrow.kernels.grouping import Grouped, Places
 from hotrow.kernels.patience import first_time
-from hotrow.kernels.pool import spread
+from hotrow.kernels.pool import spread, threads_for
 
 SETTLE, STEP, LOOK_UP = range(3)  # the tasks of a compiled driver
 # What a table of each dtype is computed in, where that is compiled.
@@ -126,11 +126,7 @@ def _run(
     kind = COMPUTED[table.dtype]
     arrays = _array(table), tuple(map(_array, slots)), last.numpy()
     given = at.rows.numpy(), *at.order, _array(batch), ledger.astype(kind, copy=False)
-
-    def work(taken: NDArray[np.int64]) -> None:
-        spare = tuple(np.zeros((3 + len(slots), table.shape[1]), kind))
-        run(task, *arrays, *given, program.memo, now, taken, spare)
-
-    if len(at.rows):
-        with first_time((run, table.dtype), program.update.__module__):
-            spread(work, len(at.rows), table.shape[1])
+    threads = threads_for(len(at.rows), table.shape[1])
+    spare = np.zeros((threads, 3 + len(slots), table.shape[1]), kind)
+    with first_time((run, table.dtype), program.update.__module__):
+        spread(run, (task, *arrays, *given, program.memo, now, spare), threads)

@@ -19,6 +19,7 @@ from numba.extending import intrinsic, overload
 from numba.np.arrayobj import populate_array
 
 from hotrow.kernels import ops
+from hotrow.kernels.pool import JOINED, OPENMP, TAKEN, TEAM, THREADS
 
 OPTIONS = {"error_model": "numpy", "nogil": True}  # a division by zero is inf, as in torch
 
@@ -50,14 +51,61 @@ def fma(typingctx, a, b, c):
 
 
 @intrinsic
-def take(typingctx, counter, size):
-    """`counter[0]` as it was, and `size` added to it: atomic, so that no two threads get one."""
+def take(typingctx, crew, size):
+    """How many rows were taken by the threads of a crew; `size` more are now.
+
+    Atomic, so that no two threads get one.
+    """
 
     def codegen(context, builder, signature, args):
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        return builder.atomic_rmw("add", array.data, args[1], "monotonic")
+        taken = _of_crew(context, builder, crew, args[0], TAKEN)
+        return builder.atomic_rmw("add", taken, args[1], "monotonic")
 
-    return types.intp(counter, types.intp), codegen
+    return types.intp(crew, types.intp), codegen
+
+
+@intrinsic
+def join(typingctx, crew, arguments):
+    """The number of this thread in its crew; -1 if there is nothing to do for it.
+
+    `arguments` are all of the kernel that calls this. Where threads are OpenMP's, its first call
+    has each of them call the kernel, without Python, and is over when they have done all.
+    """
+
+    def codegen(context, builder, signature, args):
+        def entry(n):
+            return _of_crew(context, builder, crew, args[0], n)
+
+        none, zero, one = (context.get_constant(types.intp, n) for n in (-1, 0, 1))
+        who = builder.atomic_rmw("add", entry(JOINED), one, "monotonic")
+        with builder.if_then(builder.icmp_signed("<", who, zero), likely=False):
+            kernel, whole = builder.function, args[1]
+            byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+            body = ir.FunctionType(ir.VoidType(), [byte])
+            each = ir.Function(builder.module, body, name=f"{kernel.name}.each")
+            each.linkage = "internal"
+            inside = ir.IRBuilder(each.append_basic_block())
+            given = inside.load(inside.bitcast(each.args[0], whole.type.as_pointer()))
+            parts = cgutils.unpack_tuple(inside, given)
+            # A kernel raises nothing: what it needs is there before it begins.
+            context.call_conv.call_function(inside, kernel, types.none, tuple(arguments), parts)
+            inside.ret_void()
+            # void GOMP_parallel(void (*each)(void *), void *data, unsigned threads, unsigned flags)
+            parallel = ir.FunctionType(ir.VoidType(), [body.as_pointer(), byte, flag, flag])
+            call = builder.inttoptr(builder.load(entry(OPENMP)), parallel.as_pointer())
+            data = builder.bitcast(cgutils.alloca_once_value(builder, whole), byte)
+            team = builder.trunc(builder.load(entry(TEAM)), flag)
+            builder.call(call, [each, data, team, flag(0)])
+        late = builder.icmp_signed(">=", who, builder.load(entry(THREADS)))
+        return builder.select(late, none, who)
+
+    return types.intp(crew, arguments), codegen
+
+
+def _of_crew(context, builder, kind, crew, n):
+    """Where entry n of a crew is."""
+    array = context.make_array(kind)(context, builder, crew)
+    return builder.gep(array.data, [context.get_constant(types.intp, n)])
 
 
 @intrinsic
