@@ -21,7 +21,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 import hotrow
-from hotrow import _examples, cli, files, terminal
+from hotrow import _examples, cli, cli_compare, files, terminal
 from hotrow.optim.ledger import Ledger
 
 HOSTILE = ["[bold]loud[/bold]", "\x1b[31mred", "\u202ereversed", "<b>&amp;"]
@@ -336,7 +336,7 @@ def test_the_place_of_the_page_is_tried_before_any_work(
 
     for name in ("read_table", "read_tokenizer", "read_text"):
         monkeypatch.setattr(files, name, work)
-    monkeypatch.setattr(cli, "compare", work)
+    monkeypatch.setattr(cli_compare, "compare", work)
     assert run(*ONE.split(), "--ids-file", "ids.txt", "--html", place).code == 2
 
 
@@ -536,7 +536,7 @@ SIZES = {
 
 @pytest.mark.parametrize(("text", "bytes"), SIZES.items(), ids=[key[:10] for key in SIZES])
 def test_a_size_is_a_number_with_or_without_a_unit(text: str, bytes: int) -> None:
-    assert cli.parse_size(text) == bytes
+    assert cli_compare.parse_size(text) == bytes
 
 
 # --- text and tokens --------------------------------------------------------------------------
@@ -814,7 +814,7 @@ def test_other_ends_show_no_traceback(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "compare", fail)
+    monkeypatch.setattr(cli_compare, "compare", fail)
     found = run(*ONE.split(), "--ids", "1")
     assert (found.code, found.out) == (code, "")
     assert found.err.startswith(message)
@@ -822,7 +822,7 @@ def test_other_ends_show_no_traceback(
 
 
 def test_a_fault_can_be_traced_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "compare", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(cli_compare, "compare", lambda *_, **__: 1 / 0)
     monkeypatch.setenv("HOTROW_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         run(*ONE.split(), "--ids", "1")
@@ -843,8 +843,8 @@ def test_progress_is_shown_on_a_terminal_for_long_work_only(
     monkeypatch.setattr(
         cli, "Console", lambda **_: Console(file=screen, force_terminal=terminal, width=80)
     )
-    monkeypatch.setattr(cli, "_PATIENCE", 0.3)
-    with cli._progress() as tell:
+    monkeypatch.setattr(terminal, "PATIENCE", 0.3)
+    with terminal.progress() as tell:
         tell("one-hot matmul", 3, 10)
         assert screen.getvalue() == ""
         time.sleep(seconds)
@@ -856,13 +856,13 @@ def test_progress_is_shown_on_a_terminal_for_long_work_only(
 
 SLOW = """
 import sys, time
-from hotrow import cli
-real = cli.compare
+from hotrow import cli, cli_compare
+real = cli_compare.compare
 def slow(*given, progress, **options):
     progress("one-hot matmul", 0, 10)
     time.sleep(3)
     return real(*given, progress=progress, **options)
-cli.compare = slow
+cli_compare.compare = slow
 cli.main()
 """
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import hotrow
-from hotrow import cli, loading
+from hotrow import cli, cli_compare, loading
 from hotrow.algebra import products
 
 pytestmark = pytest.mark.usefixtures("small_tables")
@@ -148,8 +148,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     """`hotrow compare` in that folder, with `nets.models:` written as `@`; quickly."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
-    real = cli.saved
-    monkeypatch.setattr(cli, "saved", lambda *a, **kw: real(*a, **kw, seconds=0))
+    real = cli_compare.saved
+    monkeypatch.setattr(cli_compare, "saved", lambda *a, **kw: real(*a, **kw, seconds=0))
 
     def run(arguments: str) -> Result:
         words = [word.replace("@", "nets.models:") for word in arguments.split()]
@@ -271,12 +271,12 @@ def test_in_a_process_of_its_own_the_current_directory_is_importable(folder: Pat
 
 def test_progress_says_what_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int]] = []
-    real = cli.saved
+    real = cli_compare.saved
 
     def spy(*given: object, progress: Callable[..., None], **options: object) -> object:
         return real(*given, **options, progress=lambda *what: told.append(what))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cli, "saved", spy)
+    monkeypatch.setattr(cli_compare, "saved", spy)
     assert run("@built --inputs @states").code == 0
     assert [what for what, *_ in told][:4] == [
         "making the model",

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -261,6 +262,23 @@ def test_a_full_disk_in_any_line_of_a_save_loses_nothing(tmp_path):
         number += 31
 
 
+def test_a_disk_that_is_full_when_a_save_is_carried_out_loses_nothing(tmp_path, monkeypatch):
+    with create(tmp_path / "t") as store:
+        store.save("kept")
+    (tmp_path / "t" / "rest.pt").rename(tmp_path / "rest.pt")
+    rest = (tmp_path / "rest.pt").read_bytes()
+    monkeypatch.setattr(journal, "recover", lambda folder: False)
+    journal.commit(tmp_path / "t", [("rest.pt", journal.WHOLE, rest)])  # complete, and no more
+    monkeypatch.undo()
+    with monkeypatch.context() as failing:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        failing.setattr(journal, "flush", Mock(side_effect=full))
+        with pytest.raises(HotrowError, match=r"t could not be opened \(.*No space.*free some"):
+            disk.open(tmp_path / "t")
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest == "kept"
+
+
 LOOP = """
 import sys, torch
 sys.path.insert(0, {tests!r})
@@ -329,6 +347,12 @@ def test_what_cannot_be_opened(tmp_path):
     (tmp_path / "t" / "journal").write_bytes(b"hotrow journal 1\n" + b"0" * 99)
     with pytest.raises(HotrowError, match="journal is damaged: its sum does not match"):
         disk.open(tmp_path / "t")
+    (tmp_path / "t" / "journal").unlink()
+    (tmp_path / "t" / "rest.pt").write_bytes(b"no archive")
+    with pytest.raises(HotrowError, match=r"rest.pt is damaged \(UnpicklingError: .*a backup"):
+        disk.open(tmp_path / "t")
+    (tmp_path / "t" / "rest.pt").unlink()
+    disk.open(tmp_path / "t").close()
     for rows, dtype, text in ((0, torch.float32, "no values"), (2, torch.int64, "float32 or")):
         with pytest.raises(HotrowError, match=text):
             disk.create(tmp_path / "u", rows, 3, dtype=dtype)

@@ -369,6 +369,8 @@ def test_dtypes_of_ids_may_differ():
 def refused(count):
     rank = dist.get_rank()
     other = hotrow.convert(nn.Sequential(nn.Embedding(5 + rank, 2)))
+    padded = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, padding_idx=rank)))
+    frozen = hotrow.convert(nn.Sequential(nn.Embedding(5, 2))).requires_grad_(rank == 0)
     counted = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, scale_grad_by_freq=True)))
     tied = spread(fields(), "shard", count)
     none = nn.Linear(2, 2) if rank else fields()
@@ -378,6 +380,8 @@ def refused(count):
     mesh = line(count)
     return [
         error_of(shard, other, mesh),
+        error_of(shard, padded, mesh),
+        error_of(shard, frozen, mesh),
         error_of(shard, counted, mesh),
         error_of(shard, nn.Linear(2, 2), mesh),
         error_of(shard, none, mesh),
@@ -394,8 +398,11 @@ def refused(count):
 
 def test_what_cannot_be_sharded_is_refused_on_every_rank():
     texts = [
-        "shard needs the same tables on every rank, but rank 0 has 0.weight 5 x 2 torch.float32 "
-        "and rank 1 has 0.weight 6 x 2",
+        "shard needs the same tables on every rank, but rank 0 has 0.weight of Embedding(5, 2) "
+        "in torch.float32 and rank 1 has 0.weight of Embedding(6, 2)",
+        "rank 0 has 0.weight of Embedding(5, 2, padding_idx=0) in torch.float32 and rank 1 has "
+        "0.weight of Embedding(5, 2, padding_idx=1)",
+        "rank 1 has 0.weight of Embedding(5, 2) in torch.float32, frozen",
         "0 has scale_grad_by_freq",
         "shard found no tables in this Linear",
         "shard found no tables in this Linear",

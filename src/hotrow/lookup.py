@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hotrow.rows import Table, embedding, embedding_bag, takes_rows, trains
+from hotrow.embedding import embedding, embedding_bag
+from hotrow.rows import Table, takes_rows, trains
 
 WORTHWHILE = 1 << 20  # entries; of a smaller parameter, a dense step is about as quick
 

@@ -6,21 +6,18 @@ whatever else reads values settles all.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_bag, check_range, checked_padding
-from hotrow.kernels.grouping import Places, distinct
+from hotrow.kernels.grouping import Places
 from hotrow.nested import within
-from hotrow.touched import LookUp, Rows, learn_engines_own, put_in_order, uses
+from hotrow.touched import learn_engines_own, put_in_order, uses
 from hotrow.values import NO_VALUES as NO_VALUES
 
 if TYPE_CHECKING:
@@ -184,7 +181,7 @@ class Table(nn.Parameter):
         if func in NO_VALUES:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        own = _LOOK_UPS.get(func)
+        own = LOOK_UPS.get(func)
         if own is not None and takes_rows(kwargs.get("weight", args[1:] and args[1]), False):
             return own(*args, **kwargs)
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
@@ -215,6 +212,8 @@ def _hand_over(table: Table) -> Any:
 
 ForkingPickler.register(Table, _hand_over)
 
+# How torch's functions look rows of a table up, which `embedding.py` fills in.
+LOOK_UPS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _VIEWS = {Tensor.view, Tensor.view_as}  # possible in torch's order, as `parameters_to_vector` needs
 
@@ -234,32 +233,9 @@ def takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     return weight.columns == columns
 
 
-def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Shorten the settled rows that `ids` select, as torch does."""
-    if max_norm is not None:
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
-
-
-def _rows_of(table: Table) -> Tensor:
-    """(V, D), the storage, with each row in one piece if that may be."""
-    if table.columns:
-        table.lay_out()
-    return table.by_rows
-
-
 def trains(weight: Tensor) -> bool:
     """Whether a look-up in it now is to be differentiated."""
     return weight.requires_grad and torch.is_grad_enabled()
-
-
-def _source(table: Table) -> Tensor:
-    """What a look-up differentiates in the table's place: what is spread sees the gradient."""
-    source: Tensor = table
-    if trains(table):
-        for spread in (table.shards, table.replicas):
-            source = source if spread is None else spread.source(source)
-    return source
 
 
 def count_of(weight: Tensor) -> int:
@@ -275,151 +251,3 @@ def raise_everywhere(weight: Tensor, error: HotrowError) -> NoReturn:
             if spread is not None:
                 spread.fail(weight, error)
     raise error
-
-
-def _begin(input: Tensor, table: Table, rows: int) -> None:
-    """Check the ids of a look-up, which its replicas make as well, or none of them."""
-    failure = None
-    try:
-        check_range(input, rows, "input")
-    except HotrowError as error:
-        failure = error
-    if table.replicas is not None and trains(table):
-        table.replicas.begin(table, failure)
-    if failure is not None:
-        raise failure
-
-
-def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | None:
-    """How to read the rows of a table that is behind; None if they are settled now.
-
-    Rows that are trained next are not, unless someone `writes` to them before. Nor are those of
-    a replica, which would then differ from the others in the last bits.
-    """
-    if table.lag is not None and table.replicas is not None:
-        return functools.partial(table.lag.peek, at)
-    if table.lag is not None and trains(table) and not writes:
-        return functools.partial(table.lag.look_up, at)
-    table.settle(at.rows)
-    return None
-
-
-@_disable_dynamo
-def embedding(
-    input: Tensor,
-    weight: Table,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    """`torch.nn.functional.embedding` for a table."""
-    if weight.shards is not None:
-        _refuse_frequency(scale_grad_by_freq)
-        _, places, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
-        return F.embedding(places, compact)
-    return own_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
-
-
-def own_embedding(
-    input: Tensor,
-    weight: Table,
-    padding_idx: int | None,
-    max_norm: float | None,
-    norm_type: float,
-    scale_grad_by_freq: bool = False,
-) -> Tensor:
-    """`embedding` of the rows of this process."""
-    rows = _rows_of(weight)
-    padding = checked_padding(padding_idx, len(rows))
-    _begin(input, weight, len(rows))
-    at = distinct(input, len(rows)) if weight.behind else None
-    read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
-    with torch._C.DisableTorchFunctionSubclass():  # which asks for each attribute
-        if at is not None:
-            read = _current(weight, at, max_norm is not None) or read
-        _renorm(weight, input, max_norm, norm_type)
-        output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
-            _source(weight), input, at, read, padding, scale_grad_by_freq, weight.columns
-        )
-        return output
-
-
-@_disable_dynamo
-def embedding_bag(
-    input: Tensor,
-    weight: Table,
-    offsets: Tensor | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2,
-    scale_grad_by_freq: bool = False,
-    mode: str = "mean",
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int | None = None,
-) -> Tensor:
-    """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
-    padding = checked_padding(padding_idx, count_of(weight))
-    if weight.is_spread:  # torch's own checks would be of this process alone
-        try:
-            offsets = check_bag(
-                input.shape,
-                offsets,
-                per_sample_weights,
-                mode=mode,
-                dtype=weight.dtype,
-                last=include_last_offset,
-            )
-        except HotrowError as error:
-            raise_everywhere(weight, error)
-    if weight.shards is None:
-        rows, places, compact = _distinct_rows(input, weight, max_norm, norm_type)
-    else:
-        _refuse_frequency(scale_grad_by_freq)
-        rows, places, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
-    found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
-    with torch._C.DisableTorchFunctionSubclass():
-        return F.embedding_bag(
-            places,
-            compact,
-            None if offsets is None else offsets.long(),
-            scale_grad_by_freq=scale_grad_by_freq,
-            mode=mode,
-            per_sample_weights=per_sample_weights,
-            include_last_offset=include_last_offset,
-            padding_idx=found[0][0] if found else None,
-        )
-
-
-def _distinct_rows(
-    input: Tensor, weight: Table, max_norm: float | None, norm_type: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
-    table = _rows_of(weight)
-    _begin(input, weight, len(table))
-    at = distinct(input, len(table))
-    rows, places = at.rows, at.places
-    read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
-    if weight.behind:
-        each = Places(rows, torch.arange(len(rows), device=rows.device))
-        read = _current(weight, each, max_norm is not None) or read
-    _renorm(weight, input, max_norm, norm_type)
-    with torch._C.DisableTorchFunctionSubclass():
-        compact = Rows.apply(_source(weight), rows, read, weight.columns)  # type: ignore[no-untyped-call]
-        return rows, places, compact
-
-
-def _refuse_frequency(scale_grad_by_freq: bool) -> None:
-    if scale_grad_by_freq:
-        raise HotrowError(
-            "scale_grad_by_freq counts the ids of one batch, and a sharded table gets several",
-            fix="leave it out for a sharded table",
-        )
-
-
-_LOOK_UPS: dict[Any, Callable[..., Tensor]] = {
-    F.embedding: embedding,
-    F.embedding_bag: embedding_bag,
-}

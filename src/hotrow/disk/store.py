@@ -125,12 +125,6 @@ class Store:
         self._lock, self._is_open = FileLock(folder / "lock"), True
         try:
             self._lock.acquire(timeout=0)
-        except Timeout:
-            raise HotrowError(
-                f"{folder} is open already, in this process or another",
-                fix="close it there, or work on a copy of the folder",
-            ) from None
-        try:
             recover(folder)
             self._weight = Mapped(folder / "weight.safetensors")
             self._others: dict[str, Mapped] = {}
@@ -140,6 +134,17 @@ class Store:
             self.layer = self._make_layer()
             if self._run:
                 self._resume()
+        except Timeout:
+            raise HotrowError(
+                f"{folder} is open already, in this process or another",
+                fix="close it there, or work on a copy of the folder",
+            ) from None
+        except OSError as error:
+            self._lock.release()
+            raise HotrowError(
+                f"{folder} could not be opened ({error})",
+                fix="free some space or see to its permissions, and open it again; nothing is lost",
+            ) from None
         except BaseException:
             self._lock.release()
             raise
@@ -276,7 +281,14 @@ class Store:
 
     def _read_rest(self) -> Any:
         path = self.folder / "rest.pt"
-        return torch.load(path, weights_only=True) if path.exists() else None
+        try:
+            return torch.load(path, weights_only=True) if path.exists() else None
+        except OSError:
+            raise
+        except Exception as error:  # of the archive, of pickle, of torch
+            raise HotrowError(
+                f"{path} is damaged ({_first_line(error)})", fix="take it from a backup"
+            ) from None
 
     def _resume(self) -> None:
         """Give the table the lag that it was saved with."""
@@ -301,12 +313,16 @@ def _packed(rest: Any) -> bytes:
         torch.save(rest, buffer)
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
-        problem = str(error).strip().splitlines()[0]
         raise HotrowError(
-            f"rest could not be read again ({type(error).__name__}: {problem:.100})",
+            f"rest could not be read again ({_first_line(error)})",
             fix="keep tensors, numbers, text, and lists, tuples and dicts of these",
         ) from None
     return buffer.getvalue()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else '':.100}"
 
 
 def _ledger(empty: Ledger, group: Group, run: dict[str, Any]) -> Ledger:

@@ -13,10 +13,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import Ranks, Swap
 from hotrow.distributed.tables import Through, check_wrapper
+from hotrow.embedding import own_embedding
 from hotrow.errors import HotrowError
 from hotrow.gradient import RowGradient
 from hotrow.ids import checked, checked_padding
-from hotrow.rows import Table, own_embedding, trains
+from hotrow.rows import Table, trains
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,7 @@ def agreed(
         failure = next(filter(None, (refusal(*each) for each in found.items())), None)
     except HotrowError as error:
         failure = error
-    weights = [(path, table_of(modules)) for path, modules in found.items()]
-    own = [f"{path}.weight {' x '.join(map(str, t.shape))} {t.dtype}" for path, t in weights]
-    every = ranks.gather(doing, own, failure)
+    every = ranks.gather(doing, [_described(*each) for each in found.items()], failure)
     for rank, other in enumerate(every):
         if other != every[0]:
             first, theirs = _first_difference(every[0], other)
@@ -92,6 +90,14 @@ def agreed(
                 fix="build the same model on every rank",
             )
     return ranks, found
+
+
+def _described(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> str:
+    """All of a table that the ranks have to have in common."""
+    table = table_of(modules)
+    uses = ", ".join(repr(module) for module in modules)
+    frozen = "" if table.requires_grad else ", frozen"
+    return f"{path}.weight of {uses} in {table.dtype}{frozen}"
 
 
 def _ranks_of(mesh: Any, doing: str) -> Ranks:

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
+from hotrow.kernels.access import AHEAD, fetch, number, plain
 from hotrow.kernels.cache import cached
-from hotrow.kernels.driver import add_up
 from hotrow.kernels.pool import GRAIN
-from hotrow.kernels.scalars import join, take
+from hotrow.kernels.scalars import OPTIONS, join, take
 
 
 @cached
@@ -25,7 +26,7 @@ def distinct(ids, head):
 
 
 @cached
-def number(ids, rows, head):
+def places_of(ids, rows, head):
     """For each id its place in `rows`. Sets the marked entries of `head` to -1 again."""
     for place, row in enumerate(rows):
         head[row] = place
@@ -54,6 +55,26 @@ def by_place(places, count):
         order[free[place]] = k
         free[place] += 1
     return order, offsets
+
+
+@njit(**OPTIONS)
+def add_up(grads, order, offsets, slot, stop, total):
+    """Into `total` the gradients of one of the rows before `stop`, in order.
+
+    The sum begins at 0, so that -0.0 becomes 0.0.
+    """
+    zero = number(grads, total.dtype.type(0))
+    first, end, last = offsets[slot], offsets[slot + 1], offsets[stop]
+    for k in range(first, end):
+        if k + AHEAD < last:
+            fetch(grads, order[k + AHEAD])
+        one = grads[order[k]]
+        if k == first:
+            for j in range(len(total)):
+                total[j] = plain(zero + number(grads, one[j]))
+        else:
+            for j in range(len(total)):
+                total[j] = plain(number(grads, total[j]) + number(grads, one[j]))
 
 
 @cached

@@ -78,7 +78,7 @@ def distinct(ids: Tensor, rows: int) -> Places:
     flat = ids.reshape(-1).numpy()
     with _head(rows) as head:
         found = np.sort(adding.distinct(flat, head))
-        places = adding.number(flat, found, head)
+        places = adding.places_of(flat, found, head)
     return Places(torch.from_numpy(found), torch.from_numpy(places).view(ids.shape))
 
 
