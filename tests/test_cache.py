@@ -1,13 +1,18 @@
 """Compiled code on disk: several processes may look for it, and leave it, at the same time."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
+import hotrow
+
 NAMES = "SGD", "Adagrad"
+SOURCES = Path(hotrow.__file__).parent
 
 # Each process compiles what only it needs, at the same moment as the others.
 PROCESS = """
@@ -69,3 +74,47 @@ def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
     command = [sys.executable, "-W", "ignore", "-c", script, NAMES[0]]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-2:] == ["True", "False"]
+
+
+def test_what_was_compiled_from_other_sources_is_not_used(tmp_path):
+    shutil.copytree(SOURCES, tmp_path / "hotrow", ignore=shutil.ignore_patterns("__pycache__"))
+    script = """
+import torch
+from hotrow.kernels.grouping import group
+print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
+"""
+
+    def run():
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "c")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert run() == "2.0\n"
+    access = tmp_path / "hotrow" / "kernels" / "access.py"  # of which `adding.py` takes a part
+    own, other = "return lambda table, x: x\n", "return lambda table, x: x + x\n"
+    text = access.read_text()
+    assert text.count(own) == 1
+    access.write_text(text.replace(own, other))
+    assert run() == "6.0\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_loads_what_its_parent_has_not(filled):
+    folder, _ = filled
+    script = """
+import os, torch
+from hotrow.kernels import adding, grouping
+child = os.fork()
+if not child:
+    grouping.group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    subprocess.run(command, env=environment, check=True, timeout=120)

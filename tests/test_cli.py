@@ -832,16 +832,16 @@ def test_a_fault_can_be_traced_on_request(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("terminal", "seconds", "shown"),
+    ("is_terminal", "seconds", "shown"),
     [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False)],
     ids=["slow on a terminal", "quick on a terminal", "slow into a pipe"],
 )
 def test_progress_is_shown_on_a_terminal_for_long_work_only(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, seconds: float, shown: bool
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, seconds: float, shown: bool
 ) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(
-        cli, "Console", lambda **_: Console(file=screen, force_terminal=terminal, width=80)
+        terminal, "Console", lambda **_: Console(file=screen, force_terminal=is_terminal, width=80)
     )
     monkeypatch.setattr(terminal, "PATIENCE", 0.3)
     with terminal.progress() as tell:

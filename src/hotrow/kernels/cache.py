@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import hashlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,23 @@ from numba.core.runtime import rtsys
 from hotrow.kernels.scalars import OPTIONS
 
 
+def digest(files: Iterable[str | Path]) -> str:
+    """A short name for what is in these files."""
+    text = b"".join(Path(file).read_bytes() for file in sorted(files))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+@functools.cache
+def _kernels() -> str:
+    """The digest of all sources of kernels, but for the rules'."""
+    return digest(Path(__file__).parent.glob("*.py"))
+
+
 def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     """`njit(cache=True)`, one process at a time, with the options of every kernel.
+
+    What was compiled from other sources is not used: numba itself would look at the date of the
+    function's own file, and not at the files that it takes part of its code from.
 
     numba itself reads and writes the index of a cache without a lock: of two processes that save
     at the same moment, as the ranks of a first run, one may find the other's code under its key.
@@ -25,12 +42,13 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     dispatcher = njit(cache=True, **OPTIONS)(function)
     cache = dispatcher._cache
-    lock = FileLock(Path(cache.cache_path) / "hotrow.lock")
+    cache._cache_file._source_stamp = _kernels()
+    lock = Path(cache.cache_path) / "hotrow.lock"
 
     def alone(work: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
-            Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-            with lock:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(lock):  # made here, as a forked child cannot use its parent's
                 return work(*args)
 
         return run

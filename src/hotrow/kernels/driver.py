@@ -1,8 +1,8 @@
 """The loop over rows, compiled around one rule: replay what a row missed, then step it.
 
 Compiled by numba when a rule is first used and cached on disk. numba caches a closure by its
-bytecode and the cells it closes over, and looks only at this file for changes; so the cells hold
-functions of modules (pickled by name), constants, and a digest of every source that takes part.
+bytecode and the cells it closes over; so the cells hold functions of modules (pickled by name),
+constants, and a digest of the rule's sources.
 """
 # mypy: ignore-errors
 # (what numba compiles has types, but not those of the Python it is written in)
@@ -10,10 +10,8 @@ functions of modules (pickled by name), constants, and a digest of every source 
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from numba.extending import register_jitable
@@ -39,7 +37,7 @@ from hotrow.kernels.access import (
     take_all,
 )
 from hotrow.kernels.adding import add_up
-from hotrow.kernels.cache import cached
+from hotrow.kernels.cache import cached, digest
 from hotrow.kernels.pool import GRAIN
 from hotrow.kernels.rows import LOOK_UP, STEP
 
@@ -54,7 +52,7 @@ def compiled(
     functions = [*called(update), *called(jump)]
     for function in functions:
         register(function)
-    sources = digest(*sorted({inspect.getfile(function) for function in functions}))
+    sources = digest({inspect.getfile(function) for function in functions})
 
     def drive(
         task, table, slots, last, rows, order, offsets, batch, ledger, memo, now, spare, crew
@@ -150,10 +148,3 @@ def register(function: Callable[..., Any]) -> None:
     """Make a plain function callable from compiled code; from Python it stays what it was."""
     # Into the loop over columns, which is then done several at a time.
     register_jitable(**scalars.OPTIONS, forceinline=True)(function)
-
-
-def digest(*files: str) -> str:
-    """A short name for the sources of the kernels and of `files`."""
-    own = sorted(Path(__file__).parent.glob("*.py"))
-    text = b"".join(Path(file).read_bytes() for file in [*own, *files])
-    return hashlib.sha256(text).hexdigest()[:16]
