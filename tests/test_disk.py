@@ -468,3 +468,118 @@ def test_of_two_that_make_a_folder_one_does(tmp_path):
     with disk.open(path) as store:
         assert store.layer.weight.unique().tolist() == [2]
     assert [each.name for each in tmp_path.iterdir()] == ["t"]
+
+
+# --- State that was not made in the files ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new files", "files with a state"])
+def test_a_state_that_was_loaded_is_in_the_files(begun, tmp_path):
+    layer = in_memory()
+    optimizer = make("Adam", layer)
+    for t in range(4):
+        step(layer, optimizer, t)
+    store = create(tmp_path / "t")
+    own = make("Adam", store.layer)
+    if begun:
+        step(store.layer, own, 9)
+        store.save()
+    store.layer.load_state_dict(layer.state_dict())
+    own.load_state_dict(optimizer.state_dict())
+    for t in range(4, 6):
+        step(layer, optimizer, t)
+        step(store.layer, own, t)
+    store.save()
+    store.close()
+    with disk.open(tmp_path / "t") as again:
+        other = make("Adam", again.layer)
+        for t in range(6, 8):
+            step(layer, optimizer, t)
+            step(again.layer, other, t)
+        assert_same_run(again.layer, other, layer, optimizer)
+
+
+def test_the_state_can_be_asked_for_before_the_first_step_and_training_goes_on(tmp_path):
+    layer = in_memory()
+    optimizer = make("Adam", layer)
+    with create(tmp_path / "t") as store:
+        own = make("Adam", store.layer)
+        for t in range(4):
+            step(layer, optimizer, t)
+            step(store.layer, own, t)
+        store.save()
+    with disk.open(tmp_path / "t") as again:
+        other = make("Adam", again.layer)
+        assert_same_run(again.layer, other, layer, optimizer)
+        step(layer, optimizer, 4)
+        step(again.layer, other, 4)
+        again.save()
+        assert_same_run(again.layer, other, layer, optimizer)
+
+
+def test_a_dense_step_is_refused_before_anything_changes(tmp_path):
+    with create(tmp_path / "t") as store:
+        weight, before = store.layer.weight, weights()
+        weight.square().sum().backward()
+        for name, options, text in (
+            ("Adam", {}, "a gradient of more than look-ups takes a dense step"),
+            ("RMSprop", {"weight_decay": 0.1}, "RMSprop with these options takes a dense step"),
+        ):
+            optimizer = getattr(hotrow.optim, name)([weight], **options)
+            with pytest.raises(HotrowError, match=text):
+                optimizer.step()
+            assert_same_bits(weight.detach(), before)
+            optimizer.zero_grad()
+            store.layer(torch.tensor([1, 2])).sum().backward()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_saves_nothing_into_its_parents_folder(tmp_path):
+    with create(tmp_path / "t") as store:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if not child:
+            try:
+                store.save()
+            except HotrowError as error:
+                os._exit(7 if "forked from" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        store.save()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("run.json", b"[1]", "run.json is damaged .it holds no run"),
+        ("run.json", b"null", "run.json is damaged .it holds no run"),
+        ("run.json", b'{"rule": "Adam"}', "run.json is damaged .KeyError: 'group'"),
+        ("run.json", b"{", "run.json is damaged"),
+        ("last.safetensors", None, "last.safetensors is damaged .it is missing"),
+        ("last.safetensors", (7,), "last.safetensors is damaged .it is 7 torch.int32, not 700"),
+        ("weight.safetensors", (7,), "weight.safetensors is damaged .it has 1 dimensions, not 2"),
+    ],
+)
+def test_a_foreign_file_is_named(name, content, text, tmp_path):
+    with create(tmp_path / "t") as store:
+        step(store.layer, make("Adam", store.layer), 0)
+        store.save()
+    path = tmp_path / "t" / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is None:
+        path.unlink()
+    else:
+        dtype = torch.float32 if name == "weight.safetensors" else torch.int32
+        write_new(path, path.stem, content, dtype)
+    with pytest.raises(HotrowError, match=text):
+        disk.open(tmp_path / "t")
+
+
+def test_a_folder_is_as_open_to_others_as_any_new_one(tmp_path):
+    (tmp_path / "plain").mkdir()
+    create(tmp_path / "t").close()
+    assert (tmp_path / "t").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    with pytest.raises(HotrowError, match=r"rows and columns are 2\.5 and 3"):
+        disk.create(tmp_path / "u", 2.5, 3)

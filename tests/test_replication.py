@@ -184,6 +184,7 @@ def refused(count):
     return [
         error_of(replicate, short, line(count)),
         error_of(replicate, twice, line(count)),
+        error_of(lambda: twice.load_state_dict(twice.state_dict(), assign=True)),
         error_of(lambda: nn.functional.linear(torch.ones(1, 6), twice.user.weight)),
         error_of(twice.word, torch.eye(17)),
     ]
@@ -193,6 +194,7 @@ def test_what_cannot_be_replicated_is_refused_on_every_rank():
     texts = [
         "0 has max_norm, which would shorten other rows on each rank",
         "user.weight is replicated already",
+        "load_state_dict(assign=True) would put a plain parameter of this process in the place of",
         "linear of a table that is sharded or replicated was to be differentiated",
         "one-hots or probabilities",
     ]

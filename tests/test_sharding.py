@@ -370,6 +370,7 @@ def refused(count):
     rank = dist.get_rank()
     other = hotrow.convert(nn.Sequential(nn.Embedding(5 + rank, 2)))
     padded = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, padding_idx=rank)))
+    bag = nn.EmbeddingBag(5, 2, mode="sum", include_last_offset=rank == 0)
     frozen = hotrow.convert(nn.Sequential(nn.Embedding(5, 2))).requires_grad_(rank == 0)
     counted = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, scale_grad_by_freq=True)))
     tied = spread(fields(), "shard", count)
@@ -382,6 +383,7 @@ def refused(count):
         error_of(shard, other, mesh),
         error_of(shard, padded, mesh),
         error_of(shard, frozen, mesh),
+        error_of(shard, hotrow.convert(nn.Sequential(bag)), mesh),
         error_of(shard, counted, mesh),
         error_of(shard, nn.Linear(2, 2), mesh),
         error_of(shard, none, mesh),
@@ -390,6 +392,7 @@ def refused(count):
         error_of(shard, fields(), "cpu"),
         error_of(shard, tied, mesh),
         error_of(shard, DistributedDataParallel(nn.Linear(2, 2)), mesh),
+        error_of(lambda: tied.load_state_dict(tied.state_dict(), assign=True)),
         error_of(lambda: tied.user.weight.norm()),
         error_of(lambda: nn.functional.linear(torch.ones(1, 6), tied.user.weight)),
         error_of(lambda: look_up((nn.Embedding(3, 2), torch.tensor([0])))),
@@ -403,6 +406,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
         "rank 0 has 0.weight of Embedding(5, 2, padding_idx=0) in torch.float32 and rank 1 has "
         "0.weight of Embedding(5, 2, padding_idx=1)",
         "rank 1 has 0.weight of Embedding(5, 2) in torch.float32, frozen",
+        "rank 0 has 0.weight of EmbeddingBag(5, 2, mode='sum') in torch.float32, include_last",
         "0 has scale_grad_by_freq",
         "shard found no tables in this Linear",
         "shard found no tables in this Linear",
@@ -411,6 +415,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
         "shard takes a DeviceMesh, not a str",
         "user.weight is sharded already",
         "use DistributedDataParallel(shard(model))",
+        "load_state_dict(assign=True) would put a plain parameter of this process in the place of",
         "norm of a table that is sharded or replicated was to be differentiated",
         "linear of a table that is sharded or replicated was to be differentiated",
         "Embedding(3, 2) is not sharded",

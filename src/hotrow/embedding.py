@@ -103,6 +103,8 @@ def own_embedding(
         if at is not None:
             read = _current(weight, at, max_norm is not None) or read
         _renorm(weight, input, max_norm, norm_type)
+        if not trains(weight):
+            return read()
         output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
             _source(weight), input, at, read, padding, scale_grad_by_freq, weight.columns
         )

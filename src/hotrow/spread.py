@@ -65,5 +65,8 @@ class Backing(Protocol):
     def slot(self, name: str, initial: float) -> Tensor:
         """(V, D), a state of the table with its initial values."""
 
+    def keep(self, name: str, values: Tensor) -> Tensor:
+        """(V, D), a state of the table with these values, in the files."""
+
     def last(self) -> Tensor:
         """(V,) int32, zero: the steps that each row has been through."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ def create(
     folder = Path(path)
     if dtype not in (torch.float32, torch.float64):
         raise HotrowError(f"dtype is {dtype}, but a table in files is float32 or float64")
+    if not (isinstance(rows, int) and isinstance(columns, int)):
+        raise HotrowError(f"rows and columns are {rows} and {columns}", fix="give integers")
     if rows < 1 or columns < 1:
         raise HotrowError(f"a table of {rows} x {columns} has no values", fix="give 1 or more")
     if folder.exists():
@@ -72,7 +75,8 @@ def create(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # A name of its own, as another process may be making the same folder.
-        beside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+        beside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
+        beside.mkdir()
         values = _filled((rows, columns), dtype, fill) if fill else ()
         write_new(beside / "weight.safetensors", "weight", (rows, columns), dtype, values)
         beside.rename(folder)
@@ -122,7 +126,7 @@ class Store:
                 f"there is no folder {folder}", fix="make one with hotrow.disk.create"
             )
         self.folder = folder
-        self._lock, self._is_open = FileLock(folder / "lock"), True
+        self._lock, self._is_open, self._process = FileLock(folder / "lock"), True, os.getpid()
         try:
             self._lock.acquire(timeout=0)
             recover(folder)
@@ -145,12 +149,16 @@ class Store:
                 f"{folder} could not be opened ({error})",
                 fix="free some space or see to its permissions, and open it again; nothing is lost",
             ) from None
-        except BaseException:
+        except BaseException as error:
             self._lock.release()
+            if isinstance(error, KeyError | TypeError | AttributeError):  # in what was saved
+                raise _damaged(folder / "run.json", _first_line(error)) from None
             raise
 
     def _make_layer(self) -> Embedding:
         values = self._weight.tensor()
+        if values.ndim != 2:
+            raise _damaged(self._weight.path, f"it has {values.ndim} dimensions, not 2")
         rows, columns = values.shape
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
@@ -185,6 +193,13 @@ class Store:
             values = _filled(shape, dtype, lambda block: block.fill_(initial))
         return self._new(name, shape, dtype, values)
 
+    def keep(self, name: str, values: Tensor) -> Tensor:
+        """(V, D), a state of the table with these values, in the files."""
+        slot = self._new(name, self._weight.shape, self._weight.dtype, ())
+        if slot.data_ptr() != values.data_ptr():
+            slot.copy_(values)
+        return slot
+
     def last(self) -> Tensor:
         """(V,) int32, zero: the steps that each row has been through."""
         again = "last" in self._others
@@ -196,7 +211,12 @@ class Store:
         if name not in self._others:
             if not (self._resuming and name in self._run["files"]):
                 write_new(path, name, shape, dtype, values)
-            self._others[name] = Mapped(path)
+            elif not path.exists():
+                raise _damaged(path, "it is missing")
+            file = Mapped(path)
+            if (file.shape, file.dtype) != (tuple(shape), dtype):
+                raise _damaged(path, f"it is {_told(file.shape)} {file.dtype}, not {_told(shape)}")
+            self._others[name] = file
         return self._others[name].tensor()
 
     # --- Saving ----------------------------------------------------------------------------------
@@ -227,6 +247,11 @@ class Store:
                 f"{self.folder} is closed, and another may have opened it",
                 fix="save before it is closed",
             )
+        if self._process != os.getpid():
+            raise HotrowError(
+                f"{self.folder} was opened by the process that this one was forked from",
+                fix="save there",
+            )
         table, ours = self.layer.weight, self._weight.tensor()
         held = table.stored if isinstance(table, Table) else table
         same = held.data_ptr() == ours.data_ptr() and held.dtype == ours.dtype
@@ -251,7 +276,7 @@ class Store:
             if self._others:
                 raise HotrowError(
                     "the table's rows have settled and its optimizer has let go of it, as after "
-                    "state_dict() or a dense step",
+                    "state_dict()",
                     fix="make a step before the save",
                 )
             return {}
@@ -269,14 +294,15 @@ class Store:
         }
 
     def _read_run(self) -> dict[str, Any]:
+        path = self.folder / "run.json"
         try:
-            found: dict[str, Any] = json.loads((self.folder / "run.json").read_bytes())
+            found: Any = json.loads(path.read_bytes())
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise HotrowError(
-                f"{self.folder / 'run.json'} is damaged ({error})", fix="take it from a backup"
-            ) from None
+            raise _damaged(path, str(error)) from None
+        if not isinstance(found, dict):
+            raise _damaged(path, "it holds no run")
         return found
 
     def _read_rest(self) -> Any:
@@ -286,9 +312,7 @@ class Store:
         except OSError:
             raise
         except Exception as error:  # of the archive, of pickle, of torch
-            raise HotrowError(
-                f"{path} is damaged ({_first_line(error)})", fix="take it from a backup"
-            ) from None
+            raise _damaged(path, _first_line(error)) from None
 
     def _resume(self) -> None:
         """Give the table the lag that it was saved with."""
@@ -318,6 +342,14 @@ def _packed(rest: Any) -> bytes:
             fix="keep tensors, numbers, text, and lists, tuples and dicts of these",
         ) from None
     return buffer.getvalue()
+
+
+def _damaged(path: Path, why: str) -> HotrowError:
+    return HotrowError(f"{path} is damaged ({why})", fix="take it from a backup")
+
+
+def _told(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
 
 
 def _first_line(error: Exception) -> str:

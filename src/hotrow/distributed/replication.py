@@ -17,6 +17,7 @@ from hotrow.distributed.tables import (
     check_wrapper,
     in_files,
     leave_to_hotrow,
+    refuse_assignment,
     table_of,
 )
 from hotrow.errors import HotrowError
@@ -62,6 +63,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
         table.settle()
         dist.broadcast(table.stored, group=ranks.group, group_src=0)
         table.replicas = _Replicas(path, ranks)
+        for module in modules:
+            module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
     leave_to_hotrow(model)
     return model
 

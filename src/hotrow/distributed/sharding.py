@@ -15,6 +15,7 @@ from hotrow.distributed.tables import (
     agreed,
     in_files,
     leave_to_hotrow,
+    refuse_assignment,
     table_of,
 )
 from hotrow.errors import HotrowError
@@ -66,6 +67,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
         _split(path, modules, mesh, ranks)
         for module in modules:
             module.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
     leave_to_hotrow(model)
     return model

@@ -96,8 +96,10 @@ def _described(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> str:
     """All of a table that the ranks have to have in common."""
     table = table_of(modules)
     uses = ", ".join(repr(module) for module in modules)
-    frozen = "" if table.requires_grad else ", frozen"
-    return f"{path}.weight of {uses} in {table.dtype}{frozen}"
+    also = "" if table.requires_grad else ", frozen"
+    if any(getattr(module, "include_last_offset", False) for module in modules):
+        also += ", include_last_offset"
+    return f"{path}.weight of {uses} in {table.dtype}{also}"
 
 
 def _ranks_of(mesh: Any, doing: str) -> Ranks:
@@ -151,6 +153,22 @@ def in_files(path: str) -> HotrowError:
         f"{path}.weight is in files, which belong to one process",
         fix="shard or replicate a table in memory, or leave this one out of the model",
     )
+
+
+def refuse_assignment(
+    module: nn.Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    *others: Any,
+) -> None:
+    """A hook before `load_state_dict`: the table is not to be replaced."""
+    if f"{prefix}weight" in state_dict and local_metadata.get("assign_to_params_buffers"):
+        raise HotrowError(
+            f"load_state_dict(assign=True) would put a plain parameter of this process in the "
+            f"place of {prefix}weight, which other processes share",
+            fix="leave assign out: the values are copied",
+        )
 
 
 def check_wrapper(table: Table, path: str) -> None:

@@ -69,16 +69,7 @@ class RowLag:
         self.ledger = Ledger(rule, group, start=int(held.get("step", 0)), state=held)
         self.slots: dict[str, Tensor] = {}
         for name, initial in rule.slots(group).items():
-            slot = held.get(name)
-            if slot is None:
-                if rule.counted and self.ledger.start:
-                    raise HotrowError(
-                        f"the state has no {name!r}, but counts {self.ledger.start} steps",
-                        fix="load all of a state, or make a new optimizer",
-                    )
-                slot = self._slot(name, initial)
-            self._check(name, slot)
-            self.slots[name] = slot.detach()
+            self.slots[name] = self._slot(name, initial, held.get(name)).detach()
         # What torch keeps as scalars, written at each step as torch does.
         self.scalars: dict[str, Tensor] = {
             name: held.get(name, torch.tensor(value, dtype=scalar_dtype()))
@@ -103,8 +94,17 @@ class RowLag:
         assert table is not None
         return table
 
-    def _slot(self, name: str, initial: float) -> Tensor:
+    def _slot(self, name: str, initial: float, held: Tensor | None) -> Tensor:
+        """As it is held, or new; in the files of a table in files."""
         backing = self.table.backing
+        if held is not None:
+            self._check(name, held)
+            return held if backing is None else backing.keep(name, held)
+        if self.ledger.rule.counted and self.ledger.start:
+            raise HotrowError(
+                f"the state has no {name!r}, but counts {self.ledger.start} steps",
+                fix="load all of a state with the options that it was made with, or begin anew",
+            )
         if backing is None:
             return torch.full_like(self.values, initial)
         return backing.slot(name, initial)

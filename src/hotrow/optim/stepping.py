@@ -123,6 +123,8 @@ class RowOptimizer(torch.optim.Optimizer):
                 if table.replicas is not None:
                     table.replicas.agree(table)
                 ours.append((group, table, gradient))
+            if gradient is not None and table.backing is not None:
+                self._check_rows(group, gradient)
             if isinstance(gradient, RowGradient):
                 plain = _plain(group)
                 if self.rule.dense(plain):
@@ -193,11 +195,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def _lag(self, table: Table, group: Group) -> RowLag:
         """The lag of a table, ready for a step of this group."""
-        lag, state = table.lag, self.state[table]
-        fresh = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
-        if table.backing is not None and fresh:  # the state is in files, or will be
-            kept = isinstance(lag, RowLag) and lag.ledger.rule is self.rule
-            state = self.state[table] = lag.state if kept and isinstance(lag, RowLag) else {}
+        lag, state = table.lag, self._state_of(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.fits(group):
             return lag
         self._close(table)  # another optimizer's, or other options
@@ -206,6 +204,29 @@ class RowOptimizer(torch.optim.Optimizer):
         _lay_out(state, table)
         table.lag = lag = RowLag(self.rule, table, group, state)
         return lag
+
+    def _state_of(self, table: Table) -> Any:
+        """The state of a table; of one in files, theirs, unless this optimizer has its own."""
+        state = self.state[table]
+        fresh = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
+        if table.backing is not None and fresh:
+            lag = table.lag
+            kept = isinstance(lag, RowLag) and lag.ledger.rule is self.rule
+            state = self.state[table] = lag.state if kept and isinstance(lag, RowLag) else {}
+        return state
+
+    def _check_rows(self, group: Group, gradient: Tensor) -> None:
+        """Raise unless a step, of a table in files, touches single rows."""
+        if not isinstance(gradient, RowGradient):
+            what, fix = (
+                "a gradient of more than look-ups",
+                "leave its weight itself out of the loss",
+            )
+        elif self.rule.dense(_plain(group)):
+            what, fix = f"{self.rule.name} with these options", "leave weight_decay out"
+        else:
+            return
+        raise HotrowError(f"{what} takes a dense step, of all rows of a table in files", fix=fix)
 
     @staticmethod
     def _close(table: Table) -> None:
@@ -223,6 +244,8 @@ class RowOptimizer(torch.optim.Optimizer):
         What belongs to a table by columns is a copy, as torch would have it in memory.
         """
         for _, table in self._tables():
+            if table.backing is not None and table.lag is not None:
+                self._state_of(table)
             self._close(table)
         result: dict[str, Any] = super().state_dict()
         tables = dict(self._match(result))
