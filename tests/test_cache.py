@@ -118,3 +118,16 @@ assert os.waitpid(child, 0)[1] == 0
     environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
     command = [sys.executable, "-W", "ignore", "-c", script]
     subprocess.run(command, env=environment, check=True, timeout=120)
+
+
+def test_without_a_folder_to_write_into_each_process_compiles(tmp_path):
+    script = """
+import torch
+from numba.core.caching import CacheImpl
+CacheImpl._locator_classes = []  # as where neither the package nor the home can be written
+from hotrow.kernels.grouping import group
+print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2.0\n"

@@ -117,3 +117,9 @@ def test_models_are_drawn_and_startup_is_not(found):
     record["before"]["median_ms"] = 12_956.0
     assert "12,956 ms" in texts(plots.plot(record))
     assert plots.plot(found["startup"]) is None
+
+
+def test_an_equality_that_tells_little_is_said_to(found):
+    for name, little in (("adamw-50k-768-bf16", True), ("adamw-50k-768", False)):
+        remarks = " ".join(tell(found[name]).remarks)
+        assert ("tells little" in remarks) == little

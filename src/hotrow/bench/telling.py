@@ -135,6 +135,8 @@ def _equality(record: Record, seen: Record) -> str:
     )
     if task == "step":
         text += f", where weights moved by up to {seen['max_move_of_dense']:.2g}"
+        if errors > seen["max_move_of_dense"] / 2:
+            text += f"; so far does {dtype} itself lead astray that this tells little"
     return text + "."
 
 

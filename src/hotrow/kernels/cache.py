@@ -35,12 +35,17 @@ def cached(function: Callable[..., Any]) -> Callable[..., Any]:
     What was compiled from other sources is not used: numba itself would look at the date of the
     function's own file, and not at the files that it takes part of its code from.
 
+    Where there is no folder to write into, each process compiles; NUMBA_CACHE_DIR may name one.
+
     numba itself reads and writes the index of a cache without a lock: of two processes that save
     at the same moment, as the ranks of a first run, one may find the other's code under its key.
     And it imports its whole compiler before it loads a kernel, which needs the runtime alone: that
     was most of what a later start took.
     """
-    dispatcher = njit(cache=True, **OPTIONS)(function)
+    try:
+        dispatcher = njit(cache=True, **OPTIONS)(function)
+    except RuntimeError:  # nowhere to write, as in a read-only system: compiled in each process
+        return njit(**OPTIONS)(function)
     cache = dispatcher._cache
     cache._cache_file._source_stamp = _kernels()
     lock = Path(cache.cache_path) / "hotrow.lock"
