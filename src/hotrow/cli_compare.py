@@ -17,6 +17,7 @@ from rich.console import Console
 from hotrow import _examples, files, loading, report, terminal
 from hotrow._compare import Comparison, compare
 from hotrow._saved import Saved, saved
+from hotrow.cli_files import TableFile, TensorName, TokenizerFile
 from hotrow.errors import HotrowError
 from hotrow.terminal import DIFFERENT, EQUAL
 from hotrow.text import printable
@@ -96,18 +97,9 @@ def compare_command(
         str | None,
         typer.Option(help="How the model is converted: lookup, or matmul for the other way."),
     ] = None,
-    table: Annotated[
-        str | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
-    ] = None,
-    tensor: Annotated[
-        str | None,
-        typer.Option(
-            help="Its name in the file; may be left out if only one qualifies.", metavar="NAME"
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
-    ] = None,
+    table: TableFile = None,
+    tensor: TensorName = None,
+    tokenizer: TokenizerFile = None,
     text: Annotated[str | None, typer.Option(help="The text to look up.", metavar="TEXT")] = None,
     text_file: Annotated[
         str | None, typer.Option(help="A UTF-8 file with it; - for standard input.", metavar="FILE")

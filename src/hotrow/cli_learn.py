@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from hotrow import files, lesson, terminal
+from hotrow.cli_files import TableFile, TensorName, TokenizerFile
 from hotrow.errors import HotrowError
 from hotrow.text import printable
 
@@ -47,18 +48,9 @@ def learn_command(
     text: Annotated[
         str | None, typer.Option(help="A text whose tokens it starts with.", metavar="TEXT")
     ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
-    ] = None,
-    table: Annotated[
-        str | None, typer.Option(help="A safetensors file with your table.", metavar="FILE")
-    ] = None,
-    tensor: Annotated[
-        str | None,
-        typer.Option(
-            help="Its name in the file; may be left out if only one qualifies.", metavar="NAME"
-        ),
-    ] = None,
+    tokenizer: TokenizerFile = None,
+    table: TableFile = None,
+    tensor: TensorName = None,
     times: Annotated[
         str | None,
         typer.Option(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from hotrow import optim
 from hotrow.disk.journal import WHOLE, Part, commit, flush_folder, recover
 from hotrow.disk.mapped import PAGE, Blocks, Mapped, write_new
+from hotrow.disk.run import REST, RUN, Run, damaged, first_line, packed, read_rest, read_run
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
@@ -128,37 +129,25 @@ class Store:
         self.folder = folder
         self._lock, self._is_open, self._process = FileLock(folder / "lock"), True, os.getpid()
         try:
-            self._lock.acquire(timeout=0)
-            recover(folder)
-            self._weight = Mapped(folder / "weight.safetensors")
-            self._others: dict[str, Mapped] = {}
-            self._run: dict[str, Any] = self._read_run()
-            self._resuming = False
-            self.rest = self._read_rest()
-            self.layer = self._make_layer()
-            if self._run:
-                self._resume()
-        except Timeout:
-            raise HotrowError(
-                f"{folder} is open already, in this process or another",
-                fix="close it there, or work on a copy of the folder",
-            ) from None
-        except OSError as error:
+            with _named_errors(folder):
+                self._lock.acquire(timeout=0)
+                recover(folder)
+                self._weight = Mapped(folder / "weight.safetensors")
+                self._others: dict[str, Mapped] = {}
+                self._run = read_run(folder)
+                self._resuming = False
+                self.rest = read_rest(folder)
+                self.layer = self._make_layer()
+                if self._run:
+                    self._resume()
+        except BaseException:
             self._lock.release()
-            raise HotrowError(
-                f"{folder} could not be opened ({error})",
-                fix="free some space or see to its permissions, and open it again; nothing is lost",
-            ) from None
-        except BaseException as error:
-            self._lock.release()
-            if isinstance(error, KeyError | TypeError | AttributeError):  # in what was saved
-                raise _damaged(folder / "run.json", _first_line(error)) from None
             raise
 
     def _make_layer(self) -> Embedding:
         values = self._weight.tensor()
         if values.ndim != 2:
-            raise _damaged(self._weight.path, f"it has {values.ndim} dimensions, not 2")
+            raise damaged(self._weight.path, f"it has {values.ndim} dimensions, not 2")
         rows, columns = values.shape
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
@@ -212,10 +201,10 @@ class Store:
             if not (self._resuming and name in self._run["files"]):
                 write_new(path, name, shape, dtype, values)
             elif not path.exists():
-                raise _damaged(path, "it is missing")
+                raise damaged(path, "it is missing")
             file = Mapped(path)
             if (file.shape, file.dtype) != (tuple(shape), dtype):
-                raise _damaged(path, f"it is {_told(file.shape)} {file.dtype}, not {_told(shape)}")
+                raise damaged(path, f"it is {_told(file.shape)} {file.dtype}, not {_told(shape)}")
             self._others[name] = file
         return self._others[name].tensor()
 
@@ -235,11 +224,11 @@ class Store:
                 this one, and what was trained is still in memory.
         """
         self._check_ours()
-        parts = self._parts(json.dumps(self._describe()).encode(), _packed(rest))
+        parts = self._parts(json.dumps(self._describe()).encode(), packed(rest))
         commit(self.folder, parts)
         for file in (self._weight, *self._others.values()):
             file.forget()
-        self._run, self.rest = self._read_run(), rest
+        self._run, self.rest = read_run(self.folder), rest
 
     def _check_ours(self) -> None:
         if not self._is_open:
@@ -266,10 +255,10 @@ class Store:
         for file in (self._weight, *self._others.values()):
             for number in file.written().tolist():
                 yield file.path.name, number * PAGE, file.page(number).data
-        yield "run.json", WHOLE, run
-        yield "rest.pt", WHOLE, rest
+        yield RUN, WHOLE, run
+        yield REST, WHOLE, rest
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> Run:
         """The run so far: the steps that rows may have missed, and what they were made with."""
         lag = self.table.lag
         if not isinstance(lag, RowLag):
@@ -293,27 +282,6 @@ class Store:
             "entries": ledger.entries().tolist(),
         }
 
-    def _read_run(self) -> dict[str, Any]:
-        path = self.folder / "run.json"
-        try:
-            found: Any = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise _damaged(path, str(error)) from None
-        if not isinstance(found, dict):
-            raise _damaged(path, "it holds no run")
-        return found
-
-    def _read_rest(self) -> Any:
-        path = self.folder / "rest.pt"
-        try:
-            return torch.load(path, weights_only=True) if path.exists() else None
-        except OSError:
-            raise
-        except Exception as error:  # of the archive, of pickle, of torch
-            raise _damaged(path, _first_line(error)) from None
-
     def _resume(self) -> None:
         """Give the table the lag that it was saved with."""
         run = self._run
@@ -330,34 +298,30 @@ class Store:
         self.table.lag = lag
 
 
-def _packed(rest: Any) -> bytes:
-    """As `torch.save` writes it, known to be read again."""
-    buffer = io.BytesIO()
+@contextmanager
+def _named_errors(folder: Path) -> Iterator[None]:
+    """Errors of opening a folder, as ours, which say what to do."""
     try:
-        torch.save(rest, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    except Exception as error:
+        yield
+    except Timeout:
         raise HotrowError(
-            f"rest could not be read again ({_first_line(error)})",
-            fix="keep tensors, numbers, text, and lists, tuples and dicts of these",
+            f"{folder} is open already, in this process or another",
+            fix="close it there, or work on a copy of the folder",
         ) from None
-    return buffer.getvalue()
-
-
-def _damaged(path: Path, why: str) -> HotrowError:
-    return HotrowError(f"{path} is damaged ({why})", fix="take it from a backup")
+    except OSError as error:
+        raise HotrowError(
+            f"{folder} could not be opened ({error})",
+            fix="free some space or see to its permissions, and open it again; nothing is lost",
+        ) from None
+    except (KeyError, TypeError, AttributeError) as error:  # in what was saved
+        raise damaged(folder / RUN, first_line(error)) from None
 
 
 def _told(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else '':.100}"
-
-
-def _ledger(empty: Ledger, group: Group, run: dict[str, Any]) -> Ledger:
+def _ledger(empty: Ledger, group: Group, run: Run) -> Ledger:
     """The ledger that was saved."""
     ledger = Ledger(empty.rule, group, start=run["start"])
     for entry in run["entries"]:

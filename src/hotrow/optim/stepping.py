@@ -115,26 +115,28 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step(self, tables: list[tuple[Group, Table]]) -> None:
-        by_rows, ours = [], []
         with torch._C.DisableTorchFunctionSubclass():  # which would ask each time
             gradients = [table.grad for _, table in tables]
-        for (group, table), gradient in zip(tables, gradients, strict=True):
-            if gradient is not None:
-                if table.replicas is not None:
-                    table.replicas.agree(table)
-                ours.append((group, table, gradient))
-            if gradient is not None and table.backing is not None:
+        ours = [
+            (group, table, gradient)
+            for (group, table), gradient in zip(tables, gradients, strict=True)
+            if gradient is not None
+        ]
+        for group, table, gradient in ours:
+            if table.backing is not None:
                 self._check_rows(group, gradient)
-            if isinstance(gradient, RowGradient):
-                plain = _plain(group)
-                if self.rule.dense(plain):
-                    self._close(table)
-                else:
-                    self._check(group)
-                    by_rows.append((self._lag(table, plain), plain, gradient.group()))
-            elif gradient is not None:
+        by_rows = []
+        for group, table, gradient in ours:
+            if table.replicas is not None:
+                table.replicas.agree(table)
+            if not isinstance(gradient, RowGradient):
                 table.was_dense = True
                 self._close(table)
+            elif self.rule.dense(plain := _plain(group)):
+                self._close(table)
+            else:
+                self._check(group)
+                by_rows.append((self._lag(table, plain), plain, gradient.group()))
         if self._has_dense() or any(table.lag is None for _, table, _ in ours):
             for group, table, gradient in ours:  # what has a lag now torch leaves alone
                 table.grad = self._dense(group, table, gradient) if table.lag is None else None
@@ -210,18 +212,17 @@ class RowOptimizer(torch.optim.Optimizer):
         state = self.state[table]
         fresh = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
         if table.backing is not None and fresh:
-            lag = table.lag
-            kept = isinstance(lag, RowLag) and lag.ledger.rule is self.rule
-            state = self.state[table] = lag.state if kept and isinstance(lag, RowLag) else {}
+            lag, state = table.lag, {}
+            if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
+                state = lag.state
+            self.state[table] = state
         return state
 
     def _check_rows(self, group: Group, gradient: Tensor) -> None:
         """Raise unless a step, of a table in files, touches single rows."""
         if not isinstance(gradient, RowGradient):
-            what, fix = (
-                "a gradient of more than look-ups",
-                "leave its weight itself out of the loss",
-            )
+            what = "a gradient of more than look-ups"
+            fix = "leave the weight itself out of the loss"
         elif self.rule.dense(_plain(group)):
             what, fix = f"{self.rule.name} with these options", "leave weight_decay out"
         else:
