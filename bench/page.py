@@ -64,8 +64,10 @@ def models(found: dict[str, Record]) -> str:
         times = [between(record[side], *as_ms) for side in ("before", "after")]
         memory = [number(peak[side] / 1e6) if peak else "" for side in ("before", "after")]
         ratio = between(record["ratio"], "median", "p20", "p80")
-        rows.append([WORKLOADS[name].about, *times, ratio, *memory, model_goals(record)])
-    head = ["model", "before, ms", "after, ms", "ratio"]
+        floor = f"{number(record['floor_ratio']['after'])} x"
+        row = [WORKLOADS[name].about, *times, ratio, floor, *memory, model_goals(record)]
+        rows.append(row)
+    head = ["model", "before, ms", "after, ms", "ratio", "after, of the floor"]
     head += ["extra memory before, MB", "after, MB", "goals"]
     return table(head, rows)
 

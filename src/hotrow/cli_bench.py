@@ -93,7 +93,7 @@ def bench_command(
         files.check_writable(json)
     folders = {name: _folder(name, where) for name, where in (("plot", plot), ("records", records))}
     asked = running.Asked(threads or torch.get_num_threads(), chosen, small)
-    estimate = sum(workloads.seconds(workloads.chosen(n, small, chosen)) for n in names)
+    estimate = sum(workloads.chosen(name, small, chosen).seconds for name in names)
     many = f"{len(names)} workload" + "s" * (len(names) != 1)
     _say(f"{many}, about {_minutes(estimate)} on two quiet cores")
     found: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ def _list(console: Console) -> None:
     from rich import box
     from rich.table import Table
 
-    from hotrow.bench.workloads import SUITES, WORKLOADS, seconds
+    from hotrow.bench.workloads import SUITES, WORKLOADS
 
     def grid() -> Table:
         return Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
@@ -195,10 +195,10 @@ def _list(console: Console) -> None:
         table.add_column(column, overflow="fold", justify="right" if column == "about" else "left")
     for name, workload in WORKLOADS.items():
         suites = ", ".join(suite for suite, names in SUITES.items() if name in names)
-        table.add_row(name, _what(workload), suites, f"{seconds(workload):.0f} s")
+        table.add_row(name, _what(workload), suites, f"{workload.seconds:.0f} s")
     console.print(table)
     for suite, names in SUITES.items():
-        all_ = sum(seconds(WORKLOADS[name]) for name in names)
+        all_ = sum(WORKLOADS[name].seconds for name in names)
         console.print(f"{suite}: {len(names)} workloads, about {_minutes(all_)}")
     console.print()
     table = grid()

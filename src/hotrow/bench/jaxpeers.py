@@ -57,15 +57,18 @@ class Jax(Peer):
         """Some rows of the gradient that the last step left."""
         return torch.from_numpy(np.array(self.look_up(self.values, rows.int().numpy())))
 
+    def clear(self) -> None:
+        """Nothing to do."""
+
     def state(self) -> Iterator[Tensor]:
         """None is torch's."""
         yield from ()
 
     def bytes_held(self) -> int:
-        """The table and the state."""
+        """The table and the state, if it steps."""
         import jax
 
-        held = jax.tree.leaves((self.table, self.values))
+        held = jax.tree.leaves((self.table, self.values if self.case.rule else ()))
         return sum(leaf.nbytes for leaf in held if leaf.ndim == 2)
 
 

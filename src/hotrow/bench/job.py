@@ -1,4 +1,4 @@
-"""A part of a workload in a process of its own: `python -m hotrow.bench.job '{...}'`.
+"""A workload in a process of its own: `python -m hotrow.bench.job '{...}'`.
 
 Progress goes to standard output, a JSON line each; the result into the file that is named.
 """
@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hotrow.bench.records import settings
+from hotrow.bench.records import SETTINGS
 from hotrow.bench.workload import Record
 from hotrow.bench.workloads import chosen
 
 
 def run(job: dict[str, Any]) -> Record:
     """The result of a job."""
-    for name, value in settings(job["kind"]).items():
+    for name, value in SETTINGS.items():
         assert os.environ.get(name) == value, f"{name}={value} must be set before torch is loaded"
     import torch
 
@@ -27,8 +27,7 @@ def run(job: dict[str, Any]) -> Record:
     def told(done: float, doing: str) -> None:
         print(json.dumps({"done": done, "doing": doing}), flush=True)
 
-    workload = chosen(job["workload"], job["small"], job["peers"])
-    return workload.run(job["part"], told)
+    return chosen(job["workload"], job["small"], job["peers"]).run(told)
 
 
 if __name__ == "__main__":

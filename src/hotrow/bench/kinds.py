@@ -47,25 +47,33 @@ KINDS = {
 DENSE = ("torch fused", "torch foreach", "torch default")
 
 
-def bytes_needed(kind: str, case: Case, others: dict[str, Peer]) -> float:
-    """About, for the table, its state, a step, and a one-hot where there is one.
+def bytes_needed(kind: str, case: Case, others: dict[str, Peer]) -> tuple[float, float]:
+    """About: for table and state, and for a step, with its one-hot where there is one.
 
-    torch's dense forms share a table: each but the first needs only what its step takes.
+    torch's dense forms share a table.
     """
-    step = 0.0 if case.task == "forward" else KINDS[kind].gradients
     shares = kind in DENSE and any(p.reference and p.case == case for p in others.values())
-    held = 0 if case.rule is None else floor.states(case.rule)
+    states = 0 if case.rule is None else floor.states(case.rule)
+    step = 0.0 if case.task == "forward" else KINDS[kind].gradients * case.table_bytes
     written = case.ids * case.rows * case.dtype.itemsize if kind == "one-hot matmul" else 0
-    return (step + (0 if shares else 1 + held)) * case.table_bytes + written
+    return 0.0 if shares else float((1 + states) * case.table_bytes), step + written
 
 
-def build(kind: str, case: Case, others: dict[str, Peer], left: float) -> Peer:
-    """Make a peer, with `left` bytes of memory that no other will need.
+class Room:
+    """The memory that there is for all peers: each holds its own, one at a time makes a step."""
 
-    Raises:
-        MemoryError: it would need more.
-    """
-    needed = bytes_needed(kind, case, others)
-    if needed > left:
-        raise MemoryError(f"it needs about {size(needed)}, and {size(max(left, 0))} are left")
-    return KINDS[kind].build(case, others)
+    def __init__(self, free: float) -> None:
+        self.free, self.step = free, 0.0
+
+    def take(self, held: float, step: float) -> None:
+        """For one more.
+
+        Raises:
+            MemoryError: there is not as much.
+        """
+        most = max(self.step, step)
+        left = self.free - (most - step)  # of which another's step needs some
+        if held + step > left:
+            needed = size(held + step)
+            raise MemoryError(f"it needs about {needed}, and {size(max(left, 0))} are left")
+        self.free, self.step = self.free - held, most

@@ -7,10 +7,8 @@ fused for what is dense. Equality comes first: output and gradients of both are 
 from __future__ import annotations
 
 import copy
-import gc
-import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import hotrow
-from hotrow.bench.memory import CLEAR, resident
+from hotrow.bench import floor, memory
 from hotrow.bench.networks import Batch, Made
-from hotrow.bench.workload import Part, Record, Told, quiet, ratios, spread
+from hotrow.bench.workload import Record, Told, quiet, ratios, spread
+from hotrow.gradient import RowGradient
 
-TIMES, SIDES = "times", ("before", "after")
+SIDES = "before", "after"
 COMPARED = 256  # examples of a batch
 
 
@@ -40,6 +39,20 @@ class Side:
         self.model(*batch).square().mean().backward()
         self.optimizer.step()
 
+    def memory(self, batch: Batch) -> int:
+        """Peak resident bytes of a step over model, state and batch."""
+        self.optimizer.zero_grad()
+        return memory.peak_of(lambda: self.step(batch))
+
+    def touched(self) -> int:
+        """Bytes of the parameters that the last step's gradients move: of a table, their rows."""
+        found = 0
+        for parameter in self.model.parameters():
+            gradient = parameter.grad
+            moved = gradient.merge().rows if isinstance(gradient, RowGradient) else parameter
+            found += moved.nbytes
+        return found
+
 
 @dataclass(frozen=True)
 class Model:
@@ -55,7 +68,6 @@ class Model:
     turn: tuple[int, int]
     goals: tuple[tuple[str, float], ...] = ()  # of "time" or "memory", and at most how much
     least: int | None = None
-    memory: bool = False
     rounds: int = 5
     seconds: float = 20.0
     tried: bool = False  # whether it is small
@@ -68,32 +80,12 @@ class Model:
         """The same: both sides always take part."""
         return self
 
-    def parts(self) -> list[Part]:
-        """A process for the times, and one for each side's memory."""
-        watched = SIDES if self.memory and sys.platform.startswith("linux") else ()
-        seconds = self.seconds / 4
-        return [
-            Part(TIMES, "time", self.seconds),
-            *(Part(f"memory {side}", "memory", seconds) for side in watched),
-        ]
-
-    def run(self, part: str, told: Told = quiet) -> Record:
-        """Equality and times, or one side's memory."""
-        if part != TIMES:
-            return {"peak_extra_bytes": self._memory(part == "memory after", told)}
+    def run(self, told: Told = quiet) -> Record:
+        """Equality, times and memory, and whether the goals were met."""
         told(0.05, "outputs and gradients")
-        return {"equality": self.equality()} | self.times(told)
-
-    def record(self, results: Mapping[str, Record]) -> Record:
-        """The times, the memory, and whether the goals were met."""
-        record = {"workload": self.name, "about": self.about, **results[TIMES]}
-        peaks = {side: results.get(f"memory {side}") for side in SIDES}
-        peak = {side: found["peak_extra_bytes"] for side, found in peaks.items() if found}
-        found = {"time": record["ratio"]["median"], "memory": None}
-        if len(peak) == len(SIDES):
-            record["peak_extra_bytes"] = peak
-            if peak["before"]:  # so small a model takes none
-                record["memory_ratio"] = found["memory"] = peak["after"] / peak["before"]
+        record: Record = {"workload": self.name, "about": self.about}
+        record |= {"equality": self.equality()} | self.times(told)
+        found = {"time": record["ratio"]["median"], "memory": record["memory_ratio"]}
         goals = []
         for what, most in self.goals:
             met = None if found[what] is None else found[what] <= most
@@ -124,13 +116,16 @@ class Model:
         return result
 
     def times(self, told: Told) -> dict[str, Any]:
-        """Steps of both in turns."""
+        """Steps of both in turns, and the memory of one of each."""
         model, draw = self.make(self.tried)
         sides = (Side(copy.deepcopy(model), False), Side(model, True, self.least))
         batches = [draw(seed) for seed in range(8)]
+        copying = floor.Copying()
+        peaks: dict[str, int] = {}
         samples: tuple[list[list[float]], ...] = ([], [])
         for number in range(self.rounds + 1):
             told(0.1 + 0.9 * number / (self.rounds + 1), f"round {number} of {self.rounds}")
+            copying.watch()
             for side, count, kept in zip(sides, self.turn, samples, strict=True):
                 turn = []
                 for k in range(count + (number > 0)):
@@ -139,30 +134,38 @@ class Model:
                     turn.append(1e3 * (time.perf_counter() - begin))
                 if number:  # the first compiles as well
                     kept.append(turn[1:])
+                elif memory.is_seen():
+                    peaks[SIDES[len(peaks)]] = side.memory(batches[0])
         steps = {
             side: spread([step for turn in turns for step in turn])
             for side, turns in zip(SIDES, samples, strict=True)
         }
-        return {**steps, "ratio": ratios(samples[1], samples[0])}
+        before, after = (peaks.get(side) for side in SIDES)
+        return {
+            **steps,
+            "ratio": ratios(samples[1], samples[0]),
+            "peak_extra_bytes": peaks,
+            "memory_ratio": after / before if before and after is not None else None,
+            **self.above_floor(sides[1], batches[0], copying.bytes_per_second(), steps),
+        }
 
-    def _memory(self, converted: bool, told: Told) -> int:
-        """Peak resident bytes of a step over model, state and batch; in a process of its own."""
-        few, few_draw = self.make(True)
-        warm = Side(few, converted, self.least)
-        for seed in range(3):
-            warm.step(few_draw(seed))
-        told(0.2, "memory")
-        model, draw = self.make(self.tried)
-        side, batches = Side(model, converted, self.least), [draw(seed) for seed in range(4)]
-        # A first step finds what is to be a table, a second orders its memory and loads kernels.
-        for batch in batches[:-1]:
-            side.step(batch)
-        side.optimizer.zero_grad()
-        gc.collect()
-        before = resident("VmRSS")
-        CLEAR.write_text("5")
-        side.step(batches[-1])
-        return resident("VmHWM") - before
+    def above_floor(
+        self, side: Side, batch: Batch, speed: float, steps: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The bytes that a step must move, and how many times as long as to copy them it takes.
+
+        Of each parameter that the step moves, value and Adam's two numbers are read and written;
+        the batch is read.
+        """
+        side.step(batch)
+        moved = 2 * (1 + floor.states("Adam")) * side.touched() + sum(v.nbytes for v in batch)
+        lowest = 1e3 * moved / speed
+        return {
+            "copy_bytes_per_s": speed,
+            "floor_bytes": moved,
+            "floor_ms": lowest,
+            "floor_ratio": {s: float(f"{v['median_ms'] / lowest:.5g}") for s, v in steps.items()},
+        }
 
 
 def found(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hotrow
+from hotrow.rows import Table
 
 # What is timed of each task.
 PARTS = {
@@ -92,7 +93,7 @@ class Peer:
             return {"forward": self.forward_only(ids)}
         gradients = [gradient.clone()]
         times = [time.perf_counter()]
-        (self.optimizer or self.module).zero_grad()
+        self.clear()
         times.append(time.perf_counter())
         output = self.forward(ids)
         times.append(time.perf_counter())
@@ -104,6 +105,10 @@ class Peer:
             times.append(time.perf_counter())
         seconds = [end - begin for begin, end in itertools.pairwise(times)]
         return dict(zip(names, seconds, strict=True))
+
+    def clear(self) -> None:
+        """Let go of the gradient."""
+        (self.optimizer or self.module).zero_grad()
 
     @torch.no_grad()
     def forward_only(self, ids: Tensor) -> float:
@@ -130,15 +135,19 @@ class Peer:
         return dense[rows]
 
     def state(self) -> Iterator[Tensor]:
-        """The optimizer's state that is as large as the table."""
-        for values in self.optimizer.state.values():
-            for value in values.values():
+        """The optimizer's state that is as large as the table; rows that lag are left so."""
+        for values in self.optimizer.state.values() if self.optimizer else ():
+            for value in dict.values(values):
                 if isinstance(value, Tensor) and value.ndim == 2:
                     yield value
 
     def bytes_held(self) -> int:
         """The table and the state."""
         return self.case.table_bytes + sum(s.nbytes for s in self.state())
+
+    def bytes_kept(self) -> int:
+        """What is kept beside them from step to step."""
+        return 0
 
 
 class OneHot(nn.Module):
@@ -162,13 +171,25 @@ def embedding(case: Case, sparse: bool = False) -> nn.Embedding:
     return nn.Embedding(case.rows, case.columns, sparse=sparse, _weight=weight)
 
 
+class Ours(Peer):
+    """hotrow's table, or what it leaves to torch."""
+
+    def bytes_kept(self) -> int:
+        """The steps that each row has been through, and the scratch space of its size."""
+        lag = getattr(self.module.weight, "lag", None)
+        return 0 if lag is None else 2 * int(lag.last.nbytes)
+
+
 def ours(case: Case, others: dict[str, Peer]) -> Peer:
-    """The two lines of the README."""
+    """The two lines of the README; what they leave to torch makes torch's quickest step."""
     module = hotrow.convert(embedding(case))
     if case.rule is None:
-        return Peer(case, module, None, "hotrow.convert(nn.Embedding)", None)
-    optimizer = getattr(hotrow.optim, case.rule)(module.parameters())
-    return Peer(case, module, optimizer, f"hotrow.optim.{case.rule}", case.rule)
+        return Ours(case, module, None, "hotrow.convert(nn.Embedding)", None)
+    is_table = isinstance(module.weight, Table)
+    options = {} if is_table or case.rule not in FUSED else {"fused": True}
+    optimizer = getattr(hotrow.optim, case.rule)(module.parameters(), **options)
+    form = "(fused=True)" if options else ""
+    return Ours(case, module, optimizer, f"hotrow.optim.{case.rule}{form}", case.rule)
 
 
 def torch_dense(**options: bool) -> Callable[[Case, dict[str, Peer]], Peer]:

@@ -16,21 +16,16 @@ from hotrow import files
 from hotrow.bench.workload import Record
 
 ROOT = Path(__file__).parents[3]  # of the repository, where this is run from one
-# Huge pages for torch. Where time is measured, for everybody else as well (JAX's dense step takes
-# two thirds of its time with them); and there glibc keeps what a step frees for the next one, up to
-# 64 MB a tensor: whether it does so by itself depends on the order of the last two.
-HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-FOR_TIMES = {
+# Huge pages for torch, and for everybody else (JAX's dense step takes two thirds of its time with
+# them); and glibc keeps what a step frees for the next one, up to 64 MB a tensor: whether it does
+# so by itself depends on the order of the last two.
+SETTINGS = {
+    "THP_MEM_ALLOC_ENABLE": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
 PACKAGES = ("hotrow", "torch", "numba", "numpy", "fbgemm-gpu-cpu", "jax", "optax")
-
-
-def settings(kind: str) -> dict[str, str]:
-    """The environment of a part of this kind."""
-    return HUGE_PAGES if kind == "memory" else HUGE_PAGES | FOR_TIMES
 
 
 def environment(threads: int) -> dict[str, Any]:
@@ -48,7 +43,7 @@ def environment(threads: int) -> dict[str, Any]:
         "system": platform.platform(),
         "threads": threads,
         "transparent_hugepage": _text("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "settings": settings("time"),
+        "settings": SETTINGS,
         "load_before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
 

@@ -1,4 +1,4 @@
-"""All parts of all workloads that were asked for, each in a process of its own."""
+"""All workloads that were asked for, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from hotrow.bench import records
-from hotrow.bench.workload import Part, Record
-from hotrow.bench.workloads import chosen, seconds
+from hotrow.bench.workload import Record, Workload
+from hotrow.bench.workloads import chosen
 
 # How everything stands: the share done, what is being done, seconds spent, and seconds left.
 Tell = Callable[[float, str, float, float], None]
 
 
 class Failed(Exception):
-    """A part's process ended without a result."""
+    """A workload's process ended without a result."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Progress:
         self.tell, self.all, self.done = tell, estimate, 0.0
         self.begun = time.monotonic()
 
-    def __call__(self, part: Part, share: float, doing: str) -> None:
-        """`share` of this part is done."""
-        spent, done = time.monotonic() - self.begun, self.done + share * part.seconds
+    def __call__(self, workload: Workload, share: float, doing: str) -> None:
+        """`share` of this workload is done."""
+        spent, done = time.monotonic() - self.begun, self.done + share * workload.seconds
         # The estimates' sum, scaled by how they have proved so far.
         left = (self.all - done) * (spent / done if done > 0.1 * self.all else 1.0)
         self.tell(done / self.all, doing, spent, left)
@@ -54,27 +54,20 @@ def measure(
 ) -> list[tuple[str, str]]:
     """Measure each workload and hand its record over; returns what failed, and why."""
     workloads = [chosen(name, asked.small, asked.peers) for name in names]
-    progress = Progress(tell, sum(map(seconds, workloads)))
+    progress = Progress(tell, sum(workload.seconds for workload in workloads))
     failed: list[tuple[str, str]] = []
     for workload in workloads:
         environment = records.environment(asked.threads)
-        results: dict[str, Record] = {}
-        parts = workload.parts()
-        for part in parts:
-            try:
-                # Without the first part there is nothing to add the others to.
-                if part is parts[0] or parts[0].name in results:
-                    results[part.name] = run(workload.name, part, asked, progress)
-            except Failed as error:
-                failed.append((f"{workload.name}, {part.name}", str(error)))
-            progress.done += part.seconds
-        if parts[0].name in results:
-            found(workload.record(results) | {"environment": environment})
+        try:
+            found(run(workload, asked, progress) | {"environment": environment})
+        except Failed as error:
+            failed.append((workload.name, str(error)))
+        progress.done += workload.seconds
     return failed
 
 
-def run(name: str, part: Part, asked: Asked, progress: Progress) -> Record:
-    """The result of one part, from a process of its own.
+def run(workload: Workload, asked: Asked, progress: Progress) -> Record:
+    """The record of a workload, but for where it was made; from a process of its own.
 
     Raises:
         Failed: with the last line that the process wrote.
@@ -82,18 +75,16 @@ def run(name: str, part: Part, asked: Asked, progress: Progress) -> Record:
     threads = str(asked.threads)
     environment = (
         os.environ
-        | records.settings(part.kind)
+        | records.SETTINGS
         | {"OMP_NUM_THREADS": threads, "NPROC": threads}  # torch's, and JAX's
     )
     job: dict[str, Any] = {
-        "workload": name,
-        "part": part.name,
-        "kind": part.kind,
+        "workload": workload.name,
         "threads": asked.threads,
         "small": asked.small,
         "peers": None if asked.peers is None else list(asked.peers),
     }
-    progress(part, 0.0, f"{name}: {part.name}")
+    progress(workload, 0.0, workload.name)
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         job["result"] = f"{folder}/result"
         with subprocess.Popen(
@@ -107,7 +98,7 @@ def run(name: str, part: Part, asked: Asked, progress: Progress) -> Record:
             for line in process.stdout:
                 if line.startswith('{"done"'):
                     told = json.loads(line)
-                    progress(part, told["done"], f"{name}: {told['doing']}")
+                    progress(workload, told["done"], f"{workload.name}: {told['doing']}")
         if process.returncode:
             errors.seek(0)
             lines = errors.read().strip().splitlines()

@@ -8,10 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from hotrow.bench.workload import Part, Record, Told, quiet, spread
+from hotrow.bench.workload import Record, Told, quiet, spread
 
 TORCH = """
 import torch
@@ -49,23 +49,25 @@ class Startup:
         """The same: the peer is torch without hotrow."""
         return self
 
-    def parts(self) -> list[Part]:
-        """One, which starts the others."""
-        return [Part("times", "startup", self.seconds)]
-
-    def run(self, part: str, told: Told = quiet) -> Record:
+    def run(self, told: Told = quiet) -> Record:
         """Measure."""
-        first, torch_alone, later = [], [], []
+        first: list[float] = []
+        torch_alone: list[float] = []
+        later: list[float] = []
+        peaks: dict[str, list[int]] = {"torch_alone": [], "later_use": []}
         with tempfile.TemporaryDirectory() as folder:
-            seconds(TORCH, folder)  # finds the files that the others read
+            run(TORCH, folder)  # finds the files that the others read
             for number in range(min(self.rounds, 3)):
                 told(0.5 * number / 3, "first starts")
                 cache = os.path.join(folder, str(number))
-                first.append(seconds(HOTROW, cache))
+                first.append(run(HOTROW, cache)[0])
             for number in range(self.rounds):
                 told(0.5 + 0.5 * number / self.rounds, "later starts")
-                torch_alone.append(seconds(TORCH, cache))
-                later.append(seconds(HOTROW, cache))
+                alone, ours = run(TORCH, cache), run(HOTROW, cache)
+                torch_alone.append(alone[0])
+                later.append(ours[0])
+                for use, peak in zip(peaks, (alone[1], ours[1]), strict=True):
+                    peaks[use] += [] if peak is None else [peak]
         added = [1e3 * (b - a) for a, b in zip(torch_alone, later, strict=True)]
         median = statistics.median(added) / 1e3
         return {
@@ -77,6 +79,7 @@ class Startup:
             "torch_alone": spread([1e3 * value for value in torch_alone]),
             "later_use": spread([1e3 * value for value in later]),
             "added": spread(added),
+            "peak_bytes": {use: statistics.median(each) for use, each in peaks.items() if each},
             "goals": [
                 {
                     "against": "torch alone",
@@ -87,14 +90,19 @@ class Startup:
             ],
         }
 
-    def record(self, results: Mapping[str, Record]) -> Record:
-        """What was measured."""
-        return results["times"]
 
-
-def seconds(program: str, cache: str) -> float:
-    """From the start of the interpreter to its end."""
+def run(program: str, cache: str) -> tuple[float, int | None]:
+    """Seconds from the start of the interpreter to its end; its most resident bytes, on Linux."""
     begin = time.perf_counter()
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
-    subprocess.run([sys.executable, "-c", program + STEPS], env=environment, check=True)
-    return time.perf_counter() - begin
+    command = [sys.executable, "-c", program + STEPS]
+    with subprocess.Popen(command, env=environment) as process:
+        if sys.platform.startswith("linux"):
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode, peak = os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+        else:
+            process.wait()
+            peak = None
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return time.perf_counter() - begin, peak

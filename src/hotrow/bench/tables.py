@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from hotrow.bench.workload import Part, Record, Told, quiet
+from hotrow.bench.workload import Record, Told, quiet
 
-TIMES, MEMORY = "times", "memory of "
-MEMORY_SECONDS = 11.0
 FLOOR, BEST = "floor", "best peer"  # of a goal's `against`, beside the names of entries
 
 
@@ -61,7 +58,6 @@ class Tables:
     task: str = "step"
     dtype: str = "float32"
     zipf: bool = True
-    memory: tuple[str, ...] = ()  # the entries whose memory is measured
     extra_bytes_at_most: float | None = None
     steps_before: int = 500
     few_before: int = 2
@@ -95,39 +91,15 @@ class Tables:
         )
 
     def among(self, peers: Collection[str]) -> Tables:
-        """Hotrow and these kinds of peers."""
+        """Hotrow and these kinds of peers, and the goals that are left beside them."""
         left = tuple(e for e in self.entries if e.kind == OURS.kind or e.kind in peers)
-        return replace(self, entries=left)
+        beside = {FLOOR, *(e.name for e in left)}
+        beside |= {BEST} if any(e.kind != OURS.kind for e in left) else set()
+        goals = tuple(goal for goal in self.goals if goal.against in beside)
+        return replace(self, entries=left, goals=goals)
 
-    def parts(self) -> list[Part]:
-        """A process for the times, and one for the memory of each peer in `memory`."""
-        linux = sys.platform.startswith("linux")  # whose /proc is read
-        watched = [e for e in self.entries if linux and e.name in self.memory]
-        return [
-            Part(TIMES, "time", self.seconds),
-            *(Part(MEMORY + entry.name, "memory", MEMORY_SECONDS) for entry in watched),
-        ]
+    def run(self, told: Told = quiet) -> Record:
+        """Equality, times and memory of all."""
+        from hotrow.bench.timing import Run
 
-    def run(self, part: str, told: Told = quiet) -> Record:
-        """The times of all, or one's memory."""
-        from hotrow.bench import memory, timing
-
-        if part == TIMES:
-            return timing.Run(self, told).measure()
-        entry = next(e for e in self.entries if MEMORY + e.name == part)
-        return memory.measure(self, entry, told)
-
-    def record(self, results: Mapping[str, Record]) -> Record:
-        """The times, each peer's memory beside them, and whether ours is as low as was asked."""
-        record = results[TIMES]
-        for name, peer in record["peers"].items():
-            found = results.get(MEMORY + name)
-            if found and "failed" not in peer:
-                peer["memory"] = found
-        most = self.extra_bytes_at_most
-        if most is not None:
-            memory = record["peers"][OURS.name].get("memory")
-            extra = memory and memory["peak_extra_bytes"]
-            goal = {"at_most_extra_bytes": most, "extra_bytes": extra}
-            record["goals"].append(goal | {"met": None if extra is None else extra <= most})
-        return record
+        return Run(self, told).measure()

@@ -37,8 +37,9 @@ def _tables(record: Record, brief: bool) -> Told:
     floored = any("floor_ratio" in peer for peer in took.values())
     goals = {goal["against"]: goal for goal in record["goals"] if "against" in goal}
     head = ["", "step, ms", *(part.removesuffix("_step") for part in parts)]
-    head += ["extra memory, MB"] * measured + ["of the floor"] * floored
-    head += ["hotrow's ratio"] + ["goal"] * (not brief)
+    wide = "memory, MB", "x floor", "ratio"
+    wide = wide if brief else ("extra memory, MB", "of the floor", "hotrow's ratio")
+    head += [wide[0]] * measured + [wide[1]] * floored + [wide[2]] + ["goal"] * (not brief)
     rows = []
     for name, peer in took.items():
         memory, ratio, goal = peer.get("memory"), peer.get("hotrow_ratio"), goals.get(name)
@@ -48,7 +49,7 @@ def _tables(record: Record, brief: bool) -> Told:
         if measured:
             row.append(number(memory["peak_extra_bytes"] / 1e6) if memory else "")
         if floored:
-            row.append(f"{number(floor['median'])} x" if floor else "")
+            row.append(number(floor["median"]) + " x" * (not brief) if floor else "")
         if brief:
             row.append(number(ratio["median"]) if ratio else "")
         else:
@@ -146,14 +147,20 @@ def _model(record: Record) -> Told:
     rows = []
     for side in ("before", "after"):
         row = [side, between(record[side], "median_ms", "p20_ms", "p80_ms")]
-        rows.append(row + ([number(peak[side] / 1e6)] if peak else []))
+        row += [number(peak[side] / 1e6)] if peak else []
+        rows.append([*row, f"{number(record['floor_ratio'][side])} x"])
     ratio = between(record["ratio"], "median", "p20", "p80")
     remarks = [f"After takes {ratio} of before's time; equal: output and gradients."]
     goals = model_goals(record)
     remarks += [f"Goals: {goals}."] if goals else []
     about = str(record.get("about", record["workload"]))
-    setting = "A step: forward, backward and Adam, before hotrow.convert and after."
-    return Told(about, setting, ["", "step, ms", *["extra memory, MB"] * bool(peak)], rows, remarks)
+    setting = (
+        "A step: forward, backward and Adam, before hotrow.convert and after. The floor is "
+        f"{number(record['floor_ms'])} ms: {number(record['floor_bytes'] / 1e6)} MB at "
+        f"{number(record['copy_bytes_per_s'] / 1e9)} GB/s."
+    )
+    head = ["", "step, ms", *["extra memory, MB"] * bool(peak), "of the floor"]
+    return Told(about, setting, head, rows, remarks)
 
 
 def model_goals(record: Record) -> str:
@@ -173,10 +180,16 @@ def _startup(record: Record) -> Told:
         ["torch alone", number(record["torch_alone"]["median_ms"] / 1e3)],
         ["added by hotrow to later uses", between(record["added"], *seconds, scale=1e-3)],
     ]
+    head, peaks = ["", "s"], record["peak_bytes"]
+    if peaks:
+        head.append("peak memory, MB")
+        ours, alone = peaks["later_use"], peaks["torch_alone"]
+        for row, peak in zip(rows, (None, ours, alone, ours - alone), strict=True):
+            row.append("" if peak is None else number(peak / 1e6))
     goal = record["goals"][0]
     remark = f"Goal for the added time: at most {goal['at_most_added_s']} s: {met(goal)}."
     setting = "A whole program: import, a table of 1,000 x 64, three steps of AdamW, exit."
-    return Told("Start-up", setting, ["", "s"], rows, [remark])
+    return Told("Start-up", setting, head, rows, [remark])
 
 
 def label(record: Record, name: str) -> str:

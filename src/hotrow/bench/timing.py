@@ -1,4 +1,4 @@
-"""The times of a workload's peers, A B A B in one process, equality first."""
+"""The memory and times of a workload's peers, A B A B in one process, equality first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hotrow._measure import free_memory
-from hotrow.bench import equality, floor
+from hotrow.bench import equality, floor, memory
 from hotrow.bench.batches import Batches
-from hotrow.bench.kinds import KINDS, build, bytes_needed
+from hotrow.bench.kinds import KINDS, Room, bytes_needed
 from hotrow.bench.peers import PARTS, Case, Peer, new_weight
 from hotrow.bench.tables import BEST, FLOOR, OURS, Entry, Tables
 from hotrow.bench.workload import Told, quiet, ratios, spread
@@ -59,8 +59,7 @@ class Run:
         Raises:
             AssertionError: hotrow's rows are not those of dense training.
         """
-        self.build()
-        self.prepare()
+        self.admit()
         turns = self.rounds()
         for name, times in turns.items():
             self.found[name] |= self.summary(times)
@@ -88,28 +87,41 @@ class Run:
             "rounds": workload.rounds,
             "copy_bytes_per_s": speed,
             "peers": self.found,
-            "goals": [self.goal(goal.against, goal.at_most) for goal in workload.goals],
+            "goals": [self.goal(goal.against, goal.at_most) for goal in workload.goals]
+            + [self.memory_goal(most) for most in [workload.extra_bytes_at_most] if most],
         }
 
-    def build(self) -> None:
-        """Make the peers; one that cannot be made is left out, and the record says why.
+    def admit(self) -> None:
+        """Make each peer ready; one that cannot take part is left out, and the record says why.
 
         What they need is reckoned: much of it is only taken when they step.
         """
-        left = float(free_memory())
+        room = Room(free_memory())
+        references: dict[Any, torch.Tensor] = {}
         for number, (name, entry) in enumerate(self.entries.items()):
-            self.told(0.15 * number / len(self.entries), f"{name}: table")
+            self.told(0.65 * number / len(self.entries), f"{name}: steps before the timing")
             case = self.cases[name]
             own = {"ids": entry.ids, "threads": entry.threads}
             self.found[name] = {"rows": case.rows} | {k: v for k, v in own.items() if v}
             self.next[name] = 0
-            make = functools.partial(build, entry.kind, case, self.peers, left)
-            needed = bytes_needed(entry.kind, case, self.peers)
-            peer = self.attempt(name, make)
-            if peer is not None:
-                left -= needed
-                self.peers[name] = peer
-                self.found[name]["label"] = peer.label
+            self.attempt(name, functools.partial(self.admit_one, name, room, references))
+
+    def admit_one(self, name: str, room: Room, references: dict[Any, torch.Tensor]) -> None:
+        """Make a peer, train it up to the steady state, and see to its numbers and its memory."""
+        kind, case = self.entries[name].kind, self.cases[name]
+        room.take(*bytes_needed(kind, case, self.peers))
+        peer = KINDS[kind].build(case, self.peers)
+        self.peers[name], self.found[name]["label"] = peer, peer.label
+        self.prepare(name, peer, references)
+        if memory.is_seen():
+            memory.touch(peer)
+            peer.clear()
+            needed = memory.peak_of(functools.partial(self.turn, name, peer, 1))
+            self.found[name]["memory"] = {
+                "peak_extra_bytes": needed + peer.bytes_kept(),
+                "table_and_state_bytes": peer.bytes_held(),
+            }
+        peer.clear()  # the others need the memory
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
         """The result, or None where a peer fails, which then takes part no longer."""
@@ -125,15 +137,7 @@ class Run:
                 self.found[name]["remedy"] = KINDS[kind].remedy
             return None
 
-    def prepare(self) -> None:
-        """Train up to the steady state, and compare rows with dense torch's on the way's end."""
-        references: dict[Any, torch.Tensor] = {}
-        for number, (name, peer) in enumerate(list(self.peers.items())):
-            done = 0.15 + 0.5 * number / len(self.peers)
-            self.told(done, f"{name}: steps before the timing")
-            self.attempt(name, functools.partial(self.prepare_one, name, peer, references))
-
-    def prepare_one(self, name: str, peer: Peer, references: dict[Any, torch.Tensor]) -> None:
+    def prepare(self, name: str, peer: Peer, references: dict[Any, torch.Tensor]) -> None:
         """The steps before the timing, and the comparison."""
         steps = self.workload.few_before if peer.dense else self.workload.steps_before
         if peer.reference:  # torch's own: nothing to compare
@@ -198,6 +202,7 @@ class Run:
                 times = self.attempt(name, functools.partial(self.turn, name, peer, count))
                 if times is not None:
                     found[name].append(times[1:])  # the first finds the caches of another
+                    peer.clear()
         return {name: times for name, times in found.items() if name in self.peers}
 
     def summary(self, turns: Turns) -> dict[str, Any]:
@@ -246,3 +251,10 @@ class Run:
             return found | {"ratio": None, "met": None}
         ratio = self.found[against]["hotrow_ratio"]["median"]
         return found | {"ratio": ratio, "met": ratio <= at_most}
+
+    def memory_goal(self, at_most: float) -> dict[str, Any]:
+        """Whether hotrow's extra memory is as low as was asked; None where it cannot be seen."""
+        seen = self.found[OURS.name].get("memory")
+        extra = None if seen is None else seen["peak_extra_bytes"]
+        met = None if extra is None else extra <= at_most
+        return {"at_most_extra_bytes": at_most, "extra_bytes": extra, "met": met}

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 Record = dict[str, Any]
 Told = Callable[[float, str], None]  # how much is done, 0 to 1, and what is being done
-
-
-class Part(NamedTuple):
-    """What has a process of its own.
-
-    Attributes:
-        name: of the part in its workload.
-        kind: "time" or "memory", which the process's settings depend on.
-        seconds: about how long it takes.
-    """
-
-    name: str
-    kind: str
-    seconds: float
 
 
 class Workload(Protocol):
@@ -35,20 +21,18 @@ class Workload(Protocol):
     def about(self) -> str:
         """What it is, in a line."""
 
+    @property
+    def seconds(self) -> float:
+        """About how long it takes, on two quiet cores."""
+
     def small(self) -> Workload:
         """The same in a size that only tries the harness: its figures say nothing."""
 
     def among(self, peers: Collection[str]) -> Workload:
         """The same, in which of the peers only these take part beside hotrow."""
 
-    def parts(self) -> list[Part]:
-        """What is to be run."""
-
-    def run(self, part: str, told: Told) -> Record:
-        """The result of a part."""
-
-    def record(self, results: Mapping[str, Record]) -> Record:
-        """All that was found; of the parts, but for the first, some may have failed."""
+    def run(self, told: Told) -> Record:
+        """What was found, in a process of its own."""
 
 
 def quiet(done: float, doing: str) -> None:

@@ -27,17 +27,17 @@ CORES = os.cpu_count() or 1
 LARGE = [
     Tables(
         "adamw-1m-256", "a training step, AdamW", "AdamW", 1_000_000, 256, 16_384,
-        (OURS, SPARSE, DENSE, DEFAULT, JAX_LAZY),
+        (OURS, SPARSE, DENSE, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
         (Goal("torch fused", 1 / 30), Goal("torch default", 1 / 150), Goal("torch sparse", 0.6),
          Goal(FLOOR, 2.0), NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse", "torch fused"), extra_bytes_at_most=150e6, seconds=110,
+        extra_bytes_at_most=150e6, dense_turn=1, seconds=150,
     ),
     Tables(
         "adamw-50k-768", "a training step, AdamW, GPT-2's table", "AdamW", 50_257, 768, 4_096,
         (OURS, SPARSE, DENSE, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
         (Goal("torch fused", 1 / 15), Goal("torch sparse", 0.2), Goal(FLOOR, 2.0),
          NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse", "torch fused"), seconds=50,
+        seconds=50,
     ),
     Tables(
         "adamw-50k-768-bf16", "the same in bfloat16", "AdamW", 50_257, 768, 4_096,
@@ -47,13 +47,13 @@ LARGE = [
         "sgd-1m-256", "a training step, SGD", "SGD", 1_000_000, 256, 16_384,
         (OURS, SPARSE, FBGEMM, JAX_LAZY),
         (Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse"), seconds=55,
+        seconds=55,
     ),
     Tables(
         "adagrad-1m-256", "a training step, Adagrad", "Adagrad", 1_000_000, 256, 16_384,
         (OURS, SPARSE, FBGEMM, JAX_LAZY),
         (Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
-        memory=("hotrow", "torch sparse"), seconds=70,
+        seconds=70,
     ),
     Tables(
         "adamw-1m-256-uniform", "ids that are hardly ever the same", "AdamW",
@@ -66,8 +66,12 @@ GROWING = [
     Tables(
         "adamw-10m-64", "growing tables, as many ids", "AdamW",
         10_000_000, 64, 16_384,
-        (OURS, *(Entry("hotrow", rows=10**power) for power in (6, 5, 4))),
-        (Goal(Entry("hotrow", rows=10**6).name, 1.5),), seconds=75,
+        (OURS, *(Entry("hotrow", rows=10**power) for power in (6, 5, 4)), DENSE, SPARSE),
+        (Goal(Entry("hotrow", rows=10**6).name, 1.5), NO_PEER_AHEAD), dense_turn=1, seconds=90,
+    ),
+    Tables(
+        "sgd-10m-64", "a training step, SGD", "SGD", 10_000_000, 64, 16_384,
+        (OURS, SPARSE, DENSE, FBGEMM, JAX_LAZY), (NO_PEER_AHEAD,), dense_turn=1, seconds=40,
     ),
     Tables(
         "adamw-growing-ids", "growing batches, the same table", "AdamW", 1_000_000, 64, 65_536,
@@ -140,7 +144,7 @@ MODELS = [
         "onehot-tabular",
         "26 one-hot fields of 100,000 columns, 13 dense columns, batch 4,096, first layer 256",
         networks.tabular, (1, 20), (("time", 1 / 50), ("memory", 1 / 20)),
-        memory=True, rounds=2, seconds=80,
+        rounds=2, seconds=80,
     ),
     Model(
         "onehot-policy", "one-hots of 500 states, batch 64, two layers of 64",
@@ -188,8 +192,3 @@ def chosen(name: str, small: bool = False, peers: Collection[str] | None = None)
     workload = WORKLOADS[name]
     workload = workload if peers is None else workload.among(peers)
     return workload.small() if small else workload
-
-
-def seconds(workload: Workload) -> float:
-    """About how long it takes on two quiet cores."""
-    return sum(part.seconds for part in workload.parts())
