@@ -215,8 +215,8 @@ def test_memory_sees_a_gradient_as_large_as_the_table():
     assert 0.99 < extra["torch fused"] < 1.2
     assert 2.9 < extra["torch default"] < 3.2  # the gradient, and two as large on its way
     assert extra["torch sparse"] < 0.1
-    # 4 bytes a row for the steps it has been through, 4 of scratch space.
-    assert 8 * rows / table <= extra["hotrow"] < 8 * rows / table + 0.1
+    # 4 bytes a row for the steps it has been through.
+    assert 4 * rows / table <= extra["hotrow"] < 4 * rows / table + 0.1
 
 
 @SEEN
@@ -242,7 +242,7 @@ def test_asking_for_state_leaves_rows_behind():
     assert peer.bytes_held() == 3 * 20_000 * 8 * 4
     memory.touch(peer)
     assert peer.module.weight.lag.settled == 0
-    assert peer.bytes_kept() == 8 * 20_000
+    assert peer.bytes_kept() == 4 * 20_000
 
 
 def test_the_bytes_of_the_floor():

@@ -49,10 +49,10 @@ def peak_of(work: Callable[[], object]) -> int:
     with giving_back():
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        before = _status("VmRSS")
+        before = resident("VmRSS")
         CLEAR.write_text("5")
         work()
-        return _status("VmHWM") - before
+        return resident("VmHWM") - before
 
 
 def touch(peer: Peer) -> None:
@@ -61,7 +61,8 @@ def touch(peer: Peer) -> None:
         state.view(-1)[::PAGE_FLOATS].add_(0)
 
 
-def _status(field: str) -> int:
+def resident(field: str) -> int:
+    """Bytes of VmRSS (now) or VmHWM (the peak)."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

@@ -175,9 +175,9 @@ class Ours(Peer):
     """hotrow's table, or what it leaves to torch."""
 
     def bytes_kept(self) -> int:
-        """The steps that each row has been through, and the scratch space of its size."""
+        """The steps that each row has been through."""
         lag = getattr(self.module.weight, "lag", None)
-        return 0 if lag is None else 2 * int(lag.last.nbytes)
+        return 0 if lag is None else int(lag.last.nbytes)
 
 
 def ours(case: Case, others: dict[str, Peer]) -> Peer:

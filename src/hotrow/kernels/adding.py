@@ -12,30 +12,64 @@ from hotrow.kernels.cache import cached
 from hotrow.kernels.pool import GRAIN
 from hotrow.kernels.scalars import OPTIONS, join, take
 
+MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, odd
+
 
 @cached
-def distinct(ids, head):
-    """The distinct ids in order of appearance, each marked in `head`."""
-    found = np.empty(len(ids) + 1, np.int64)
+def distinct(ids, table, bits):
+    """The distinct ids, each with its number in order of appearance; those of all; how often.
+
+    By a hash table, which gets more places than there are ids: a power of 2, each -1. An id and
+    its number are packed into one int64, the number in the last `bits`: to sort the ids is to
+    sort those.
+    """
+    shift, last = np.uint64(65), len(table) - 1
+    size = len(table)
+    while size:
+        size >>= 1
+        shift -= np.uint64(1)
+    found = np.empty(len(ids), np.int64)
+    numbers = np.empty(len(ids), np.int32)
+    counts = np.zeros(len(ids), np.int32)
     n = 0
-    for i in ids:  # no branch, which could not be foreseen
-        found[n] = i
-        n += head[i] < 0
-        head[i] = 0
-    return found[:n]
+    for k, i in enumerate(ids):
+        mixed = np.uint64(i) * MIX  # the high bits depend on all; once more for regular ids
+        at = np.int64(((mixed ^ (mixed >> np.uint64(32))) * MIX) >> shift)
+        number = table[at]
+        while number >= 0 and found[number] != i:
+            at = (at + 1) & last
+            number = table[at]
+        if number < 0:
+            number = table[at] = n
+            found[n] = i
+            n += 1
+        numbers[k] = number
+        counts[number] += 1
+    for number in range(n):
+        found[number] = (found[number] << bits) | number
+    return found[:n], numbers, counts
 
 
 @cached
-def places_of(ids, rows, head):
-    """For each id its place in `rows`. Sets the marked entries of `head` to -1 again."""
-    for place, row in enumerate(rows):
-        head[row] = place
-    places = np.empty(len(ids), np.int64)
-    for k, i in enumerate(ids):
-        places[k] = head[i]
-    for row in rows:
-        head[row] = -1
-    return places
+def placed(packed, numbers, counts, bits):
+    """What `distinct` found, by the sorted ids: they, the place of each id, and `by_place`'s."""
+    rows = np.empty(len(packed), np.int64)
+    places_of = np.empty(len(packed), np.int32)
+    offsets = np.zeros(len(packed) + 1, np.int64)
+    for place, each in enumerate(packed):
+        number = each & ((1 << bits) - 1)
+        rows[place] = each >> bits
+        places_of[number] = place
+        offsets[place + 1] = offsets[place] + counts[number]
+    places = np.empty(len(numbers), np.int64)
+    order = np.empty(len(numbers), np.int64)
+    free = offsets.copy()
+    for k, number in enumerate(numbers):
+        place = places_of[number]
+        places[k] = place
+        order[free[place]] = k
+        free[place] += 1
+    return rows, places, order, offsets
 
 
 @cached

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,23 +12,7 @@ from torch import Tensor
 
 from hotrow.kernels.pool import COMPILED, spread, threads_for
 
-_heads: list[NDArray[np.int32]] = []
-
-
-@contextmanager
-def _head(rows: int) -> Iterator[NDArray[np.int32]]:
-    """-1 for each row of a table: scratch space, kept so that no step allocates it.
-
-    Each caller has one to itself, and leaves it as it was.
-    """
-    try:
-        head = _heads.pop()
-    except IndexError:
-        head = np.empty(0, np.int32)
-    if len(head) < rows:
-        head = np.full(rows, -1, np.int32)
-    yield head
-    _heads.append(head)  # not after an error: it may not be what it was
+Order = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -40,46 +22,48 @@ class Places:
     Attributes:
         rows: (R,) int64, the distinct ids, ascending.
         places: int64, of the shape of the ids: the place of each in `rows`.
+        known: `order`, where it was found along with them.
     """
 
     rows: Tensor
     places: Tensor
+    known: Order | None = None
 
     @functools.cached_property
-    def order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def order(self) -> Order:
         """(order, offsets): row s is at `order[offsets[s] : offsets[s + 1]]`, in batch order."""
         from hotrow.kernels import adding
 
-        found: tuple[NDArray[np.int64], NDArray[np.int64]] = adding.by_place(
-            self.places.reshape(-1).numpy(), len(self.rows)
-        )
+        if self.known is not None:
+            return self.known
+        found: Order = adding.by_place(self.places.reshape(-1).numpy(), len(self.rows))
         return found
 
 
 def distinct(ids: Tensor, rows: int) -> Places:
     """The distinct ids and the places of all.
 
-    What `torch.unique(ids, return_inverse=True)` gives, without sorting the ids.
+    What `torch.unique(ids, return_inverse=True)` gives, without sorting more than those.
 
     Arguments:
         ids: int64 or int32, 0 .. rows - 1, any shape.
         rows: V, of the table.
 
-    Time follows the ids, but for the first table of its size, which needs 4 bytes a row of
-    scratch space.
+    Time and memory follow the ids.
     """
-    ids = ids.detach().long()
     if ids.is_meta:  # only shapes: all may be distinct
-        return Places(ids.reshape(-1), ids)
-    if ids.device.type != "cpu":
-        return Places(*torch.unique(ids, return_inverse=True))
+        return Places(ids.long().reshape(-1), ids.long())
+    bits = ids.numel().bit_length()  # of a number below that of the ids
+    if ids.device.type != "cpu" or rows.bit_length() + bits > 63:
+        return Places(*torch.unique(ids.long(), return_inverse=True))
     from hotrow.kernels import adding  # numba is imported with the first kernel
 
-    flat = ids.reshape(-1).numpy()
-    with _head(rows) as head:
-        found = np.sort(adding.distinct(flat, head))
-        places = adding.places_of(flat, found, head)
-    return Places(torch.from_numpy(found), torch.from_numpy(places).view(ids.shape))
+    given = ids.numpy()
+    flat = np.ascontiguousarray(given.reshape(-1), np.int64)
+    packed, numbers, counts = adding.distinct(flat, np.full(2 << bits, -1, np.int32), bits)
+    found, places, *order = adding.placed(np.sort(packed), numbers, counts, bits)
+    at = torch.from_numpy(places.reshape(given.shape))
+    return Places(torch.from_numpy(found), at, tuple(order))
 
 
 @dataclass(frozen=True)
