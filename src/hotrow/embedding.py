@@ -11,8 +11,9 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.ids import check_bag, check_range, checked_padding
+from hotrow.ids import ID_DTYPES, check_bag, check_range, checked_padding, has_values
 from hotrow.kernels.grouping import Places, distinct
+from hotrow.kernels.rows import is_compiled, select
 from hotrow.rows import LOOK_UPS, Table, count_of, raise_everywhere, trains
 from hotrow.touched import LookUp, Rows
 
@@ -51,6 +52,21 @@ def _begin(input: Tensor, table: Table, rows: int) -> None:
         table.replicas.begin(table, failure)
     if failure is not None:
         raise failure
+
+
+def _is_selected(rows: Tensor, ids: Tensor) -> bool:
+    """Whether `kernels.rows.select` can look up."""
+    plain = ids.dtype in ID_DTYPES and ids.device.type == "cpu" and not ids.is_nested
+    return plain and has_values(ids) and is_compiled(rows)
+
+
+def _select(rows: Tensor, ids: Tensor) -> Tensor:
+    """rows[ids], which it checks."""
+    output = select(rows, ids)
+    if output is None:
+        check_range(ids, len(rows), "input")
+    assert output is not None
+    return output
 
 
 def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | None:
@@ -96,9 +112,15 @@ def own_embedding(
     """`embedding` of the rows of this process."""
     rows = _rows_of(weight)
     padding = checked_padding(padding_idx, len(rows))
-    _begin(input, weight, len(rows))
-    at = distinct(input, len(rows)) if weight.behind else None
     read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
+    checks = max_norm is None and weight.replicas is None and _is_selected(rows, input)
+    if checks:  # the ids, as it finds them out of range
+        read = functools.partial(_select, rows, input)
+    else:
+        _begin(input, weight, len(rows))
+    at = distinct(input, len(rows)) if weight.behind else None
+    if checks and at is not None and not at.within(len(rows)):
+        check_range(input, len(rows), "input")
     with torch._C.DisableTorchFunctionSubclass():  # which asks for each attribute
         if at is not None:
             read = _current(weight, at, max_norm is not None) or read

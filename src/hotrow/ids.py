@@ -93,7 +93,7 @@ def checked(
     if ids.is_nested:  # jagged: the ids themselves are in its values
         checked(ids.values(), rows, name, mistakable="")
         return ids
-    check = _check_ids if _has_values(ids) else torch.ops.hotrow.checked_ids
+    check = _check_ids if has_values(ids) else torch.ops.hotrow.checked_ids
     result: Tensor = check(ids, rows, name, mistakable)
     return result
 
@@ -104,13 +104,13 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
     Nothing of it is in a graph: for code that no tracer sees.
     """
     check_dtype(ids, name)
-    if ids.is_nested or not _has_values(ids):
+    if ids.is_nested or not has_values(ids):
         checked(ids, rows, name, mistakable="")
     else:
         _check_range(ids, rows, name)
 
 
-def _has_values(ids: Tensor) -> bool:
+def has_values(ids: Tensor) -> bool:
     """Whether Python may look at them: no tracer, transform, mode or subclass takes part."""
     return (
         type(ids) is Tensor

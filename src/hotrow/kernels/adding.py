@@ -46,7 +46,9 @@ def distinct(ids, table, bits):
         numbers[k] = number
         counts[number] += 1
     for number in range(n):
-        found[number] = (found[number] << bits) | number
+        i = found[number]
+        fits = ((i << bits) >> bits) == i
+        found[number] = ((i if fits else -1) << bits) | number
     return found[:n], numbers, counts
 
 

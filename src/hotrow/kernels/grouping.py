@@ -29,6 +29,11 @@ class Places:
     places: Tensor
     known: Order | None = None
 
+    def within(self, rows: int) -> bool:
+        """Whether all ids are in 0 .. rows - 1."""
+        found = self.rows.numpy()
+        return not len(found) or bool(found[0] >= 0 and found[-1] < rows)
+
     @functools.cached_property
     def order(self) -> Order:
         """(order, offsets): row s is at `order[offsets[s] : offsets[s + 1]]`, in batch order."""
@@ -48,6 +53,8 @@ def distinct(ids: Tensor, rows: int) -> Places:
     Arguments:
         ids: int64 or int32, 0 .. rows - 1, any shape.
         rows: V, of the table.
+
+    Of ids that are not in range, some may be others, but not `within` it.
 
     Time and memory follow the ids.
     """

@@ -65,6 +65,23 @@ def _array(tensor: Tensor) -> NDArray[Any]:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
+def select(table: Tensor, ids: Tensor) -> Tensor | None:
+    """(*ids.shape, D): table[ids]; None if there are no such rows.
+
+    Arguments:
+        table: (V, D), one that `is_compiled`.
+        ids: int64 or int32, on the CPU, any shape.
+    """
+    from hotrow.kernels import selecting  # numba is imported with the first kernel
+
+    count, columns = ids.numel(), table.shape[1]
+    output = table.new_empty(*ids.shape, columns)
+    flat, wrong = _array(output).reshape(count, columns), np.zeros(1, np.bool_)
+    given = _array(table), np.ascontiguousarray(ids.numpy().reshape(-1), np.int64), flat, wrong
+    spread(selecting.rows_at, given, threads_for(count, columns))
+    return None if wrong[0] else output
+
+
 def drive(
     program: Program,
     table: Tensor,  # (V, D)
