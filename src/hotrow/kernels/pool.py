@@ -2,7 +2,8 @@
 
 On Linux they are torch's own, of the OpenMP library that it has loaded: after an operation of
 torch's they wait awake for the next one, so that other threads would have to share the cores with
-them. Elsewhere, and in a forked child, where OpenMP's threads are gone, they are Python's.
+them. Elsewhere, and in a forked child, where OpenMP's threads are gone, they are Python's (there
+torch's own operations on several threads wait for ever, as they do without hotrow).
 (numba's own parallel layers forbid calls from two threads at once or a fork, and compile for
 seconds.)
 
