@@ -98,12 +98,16 @@ def test_bars_are_as_long_as_the_times(found):
 
 def test_what_grows_is_drawn_as_a_line(found):
     record = copy.deepcopy(found["adamw-10m-64"])
-    sizes = sorted(record["peers"].values(), key=lambda peer: peer["rows"])
+    ours = [peer for name, peer in record["peers"].items() if name.startswith("hotrow")]
+    sizes = sorted(ours, key=lambda peer: peer["rows"])
     sizes[0]["step"]["median_ms"], sizes[-1]["step"]["median_ms"] = 5.18, 6.09
     said = texts(plots.plot(record))
     assert "median time of a step over rows, both logarithmic" in said
     assert {"1,000,000", "10,000,000"} < set(said)
     assert "hotrow.optim.AdamW: 5.18 ms to 6.09 ms" in said
+    fused = record["peers"]["torch fused"]
+    fused["step"]["median_ms"] = 412.0  # at one size
+    assert "torch.optim.AdamW(fused=True): 412 ms" in texts(plots.plot(record))
     threads = copy.deepcopy(record)
     for name, peer in threads["peers"].items():
         peer["rows"] = record["rows"]

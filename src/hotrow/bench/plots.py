@@ -158,7 +158,7 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
         curves.append(
             svg.Curve([(left, y + svg.ROW / 2), (left + 34, y + svg.ROW / 2)], f"curve {hue}")
         )
-        ends = f"{milliseconds(line[0][1])} to {milliseconds(line[-1][1])}"
+        ends = " to ".join(dict.fromkeys(milliseconds(line[end][1]) for end in (0, -1)))
         cells.append(svg.label(left + 44, y, f"{name}: {ends}"))
         told += [f"{name}, {size:,} {axis}: {milliseconds(time)}." for size, time in line]
         y += 24
