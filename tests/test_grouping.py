@@ -1,10 +1,14 @@
-"""Distinct ids and their places, beside `torch.unique`."""
+"""Distinct ids and their places, beside `torch.unique`, and the rows of ids, beside torch's."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import hotrow
+from hotrow.errors import HotrowIndexError
 from hotrow.kernels import adding
 from hotrow.kernels.grouping import distinct
+from hotrow.kernels.rows import select
 
 SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 
@@ -41,3 +45,50 @@ def test_regular_ids_do_not_meet_in_the_hash_table(stride):
             at, seen = (at + 1) % len(table), seen + 1
         table[at] = number
     assert seen < 1000
+
+
+@pytest.mark.parametrize("wrong", [-1, -(2**63), 10, 2**31 + 3, 2**57 + 5, 2**63 - 1])
+@pytest.mark.parametrize("place", [0, 63])
+def test_ids_that_no_row_has_are_not_within(wrong, place):
+    ids = torch.arange(64) % 10
+    assert distinct(ids, 10).within(10)
+    ids[place] = wrong
+    assert not distinct(ids, 10).within(10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_selected_rows_are_those_of_torch(dtype, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows, columns, shape in (
+            (7, 3, ()), (7, 3, (0,)), (5, 0, (4,)), (300, 17, (40, 3)), (1000, 256, (2000,)),
+        ):  # fmt: skip
+            table = torch.randn(rows, columns).to(dtype)
+            ids = torch.randint(rows, shape)
+            for given in (ids, ids.int(), ids.t().contiguous().t() if ids.ndim == 2 else ids):
+                assert torch.equal(select(table, given), F.embedding(given, table))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("wrong", [-1, 300, 2**57 + 5, -(2**63)])
+@pytest.mark.parametrize("behind", [False, True])
+def test_an_id_that_no_row_has_changes_nothing(wrong, behind):
+    layer = hotrow.convert(torch.nn.Embedding(300, 4), least=0)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    for t in range(3 * behind):
+        optimizer.zero_grad()
+        layer(torch.arange(t, t + 9)).sum().backward()
+        optimizer.step()
+    assert layer.weight.behind == behind
+    lag = layer.weight.lag
+    before = layer.weight.stored.clone(), lag.last.clone() if behind else None
+    ids = torch.arange(0, 300, 7)
+    ids[5] = wrong
+    for context in (torch.enable_grad, torch.no_grad):
+        with context(), pytest.raises(HotrowIndexError, match=rf"^input\[5\] = {wrong}, but"):
+            layer(ids)
+    assert torch.equal(layer.weight.stored, before[0])
+    assert not behind or torch.equal(lag.last, before[1])
