@@ -446,8 +446,16 @@ cache.mkdir(exist_ok=True)
     assert (tmp_path / "log").read_text().split() == ["first", "first", "later", "later"]
     assert len(found["first_use_samples_s"]) == 2
     assert found["added"]["p20_ms"] <= found["added"]["median_ms"]
-    if sys.platform.startswith("linux"):
-        assert 1e6 < found["peak_bytes"]["later_use"] < 1e9
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_the_peak_of_a_program_is_its_own(monkeypatch, tmp_path):
+    from hotrow.bench import startup
+
+    monkeypatch.setattr(startup, "STEPS", "")
+    mine = torch.ones(300 << 20, dtype=torch.uint8)
+    small, large = (startup.run(f"b'x' * ({n} << 20)", str(tmp_path))[1] for n in (0, 100))
+    assert small < 50e6 < 100e6 < large < 160e6 < mine.nbytes
 
 
 def test_a_program_of_startup_that_fails_is_no_time(tmp_path):
@@ -494,16 +502,22 @@ def test_memory_is_reckoned_for_all_of_them(monkeypatch):
     assert kinds.bytes_needed("torch default", step, others) == (0, 3 * table)
     # Each holds its own, and the largest step needs its memory beside.
     room = kinds.Room(100)
-    room.take(40, 10)
-    room.take(10, 30)
-    room.take(20, 10)
+    for held, step in ((40, 10), (10, 30), (20, 10)):
+        room.check(held, step)
+        room.take(held, step)
     for held, step, left in ((1, 1, 1), (1, 30, 30), (0, 31, 30)):
         with pytest.raises(MemoryError, match=f"about {held + step} B, and {left} B are left"):
-            room.take(held, step)
-    room.take(0, 30)
+            room.check(held, step)
+    room.check(0, 30)
     # Of two tables that would fit alone, the second is left out.
     monkeypatch.setattr(timing, "free_memory", lambda: 5 * 4 * 300 * 8)
     workload = replace(ADAMW, entries=(OURS, SPARSE), goals=())
     record = timing.Run(workload).measure()
     expected = "MemoryError: it needs about 28.8 kB, and 19.2 kB are left"
     assert record["peers"]["torch sparse"]["failed"] == expected
+    # What is not installed holds none.
+    monkeypatch.setitem(sys.modules, "jax", None)
+    monkeypatch.setattr(timing, "free_memory", lambda: 7 * 4 * 300 * 8)
+    workload = replace(workload, entries=(OURS, Entry("jax lazy"), SPARSE))
+    peers = timing.Run(workload).measure()["peers"]
+    assert [name for name, peer in peers.items() if "failed" in peer] == ["jax lazy"]

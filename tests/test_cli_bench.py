@@ -112,6 +112,8 @@ def test_what_fails_takes_nothing_else_with_it(run, monkeypatch, tmp_path):
     code, out, err = run("--suite", suite, "--small", "--peers", "fbgemm", "--records", tmp_path)
     assert code == 1
     assert "\nadamw-1k-16 failed: no result\n" in f"\n{err}"
+    assert "sgd-1k-16: without fbgemm, which it does not have\n" in err
+    assert "sgd-1m-256: without" not in err
     assert set(records.read(tmp_path)) == {"sgd-1m-256", "sgd-1k-16"}
     assert out.startswith("sgd-1m-256  SGD, 1,001 x 256, 257 ids\n")
 

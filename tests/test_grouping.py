@@ -1,14 +1,18 @@
 """Distinct ids and their places, beside `torch.unique`, and the rows of ids, beside torch's."""
 
+import gc
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 import hotrow
-from hotrow.errors import HotrowIndexError
+from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels import adding
 from hotrow.kernels.grouping import distinct
 from hotrow.kernels.rows import select
+from hotrow.touched import uses
 
 SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 
@@ -36,15 +40,19 @@ def test_the_order_is_the_same_however_it_is_found():
 
 @pytest.mark.parametrize("stride", [1, 2**10, 2**20, 46_368, 832_040, 3**10])
 def test_regular_ids_do_not_meet_in_the_hash_table(stride):
-    """Counted in Python, as compiled code tells nobody: the places tried for each id."""
-    table, seen = [-1] * (2 << 12), 0
-    for number, i in enumerate(range(0, 2000 * stride, stride)):
-        mixed = i * int(adding.MIX) % 2**64
-        at = (mixed ^ (mixed >> 32)) * int(adding.MIX) % 2**64 >> (64 - 13)
-        while table[at] >= 0:
-            at, seen = (at + 1) % len(table), seen + 1
-        table[at] = number
-    assert seen < 1000
+    class Table(np.ndarray):
+        tried = 0
+
+        def __getitem__(self, at):
+            Table.tried += 1
+            return super().__getitem__(at)
+
+    ids = np.arange(0, 1000 * stride, stride)
+    table = np.full(2 << 10, -1, np.int32).view(Table)
+    with np.errstate(over="ignore"):  # meant to
+        found, _, _ = adding.distinct.py_func(ids, table, 10)
+    assert len(found) == 1000
+    assert Table.tried < 2000
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**63), 10, 2**31 + 3, 2**57 + 5, 2**63 - 1])
@@ -92,3 +100,34 @@ def test_an_id_that_no_row_has_changes_nothing(wrong, behind):
             layer(ids)
     assert torch.equal(layer.weight.stored, before[0])
     assert not behind or torch.equal(lag.last, before[1])
+
+
+def test_ids_are_checked_where_rows_have_no_columns():
+    layer = hotrow.convert(torch.nn.Embedding(9, 0), least=0)
+    assert layer(torch.tensor([3, 8])).shape == (2, 0)
+    with pytest.raises(HotrowIndexError, match=r"^input\[1\] = 9, but"):
+        layer(torch.tensor([3, 9]))
+
+
+@pytest.mark.parametrize("ids", [[1, 2], 3, None])
+def test_ids_that_are_no_tensor_are_named(ids):
+    layer = hotrow.convert(torch.nn.Embedding(9, 2), least=0)
+    with pytest.raises(HotrowError, match=f"^input is a {type(ids).__name__}"):
+        layer(ids)
+
+
+def test_negated_ids_are_looked_up():
+    layer = hotrow.convert(torch.nn.Embedding(9, 2), least=0)
+    ids = torch._neg_view(torch.tensor([-3, -8]))
+    assert torch.equal(layer(ids), layer(torch.tensor([3, 8])))
+
+
+def test_an_error_leaves_nobody_holding_the_rows():
+    layer = hotrow.convert(torch.nn.Embedding(9, 2, max_norm=1.0), least=0)
+    gc.disable()
+    try:
+        with pytest.raises(HotrowIndexError):
+            layer(torch.tensor([9]))
+        assert uses(layer.weight) == 1
+    finally:
+        gc.enable()

@@ -85,8 +85,8 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
         to: "lookup", or "matmul" for the other direction: every embedding multiplies its table by
             the one-hot of its ids, for backends where a product is the cheap one.
         least: entries from which on hotrow takes part; 100,000 unless given. A smaller embedding is
-            left to torch, whose dense gradient and step are about as quick; with SGD, and with
-            `fused=True`, up to a million entries. So is a product with a
+            left to torch, whose dense gradient and step are about as quick (SGD's, and those with
+            `fused=True`, up to a million entries: 1_000_000 suits them). So is a product with a
             smaller one-hot (rows of the batch x columns), and a model in which none is larger runs
             as it was: only its first calls, then one in 64, and any with more input than those,
             look for one-hots. In `torch.compile` all are looked up. Of modules within modules the

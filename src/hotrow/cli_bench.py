@@ -94,6 +94,10 @@ def bench_command(
     folders = {name: _folder(name, where) for name, where in (("plot", plot), ("records", records))}
     asked = running.Asked(threads or torch.get_num_threads(), chosen, small)
     estimate = sum(workloads.chosen(name, small, chosen).seconds for name in names)
+    for name in names:
+        absent = set(chosen or ()) - _kinds_in(workloads.WORKLOADS[name])
+        if absent:
+            _say(f"{name}: without {', '.join(sorted(absent))}, which it does not have")
     many = f"{len(names)} workload" + "s" * (len(names) != 1)
     _say(f"{many}, about {_minutes(estimate)} on two quiet cores")
     found: list[dict[str, Any]] = []
@@ -134,6 +138,13 @@ def _leave_times(found: list[dict[str, Any]]) -> None:
             _say("hotrow learn shows the times of look-up and matmul in its chart")
     except (HotrowError, OSError, RuntimeError) as error:  # no folder for caches
         _say(f"the times are not left for hotrow learn: {error}")
+
+
+def _kinds_in(workload: Any) -> set[str]:
+    """Who takes part; of what is no table, all, as nobody is chosen there."""
+    return (
+        {entry.kind for entry in workload.entries} if hasattr(workload, "entries") else {*_kinds()}
+    )
 
 
 def _kinds() -> dict[str, str]:

@@ -48,16 +48,25 @@ def _begin(input: Tensor, table: Table, rows: int) -> None:
         check_range(input, rows, "input")
     except HotrowError as error:
         failure = error
-    if table.replicas is not None and trains(table):
-        table.replicas.begin(table, failure)
-    if failure is not None:
-        raise failure
+    try:
+        if table.replicas is not None and trains(table):
+            table.replicas.begin(table, failure)
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # its traceback holds the rows, and they would seem to have a holder
 
 
 def _is_selected(rows: Tensor, ids: Tensor) -> bool:
     """Whether `kernels.rows.select` can look up."""
-    plain = ids.dtype in ID_DTYPES and ids.device.type == "cpu" and not ids.is_nested
-    return plain and has_values(ids) and is_compiled(rows)
+    return (
+        has_values(ids)
+        and ids.dtype in ID_DTYPES
+        and ids.device.type == "cpu"
+        and ids.layout is torch.strided
+        and not (ids.is_nested or ids.is_neg())
+        and is_compiled(rows)
+    )
 
 
 def _select(rows: Tensor, ids: Tensor) -> Tensor:
@@ -65,7 +74,7 @@ def _select(rows: Tensor, ids: Tensor) -> Tensor:
     output = select(rows, ids)
     if output is None:
         check_range(ids, len(rows), "input")
-    assert output is not None
+        return F.embedding(ids, rows)  # someone has put the ids right meanwhile
     return output
 
 

@@ -65,15 +65,17 @@ class Room:
     def __init__(self, free: float) -> None:
         self.free, self.step = free, 0.0
 
-    def take(self, held: float, step: float) -> None:
-        """For one more.
+    def check(self, held: float, step: float) -> None:
+        """Whether there is some for one more.
 
         Raises:
             MemoryError: there is not as much.
         """
-        most = max(self.step, step)
-        left = self.free - (most - step)  # of which another's step needs some
+        left = self.free - max(self.step - step, 0.0)  # of which another's step needs some
         if held + step > left:
             needed = size(held + step)
             raise MemoryError(f"it needs about {needed}, and {size(max(left, 0))} are left")
-        self.free, self.step = self.free - held, most
+
+    def take(self, held: float, step: float) -> None:
+        """For one more, who takes part."""
+        self.free, self.step = self.free - held, max(self.step, step)

@@ -109,19 +109,21 @@ class Run:
     def admit_one(self, name: str, room: Room, references: dict[Any, torch.Tensor]) -> None:
         """Make a peer, train it up to the steady state, and see to its numbers and its memory."""
         kind, case = self.entries[name].kind, self.cases[name]
-        room.take(*bytes_needed(kind, case, self.peers))
+        needs = bytes_needed(kind, case, self.peers)
+        room.check(*needs)
         peer = KINDS[kind].build(case, self.peers)
         self.peers[name], self.found[name]["label"] = peer, peer.label
         self.prepare(name, peer, references)
         if memory.is_seen():
             memory.touch(peer)
             peer.clear()
-            needed = memory.peak_of(functools.partial(self.turn, name, peer, 1))
+            peak = memory.peak_of(functools.partial(self.turn, name, peer, 1))
             self.found[name]["memory"] = {
-                "peak_extra_bytes": needed + peer.bytes_kept(),
+                "peak_extra_bytes": peak + peer.bytes_kept(),
                 "table_and_state_bytes": peer.bytes_held(),
             }
         peer.clear()  # the others need the memory
+        room.take(*needs)
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
         """The result, or None where a peer fails, which then takes part no longer."""

@@ -78,7 +78,8 @@ def select(table: Tensor, ids: Tensor) -> Tensor | None:
     output = table.new_empty(*ids.shape, columns)
     flat, wrong = _array(output).reshape(count, columns), np.zeros(1, np.bool_)
     given = _array(table), np.ascontiguousarray(ids.numpy().reshape(-1), np.int64), flat, wrong
-    spread(selecting.rows_at, given, threads_for(count, columns))
+    # Ids are checked even where rows have no columns.
+    spread(selecting.rows_at, given, max(threads_for(count, columns), min(count, 1)))
     return None if wrong[0] else output
 
 
