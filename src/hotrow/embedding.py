@@ -121,12 +121,13 @@ def own_embedding(
     """`embedding` of the rows of this process."""
     rows = _rows_of(weight)
     padding = checked_padding(padding_idx, len(rows))
-    read: Callable[[], Tensor] = functools.partial(F.embedding, input, rows)
     checks = max_norm is None and weight.replicas is None and _is_selected(rows, input)
+    read: Callable[[], Tensor]
     if checks:  # the ids, as it finds them out of range
         read = functools.partial(_select, rows, input)
     else:
         _begin(input, weight, len(rows))
+        read = functools.partial(F.embedding, input, rows)
     at = distinct(input, len(rows)) if weight.behind else None
     if checks and at is not None and not at.within(len(rows)):
         check_range(input, len(rows), "input")

@@ -61,9 +61,9 @@ def touch(peer: Peer) -> None:
         state.view(-1)[::PAGE_FLOATS].add_(0)
 
 
-def resident(field: str) -> int:
-    """Bytes of VmRSS (now) or VmHWM (the peak)."""
-    for line in STATUS.read_text().splitlines():
+def resident(field: str, status: str | None = None) -> int:
+    """Bytes of VmRSS (now) or VmHWM (the peak), of this process or of one with that status."""
+    for line in (status or STATUS.read_text()).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     raise RuntimeError(f"{STATUS} has no {field}")

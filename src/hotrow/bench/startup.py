@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from hotrow.bench import memory
 from hotrow.bench.workload import Record, Told, quiet, spread
 
 TORCH = """
@@ -30,7 +30,7 @@ for _ in range(3):
     table(torch.arange(500)).sum().backward()
     optimizer.step()
 """
-STATUS = "\nprint(open('/proc/self/status').read())"  # on Linux, with the program's own peak
+STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # on Linux, with the program's own peak
 ADDED_SECONDS_AT_MOST = 0.5
 
 
@@ -97,9 +97,8 @@ def run(program: str, cache: str) -> tuple[float, int | None]:
     """Seconds from the start of the interpreter to its end; its most resident bytes, on Linux."""
     begin = time.perf_counter()
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
-    status = STATUS * sys.platform.startswith("linux")
-    command = [sys.executable, "-c", program + STEPS + status]
+    told = STATUS * sys.platform.startswith("linux")
+    command = [sys.executable, "-c", program + STEPS + told]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     taken = time.perf_counter() - begin
-    peak = re.search(r"^VmHWM:\s+(\d+)", done.stdout, re.MULTILINE)
-    return taken, int(peak[1]) * 1024 if peak else None
+    return taken, memory.resident("VmHWM", done.stdout) if told else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -87,8 +87,7 @@ class Run:
             "rounds": workload.rounds,
             "copy_bytes_per_s": speed,
             "peers": self.found,
-            "goals": [self.goal(goal.against, goal.at_most) for goal in workload.goals]
-            + [self.memory_goal(most) for most in [workload.extra_bytes_at_most] if most],
+            "goals": list(self.goals()),
         }
 
     def admit(self) -> None:
@@ -235,6 +234,13 @@ class Run:
         lowest = 1e3 * moved / speed
         ratio = {k.removesuffix("_ms"): float(f"{v / lowest:.5g}") for k, v in step.items()}
         return {"floor_bytes": moved, "floor_ms": lowest, "floor_ratio": ratio}
+
+    def goals(self) -> Iterator[dict[str, Any]]:
+        """What was asked for, and whether it was met."""
+        for goal in self.workload.goals:
+            yield self.goal(goal.against, goal.at_most)
+        if self.workload.extra_bytes_at_most is not None:
+            yield self.memory_goal(self.workload.extra_bytes_at_most)
 
     def goal(self, against: str, at_most: float) -> dict[str, Any]:
         """Whether the median ratio is as low as was asked; None if there is no such peer."""

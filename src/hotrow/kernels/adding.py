@@ -52,6 +52,17 @@ def distinct(ids, table, bits):
     return found[:n], numbers, counts
 
 
+@njit(**OPTIONS)
+def arranged(places, offsets):
+    """The positions in the batch of each place, those of place s from `offsets[s]` on."""
+    order = np.empty(len(places), np.int64)
+    free = offsets.copy()
+    for k, place in enumerate(places):
+        order[free[place]] = k
+        free[place] += 1
+    return order
+
+
 @cached
 def placed(packed, numbers, counts, bits):
     """What `distinct` found, by the sorted ids: they, the place of each id, and `by_place`'s."""
@@ -64,14 +75,9 @@ def placed(packed, numbers, counts, bits):
         places_of[number] = place
         offsets[place + 1] = offsets[place] + counts[number]
     places = np.empty(len(numbers), np.int64)
-    order = np.empty(len(numbers), np.int64)
-    free = offsets.copy()
     for k, number in enumerate(numbers):
-        place = places_of[number]
-        places[k] = place
-        order[free[place]] = k
-        free[place] += 1
-    return rows, places, order, offsets
+        places[k] = places_of[number]
+    return rows, places, arranged(places, offsets), offsets
 
 
 @cached
@@ -85,12 +91,7 @@ def by_place(places, count):
         offsets[place + 1] += 1
     for place in range(count):
         offsets[place + 1] += offsets[place]
-    order = np.empty(len(places), np.int64)
-    free = offsets.copy()
-    for k, place in enumerate(places):
-        order[free[place]] = k
-        free[place] += 1
-    return order, offsets
+    return arranged(places, offsets), offsets
 
 
 @njit(**OPTIONS)
