@@ -26,14 +26,14 @@ lint: .venv/test
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
-# About 20 minutes and 16 GB; writes bench/records, docs/performance.md and the READMEs' times.
+# About 20 minutes and 16 GB; writes benchmarks/records, docs/performance.md and the READMEs' times.
 bench: .venv/peers
-	$(BIN)/hotrow bench --suite full --records bench/records
-	$(BIN)/python bench/page.py
+	$(BIN)/python -m benchmarks --suite full --records benchmarks/records
+	$(BIN)/python -m benchmarks.page
 
 # Writes docs/sameness.md: every optimizer's step held to torch's.
 sameness: .venv/test
-	@PYTHONPATH=tests $(BIN)/python bench/sameness.py
+	@$(BIN)/python -m benchmarks.sameness
 
 clean:
 	rm -rf .venv

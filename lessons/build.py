@@ -19,7 +19,7 @@ import nbformat
 from nbclient import NotebookClient
 
 import hotrow
-from hotrow._examples import A
+from hotrow.inputs.examples import A
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "embedding-vs-linear.md"

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from hotrow import cli
+from hotrow.cli import main as cli
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
@@ -62,13 +62,13 @@ def pytest_runtest_makereport(
 @pytest.fixture(autouse=True)
 def _small_one_hots(monkeypatch) -> None:
     """What a converted model multiplies by a one-hot is looked up whatever its size."""
-    monkeypatch.setattr("hotrow.resting.LEAST", 0)
+    monkeypatch.setattr("hotrow.conversion.resting.LEAST", 0)
 
 
 @pytest.fixture
 def small_tables(monkeypatch):
     """What is looked up becomes a table whatever its size."""
-    monkeypatch.setattr("hotrow.lookup.WORTHWHILE", 0)
+    monkeypatch.setattr("hotrow.table.lookup.WORTHWHILE", 0)
 
 
 BROWSER_ARGUMENTS = [

@@ -5,11 +5,12 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from tests.support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
 SMALL = {
     "flights": ["--steps=60", "--width=352", "--batch=128", "--lr=0.01", "--every=20"],
     "letters": ["--steps=60", "--width=128", "--batch=256", "--lr=0.2", "--before=8"],

@@ -8,8 +8,7 @@ import zipfile
 from pathlib import Path
 
 import hotrow
-
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
 
 
 def test_the_surface_is_small():
@@ -76,9 +75,10 @@ def test_the_wheel_works_alone(tmp_path):
     assert not [name for name in names if name.startswith("tests") or ".venv" in name]
     page = tmp_path / "report.html"
     code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import hotrow.cli as cli; "
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
+        f"from hotrow.cli import main as cli; "
         f"assert cli.__file__.startswith({str(tmp_path)!r}); "
-        f"from hotrow import _examples; _examples.ALL = (_examples.A,); "
+        f"from hotrow.inputs import examples; examples.ALL = (examples.A,); "
         f"sys.argv = ['hotrow', 'compare', '--html', {str(page)!r}]; cli.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,13 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import hotrow
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 CODE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -3,14 +3,14 @@
 from importlib.metadata import version as _version
 
 from hotrow import optim
-from hotrow._check import check
-from hotrow._compare import compare
-from hotrow._convert import convert
-from hotrow._cost import cost
+from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
-from hotrow.figures import figure
-from hotrow.layers import Embedding, EmbeddingBag, OneHotLinear
-from hotrow.onehot import one_hot
+from hotrow.figures.figure import figure
+from hotrow.layers.embedding import Embedding, EmbeddingBag, OneHotLinear
+from hotrow.onehot.tensor import one_hot
+from hotrow.verify.check import check
+from hotrow.verify.compare import compare
+from hotrow.verify.cost import cost
 
 __version__ = _version("hotrow")
 __all__ = [

@@ -1,6 +1,6 @@
 """`python -m hotrow`, the same as `hotrow`."""
 
-from hotrow.cli import main
+from hotrow.cli.main import main
 
 if __name__ == "__main__":
     main()

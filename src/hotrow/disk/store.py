@@ -20,12 +20,12 @@ from hotrow.disk.journal import WHOLE, Part, commit, flush_folder, recover
 from hotrow.disk.mapped import PAGE, Blocks, Mapped, write_new
 from hotrow.disk.run import REST, RUN, Run, damaged, first_line, packed, read_rest, read_run
 from hotrow.errors import HotrowError
-from hotrow.layers import Embedding
+from hotrow.layers.embedding import Embedding
 from hotrow.optim.lag import RowLag
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import Group, Rule
 from hotrow.optim.state import RowState
-from hotrow.rows import Table
+from hotrow.table.parameter import Table
 
 BLOCK = 1 << 22  # values that are written at once into a new file
 

@@ -21,8 +21,8 @@ from hotrow.distributed.tables import (
     table_of,
 )
 from hotrow.errors import HotrowError
-from hotrow.gradient import RowGradient
-from hotrow.rows import Table, trains
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table, trains
 
 _M = TypeVar("_M", bound=nn.Module)
 

@@ -19,7 +19,7 @@ from hotrow.distributed.tables import (
     table_of,
 )
 from hotrow.errors import HotrowError
-from hotrow.rows import Table
+from hotrow.table.parameter import Table
 
 _M = TypeVar("_M", bound=nn.Module)
 

@@ -13,11 +13,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hotrow.distributed.ranks import Ranks, Swap
 from hotrow.distributed.tables import Through, check_wrapper
-from hotrow.embedding import own_embedding
 from hotrow.errors import HotrowError
-from hotrow.gradient import RowGradient
 from hotrow.ids import checked, checked_padding
-from hotrow.rows import Table, trains
+from hotrow.table.functional import own_embedding
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table, trains
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.distributed.ranks import Ranks
 from hotrow.errors import HotrowError
-from hotrow.gradient import RowGradient
-from hotrow.rows import Table
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
 
 Found = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.pool import COMPILED, spread, threads_for
+from hotrow.kernels.cpu.threads import COMPILED, spread, threads_for
 
 Order = tuple[NDArray[np.int64], NDArray[np.int64]]
 
@@ -37,7 +37,7 @@ class Places:
     @functools.cached_property
     def order(self) -> Order:
         """(order, offsets): row s is at `order[offsets[s] : offsets[s + 1]]`, in batch order."""
-        from hotrow.kernels import adding
+        from hotrow.kernels.cpu import grouping as adding
 
         if self.known is not None:
             return self.known
@@ -63,7 +63,7 @@ def distinct(ids: Tensor, rows: int) -> Places:
     bits = ids.numel().bit_length()  # of a number below that of the ids
     if ids.device.type != "cpu" or rows.bit_length() + bits > 63:
         return Places(*torch.unique(ids.long(), return_inverse=True))
-    from hotrow.kernels import adding  # numba is imported with the first kernel
+    from hotrow.kernels.cpu import grouping as adding  # numba is imported with the first kernel
 
     given = ids.numpy()
     flat = np.ascontiguousarray(given.reshape(-1), np.int64)
@@ -97,7 +97,7 @@ class Grouped:
             # torch's own kernel, on as many rows as there are distinct ids.
             sums = torch.ops.aten.embedding_dense_backward(grads, self.at.places, count, -1, False)
             return sums
-        from hotrow.kernels import adding  # numba is imported with the first kernel
+        from hotrow.kernels.cpu import grouping as adding  # numba is imported with the first kernel
 
         sums = torch.empty((count, grads.shape[1]), dtype=grads.dtype)
         given = grads.contiguous().numpy(), *self.at.order, sums.numpy()

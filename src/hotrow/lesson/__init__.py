@@ -5,9 +5,9 @@ its sources, and a reader's own tokens and rows go in the same way as the exampl
 """
 
 from hotrow.lesson import times
-from hotrow.lesson._page import LANGUAGES, page
-from hotrow.lesson._place import place
 from hotrow.lesson.excerpt import Excerpt, own_excerpt
+from hotrow.lesson.location import place
+from hotrow.lesson.page import LANGUAGES, page
 from hotrow.lesson.times import Timing
 
 __all__ = ["LANGUAGES", "Excerpt", "Timing", "own_excerpt", "page", "place", "times"]

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow import _examples
 from hotrow.errors import HotrowError
-from hotrow.files import Tokens
 from hotrow.ids import as_ids, checked
-from hotrow.tables import check_table
-from hotrow.text import elide, printable
+from hotrow.inputs import examples
+from hotrow.inputs.files import Tokens
+from hotrow.inputs.tables import check_table
+from hotrow.inputs.text import elide, printable
 
 MOST_IDS, MOST_ROWS, MOST_COLUMNS = 12, 16, 5
 _TOKEN_COLUMNS = 20
@@ -92,13 +92,13 @@ def _bits(values: Tensor) -> str:
     return numbers
 
 
-def examples() -> tuple[Excerpt, ...]:
+def example_excerpts() -> tuple[Excerpt, ...]:
     """Examples A and B whole, with the linear layer of their seed, and an excerpt of C."""
-    small = (("A", _examples.A), ("B", _examples.B))
+    small = (("A", examples.A), ("B", examples.B))
     return *(_whole(name, example) for name, example in small), _token_and_position()
 
 
-def _whole(name: str, example: _examples.Example) -> Excerpt:
+def _whole(name: str, example: examples.Example) -> Excerpt:
     table = example.table()
     V, D = table.shape
     with torch.random.fork_rng(devices=[]):

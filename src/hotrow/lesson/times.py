@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hotrow.drawings.cost import LEAST_MS, MOST_MS, is_time
 from hotrow.errors import HotrowError
-from hotrow.files import write_text
-from hotrow.lesson._place import cache_folder
+from hotrow.figures.cost import LEAST_MS, MOST_MS, is_time
+from hotrow.inputs.files import write_text
+from hotrow.lesson.location import cache_folder
 
 _NAME = "times.json"
 

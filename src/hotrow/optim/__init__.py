@@ -37,17 +37,17 @@ from __future__ import annotations
 
 import torch.optim as _torch
 
-from hotrow.optim import adadelta as _adadelta
-from hotrow.optim import adagrad as _adagrad
-from hotrow.optim import adam as _adam
-from hotrow.optim import adamax as _adamax
-from hotrow.optim import asgd as _asgd
-from hotrow.optim import nadam as _nadam
-from hotrow.optim import radam as _radam
-from hotrow.optim import rmsprop as _rmsprop
-from hotrow.optim import rprop as _rprop
-from hotrow.optim import sgd as _sgd
-from hotrow.optim.stepping import RowOptimizer as _RowOptimizer
+from hotrow.optim.optimizer import RowOptimizer as _RowOptimizer
+from hotrow.optim.rules import adadelta as _adadelta
+from hotrow.optim.rules import adagrad as _adagrad
+from hotrow.optim.rules import adam as _adam
+from hotrow.optim.rules import adamax as _adamax
+from hotrow.optim.rules import asgd as _asgd
+from hotrow.optim.rules import nadam as _nadam
+from hotrow.optim.rules import radam as _radam
+from hotrow.optim.rules import rmsprop as _rmsprop
+from hotrow.optim.rules import rprop as _rprop
+from hotrow.optim.rules import sgd as _sgd
 
 
 class SGD(_RowOptimizer, _torch.SGD):

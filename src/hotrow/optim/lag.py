@@ -20,8 +20,8 @@ from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import Group, Rule, scalar_dtype
 from hotrow.optim.settle import look_up, settle, step
 from hotrow.optim.state import RowState
-from hotrow.rows import Table
-from hotrow.touched import uses
+from hotrow.table.autograd import uses
+from hotrow.table.parameter import Table
 
 PATIENCE = 10  # steps with an alias alive before that is said
 LONGEST = 1 << 16  # entries of a ledger; then all rows settle, and a new one begins

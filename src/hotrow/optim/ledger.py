@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotrow.errors import HotrowError
+from hotrow.optim.closed_form.shortcut import Shortcut
 from hotrow.optim.rule import Carried, Group, Rule, State
-from hotrow.optim.shortcut import Shortcut
 
 
 class Ledger:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hotrow.optim.shortcut import Shortcut
+from hotrow.optim.closed_form.shortcut import Shortcut
 
 Group = dict[str, Any]  # a parameter group of torch.optim: lr, betas, ... under torch's names
 State = Mapping[str, Any]  # a parameter's state in torch.optim; empty before its first step

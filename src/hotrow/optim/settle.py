@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.kernels.grouping import Grouped, Places
-from hotrow.kernels.rows import (
+from hotrow.kernels.operators import (
     COMPUTED,
     Program,
     all_pass_by,

@@ -1,0 +1,160 @@
+"""The models that are measured before and after `convert`, and their batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.batches import Batches
+
+Batch = tuple[Tensor, ...]
+Made = tuple[nn.Module, Callable[[int], Batch]]  # a model, and batch t
+
+
+class Tabular(nn.Module):
+    """Fields as one-hots, side by side with dense columns, into a linear layer."""
+
+    def __init__(self, sizes: list[int], dense: int, width: int) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.net = nn.Sequential(
+            nn.Linear(sum(sizes) + dense, width), nn.ReLU(), nn.Linear(width, 1)
+        )
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        """(B, fields) and (B, dense) -> (B, 1)."""
+        fields = [F.one_hot(ids[:, i], size).to(dense.dtype) for i, size in enumerate(self.sizes)]
+        output: Tensor = self.net(torch.cat([*fields, dense], -1))
+        return output
+
+
+class Policy(nn.Module):
+    """As an actor-critic over discrete states has it."""
+
+    def __init__(self, states: int, width: int = 64, actions: int = 6) -> None:
+        super().__init__()
+        self.states = states
+        self.body = nn.Sequential(
+            nn.Linear(states, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()
+        )
+        self.action, self.value = nn.Linear(width, actions), nn.Linear(width, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(B,) -> (B, actions + 1)."""
+        dtype = self.value.weight.dtype
+        hidden = self.body(F.one_hot(states.long(), self.states).to(dtype).flatten(1))
+        return torch.cat([self.action(hidden), self.value(hidden)], -1)
+
+
+class Plain(nn.Module):
+    """Nothing to convert."""
+
+    def __init__(self, width: int, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width) -> the same."""
+        for layer in self.layers:
+            x = self.norm(x + layer(x).relu())
+        return x
+
+
+class Recommender(nn.Module):
+    """A table for each field, their rows side by side with dense columns, into an MLP."""
+
+    def __init__(self, sizes: list[int], dense: int, columns: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(size, columns) for size in sizes)
+        self.net = nn.Sequential(
+            nn.Linear(len(sizes) * columns + dense, width), nn.ReLU(), nn.Linear(width, 1)
+        )
+
+    def forward(self, ids: Tensor, dense: Tensor) -> Tensor:
+        """(B, fields) and (B, dense) -> (B, 1)."""
+        rows = [table(ids[:, i]) for i, table in enumerate(self.tables)]
+        output: Tensor = self.net(torch.cat([*rows, dense], -1))
+        return output
+
+
+class LanguageModel(nn.Module):
+    """A table of tokens, a recurrent layer, and a head of its own over the vocabulary."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, columns)
+        self.body = nn.GRU(columns, columns, batch_first=True)
+        self.head = nn.Linear(columns, rows)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, T) -> (B, T, V), of the token that follows each."""
+        output: Tensor = self.head(self.body(self.table(ids))[0])
+        return output
+
+
+def geometric(fields: int, total: int) -> list[int]:
+    """Sizes of fields, small ones and large ones, that add up."""
+    shares = [1.4**i for i in range(fields)]
+    sizes = [max(2, int(total * share / sum(shares))) for share in shares]
+    sizes[-1] += total - sum(sizes)
+    return sizes
+
+
+def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
+    """Ids of each field, of which small ones are frequent, and dense columns."""
+
+    def draw(seed: int) -> Batch:
+        random = torch.Generator().manual_seed(seed)
+        drawn = torch.rand(batch, len(sizes), generator=random).pow(3)
+        ids = (drawn * torch.tensor(sizes)).long()
+        return ids, torch.randn(batch, dense, generator=random)
+
+    return draw
+
+
+def tabular(small: bool) -> Made:
+    """26 fields of 100,000 columns in all, 13 dense columns."""
+    fields, total, dense, batch, width = (
+        (4, 200, 3, 64, 16) if small else (26, 100_000, 13, 4096, 256)
+    )
+    sizes = geometric(fields, total)
+    return Tabular(sizes, dense, width), _fields(sizes, dense, batch)
+
+
+def recommender(small: bool) -> Made:
+    """26 tables of 2,000,000 rows in all."""
+    fields, total, dense, columns, batch, width = (
+        (4, 2000, 3, 4, 64, 16) if small else (26, 2_000_000, 13, 32, 2048, 256)
+    )
+    sizes = geometric(fields, total)
+    return Recommender(sizes, dense, columns, width), _fields(sizes, dense, batch)
+
+
+def language_model(small: bool) -> Made:
+    """GPT-2's vocabulary."""
+    rows, columns, batch, length = (300, 8, 2, 8) if small else (50_257, 128, 8, 32)
+    ids = Batches(rows, batch * length)
+    return LanguageModel(rows, columns), lambda t: (ids[t].view(batch, length),)
+
+
+def policy(small: bool, states: int = 500, batch: int = 64) -> Made:
+    """Taxi's size."""
+
+    def draw(seed: int) -> Batch:
+        return (torch.randint(states, (batch,), generator=torch.Generator().manual_seed(seed)),)
+
+    return Policy(states), draw
+
+
+def plain(small: bool) -> Made:
+    """A network in whose own code nothing is found."""
+    width, batch = (16, 8) if small else (512, 256)
+
+    def draw(seed: int) -> Batch:
+        return (torch.randn(batch, width, generator=torch.Generator().manual_seed(seed)),)
+
+    return Plain(width), draw

@@ -1,0 +1,272 @@
+"""`hotrow compare`: the look-up and the product on the same table, or a whole model both ways."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from hotrow.cli import report, terminal
+from hotrow.cli.options import TableFile, TensorName, TokenizerFile
+from hotrow.cli.terminal import DIFFERENT, EQUAL
+from hotrow.errors import HotrowError
+from hotrow.inputs import examples, files, loading
+from hotrow.inputs.text import printable
+from hotrow.verify.compare import Comparison, compare
+from hotrow.verify.models.compare import Saved, saved
+
+# A line with nothing but \b keeps the lines up to the next blank one as they are.
+COMPARE = """Multiply by the one-hot and look the rows up; say whether they are the same.
+
+Both ways run forward and backward on the same table and ids, every value is compared, and what
+each way cost is printed. Without --table: the lesson's 4 x 5 table, then a random one of
+GPT-2's size.
+
+With MODEL, a whole model is run, as it is and as hotrow.convert makes it: what became a look-up,
+what was left and why, whether outputs and gradients are the same, and what is saved. MODEL is
+module:function, and the function, called without arguments, returns the model. The inputs are a
+tensor, a tuple of arguments, or a dict of keyword arguments.
+
+\b
+Examples:
+  hotrow compare
+  hotrow compare --table model.safetensors --tokenizer tokenizer.json \\
+      --text "the same numbers"
+  hotrow compare --table model.safetensors --tensor wte.weight \\
+      --ids 5,9,5 --html report.html
+  hotrow compare package.models:build --inputs package.models:batch
+  hotrow compare models:build --inputs inputs.pt --seed 1
+  hotrow compare models:build --inputs inputs.pt --to matmul
+
+\b
+Exit code:
+  0 equal, 1 not equal, 2 input that cannot be used, 3 a fault of hotrow's own
+"""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the ids come from: the option that says so, and the text or the ids themselves."""
+
+    option: str
+    content: str
+    is_text: bool
+
+
+def _source(
+    text: str | None, text_file: str | None, ids: str | None, ids_file: str | None
+) -> _Source | None:
+    options = {"--text": text, "--text-file": text_file, "--ids": ids, "--ids-file": ids_file}
+    given = [(option, value) for option, value in options.items() if value is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        names = " and ".join(option for option, _ in given)
+        raise HotrowError(f"{names} were given, but the ids come from one of them", fix="give one")
+    option, value = given[0]
+    content = files.read_text(value) if option.endswith("-file") else value
+    return _Source(option, content, option.startswith("--text"))
+
+
+def compare_command(
+    context: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A model to compare, as module:function.", metavar="MODEL"),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="What the model is called with: module:function, a .pt file of tensors, "
+            "or a .safetensors file.",
+            metavar="INPUTS",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the model's random numbers; 0 unless given.", min=0, metavar="N"),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(help="How the model is converted: lookup, or matmul for the other way."),
+    ] = None,
+    table: TableFile = None,
+    tensor: TensorName = None,
+    tokenizer: TokenizerFile = None,
+    text: Annotated[str | None, typer.Option(help="The text to look up.", metavar="TEXT")] = None,
+    text_file: Annotated[
+        str | None, typer.Option(help="A UTF-8 file with it; - for standard input.", metavar="FILE")
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="The ids to look up, as in 5,9,5.", metavar="IDS")
+    ] = None,
+    ids_file: Annotated[
+        str | None,
+        typer.Option(help="A text file with them; - for standard input.", metavar="FILE"),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory that the dense way may take, as in 500MB or 2GiB; "
+            "half of what is free unless given.",
+            metavar="SIZE",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(help="Also write a self-contained page with figures.", metavar="FILE"),
+    ] = None,
+) -> None:
+    """Compare, print, and exit with the verdict."""
+    if any(each is not None for each in (model, inputs, seed, to)):
+        given = {
+            "--table": table,
+            "--tensor": tensor,
+            "--tokenizer": tokenizer,
+            "--text": text,
+            "--text-file": text_file,
+            "--ids": ids,
+            "--ids-file": ids_file,
+            "--budget": budget,
+            "--html": html,
+        }
+        others = [option for option, value in given.items() if value is not None]
+        found = _compare_model(context, model, inputs, seed, to, others)
+        terminal.put(report.saved_json(found) if json else str(found))
+        raise typer.Exit(EQUAL if found else DIFFERENT)
+    if html is not None:
+        files.check_writable(html)
+    limit = None if budget is None else parse_size(budget)
+    source = _source(text, text_file, ids, ids_file)
+    if table is not None:
+        comparisons = [_compare_file(table, tensor, tokenizer, source, limit)]
+    else:
+        needy = [
+            option
+            for option, value in (
+                (source and source.option, source),
+                ("--tensor", tensor),
+                ("--tokenizer", tokenizer),
+            )
+            if value is not None
+        ]
+        if needy:
+            raise HotrowError(f"{needy[0]} needs a table", fix="name its file with --table")
+        comparisons = [_compare_example(example, limit) for example in examples.ALL]
+    if html is not None:
+        files.write_text(html, report.to_html(comparisons))
+    terminal.put(report.to_json(comparisons) if json else _readable(comparisons, html))
+    raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
+
+
+def _readable(comparisons: list[Comparison], html: str | None) -> str:
+    """The report as text, with the terminal's colours if there is one."""
+
+    def show(console: Console) -> None:
+        for comparison in comparisons:
+            report.print_report(comparison, console)
+        if html is not None:
+            where = f"The page with the figures is in {printable(html)}"
+            console.print(where, markup=False, soft_wrap=True)
+
+    return terminal.captured(show)
+
+
+def _compare_example(example: examples.Example, limit: int | None) -> Comparison:
+    with terminal.progress() as tell:
+        tell("making the table", 0, 1)
+        table = example.table()
+        return compare(table, example.ids, title=example.title, budget=limit, progress=tell)
+
+
+def _compare_file(
+    table: str,
+    tensor: str | None,
+    tokenizer: str | None,
+    source: _Source | None,
+    limit: int | None,
+) -> Comparison:
+    if source is None:
+        raise HotrowError(
+            "a table alone has nothing to look up",
+            fix="give one of --text, --text-file, --ids, --ids-file",
+        )
+    if source.is_text and tokenizer is None:
+        raise HotrowError(f"{source.option} needs a tokenizer", fix="name it with --tokenizer")
+    with terminal.progress() as tell:
+        tell("reading", 0, 1)
+        name, values = files.read_table(table, tensor)
+        reader = None
+        if tokenizer is not None:
+            reader = files.read_tokenizer(tokenizer, len(values), f"the table {name}")
+        texts: tuple[str, ...] | None = None
+        if source.is_text and reader is not None:
+            tokens = files.tokenize(reader, source.content)
+            ids, texts = tokens.ids, tokens.texts
+        else:
+            ids = files.parse_ids(source.content, source.option)
+            if reader is not None:
+                texts = files.token_texts(reader, ids)
+        title = f"{name} in {Path(table).name}"
+        return compare(values, ids, tokens=texts, title=title, budget=limit, progress=tell)
+
+
+def _compare_model(
+    context: typer.Context,
+    model: str | None,
+    inputs: str | None,
+    seed: int | None,
+    to: str | None,
+    others: list[str],
+) -> Saved:
+    if model is None:
+        named = (("--inputs", inputs), ("--seed", seed), ("--to", to))
+        needy = next(name for name, value in named if value is not None)
+        raise HotrowError(
+            f"{needy} needs a model",
+            fix="name it first, as in hotrow compare models:build --inputs models:batch",
+        )
+    if not loading.is_name(model):
+        context.fail(f"Got unexpected extra argument ({model}); a model is module:function")
+    if others:
+        names = " and ".join(others)
+        raise HotrowError(
+            f"{names} {'is' if len(others) == 1 else 'are'} for comparing a table, and {model} is "
+            "a model",
+            fix="give one or the other",
+        )
+    if inputs is None:
+        raise HotrowError(
+            f"{model} alone has nothing to run on",
+            fix="give --inputs, as module:function, a .pt or a .safetensors file",
+        )
+    # What the model's own code prints is not the report.
+    with terminal.progress() as tell, redirect_stdout(sys.stderr):
+        tell("loading", 0, 1)
+        seed = seed or 0
+        with torch.random.fork_rng():
+            built, given = loading.load_model(model, seed), loading.load_inputs(inputs, seed)
+        return saved(built, given, title=model, to=to or "lookup", seed=seed, progress=tell)
+
+
+def parse_size(text: str) -> int:
+    """Bytes from a number with or without a unit: 1500000, 500MB, 2GiB.
+
+    >>> parse_size("2GiB"), parse_size("1.5 kB")
+    (2147483648, 1500)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", text, re.IGNORECASE)
+    if match is None:
+        raise HotrowError(f"--budget {text!r} is not a size", fix="write it as 500MB or 2GiB")
+    number, unit, binary = match.groups()
+    power = " kmgt".index(unit.lower() or " ")
+    return int(Fraction(number) * (1024 if binary else 1000) ** power)

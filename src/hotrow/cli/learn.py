@@ -1,0 +1,118 @@
+"""`hotrow learn`: the lesson's page, with the reader's own tokens and rows, in the browser."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotrow import lesson
+from hotrow.cli import terminal
+from hotrow.cli.options import TableFile, TensorName, TokenizerFile
+from hotrow.errors import HotrowError
+from hotrow.inputs import files
+from hotrow.inputs.text import printable
+
+# A line with nothing but \b keeps the lines up to the next blank one as they are.
+LEARN = """Open the lesson: what an embedding is, to see and to change, on one page.
+
+The page is one file. It works offline, asks nothing of anyone, and holds English and Chinese.
+With --text it starts with your own tokens; with --table, with their rows.
+
+\b
+Examples:
+  hotrow learn
+  hotrow learn --lang zh-CN
+  hotrow learn --text "the same numbers" --tokenizer tokenizer.json
+  hotrow learn --table model.safetensors --tensor wte.weight \\
+      --text "the same numbers" --tokenizer tokenizer.json
+  hotrow compare --json > times.json
+  hotrow learn --times times.json
+
+\b
+Exit code:
+  0 the page is there, 2 input that cannot be used, 3 a fault of
+  hotrow's own
+"""
+
+
+def learn_command(
+    lang: Annotated[
+        str | None,
+        typer.Option(
+            help="The language it starts in, en or zh-CN; the browser's unless given.",
+            metavar="LANG",
+        ),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text whose tokens it starts with.", metavar="TEXT")
+    ] = None,
+    tokenizer: TokenizerFile = None,
+    table: TableFile = None,
+    tensor: TensorName = None,
+    times: Annotated[
+        str | None,
+        typer.Option(
+            help="What hotrow compare --json printed: its times join the chart, in place of "
+            "what hotrow bench measured.",
+            metavar="FILE",
+        ),
+    ] = None,
+    print_path: Annotated[
+        bool, typer.Option("--print-path", help="Print the page's path alone; open nothing.")
+    ] = False,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Make the page, but do not open it.")
+    ] = False,
+) -> None:
+    """Put the page together, write it, and open it."""
+    own = _own(text, tokenizer, table, tensor)
+    timings = lesson.times.kept() if times is None else _timings(times)
+    page = lesson.page(lang, own, timings)
+    path = lesson.place(page, "learn.html" if own is None else "learn-own.html")
+    if print_path:
+        terminal.put(str(path))
+        return
+    opened = not no_open and webbrowser.open(path.as_uri())
+    said = "The lesson is open in your browser" if opened else "The lesson is there to open"
+    terminal.put(f"{said}: {printable(str(path))}")
+
+
+def _own(
+    text: str | None, tokenizer: str | None, table: str | None, tensor: str | None
+) -> lesson.Excerpt | None:
+    """The reader's excerpt, or None; the options hang together as in `hotrow compare`."""
+    if text is not None and tokenizer is None:
+        raise HotrowError("--text needs a tokenizer", fix="name it with --tokenizer")
+    if tensor is not None and table is None:
+        raise HotrowError("--tensor needs a table", fix="name its file with --table")
+    if tokenizer is not None and text is None and table is None:
+        raise HotrowError("--tokenizer needs a text or a table", fix="give --text or --table")
+    if text is None and table is None:
+        return None
+    name, values = (None, None) if table is None else files.read_table(table, tensor)
+    title = "" if table is None else f"{name} in {Path(table).name}"
+    if tokenizer is None:
+        return lesson.own_excerpt(None, values, title=title)
+    rows = None if values is None else len(values)
+    reader = files.read_tokenizer(tokenizer, rows, f"the table {name}")
+    size = max(reader.get_vocab().values(), default=-1) + 1 if rows is None else rows
+    vocabulary = files.token_texts(reader, list(range(size)))
+    tokens = None if text is None else files.tokenize(reader, text)
+    return lesson.own_excerpt(tokens, values, vocabulary=vocabulary, title=title)
+
+
+def _timings(path: str) -> list[lesson.Timing]:
+    """The times in what `hotrow compare --json` printed."""
+    text = files.read_text(path)
+    try:
+        return lesson.times.of_comparisons(json.loads(text))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f": {error.problem}" if isinstance(error, HotrowError) else ""
+        raise HotrowError(
+            f"--times {path} is not what hotrow compare --json prints{why}",
+            fix="make it with hotrow compare --json > times.json",
+        ) from None

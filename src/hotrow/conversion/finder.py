@@ -1,0 +1,198 @@
+"""Where one-hots come from in a model's own code: the ways in which people write one.
+
+`Finder` is a mode of torch's: while it is on, each of these gives an `OneHot`, and all other
+operations are torch's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hotrow.conversion.origins import Record
+from hotrow.conversion.resting import Rest, running, saver
+from hotrow.onehot.parts import Field
+from hotrow.onehot.tensor import ClassIndexError, OneHot, as_one_hot, make
+
+_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+
+
+class Finder(TorchFunctionMode):
+    """On while a converted model runs.
+
+    Arguments:
+        record: where to note what was found; None while `torch.compile` traces.
+
+    Attributes:
+        rest: when to be off.
+    """
+
+    def __init__(self, record: Record | None = None) -> None:
+        super().__init__()
+        self.record, self.rest = record, Rest()
+
+    def __enter__(self) -> Finder:
+        running.rest = self.rest
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        running.rest = None
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch's result, or an `OneHot` that stands for it."""
+        pattern = _PATTERNS.get(func)
+        if pattern is None:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        if torch._C._are_functorch_transforms_active():
+            return func(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
+        frame = sys._getframe(1)
+        if pattern is _zeros and not _scatters(frame):
+            return func(*args, **kwargs)
+        if running.saver is not saver():  # a checkpoint's own function: no method, the second time
+            return func(*args, **kwargs)
+        try:
+            found = pattern(func, *args, **kwargs)
+        except ClassIndexError as error:
+            if self.record is None:
+                raise
+            where = self.record.at(frame, func).where
+            raise ClassIndexError(f"at {where}, {error.problem}", fix=error.fix) from None
+        if found is None:
+            return func(*args, **kwargs)
+        if self.record is not None and isinstance(found, OneHot):
+            self.record.at(frame, func).made(found)
+        return found
+
+
+def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
+    """For this call of a method; None where it may run without looking for one-hots."""
+    finder: Finder | None = record.finders.get(method)
+    if finder is None:
+        finder = record.finders[method] = Finder(record)
+    always = torch._C._is_tracing() or saver() is not None  # and so the second time
+    return finder if always or not finder.rest.is_on(args, kwargs) else None
+
+
+def _one_hot(
+    func: Any, ids: Any = None, num_classes: int = -1, **kwargs: Any
+) -> OneHot | Tensor | None:
+    for name in ("tensor", "input"):
+        ids = kwargs.pop(name, ids)
+    if torch.compiler.is_compiling():
+        if isinstance(num_classes, int) and num_classes > 0 and ids.dtype == torch.int64:
+            return make(ids, num_classes, torch.int64)
+        return F.one_hot(ids, num_classes)
+    if kwargs or type(ids) is not Tensor or not isinstance(num_classes, int):
+        return None
+    return as_one_hot(ids, num_classes)
+
+
+_WORTH = 16  # entries of a matrix, looked at for each that a look-up saves
+
+
+def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
+    """Looked at each time, as it may be written to in ways that torch does not count."""
+    count = len(matrix)
+    if matrix.requires_grad or matrix.device.type != "cpu" or not 1 < count <= _WORTH * ids.numel():
+        return False
+    if matrix[0, 0] != 1 or matrix[0, 1] != 0:
+        return False
+    return int(matrix.count_nonzero()) == count and bool((matrix.diagonal() == 1).all())
+
+
+def _eye(func: Any, matrix: Any, index: Any) -> OneHot | None:
+    """Rows of an identity matrix."""
+    if type(index) is not Tensor or index.dtype not in (torch.int64, torch.int32):
+        return None
+    if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
+        return None
+    if matrix.shape[0] != matrix.shape[1] or not _is_identity(matrix, index):
+        return None
+    rows = torch.arange(len(matrix))[index.long()]  # which counts negative ids from the end
+    return OneHot([Field(rows.unsqueeze(-1), None, len(matrix))], matrix.dtype)
+
+
+def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> OneHot | None:
+    if any(args) or any(value not in (None, 2.0, False) for value in kwargs.values()):
+        return None
+    if type(input) is not Tensor or (input.numel() and int(input.min()) < 0):
+        return None  # torch's own error
+    return _eye(func, weight, input)
+
+
+def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None:
+    if dim not in (0, -2) or index.ndim != 1 or (index.numel() and int(index.min()) < 0):
+        return None
+    return _eye(func, matrix, index)
+
+
+def _equal(func: Any, one: Any, other: Any) -> OneHot | None:
+    """ids[..., None] == arange(V), either way round; an id that is not in it is in no column."""
+    if type(one) is not Tensor or type(other) is not Tensor:
+        return None
+    ids, classes = (other, one) if one.ndim < other.ndim else (one, other)
+    if (
+        not (ids.ndim and classes.ndim)
+        or classes.numel() != classes.shape[-1]
+        or ids.shape[-1] != 1
+    ):
+        return None
+    count = classes.numel()
+    if count < 2 or not {ids.dtype, classes.dtype} <= _INTEGERS or classes.ndim > ids.ndim:
+        return None
+    classes = classes.reshape(-1)
+    if classes[0] != 0 or classes[-1] != count - 1 or ids.device != classes.device:
+        return None
+    if not torch.equal(classes, torch.arange(count, dtype=classes.dtype, device=classes.device)):
+        return None
+    ids = ids.long()
+    inside = (ids >= 0) & (ids < count)
+    weights = None if bool(inside.all()) else inside
+    return OneHot([Field(ids.clamp(0, count - 1), weights, count)], torch.bool)
+
+
+def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
+    """Zeros into which the code around scatters."""
+    if not set(kwargs) <= {"size", "dtype", "device", "input"}:
+        return None
+    like = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
+    device = kwargs.get("device", like.device if isinstance(like, Tensor) else None)
+    if isinstance(like, OneHot):
+        return None
+    out = func(*args, **{**kwargs, "device": "meta"})
+    if out.ndim < 2 or out.shape[-1] < 2 or not out.is_contiguous():
+        return None
+    ids = torch.empty((*out.shape[:-1], 0), dtype=torch.int64, device=device)
+    return OneHot([Field(ids, None, out.shape[-1])], out.dtype)
+
+
+def _scatters(frame: Any) -> bool:
+    """Whether the code that asks for zeros scatters into something."""
+    names = frame.f_code.co_names
+    return "scatter_" in names or "scatter" in names
+
+
+_PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
+    F.one_hot: _one_hot,
+    Tensor.__getitem__: _eye,
+    F.embedding: _embedding,
+    torch.index_select: _index_select,
+    Tensor.index_select: _index_select,
+    Tensor.__eq__: _equal,
+    Tensor.eq: _equal,
+    torch.eq: _equal,
+    torch.zeros: _zeros,
+    torch.zeros_like: _zeros,
+    Tensor.new_zeros: _zeros,
+}

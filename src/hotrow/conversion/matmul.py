@@ -1,0 +1,99 @@
+"""The other direction: every look-up as the product of a one-hot and the table.
+
+For backends where a product is the cheap one: matrix units, encrypted computation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from hotrow.errors import HotrowError
+from hotrow.ids import checked, checked_padding
+from hotrow.layers.embedding import bag_of
+
+
+class Multiplier(TorchFunctionMode):
+    """While it is on, `F.embedding` and `F.embedding_bag` multiply."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch's result, or the product that it is equal to."""
+        product = _PRODUCTS.get(func)
+        if product is None:
+            return func(*args, **(kwargs or {}))
+        table = args[1] if len(args) > 1 else (kwargs or {})["weight"]
+        with torch.autocast(table.device.type, enabled=False):  # a look-up is left as it is
+            return product(*args, **(kwargs or {}))
+
+
+def encoded(ids: Tensor, weight: Tensor) -> Tensor:
+    """(..., V): the one-hot of checked ids, in the table's dtype."""
+    ids = checked(ids, len(weight), "input", mistakable="").long()
+    return F.one_hot(ids, len(weight)).to(weight.dtype)
+
+
+def _embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    _refuse(max_norm, scale_grad_by_freq)
+    one_hot = encoded(input, weight)
+    if padding_idx is None:
+        return one_hot @ weight
+    # The padding row is read like any other, and gets no gradient.
+    padding = (input == checked_padding(padding_idx, len(weight))).unsqueeze(-1)
+    return torch.where(padding, one_hot @ weight.detach(), one_hot @ weight)
+
+
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    _refuse(max_norm, scale_grad_by_freq)
+    rows = encoded(input, weight).flatten(0, -2) @ weight
+    is_padding = None
+    if padding_idx is not None:
+        is_padding = input.flatten() == checked_padding(padding_idx, len(weight))
+    return bag_of(
+        rows,
+        input.shape,
+        is_padding,
+        None if offsets is None else offsets.long(),
+        mode=mode,
+        per_sample_weights=per_sample_weights,
+        include_last_offset=include_last_offset,
+    )
+
+
+def _refuse(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    for name, value in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq)):
+        if value is not None and value is not False:
+            raise HotrowError(
+                f"an embedding has {name}={value}, which a product with a one-hot cannot do",
+                fix=f"build it without {name}, or leave that model to the look-up",
+            )
+
+
+_PRODUCTS: dict[Any, Callable[..., Tensor]] = {
+    F.embedding: _embedding,
+    F.embedding_bag: _embedding_bag,
+}

@@ -1,0 +1,1 @@
+"""Read tables, ids, texts and models from files."""

@@ -1,0 +1,204 @@
+"""A model and its inputs by name: module:callable, a .pt or a .safetensors file.
+
+What a name says is imported and called, as the one who gave it asks for. Of a file only tensors are
+read: what would have to be unpickled is refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import re
+import sys
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotrow.errors import HotrowError
+from hotrow.inputs.text import printable, told
+
+_FILES = ".pt", ".safetensors"
+_AS_IN = "write it as package.module:function"
+
+
+def is_name(text: str) -> bool:
+    """Whether it has the form module:callable.
+
+    >>> is_name("models:build"), is_name("inputs.pt")
+    (True, False)
+    """
+    return ":" in text
+
+
+def load_model(name: str, seed: int = 0) -> nn.Module:
+    """The model that module:callable returns, or that module:name is.
+
+    Args:
+        name: as module:callable; may have more parts.
+        seed: of torch's random numbers, set before the import and before the call.
+
+    Raises:
+        HotrowError: no such module or attribute, or it cannot be imported, called, or is no module.
+    """
+    found = _named(name, seed)
+    model = found if isinstance(found, nn.Module) else _called(name, found, seed)
+    if not isinstance(model, nn.Module):
+        raise HotrowError(
+            f"{name} returns a {type(model).__name__}, and no torch.nn.Module",
+            fix="return the model itself",
+        )
+    return model
+
+
+def load_inputs(name: str, seed: int = 0) -> Any:
+    """What a model is called with: a tensor, a tuple or list of arguments, a dict of keywords.
+
+    Args:
+        name: module:callable, or a file. The tensors of a .safetensors file are keyword arguments
+            by name, or positional ones if they are named 0, 1, 2, ...
+        seed: as for `load_model`.
+
+    Raises:
+        HotrowError: as for `load_model`; a file that cannot be read, or holds something else.
+    """
+    suffix = Path(name).suffix.lower()
+    if suffix in _FILES:
+        inputs = _read_pt(name) if suffix == ".pt" else _read_safetensors(name)
+    elif is_name(name):
+        inputs = _called(name, _named(name, seed), seed)
+    else:
+        raise HotrowError(
+            f"--inputs {name!r} is neither module:function nor a {' or '.join(_FILES)} file",
+            fix="name a function that returns them, or save them with torch.save",
+        )
+    if not isinstance(inputs, torch.Tensor | tuple | list | dict):
+        raise HotrowError(
+            f"{name} gives a {type(inputs).__name__}, but inputs are a tensor, a tuple or list of "
+            "positional arguments, or a dict of keyword arguments",
+            fix="give it as one of these",
+        )
+    return inputs
+
+
+def _named(name: str, seed: int) -> Any:
+    """What module:attribute is, the current directory being importable as with `python -m`."""
+    path, _, attribute = name.partition(":")
+    if not (_is_path(path) and _is_path(attribute)) or path.endswith(".py"):
+        python = path.removesuffix(".py").removeprefix("./").replace("/", ".")
+        good = _is_path(python) and _is_path(attribute)
+        raise HotrowError(
+            f"{name!r} is not module:function",
+            fix=f"write it as {python}:{attribute}" if good else _AS_IN,
+        )
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    torch.manual_seed(seed)
+    try:
+        found = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if path == missing or path.startswith(f"{missing}."):
+            raise HotrowError(
+                f"there is no module {missing} here ({here}) or installed, as {name} needs",
+                fix="run it where the module is, or install it",
+            ) from None
+        raise _failed(f"{path} cannot be imported", error) from error
+    except (Exception, SystemExit) as error:
+        raise _failed(f"{path} cannot be imported", error) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise _absent(name, found, part)
+        found = getattr(found, part)
+    return found
+
+
+def _is_path(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _absent(name: str, owner: Any, part: str) -> HotrowError:
+    there = [key for key, value in vars(owner).items() if key[0] != "_" and callable(value)]
+    near = difflib.get_close_matches(part, there, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    file = getattr(owner, "__file__", None)
+    where = f"{owner.__name__}{f' ({file})' if file else ''}"
+    return HotrowError(f"{name}: there is no {part} in {where}{guess}", fix="name one that it has")
+
+
+def _called(name: str, function: Any, seed: int) -> Any:
+    if not callable(function):
+        raise HotrowError(
+            f"{name} is a {type(function).__name__}, and cannot be called",
+            fix="name a function without arguments that returns it",
+        )
+    torch.manual_seed(seed)
+    try:
+        return function()
+    except (Exception, SystemExit) as error:
+        raise _failed(f"{name}() fails", error) from error
+
+
+def _failed(what: str, error: BaseException) -> HotrowError:
+    return HotrowError(
+        f"{what}: {told(error)}", fix="call it in Python by itself to see the whole traceback"
+    )
+
+
+def _read_pt(path: str) -> Any:
+    _check_file(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        classes = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"holds a {printable(classes[1])}" if classes else "cannot be read as tensors alone"
+        raise HotrowError(
+            f"{path} {what}, and nothing but tensors is ever unpickled",
+            fix="save a tensor, a tuple or a dict of tensors, or name a function that returns them",
+        ) from None
+    except Exception as error:
+        raise HotrowError(
+            f"{path} cannot be read as a .pt file ({told(error)})",
+            fix="is it complete? Write it with torch.save",
+        ) from None
+
+
+def _read_safetensors(path: str) -> Any:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    _check_file(path)
+    try:
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise HotrowError(
+            f"{path} cannot be read as a safetensors file ({error})",
+            fix="is it complete? Write it with safetensors.torch.save_file",
+        ) from None
+    numbered = [name for name in tensors if name.isdecimal()]
+    if not numbered:
+        return tensors
+    places = [str(place) for place in range(len(tensors))]
+    if set(tensors) != set(places):
+        names = ", ".join(map(printable, sorted(tensors)[:9]))
+        raise HotrowError(
+            f"the tensors in {path} are named {names}: neither all by keyword nor all 0, 1, 2, ...",
+            fix="name them as the model's arguments, or by their places from 0",
+        )
+    return tuple(tensors[place] for place in places)
+
+
+def _check_file(path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise HotrowError(
+            f"the inputs: {path} cannot be read ({error.strerror})",
+            fix="name a file that you may read",
+        ) from None

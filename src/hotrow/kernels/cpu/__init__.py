@@ -1,0 +1,1 @@
+"""Kernels compiled by numba for the CPU."""

@@ -1,0 +1,39 @@
+"""Where the page is put: the user's cache folder, for the package may be read-only."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from hotrow.errors import HotrowError
+from hotrow.inputs.files import write_text
+
+
+def place(text: str, name: str) -> Path:
+    """Write the page and return its path: in the cache folder or, failing that, a temporary one.
+
+    The name stays the same, so that pages do not pile up.
+    """
+    try:
+        # A browser is given the whole path, whatever the variables say.
+        folder = cache_folder().resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / name, text)
+        return folder / name
+    except (HotrowError, OSError, RuntimeError):  # a user without a home is a RuntimeError
+        beside = Path(tempfile.mkdtemp(prefix="hotrow-")).resolve() / name
+        write_text(beside, text)
+        return beside
+
+
+def cache_folder() -> Path:
+    """The folder of hotrow among the user's caches, as each system has them."""
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "hotrow"

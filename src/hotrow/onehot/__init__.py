@@ -1,0 +1,1 @@
+"""One-hot tensors that hold ids instead of zeros."""

@@ -1,0 +1,203 @@
+"""Products with a one-hot: look-ups of rows, and products of what is dense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotrow.onehot.parts import Field, all_weights
+from hotrow.onehot.registry import SPARED, methods, rule
+from hotrow.onehot.rules.dtypes import to
+from hotrow.onehot.tensor import OneHot
+from hotrow.table.lookup import look_up, look_up_bags
+
+_AUTOCAST = {torch.float32, torch.float16, torch.bfloat16}  # what it casts
+
+
+class _Product(torch.autograd.Function):
+    """rows + shadow @ weight, of which the product is zero and not computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, shadow: Tensor, weight: Tensor, columns: bool, alone: bool
+    ) -> Tensor:
+        ctx.save_for_backward(shadow, weight)
+        ctx.columns, ctx.alone = columns, alone
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The weight's own comes by the look-up; what is zero of it has a gradient of its own."""
+        shadow, weight = ctx.saved_tensors
+        if torch.is_grad_enabled() and not ctx.alone:
+            raise NotImplementedError(
+                "the gradient of a gradient, of a one-hot that is scaled or summed and whose own "
+                "gradient is wanted: write it out before (x + 0)"
+            )
+        dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
+        none = None
+        if torch.is_grad_enabled() and ctx.needs_input_grad[2]:
+            none = gradient.reshape(-1, gradient.shape[-1]).t() @ shadow.flatten(0, -2)
+            none = none if ctx.columns else none.t()
+        return gradient, dense, none, None, None
+
+
+def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
+    """The product of (*batch, C) and (C, D), or with `columns` and (D, C): (*batch, D).
+
+    Looks up the rows of the one-hots, and multiplies what is dense.
+    """
+    ids, weights, total, start = [], [], None, 0
+    for part in x.parts:
+        if isinstance(part, Field):
+            ids.append(part.ids + start if start else part.ids)
+            weights.append(part)
+        elif part.width:
+            rows = _slice(weight, start, part.width, columns)
+            dense = part.values @ rows
+            total = dense if total is None else total + dense
+        start += part.width
+    if ids:
+        found = _bag(ids, weights, weight, columns)
+        total = found if total is None else total + found
+    assert total is not None
+    shadow = x.shadow
+    if shadow is not None:
+        only = x.parts[0] if len(x.parts) == 1 else None
+        alone = isinstance(only, Field) and only.weights is None and only.ids.shape[-1] == 1
+        total = _Product.apply(total, shadow, weight, columns, alone)  # type: ignore[no-untyped-call]
+    return total
+
+
+def _bag(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) -> Tensor:
+    """The sum of the rows of all fields."""
+    flat = ids[0] if len(ids) == 1 else torch.cat(ids, -1)
+    weights = all_weights(fields)
+    if flat.shape[-1] == 1 and weights is None:
+        return look_up(weight, flat.select(-1, 0), columns)
+    scale = None
+    if weights is not None:
+        scale = torch.cat(weights, -1)
+        scale = scale.to(weight.dtype).reshape(-1, scale.shape[-1])
+    batch = flat.shape[:-1]
+    if scale is not None and scale.shape[-1] == 1:
+        return look_up(weight, flat.select(-1, 0), columns) * scale.reshape(*batch, 1)
+    sums = look_up_bags(weight, flat.reshape(-1, flat.shape[-1]), scale, columns)
+    return sums.reshape(*batch, sums.shape[-1])
+
+
+def _slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
+    """(width, D): the rows that dense columns are multiplied with."""
+    whole = weight.shape[1 if columns else 0]
+    if start == 0 and width == whole:
+        return weight.t() if columns else weight
+    return look_up(weight, torch.arange(start, start + width, device=weight.device), columns)
+
+
+def multiplied(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
+    """`product`, where torch multiplies these; plus the bias."""
+    if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not isinstance(weight, Tensor):
+        return NotImplemented
+    device = x.place
+    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    kinds = {x.kind, weight.dtype} | ({bias.dtype} if bias is not None else set())
+    autocast = autocast and kinds <= _AUTOCAST
+    fits = weight.ndim == 2 and weight.shape[1 if columns else 0] == x.sizes[-1]
+    if not fits or weight.layout != torch.strided or not weight.is_floating_point():
+        return NotImplemented
+    if weight.device != device or x.changed:
+        return NotImplemented
+    if bias is not None and bias.shape != (weight.shape[0],):
+        return NotImplemented
+    if len(kinds) > 1 and not autocast:
+        return NotImplemented
+    if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
+        return NotImplemented  # nothing to look up
+    if x.origins and not torch.compiler.is_compiling():
+        if x.entries < min(origin.least for origin in x.origins):
+            return SPARED
+        for origin in x.origins:
+            origin.used(weight, columns, x.entries)
+    if x.kind != weight.dtype:
+        x = to(x, weight.dtype, None, copy=False)
+        if x is NotImplemented:
+            return NotImplemented
+    rows = product(x, weight, columns)
+    if autocast:
+        dtype = torch.get_autocast_dtype(device.type)
+        rows, bias = rows.to(dtype), None if bias is None else bias.to(dtype)
+    return rows if bias is None else rows + bias
+
+
+@rule(F.linear)
+def _(func: Any, input: Any, weight: Any, bias: Tensor | None = None) -> Any:
+    return multiplied(input, weight, columns=True, bias=bias)
+
+
+@rule(*methods("matmul", "mm"), Tensor.__matmul__)
+def _(func: Any, x: Any, weight: Any) -> Any:
+    if not isinstance(x, OneHot):
+        return NotImplemented
+    if func.__name__ == "mm" and len(x.sizes) != 2:
+        return NotImplemented
+    if isinstance(weight, OneHot) or not isinstance(weight, Tensor):
+        return NotImplemented
+    if weight.ndim == 1 and func.__name__ != "mm":
+        found = multiplied(x, weight.unsqueeze(-1))
+        return found.squeeze(-1) if isinstance(found, Tensor) else found
+    return multiplied(x, weight)
+
+
+@rule(torch.einsum)
+def _(func: Any, equation: Any, *operands: Any) -> Any:
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
+        return NotImplemented
+    left, output = equation.replace(" ", "").split("->")
+    labels = left.split(",")
+    if len(labels) != 2:
+        return NotImplemented
+    if not isinstance(operands[0], OneHot):
+        labels, operands = labels[::-1], operands[::-1]
+    x, weight = operands
+    if not isinstance(x, OneHot):
+        return NotImplemented
+    batch, one, other = labels[0][:-1], labels[0][-1:], labels[1]
+    letters = batch.replace("...", "") + one
+    if len(other) != 2 or one not in other or len(set(letters)) != len(letters):
+        return NotImplemented
+    if "..." in batch and not batch.startswith("..."):
+        return NotImplemented
+    if "..." not in batch and len(letters) != len(x.sizes):
+        return NotImplemented  # torch's error
+    columns = other[1] == one
+    kept = other[0] if columns else other[1]
+    if kept in letters or output != batch + kept:
+        return NotImplemented
+    return multiplied(x, weight, columns)
+
+
+@rule(F.bilinear)
+def _(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if weight.ndim != 3:
+        return NotImplemented
+    swapped = not isinstance(input1, OneHot)
+    x, other = (input2, input1) if swapped else (input1, input2)
+    if isinstance(other, OneHot) or other.ndim != len(x.sizes) or other.dtype != x.kind:
+        return NotImplemented
+    # (O, I, J) -> (I, O * J), a row for each id of the one-hot
+    by_id = weight.permute(2, 0, 1) if swapped else weight.permute(1, 0, 2)
+    count, outputs, inner = by_id.shape
+    if other.shape != (*x.sizes[:-1], inner) or (bias is not None and bias.shape != (outputs,)):
+        return NotImplemented
+    rows = multiplied(x, by_id.reshape(count, outputs * inner))
+    if not isinstance(rows, Tensor):
+        return rows
+    if rows.dtype != other.dtype:
+        return NotImplemented
+    result = (rows.reshape(*other.shape[:-1], outputs, inner) @ other.unsqueeze(-1)).squeeze(-1)
+    return result if bias is None else result + bias

@@ -1,0 +1,1 @@
+"""Closed forms: many steps without a gradient at once."""

@@ -1,0 +1,50 @@
+"""Adadelta: the update of `torch/optim/adadelta.py`, `_single_tensor_adadelta`.
+
+    g = g + weight_decay * w
+    v = rho * v + (1 - rho) * g * g
+    delta = sqrt(acc + eps) / sqrt(v + eps) * g
+    acc = rho * acc + (1 - rho) * delta * delta
+    w = w - lr * delta
+
+Zeiler, https://arxiv.org/abs/1212.5701.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotrow.kernels.rule_math import addcmul, axpy, sqrt
+from hotrow.optim.closed_form.linear import Linear
+from hotrow.optim.closed_form.shortcut import Shortcut
+from hotrow.optim.rule import Carried, Group, Rule, only_maximize
+
+
+def slots(group: Group) -> dict[str, float]:
+    """The averages of squared gradients and of squared moves."""
+    return {"square_avg": 0.0, "acc_delta": 0.0}
+
+
+def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+    """(weight decay, rho, 1 - rho, eps, -lr)."""
+    rho = group["rho"]
+    return group["weight_decay"], rho, 1 - rho, group["eps"], -group["lr"]
+
+
+def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
+    """One step of one element, or of a tensor of rows."""
+    decay, rho, rest, eps, size = entry
+    if flags[0]:
+        g = -g
+    if decay != 0:
+        g = axpy(g, w, decay)
+    v = addcmul(slots[0] * rho, g, g, rest)
+    delta = sqrt(slots[1] + eps) / sqrt(v + eps) * g
+    return axpy(w, delta, size), (v, addcmul(slots[1] * rho, delta, delta, rest))
+
+
+def shortcut(group: Group) -> Shortcut:
+    """Without decay the averages shrink and w stays."""
+    return Linear(update, only_maximize(group), len(slots(group)))
+
+
+rule = Rule("Adadelta", update, slots, entry, shortcut=shortcut)

@@ -1,0 +1,47 @@
+"""Adagrad: the update of `torch/optim/adagrad.py`, `_single_tensor_adagrad`.
+
+    g = g + weight_decay * w
+    sum = sum + g * g
+    w = w - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(sum) + eps)
+
+Duchi, Hazan and Singer, https://jmlr.org/papers/v12/duchi11a.html.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hotrow.kernels.rule_math import addcdiv, addcmul, axpy, sqrt
+from hotrow.optim.rule import Carried, Group, Rule
+
+
+def slots(group: Group) -> dict[str, float]:
+    """The sum of squared gradients, which may start above 0."""
+    return {"sum": float(group["initial_accumulator_value"])}
+
+
+def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+    """(weight decay, eps, 1, -lr / (1 + (t - 1) * lr_decay))."""
+    size = group["lr"] / (1 + (step - 1) * group["lr_decay"])
+    return group["weight_decay"], group["eps"], 1.0, -size
+
+
+def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
+    """One step of one element, or of a tensor of rows."""
+    decay, eps, one, size = entry
+    if flags[0]:
+        g = -g
+    if decay != 0:
+        g = axpy(g, w, decay)
+    total = addcmul(slots[0], g, g, one)
+    return addcdiv(w, g, sqrt(total) + eps, size), (total,)
+
+
+def still(group: Group) -> bool:
+    """Without decay 0 / (sqrt(sum) + eps) moves nothing, unless it is 0 / 0."""
+    zero = group["weight_decay"] == 0 and group["eps"] > 0
+    return bool(zero and math.isfinite(group["lr"]))
+
+
+rule = Rule("Adagrad", update, slots, entry, still=still)

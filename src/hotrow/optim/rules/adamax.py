@@ -1,0 +1,50 @@
+"""Adamax: the update of `torch/optim/adamax.py`, `_single_tensor_adamax`.
+
+    g = g + weight_decay * w
+    m = lerp(m, g, 1 - b1)
+    u = max(b2 * u, |g| + eps)
+    w = w - lr / (1 - b1^t) * m / u
+
+Kingma and Ba, https://arxiv.org/abs/1412.6980, section 7.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotrow.kernels.rule_math import addcdiv, axpy, lerp, maximum
+from hotrow.optim.closed_form.maximum import Floor
+from hotrow.optim.closed_form.shortcut import Shortcut
+from hotrow.optim.rule import Carried, Group, Rule
+
+
+def slots(group: Group) -> dict[str, float]:
+    """The first moment and the infinity norm."""
+    return {"exp_avg": 0.0, "exp_inf": 0.0}
+
+
+def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+    """(weight decay, 1 - b1, b2, eps, -lr / (1 - b1^t))."""
+    b1, b2 = group["betas"]
+    size = group["lr"] / (1 - b1**step)
+    return group["weight_decay"], 1 - b1, b2, group["eps"], -size
+
+
+def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
+    """One step of one element, or of a tensor of rows."""
+    decay, a1, b2, eps, size = entry
+    if flags[0]:
+        g = -g
+    if decay != 0:
+        g = axpy(g, w, decay)
+    m = lerp(slots[0], g, a1)
+    norm = maximum(slots[1] * b2, abs(g) + eps)
+    return addcdiv(w, m, norm, size), (m, norm)
+
+
+def shortcut(group: Group) -> Shortcut:
+    """Any number of idle steps at once, unless there is decay."""
+    return Floor()
+
+
+rule = Rule("Adamax", update, slots, entry, shortcut=shortcut)

@@ -1,0 +1,66 @@
+"""NAdam: the update of `torch/optim/nadam.py`, `_single_tensor_nadam`.
+
+    w = w * (1 - lr * weight_decay)               decoupled
+    g = g + weight_decay * w                      coupled
+    mu_t = b1 * (1 - 0.96^(t * momentum_decay) / 2)
+    m = lerp(m, g, 1 - b1)
+    v = b2 * v + (1 - b2) * g * g
+    d = sqrt(v / (1 - b2^t)) + eps
+    w = w - lr * (1 - mu_t) / (1 - mu_1 ... mu_t) * g / d
+    w = w - lr * mu_(t+1) / (1 - mu_1 ... mu_(t+1)) * m / d
+
+Dozat, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hotrow.kernels.rule_math import addcdiv, sqrt
+from hotrow.optim.closed_form.series import Series
+from hotrow.optim.closed_form.shortcut import Shortcut
+from hotrow.optim.rule import Carried, Group, Rule, State, scalar_dtype
+from hotrow.optim.rules import moments as two
+from hotrow.optim.rules.moments import moments
+
+
+def carry(group: Group, state: State) -> Carried:
+    """The product of the momenta so far."""
+    return {"mu_product": float(state.get("mu_product", 1.0))}
+
+
+def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+    """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b2^t, eps, size of g, size of m)."""
+    lr, (b1, b2) = group["lr"], group["betas"]
+    mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
+    mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
+    # torch keeps the product in a tensor of the default dtype, and rounds it there.
+    product = (torch.tensor(carried["mu_product"], dtype=scalar_dtype()) * mu).item()
+    carried["mu_product"] = product
+    size = -lr * (1.0 - mu) / (1.0 - product)
+    size_next = (-lr * mu_next) / (1.0 - product * mu_next)
+    return *two.entry(group), 1 - b2**step, group["eps"], size, size_next
+
+
+def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
+    """One step of one element, or of a tensor of rows."""
+    correction, eps, size, size_next = entry[5:]
+    w, g, m, v = moments(w, g, slots, entry[:5], flags[0])
+    d = sqrt(v / correction) + eps
+    return addcdiv(addcdiv(w, g, d, size), m, d, size_next), (m, v)
+
+
+def idle(entry: tuple[float, ...]) -> tuple[float, float, float]:
+    """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
+    correction, eps, _, size_next = entry[5:]
+    return -size_next, correction**0.5, eps
+
+
+def shortcut(group: Group) -> Shortcut:
+    """Any number of idle steps at once, unless decay is coupled."""
+    return Series(idle)
+
+
+rule = Rule("NAdam", update, two.slots, entry, carry=carry, shortcut=shortcut)

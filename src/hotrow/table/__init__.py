@@ -1,0 +1,1 @@
+"""The table: a parameter whose rows settle before they are read."""

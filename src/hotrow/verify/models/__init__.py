@@ -1,0 +1,1 @@
+"""Compare a plain model and its converted copy."""

@@ -1,0 +1,244 @@
+"""The ways to compute on a batch that `check` compares. The only importer of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hotrow.errors import HotrowError
+from hotrow.ids import as_ids, check_bag, checked
+from hotrow.inputs.tables import check_table
+from hotrow.layers.embedding import Embedding, OneHotLinear
+from hotrow.verify import reference
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The ids, and for bags where they are cut and how they are weighted.
+
+    Attributes:
+        ids: (...,); for bags (B, L) or (N,).
+        mode: of the bag, or None if there is none.
+        offsets: (B,) of the bags, or None if there are none.
+        weights: (N,) of the flat ids, or None.
+    """
+
+    ids: Tensor
+    mode: str | None = None
+    offsets: Tensor | None = None
+    weights: Tensor | None = None
+
+    @classmethod
+    def of(cls, a: Any, b: Any, ids: Any, offsets: Any, weights: Tensor | None) -> Batch:
+        """The batch for two sides, which make it bags if one of them is a bag."""
+        ids = as_ids(ids)
+        bags = [x for x in (a, b) if isinstance(x, nn.EmbeddingBag)]
+        if not bags:
+            if offsets is not None or weights is not None:
+                raise HotrowError("offsets and per_sample_weights are for bags, and neither is one")
+            return cls(ids)
+        bag = bags[0]
+        if offsets is not None:
+            offsets = as_ids(offsets, "offsets", "offsets")
+        offsets = check_bag(
+            ids.shape,
+            offsets,
+            weights,
+            mode=bag.mode,
+            dtype=bag.weight.dtype,
+            last=bag.include_last_offset,
+        )
+        if offsets is None:
+            offsets = torch.arange(len(ids), device=ids.device) * ids.shape[1]
+        elif bag.include_last_offset:
+            offsets = offsets[:-1]
+        weights = None if weights is None else weights.detach().reshape(-1)
+        return cls(ids, bag.mode, offsets, weights)
+
+    def segments(self) -> Tensor:
+        """(N,): the output row that each flat id goes to."""
+        flat = torch.arange(self.ids.numel(), device=self.ids.device)
+        if self.offsets is None:
+            return flat
+        return torch.bucketize(flat, self.offsets, right=True) - 1
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to compute: its name, its tensors, and how its output follows from them.
+
+    Attributes:
+        name: in words, for the report.
+        tensors: what gradients are taken of.
+        run: from leaves with the same names and storages to the output.
+        transposed: whether the weight is (D, V).
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+    run: Callable[[dict[str, Tensor]], Tensor]
+    transposed: bool = False
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The same storages, as fresh leaves of a graph: frozen tensors have a gradient too."""
+        # (An inference tensor has no place in a graph; its copy has.)
+        return {
+            name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
+            for name, t in self.tensors.items()
+        }
+
+    def results(self, cotangent: Tensor) -> dict[str, Tensor]:
+        """The output, and the gradients of sum(output * cotangent), tables as V x D.
+
+        A sparse gradient stays so: the touched rows, repeated ids added up.
+        """
+        # Whatever the caller is in the middle of, this needs a graph and the table's own dtype.
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(cotangent.device.type, enabled=False),
+        ):
+            return self._results(cotangent)
+
+    def _results(self, cotangent: Tensor) -> dict[str, Tensor]:
+        leaves = self.leaves()
+        output = self.run(leaves)
+        if output.shape != cotangent.shape:
+            raise HotrowError(
+                f"{self.name} gives an output of shape {tuple(output.shape)}, "
+                f"the other side {tuple(cotangent.shape)}"
+            )
+        results = {"output": output.detach()}
+        gradients = torch.autograd.grad(output, list(leaves.values()), cotangent)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            gradient = _touched_rows(gradient) if gradient.is_sparse else gradient
+            key = "gradient" if name == "weight" else f"gradient of {name}"
+            results[key] = gradient.t() if name == "weight" and self.transposed else gradient
+        return results
+
+
+def _touched_rows(gradient: Tensor) -> Tensor:
+    """A sparse gradient with each row once, repeated ids added in batch order.
+
+    torch's own `coalesce` adds them in the order that its sort leaves them in.
+    """
+    ids, values = gradient._indices()[0], gradient._values()
+    touched, slots = torch.unique(ids, return_inverse=True)
+    rows = values.new_zeros(len(touched), *values.shape[1:]).index_add_(0, slots, values)
+    return torch.sparse_coo_tensor(
+        touched[None], rows, gradient.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def side(x: Any, batch: Batch) -> Side:
+    """How `x` computes on `batch`; see `check` for what `x` may be."""
+    if isinstance(x, Tensor):
+        return matmul_side(check_table(x, "the table"), batch)
+    if not isinstance(x, nn.Linear | nn.Embedding | nn.EmbeddingBag):
+        raise HotrowError(
+            f"check cannot compare a {type(x).__name__}",
+            fix="give a (V, D) tensor, Linear, Embedding, EmbeddingBag or OneHotLinear",
+        )
+    kind = type(x).__name__
+    if "weight" not in x._parameters:
+        raise HotrowError(
+            f"the weight of the {kind} is computed from other parameters (a parametrization), "
+            "which a check would run and change",
+            fix="check a plain layer with that weight",
+        )
+    check_table(x.weight, f"the weight of the {kind}")
+    if isinstance(x, nn.Linear):
+        return _linear_side(x, batch)
+    name = f"{kind}({x.num_embeddings}, {x.embedding_dim})"
+    checked(batch.ids, x.num_embeddings)
+    # A layer with max_norm rescales its table in place: give it one of its own.
+    weight = x.weight if x.max_norm is None else x.weight.detach().clone()
+    if isinstance(x, nn.EmbeddingBag):
+        return _bag_side(name, x, weight, batch)
+    return Side(name, {"weight": weight}, lambda t: functional_call(x, t, (batch.ids,)))
+
+
+def matmul_side(table: Tensor, batch: Batch) -> Side:
+    """The literal one-hot matmul with a (V, D) table."""
+    ids = checked(batch.ids, len(table))
+    if batch.mode is None:
+        name = "one-hot @ table"
+        return Side(name, {"weight": table}, lambda t: reference.embedding(ids, t["weight"]))
+    mode, offsets = batch.mode, batch.offsets
+    assert offsets is not None
+    return Side(
+        "multi-hot @ table",
+        {"weight": table} | _weights(batch),
+        lambda t: reference.bag(
+            ids.reshape(-1), offsets, t["weight"], mode, t.get("per_sample_weights")
+        ),
+    )
+
+
+def _weights(batch: Batch) -> dict[str, Tensor]:
+    return {} if batch.weights is None else {"per_sample_weights": batch.weights}
+
+
+def lookup_side(table: Tensor, batch: Batch) -> Side:
+    """The look-up of `Embedding` in a (V, D) table; the gradient has touched rows only."""
+    layer = Embedding(table.shape[0], table.shape[1], sparse=True, _weight=table)
+
+    def run(t: dict[str, Tensor]) -> Tensor:
+        # Not by functional_call, whose own time is longer than a small look-up's.
+        del layer.weight
+        layer.weight = t["weight"]
+        output: Tensor = layer(batch.ids)
+        return output
+
+    return Side("look-up", {"weight": table}, run)
+
+
+def _linear_side(layer: nn.Linear, batch: Batch) -> Side:
+    name = f"{type(layer).__name__}({layer.in_features}, {layer.out_features})"
+    tensors = {"weight": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
+    ids, mode, offsets = checked(batch.ids, layer.in_features), batch.mode, batch.offsets
+
+    def call(t: dict[str, Tensor], input: Tensor) -> Tensor:
+        own = {key: value for key, value in t.items() if key in tensors}
+        output: Tensor = functional_call(layer, own, (input,))
+        return output
+
+    if mode is None and isinstance(layer, OneHotLinear):
+        return Side(name, tensors, lambda t: call(t, ids), transposed=True)
+    one_hots = reference.one_hot(
+        ids if mode is None else ids.reshape(-1), layer.in_features, layer.weight.dtype
+    )
+    if mode is None:
+        return Side(f"{name} on one-hot", tensors, lambda t: call(t, one_hots), transposed=True)
+
+    def run(t: dict[str, Tensor]) -> Tensor:
+        assert offsets is not None
+        members = one_hots
+        if "per_sample_weights" in t:
+            members = members * t["per_sample_weights"].unsqueeze(-1)
+        if mode == "max":  # of the members' outputs
+            return reference.multi_hot(call(t, members), offsets, mode)
+        return call(t, reference.multi_hot(members, offsets, mode))
+
+    return Side(f"{name} on multi-hot", tensors | _weights(batch), run, transposed=True)
+
+
+def _bag_side(name: str, bag: nn.EmbeddingBag, weight: Tensor, batch: Batch) -> Side:
+    ids, offsets, tensors = batch.ids, None, {"weight": weight} | _weights(batch)
+    if ids.ndim == 1:
+        end = [len(ids)] if bag.include_last_offset else []
+        assert batch.offsets is not None
+        offsets = torch.cat([batch.offsets, batch.offsets.new_tensor(end)])
+
+    def run(t: dict[str, Tensor]) -> Tensor:
+        weights = t.get("per_sample_weights")
+        weights = None if weights is None else weights.view(ids.shape)
+        output: Tensor = functional_call(bag, {"weight": t["weight"]}, (ids, offsets, weights))
+        return output
+
+    return Side(name, tensors, run)

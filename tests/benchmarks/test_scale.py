@@ -1,0 +1,163 @@
+"""What docs/scale.md says: bytes on the wire as formulas, and the way from one process to three."""
+
+import contextlib
+import importlib
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import hotrow
+from hotrow.distributed import look_up, replicate, shard
+from tests.support.paths import ROOT
+from tests.support.ranks import line, ranks
+
+EXAMPLES = ROOT / "examples"
+SIZES = (50, 3), (7, 2)  # V, D
+
+
+# --- Bytes --------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def counted(rank):
+    """The bytes that this rank hands to others, by collective."""
+    sent = []
+    exchange, tell, reduce = dist.all_to_all_single, dist.broadcast, dist.all_reduce
+
+    def counting_exchange(output, input, into=None, out=None, group=None):
+        count = dist.get_world_size(group)
+        out = out or [len(input) // count] * count
+        row = input[:1].numel() * input.element_size() if len(input) else 0
+        sent.append(sum(n for to, n in enumerate(out) if to != rank) * row)
+        return exchange(output, input, into, out, group=group)
+
+    def counting_broadcast(tensor, group=None, group_src=None, async_op=False):
+        if group_src == rank:
+            sent.append(tensor.nbytes * (dist.get_world_size(group) - 1))
+        return tell(tensor, group=group, group_src=group_src, async_op=async_op)
+
+    def counting_reduce(tensor, *arguments, **options):
+        sent.append(tensor.nbytes)
+        return reduce(tensor, *arguments, **options)
+
+    dist.all_to_all_single, dist.broadcast = counting_exchange, counting_broadcast
+    dist.all_reduce = counting_reduce
+    try:
+        yield sent
+    finally:
+        dist.all_to_all_single, dist.broadcast, dist.all_reduce = exchange, tell, reduce
+
+
+def of_step(way, count, together=False):
+    """The bytes of a step of two tables; and the distinct ids, this rank's and others'."""
+    rank = dist.get_rank()
+    model = hotrow.convert(nn.ModuleList([nn.Embedding(*size) for size in SIZES]))
+    {"shard": shard, "replicate": replicate}[way](model, line(count))
+    optimizer = hotrow.optim.Adam(model.parameters())
+    torch.manual_seed(rank)
+    ids = [torch.randint(rows, (20 + 9 * rank,)) for rows, _ in SIZES]
+    with counted(rank) as sent:
+        pairs = list(zip(model, ids, strict=True))
+        outputs = look_up(*pairs) if together else [layer(each) for layer, each in pairs]
+        sum(each.sum() for each in outputs).backward()
+        optimizer.step()
+    return sum(sent), ids
+
+
+def distinct(ids, rows, count, rank):
+    """U, and of these those of other ranks."""
+    found = ids.unique()
+    owners = found // -(-rows // count)
+    return len(found), int((owners != rank).sum())
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
+    found = ranks(count).run(of_step, "shard", count, together)
+    exchanges = 1 if together else len(SIZES)
+    expected = count * (exchanges * 32 + len(SIZES)) * (count - 1)
+    if together:
+        expected += count * 8 * len(SIZES) * (count - 1)
+    for rank, (_, every) in enumerate(found):
+        for ids, (rows, columns) in zip(every, SIZES, strict=True):
+            _, others = distinct(ids, rows, count, rank)
+            expected += others * (4 + 2 * 4 * columns)
+    assert sum(sent for sent, _ in found) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
+    found = ranks(count).run(of_step, "replicate", count)
+    expected = 0
+    for _, every in found:
+        for ids, (_, columns) in zip(every, SIZES, strict=True):
+            expected += (count - 1) * (32 + len(ids.unique()) * (4 + 4 * columns)) + 16
+    assert sum(sent for sent, _ in found) == expected
+
+
+def test_the_page_shows_the_record():
+    scale = importlib.import_module("benchmarks.scale")
+    record = json.loads(scale.RECORD.read_text())
+    page = (ROOT / "docs" / "scale.md").read_text()
+    for table in scale.tables(record).split("\n\n"):
+        assert table.strip() in page
+    for each in record["wire"]:
+        assert each["counted_bytes_a_step"] < 1.5 * each["formula_bytes_a_step"]
+    assert record["disk"][-1]["table_bytes"] > 20e9
+    assert record["disk"][-1]["peak_resident_bytes"] < 2e9
+
+
+# --- From one process to two to a resumed three --------------------------------------------------
+
+SMALL = "--steps=40", "--rows=2000", "--width=8", "--batch=130", "--lr=0.02"
+TEXT = "--steps=20", "--rows=2048", "--width=8", "--batch=7", "--lr=0.01"
+
+
+def example(name, words):
+    """What it prints on this rank."""
+    sys.path.insert(0, str(EXAMPLES))
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert importlib.import_module(name).main(list(words)) == 0
+    sys.path.remove(str(EXAMPLES))
+    return output.getvalue().splitlines()
+
+
+def run(count, name, *words):
+    """What an example prints, but for its first line; the first rank speaks for all."""
+    (first, *lines), *others = ranks(count).run(example, name, words)
+    assert re.match(rf"{count} processes; ", first)
+    assert not any(others)
+    return lines
+
+
+def test_one_process_and_two_and_a_resumed_three_print_the_same(tmp_path):
+    alone = run(1, "sharded", *SMALL)
+    folder = str(tmp_path / "checkpoint")
+    half = run(2, "sharded", *SMALL, "--until=20", "--save", folder)
+    rest = run(3, "sharded", *SMALL, "--begin=20", "--load", folder)
+    trained = [text for text in alone if text.startswith("step")]
+    assert len(set(trained)) == 10
+    assert half[:5] == trained[:5]
+    assert rest == alone[5:]
+
+
+def test_a_replicated_model_prints_what_one_process_does():
+    alone = run(1, "replicated", *TEXT)
+    assert run(3, "replicated", *TEXT) == alone
+    assert len(set(alone)) == 11
+
+
+def test_torchrun_prints_the_same(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node=2", str(EXAMPLES / "sharded.py"), *SMALL]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1:] == run(1, "sharded", *SMALL)

@@ -1,0 +1,488 @@
+"""`hotrow compare module:function` as its user meets it: what is printed and refused, the code."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import hotrow
+from hotrow.cli import compare as cli_compare
+from hotrow.cli import main as cli
+from hotrow.inputs import loading
+from hotrow.onehot.rules import products
+
+pytestmark = pytest.mark.usefixtures("small_tables")
+
+MODELS = """
+import torch, torch.nn.functional as F
+from torch import nn
+
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.head = nn.Linear(16, 8), nn.Linear(8, 2)
+
+    def forward(self, states, scale=None):
+        x = torch.tanh(self.linear(F.one_hot(states, 16).float()))
+        return self.head(x if scale is None else x * scale)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(16, 4)
+
+    def forward(self, states):
+        return torch.tanh(self.words(states))
+
+class Plain(nn.Module):
+    def forward(self, states, scale=None):
+        return states * 2.0
+
+class Stuck(Policy):
+    def __deepcopy__(self, memo):
+        raise RuntimeError("[bold]no\\x1b[31m copies")
+
+class Picky(Policy):
+    def forward(self, states):
+        raise ValueError("expected states\\nof another kind " + "x" * 5000)
+
+class Held:
+    build = Policy
+
+def build():
+    print("building")
+    return Policy()
+
+def plain():
+    return Plain()
+
+def poisoned():
+    model = Policy()
+    model.linear.weight.data[0, 9] = torch.nan
+    return model
+
+def states():
+    return torch.tensor([3, 1, 3, 15])
+
+def pair():
+    return states(), torch.rand(4, 1)
+
+def by_name():
+    return {"scale": torch.rand(4, 1), "states": states()}
+
+def floats():
+    return torch.rand(4)
+
+def three():
+    return 1, 2, 3
+
+def fails():
+    raise KeyError("vocabulary")
+
+def leaves():
+    raise SystemExit("usage: train.py")
+
+def takes(size):
+    return Policy()
+
+built = Policy()
+number = 3
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+class Batch:
+    """What a .pt file may not hold."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, with modules and files of inputs."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "__init__.py").touch()
+    (tmp_path / "nets" / "models.py").write_text(MODELS)
+    (tmp_path / "broken.py").write_text("import torch\ndef build(:\n")
+    (tmp_path / "needy.py").write_text("import no_such_thing_at_all\n")
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit('usage: exits.py')\n")
+    states, scale = torch.tensor([3, 1, 3, 15]), torch.rand(4, 1)
+    torch.save(states, tmp_path / "states.pt")
+    torch.save((states, scale), tmp_path / "pair.pt")
+    torch.save([states, scale], tmp_path / "list.pt")
+    torch.save({"states": states, "scale": scale}, tmp_path / "names.PT")
+    torch.save({"states": Batch()}, tmp_path / "classes.pt")
+    torch.save(3, tmp_path / "number.pt")
+    whole = (tmp_path / "states.pt").read_bytes()
+    (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.pt").write_text("not tensors at all")
+    (tmp_path / "empty.pt").touch()
+    save_file({"states": states, "scale": scale}, tmp_path / "names.safetensors")
+    save_file({"0": states, "1": scale}, tmp_path / "places.safetensors")
+    save_file({"0": states, "scale": scale}, tmp_path / "mixed.safetensors")
+    (tmp_path / "text.safetensors").write_text("not tensors at all")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if name.partition(".")[0] in ("nets", "broken", "needy", "exits"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`hotrow compare` in that folder, with `nets.models:` written as `@`; quickly."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("HOTROW_DEBUG", raising=False)
+    real = cli_compare.saved
+    monkeypatch.setattr(cli_compare, "saved", lambda *a, **kw: real(*a, **kw, seconds=0))
+
+    def run(arguments: str) -> Result:
+        words = [word.replace("@", "nets.models:") for word in arguments.split()]
+        monkeypatch.setattr(sys, "argv", ["hotrow", "compare", *words])
+        with pytest.raises(SystemExit) as exit:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(int(exit.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+# --- what it finds ----------------------------------------------------------------------------
+
+
+def test_a_model_is_compared_within_80_columns(run: Run) -> None:
+    found = run("@build --inputs @states")
+    assert found.code == 0
+    assert found.err == "building\n"  # what the model's own code prints is not the report
+    lines = found.out.splitlines()
+    assert lines[:2] == [
+        "nets.models:build, plain and converted",
+        "  inputs int64 (4,); training mode, seed 0",
+    ]
+    assert f"one_hot, 16 columns, nets{os.sep}models.py:11" in found.out
+    assert "      linear(16, 8) looks up\n" in found.out
+    assert "  run with linear.weight as a table, as hotrow.optim's first step makes" in found.out
+    assert "  output       equal, 8 of 8 values bit for bit\n" in found.out
+    assert "  4 gradients  equal, 154 of 154 values bit for bit\n" in found.out
+    assert re.search(r"^  products with one-hots +512 +0$", found.out, re.MULTILINE)
+    assert re.search(r"^  products with one-hots +1,024 +0$", found.out, re.MULTILINE)
+    assert found.out.endswith("\n  equal: the same numbers, none of the zeros\n")
+    assert max(map(len, lines)) <= 80
+    assert not re.search(r"[ \t]$", found.out, re.MULTILINE)
+
+
+def swapped(described: str) -> str:
+    """A .safetensors file has its own order."""
+    first, _, second = described.partition("), ")
+    return f"{second}, {first})"
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "described"),
+    [
+        ("@Policy", "@pair", "int64 (4,), float32 (4, 1)"),
+        ("@built", "@by_name", "scale float32 (4, 1), states int64 (4,)"),
+        ("@Held.build", "states.pt", "int64 (4,)"),
+        ("@build", "./states.pt", "int64 (4,)"),
+        ("@build", "pair.pt", "int64 (4,), float32 (4, 1)"),
+        ("@build", "list.pt", "int64 (4,), float32 (4, 1)"),
+        ("@build", "names.PT", "states int64 (4,), scale float32 (4, 1)"),
+        ("@build", "places.safetensors", "int64 (4,), float32 (4, 1)"),
+        ("@build", "names.safetensors", "scale float32 (4, 1), states int64 (4,)"),
+    ],
+)
+def test_models_and_inputs_of_every_kind(run: Run, model: str, inputs: str, described: str) -> None:
+    found = run(f"{model} --inputs {inputs} --json")
+    assert found.code == 0
+    content = json.loads(found.out)
+    assert content["inputs"] == described or content["inputs"] == swapped(described)
+    assert content["equal"] is True
+    assert content["hotrow"] == hotrow.__version__
+    assert content["findings"][0]["converted"] is True
+
+
+def test_the_seed_is_of_everything_random(run: Run) -> None:
+    def first(seed: str) -> object:
+        content = json.loads(run(f"@poisoned --inputs @pair --json {seed}").out)
+        return [each["first_difference"] for each in content["agreements"]]
+
+    assert first("") == first("--seed 0") == first("--seed 0")
+    assert json.loads(run("@build --inputs @states --json --seed 7").out)["seed"] == 7
+
+
+def test_nothing_converted_is_equal_and_says_so(run: Run) -> None:
+    found = run("@plain --inputs @states")
+    assert (found.code, found.err) == (0, "")
+    assert "\n  nothing was converted: no one-hots were multiplied\n" in found.out
+    assert found.out.endswith("\n  equal: nothing was converted, so nothing is saved\n")
+
+
+def test_the_other_way(run: Run) -> None:
+    found = run("@Words --inputs @states --to matmul")
+    assert (found.code, found.err) == (0, "")
+    assert "\n    words  Embedding(16, 4)\n      product\n" in found.out
+    assert "output  " in found.out
+    assert "equal, 16 of 16 values bit for bit" in found.out
+
+
+def test_a_nan_in_a_row_nobody_selected_exits_1_and_says_why(run: Run) -> None:
+    found = run("@poisoned --inputs @states")
+    assert (found.code, found.err) == (1, "")
+    assert "linear.weight holds inf or NaN: 0 x inf is NaN" in " ".join(found.out.split())
+    assert found.out.endswith("\n  NOT equal: the converted model gives different numbers here\n")
+    assert run("@poisoned --inputs @states --json").code == 1
+
+
+def test_a_fault_of_hotrows_own_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "product", lambda *_: 1 / 0)
+    found = run("@built --inputs @states")
+    assert (found.code, found.out) == (3, "")
+    assert "the converted model raises what the plain one does not: ZeroDivisionError" in found.err
+
+
+def test_in_a_process_of_its_own_the_current_directory_is_importable(folder: Path) -> None:
+    command = [Path(sys.executable).parent / "hotrow", "compare", "nets.models:plain"]
+    done = subprocess.run(
+        [*command, "--inputs", "nets.models:states", "--json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["verdict"].startswith("equal: nothing was converted")
+
+
+def test_progress_says_what_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, int, int]] = []
+    real = cli_compare.saved
+
+    def spy(*given: object, progress: Callable[..., None], **options: object) -> object:
+        return real(*given, **options, progress=lambda *what: told.append(what))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cli_compare, "saved", spy)
+    assert run("@built --inputs @states").code == 0
+    assert [what for what, *_ in told][:4] == [
+        "making the model",
+        "plain",
+        "converted",
+        "comparing",
+    ]
+    assert {"timing, forward", "memory, forward and gradient", "done"} <= {w for w, *_ in told}
+    done = [each for _, each, _ in told]
+    assert done == sorted(done)
+    assert told[-1][1] == told[-1][2]
+
+
+# --- input that cannot be used ----------------------------------------------------------------
+
+ONE = "call it in Python by itself to see the whole traceback"
+AGAIN = "save a tensor, a tuple or a dict of tensors, or name a function that returns them"
+COMPLETE = "is it complete? Write it with torch.save"
+
+# (arguments, how the message begins or what is in it, the remedy)
+UNUSABLE: list[tuple[str, str, str]] = [
+    # the model's name
+    ("nots:build --inputs @states", "there is no module nots here (", "run it where the module"),
+    ("nets.mod:build --inputs @states", "there is no module nets.mod here (", "run it where"),
+    (
+        "nets/models.py:build --inputs @states",
+        "'nets/models.py:build' is not module:function",
+        "write it as nets.models:build",
+    ),
+    (
+        "broken.py:build --inputs @states",
+        "'broken.py:build' is not module:function",
+        "write it as broken:build",
+    ),
+    (": --inputs @states", "':' is not module:function", "write it as package.module:function"),
+    (".models:build --inputs @states", "'.models:build' is not", "write it as package.module:"),
+    (
+        "nets.models:build() --inputs @states",
+        "'nets.models:build()' is not module:function",
+        "write it as package.module:function",
+    ),
+    (
+        "@bild --inputs @states",
+        "nets.models:bild: there is no bild in nets.models (",
+        "name one that it has",
+    ),
+    ("@Held.bild --inputs @states", "there is no bild in Held (did you mean build?)", "name one"),
+    # its code
+    ("broken:build --inputs @states", "broken cannot be imported: SyntaxError: ", ONE),
+    (
+        "needy:build --inputs @states",
+        "needy cannot be imported: ModuleNotFoundError: No module named 'no_such_thing_at_all' "
+        "(needy.py, line 1)",
+        ONE,
+    ),
+    ("exits:build --inputs @states", "exits cannot be imported: SystemExit: usage: exits.py", ONE),
+    (
+        "@fails --inputs @states",
+        f"nets.models:fails() fails: KeyError: 'vocabulary' (nets{os.sep}models.py, line 65)",
+        ONE,
+    ),
+    ("@leaves --inputs @states", "nets.models:leaves() fails: SystemExit: usage: train.py", ONE),
+    (
+        "@takes --inputs @states",
+        "nets.models:takes() fails: TypeError: takes() missing 1 required positional argument",
+        ONE,
+    ),
+    ("@number --inputs @states", "nets.models:number is a int, and cannot be called", "name a fun"),
+    (
+        "@states --inputs @states",
+        "nets.models:states returns a Tensor, and no torch.nn.Module",
+        "return the model itself",
+    ),
+    (
+        "@Stuck --inputs @states",
+        r"nets.models:Stuck cannot be copied, and both ways need a copy each: RuntimeError: "
+        r"[bold]no\x1b[31m copies (",
+        "keep no tensor with a history in it",
+    ),
+    # the inputs
+    ("@built --inputs @fails", "nets.models:fails() fails: KeyError: 'vocabulary'", ONE),
+    ("@built --inputs @plane", "there is no plane in nets.models", "name one that it has"),
+    ("@built --inputs nots:batch", "there is no module nots here (", "run it where the module is"),
+    (
+        "@built --inputs @plain",
+        "nets.models:plain gives a Plain, but inputs are a tensor, a tuple or list of positional",
+        "give it as one of these",
+    ),
+    ("@built --inputs number.pt", "number.pt gives a int, but inputs are a tensor", "give it as"),
+    (
+        "@built --inputs inputs.npz",
+        "--inputs 'inputs.npz' is neither module:function nor a .pt or .safetensors file",
+        "name a function that returns them, or save them with torch.save",
+    ),
+    (
+        "@built --inputs absent.pt",
+        "the inputs: absent.pt cannot be read (No such file or directory)",
+        "name a file that you may read",
+    ),
+    (
+        "@built --inputs absent.safetensors",
+        "the inputs: absent.safetensors cannot be read (No such file or directory)",
+        "name a file that you may read",
+    ),
+    (
+        "@built --inputs classes.pt",
+        "classes.pt holds a test_cli_models.Batch, and nothing but tensors is ever unpickled",
+        AGAIN,
+    ),
+    ("@built --inputs text.pt", "text.pt cannot be read as ", "save a tensor"),
+    ("@built --inputs half.pt", "half.pt cannot be read as a .pt file (", COMPLETE),
+    ("@built --inputs empty.pt", "empty.pt cannot be read as a .pt file (", COMPLETE),
+    (
+        "@built --inputs text.safetensors",
+        "text.safetensors cannot be read as a safetensors file (",
+        "is it complete? Write it with safetensors.torch.save_file",
+    ),
+    (
+        "@built --inputs mixed.safetensors",
+        "the tensors in mixed.safetensors are named 0, scale: neither all by keyword nor all 0, 1",
+        "name them as the model's arguments, or by their places from 0",
+    ),
+    # inputs that the model does not take
+    (
+        "@built --inputs @three",
+        "nets.models:built cannot be run on these inputs (no tensors): TypeError: "
+        "Policy.forward() takes from 2 to 3 positional arguments but 4 were given",
+        "give what it takes, forward(states, scale=None)",
+    ),
+    (
+        "@built --inputs @floats",
+        "nets.models:built cannot be run on these inputs (float32 (4,)): RuntimeError: one_hot is",
+        "give what it takes, forward(states, scale=None)",
+    ),
+    (
+        "@Picky --inputs @states",
+        "nets.models:Picky cannot be run on these inputs (int64 (4,)): ValueError: expected states "
+        "of another kind xxx",
+        "give what it takes, forward(states)",
+    ),
+    # options that do not go together
+    ("@built", "nets.models:built alone has nothing to run on", "give --inputs, as module:funct"),
+    ("--inputs @states", "--inputs needs a model", "name it first, as in hotrow compare models:"),
+    ("--seed 3", "--seed needs a model", "name it first"),
+    ("--to matmul", "--to needs a model", "name it first"),
+    ("@built --inputs @states --to matmull", "'lookup' or to 'matmul', not to 'matmull'", "give"),
+    (
+        "@built --inputs @states --table t.safetensors",
+        "--table is for comparing a table, and nets.models:built is a model",
+        "give one or the other",
+    ),
+    (
+        "@built --inputs @states --ids 1,2 --table t --tensor w --html x.html --budget 2GB",
+        "--table and --tensor and --ids and --budget and --html are for comparing a table, and",
+        "give one or the other",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem", "fix"), UNUSABLE, ids=[row[0][:60] for row in UNUSABLE]
+)
+def test_unusable_input_gets_its_message_and_exit_code_2(
+    run: Run, arguments: str, problem: str, fix: str
+) -> None:
+    found = run(arguments)
+    assert (found.code, found.out) == (2, "")
+    error, remedy = found.err.splitlines()
+    assert error.startswith("Error: ")
+    assert problem in error
+    assert remedy.startswith(f"  try: {fix}")
+    assert len(error) < 900
+    assert all(char == "\n" or char.isprintable() for char in found.err)
+
+
+def test_nothing_else_is_ever_unpickled(run: Run, folder: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {folder / 'sprung'}",)
+
+    torch.save({"states": Trap()}, folder / "trap.pt")
+    found = run("@built --inputs trap.pt")
+    assert found.code == 2
+    assert "nothing but tensors is ever unpickled" in found.err
+    assert not (folder / "sprung").exists()
+
+
+def test_an_argument_that_is_no_model_is_a_matter_of_usage(run: Run) -> None:
+    found = run("stray")
+    assert (found.code, found.out) == (2, "")
+    assert "unexpected extra argument (stray); a model is module:function" in found.err
+    assert "hotrow compare -h" in found.err
+
+
+def test_the_help_has_an_example(run: Run) -> None:
+    out = run("--help").out
+    assert "\n    hotrow compare models:build --inputs inputs.pt --seed 1\n" in out
+    assert "hotrow compare [OPTIONS] [MODEL]\n" in out
+    for option in ("inputs", "seed"):
+        assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
+    assert "module:function, and the function" in " ".join(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_name_has_a_colon() -> None:
+    assert loading.is_name("a:b")
+    assert not loading.is_name("stray")

@@ -1,0 +1,237 @@
+"""`hotrow learn` as its user meets it: what is opened, what is printed, the code."""
+
+import json
+import re
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hotrow.lesson import times
+from hotrow.lesson.location import cache_folder
+from tests.conftest import Run, save_tokenizer
+from tests.support.paths import ROOT
+
+WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that a browser was asked to open."""
+    found: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: found.append(url) or True)
+    return found
+
+
+@pytest.fixture
+def learn(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    hotrow_: Run,
+    opened: list[str],
+) -> Run:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    table = torch.arange(20.0).reshape(4, 5)
+    save_file({"wte.weight": table}, tmp_path / "one.safetensors")
+    save_file({"a": table, "b": table + 1}, tmp_path / "two.safetensors")
+    save_tokenizer(WORDS, tmp_path / "words.json")
+    (tmp_path / "odd.json").write_text('{"comparisons": [{"rows": 1}]}')
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: hotrow_("learn", *arguments)
+
+
+def data_of(path: Path) -> Any:
+    found = re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_is_made_and_opened(learn: Run, opened: list[str]) -> None:
+    found = learn()
+    page = cache_folder() / "learn.html"
+    assert (found.code, found.err) == (0, "")
+    assert found.out == f"The lesson is open in your browser: {page}\n"
+    assert opened == [page.as_uri()]
+    assert [table["name"] for table in data_of(page)["tables"]] == ["A", "B", "C"]
+    assert data_of(page)["lang"] is None
+
+
+def test_print_path_prints_the_path_alone(learn: Run, opened: list[str]) -> None:
+    found = learn("--print-path", "--lang", "zh-CN")
+    assert (found.code, found.out) == (0, f"{cache_folder() / 'learn.html'}\n")
+    assert opened == []
+    assert data_of(Path(found.out.strip()))["lang"] == "zh-CN"
+
+
+def test_no_open_opens_nothing(learn: Run, opened: list[str]) -> None:
+    assert learn("--no-open").out.startswith("The lesson is there to open: ")
+    assert opened == []
+
+
+def test_without_a_browser_it_says_where_the_page_is(
+    learn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    found = learn()
+    assert (found.code, found.err) == (0, "")
+    assert found.out.startswith("The lesson is there to open: ")
+
+
+def test_a_text_starts_with_its_tokens(learn: Run) -> None:
+    arguments = "--print-path", "--text", "the same the same", "--tokenizer", "words.json"
+    own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
+    assert (own["name"], own["V"], own["random"]) == ("own", 4, True)
+    assert own["ids"] == [1, 2, 1, 2]
+    assert own["tokens"] == ["[UNK]", "the", "same", "numbers"]
+
+
+def test_a_table_brings_its_rows(learn: Run) -> None:
+    arguments = ["--print-path", "--table", "one.safetensors"]
+    own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
+    assert (own["V"], own["D"], own["ids"], own["random"]) == (4, 5, [0, 1, 2], False)
+    assert own["title"] == "wte.weight in one.safetensors"
+    assert own["tokens"] is None
+    arguments += ["--tokenizer", "words.json", "--text", "numbers"]
+    own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
+    assert (own["labels"], own["ids"], own["tokens"]) == ([2, 3], [3], ["same", "numbers"])
+    rows = torch.tensor([[5.0, 6, 7, 8, 9]]) + torch.tensor([[5.0], [10]])
+    assert own["rows"] == rows.numpy().astype(">f4").tobytes().hex()
+
+
+def test_what_compare_measured_joins_the_page(learn: Run, hotrow_: Run, tmp_path: Path) -> None:
+    compared = hotrow_("compare", "--table", "one.safetensors", "--ids", "2,3", "--json")
+    (tmp_path / "times.json").write_text(compared.out)
+    [timing] = data_of(Path(learn("--print-path", "--times", "times.json").out.strip()))["timings"]
+    [measured] = json.loads(compared.out)["comparisons"]
+    assert (timing["V"], timing["D"], timing["N"]) == (4, 5, 2)
+    assert timing["matmul_ms"] == measured["matmul"]["median_ms"] > 0
+    assert timing["lookup_ms"] == measured["lookup"]["median_ms"] > 0
+
+
+def test_what_bench_left_joins_the_page(learn: Run) -> None:
+    assert data_of(Path(learn("--print-path").out.strip()))["timings"] == []
+    times.keep([times.Timing(10, 4, 3, 2.5, 0.5)])
+    [timing] = data_of(Path(learn("--print-path").out.strip()))["timings"]
+    assert timing == {"V": 10, "D": 4, "N": 3, "matmul_ms": 2.5, "lookup_ms": 0.5}
+
+
+def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(
+    learn: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    path = Path(learn("--print-path").out.strip())
+    assert path.is_file()
+    assert tmp_path not in path.parents
+    path.unlink()
+    path.parent.rmdir()
+
+
+def test_a_relative_cache_folder_is_opened_by_its_whole_path(
+    learn: Run, monkeypatch: pytest.MonkeyPatch, opened: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "near")
+    assert learn().code == 0
+    assert opened == [(tmp_path / "near" / "hotrow" / "learn.html").as_uri()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_user_without_a_home_gets_the_page(
+    learn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    if not named:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+    path = Path(learn("--print-path").out.strip())
+    assert path.is_file()
+    assert (tmp_path in path.parents) == named
+    path.unlink()
+
+
+def test_ctrl_c_ends_without_a_traceback(learn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(url: str) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", interrupted)
+    found = learn()
+    assert (found.code, found.out) == (130, "")
+    assert "Traceback" not in found.err
+
+
+TIMES = {
+    "nan.json": ("NaN", "1"),
+    "huge.json": ("1e400", "1"),
+    "negative.json": ("-1", "1"),
+    "none.json": ("1", "0"),
+    "rows.json": ("1", "1", "1e400"),
+    "wrong.json": ("1", "1", "-4"),
+}
+
+
+@pytest.mark.parametrize("name", [*TIMES, "deep.json"])
+def test_times_that_are_none_get_a_message_and_exit_code_2(
+    learn: Run, tmp_path: Path, name: str
+) -> None:
+    if name == "deep.json":
+        text = "[" * 100_000
+    else:
+        matmul, lookup, rows = (*TIMES[name], "4")[:3]
+        text = (
+            f'{{"comparisons": [{{"rows": {rows}, "columns": 5, "ids_compared": 2, '
+            f'"matmul": {{"median_ms": {matmul}}}, "lookup": {{"median_ms": {lookup}}}}}]}}'
+        )
+    (tmp_path / name).write_text(text)
+    found = learn("--times", name)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith(f"Error: --times {name} is not what hotrow compare --json prints")
+    assert "\n  try: make it with hotrow compare --json > times.json" in found.err
+
+
+UNUSABLE = [
+    (["--lang", "fr"], "lang is 'fr', but must be one of en, zh-CN", None),
+    (["--text", "the"], "--text needs a tokenizer", "name it with --tokenizer"),
+    (["--tensor", "w"], "--tensor needs a table", "name its file with --table"),
+    (["--tokenizer", "words.json"], "--tokenizer needs a text", "give --text or --table"),
+    (["--text", "", "--tokenizer", "words.json"], "the text has no tokens", "give a text"),
+    (["--table", "two.safetensors"], "two.safetensors holds 2 tables", None),
+    (["--table", "none.safetensors"], "the table: none.safetensors cannot be read", "name a file"),
+    (["--times", "none.json"], "the text: none.json cannot be read", "name a file"),
+    (["--times", "words.json"], "--times words.json is not what", "make it with hotrow compare"),
+    (["--times", "odd.json"], "--times odd.json is not what", "make it with hotrow compare"),
+    (["--times", "one.safetensors"], "", None),
+]
+
+
+@pytest.mark.parametrize(("arguments", "problem", "fix"), UNUSABLE, ids=lambda each: str(each)[:40])
+def test_what_cannot_be_used_gets_its_message_and_exit_code_2(
+    learn: Run, opened: list[str], arguments: list[str], problem: str, fix: str | None
+) -> None:
+    found = learn(*arguments)
+    assert (found.code, found.out, opened) == (2, "", [])
+    assert found.err.startswith(f"Error: {problem}")
+    assert fix is None or f"\n  try: {fix}" in found.err
+
+
+def test_help_shows_examples_and_every_option(learn: Run) -> None:
+    out = learn("--help").out
+    assert "\n  Examples:\n    hotrow learn\n    hotrow learn --lang zh-CN\n" in out
+    for option in ("lang", "text", "tokenizer", "table", "tensor", "times", "print-path"):
+        assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE), option
+    assert "--no-open" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_both_readmes_show_every_option(learn: Run) -> None:
+    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", learn("--help").out, re.MULTILINE))
+    assert len(options) > 8
+    for name in ("README.md", "README.zh-CN.md"):
+        text = (ROOT / name).read_text("utf-8")
+        shown = set(re.findall("--[a-z-]+", text[text.index("$ hotrow learn") :]))
+        assert options - {"--help"} <= shown

@@ -1,0 +1,204 @@
+"""The report page in a real browser: self-contained, harmless, readable, and usable by all."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import expect
+
+from hotrow import compare
+from hotrow.cli import report
+from hotrow.inputs import examples
+from tests.conftest import Watch, Watched
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=/x onerror=alert(2)>",
+    '"onmouseover="alert(3)',
+    "</style><iframe src=/y>",
+    "&lt;svg onload=alert(4)&gt;",
+    "\u202e\x1b[31m",
+    "word" * 100,
+    "词元",
+]
+TITLES = [examples.A.title, "<script>document.title='taken'</script> & \"more\"", "poisoned"]
+
+
+Open = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of three reports: Example A, hostile words, and one that is not equal."""
+    generator = torch.Generator().manual_seed(5)
+    table = torch.randn(5000, 300, generator=generator)
+    poisoned = torch.randn(40, 3, generator=generator)
+    poisoned[7] = torch.nan
+    ids = list(range(0, 4000, 500))
+    comparisons = [
+        compare(examples.A.table(), examples.A.ids, title=TITLES[0], seconds=0),
+        compare(table, ids, tokens=HOSTILE, title=TITLES[1], seconds=0),
+        compare(poisoned, [1, 2] * 100, title=TITLES[2], seconds=0),
+    ]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(report.to_html(comparisons), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def open_page(watch: Watch, file: Path) -> Open:
+    return partial(watch, file.as_uri())
+
+
+def test_it_opens_from_disk_with_no_request_and_no_complaint(open_page: Open, file: Path) -> None:
+    watched = open_page()
+    watched.page.mouse.wheel(0, 20_000)
+    for item in watched.page.locator(".ids li").all():
+        item.hover()
+    watched.page.wait_for_timeout(200)
+    assert watched.requests == [file.as_uri()]
+    assert watched.noise == []
+
+
+def test_the_watch_would_see_a_request_and_a_dialog(open_page: Open) -> None:
+    watched = open_page()
+    watched.page.goto("about:blank")  # away from the page's own policy
+    watched.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
+    watched.page.wait_for_timeout(200)
+    assert "http://127.0.0.1:9/x" in watched.requests
+    assert "seen" in watched.noise
+
+
+def test_hostile_words_are_text_and_nothing_else(open_page: Open) -> None:
+    page = open_page().page
+    assert page.locator("script, img, iframe, object, embed, form, b").count() == 0
+    handlers = "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())"
+    assert not [name for name in page.evaluate(handlers) if name.startswith("on")]
+    assert page.title() == "hotrow: one-hot matmul against look-up, NOT equal"
+    expect(page.get_by_role("heading", level=2)).to_have_text(TITLES)
+    shown = page.locator("section").nth(1).locator(".ids bdi").all_text_contents()
+    assert shown[:2] == [HOSTILE[0][:23] + "…", HOSTILE[1][:23] + "…"]
+    assert shown[2] == HOSTILE[2]
+    assert shown[5:] == [r"\u202e\x1b[31m", ("word" * 6)[:23] + "…", "词元"]
+
+
+def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, tmp_path: Path) -> None:
+    page = open_page(360).page
+    page.screenshot(path=tmp_path / "narrow.png", full_page=True)  # for people to look at
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert page.evaluate("document.documentElement.clientWidth") == 360
+    too_wide = page.evaluate(
+        """() => [...document.querySelectorAll('body *')]
+            .filter(e => !e.closest('.wide') && e.getBoundingClientRect().right > 360)
+            .map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert too_wide == []
+    scrolling = page.evaluate(
+        """() => [...document.querySelectorAll('.wide')]
+            .filter(e => e.scrollWidth > e.clientWidth)
+            .map(e => getComputedStyle(e).overflowX)"""
+    )
+    assert scrolling
+    assert set(scrolling) == {"auto"}
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_drawings_keep_a_size_that_can_be_read(open_page: Open, width: int) -> None:
+    heights = open_page(width).page.evaluate(
+        """() => [...document.querySelectorAll('figure svg text')]
+            .filter(e => e.textContent.trim())
+            .map(e => e.getBoundingClientRect().height)"""
+    )
+    assert len(heights) > 100
+    assert min(heights) >= 11
+
+
+# The least contrast of any text outside the drawings with what is painted behind it (WCAG 2.2).
+CONTRAST = """() => {
+  const parse = color => {
+    const [r, g, b, a = 1] = color.match(/[0-9.]+/g).map(Number);
+    return [r, g, b, a];
+  };
+  const luminance = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map(v => v / 255)
+      .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const color = parse(getComputedStyle(e).backgroundColor);
+      if (color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node; node = walker.nextNode();) {
+    const e = node.parentElement;
+    if (!node.data.trim() || e.closest('svg, style')) continue;
+    const pair = [parse(getComputedStyle(e).color), behind(e)].map(luminance);
+    found.push([(Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05), node.data.slice(0, 40)]);
+  }
+  found.sort((a, b) => a[0] - b[0]);
+  return {
+    texts: found.length,
+    least: found[0],
+    paper: luminance(behind(document.body)),
+  };
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_has_contrast_enough(open_page: Open, tmp_path: Path, scheme: str) -> None:
+    page = open_page(scheme=scheme).page
+    page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)  # for people to look at
+    found = page.evaluate(CONTRAST)
+    assert found["texts"] > 50
+    assert found["least"][0] >= 4.5, found["least"]
+    assert (found["paper"] < 0.1) == (scheme == "dark")
+
+
+def test_verdicts_are_told_by_words_and_not_by_colour_alone(open_page: Open) -> None:
+    verdicts = open_page().page.locator(".verdict").all_text_contents()
+    assert [text.split(":")[0] for text in verdicts] == ["equal", "equal", "NOT equal"]
+
+
+def test_language_landmarks_and_headings(open_page: Open) -> None:
+    page = open_page().page
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.locator("meta[name=viewport]").count() == 1
+    expect(page.get_by_role("main")).to_have_count(1)
+    expect(page.get_by_role("contentinfo")).to_have_count(1)
+    levels = [
+        int(tag[1])
+        for tag in page.evaluate(
+            "[...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map(e => e.tagName)"
+        )
+    ]
+    assert levels == [1, *[2, 3, 3, 3] * len(TITLES)]
+
+
+def test_each_figure_and_each_drawing_has_a_name(open_page: Open) -> None:
+    page = open_page().page
+    figures, drawings = page.get_by_role("figure"), page.get_by_role("img")
+    assert figures.count() == drawings.count() == 15
+    for number in range(15):
+        expect(figures.nth(number)).to_have_accessible_name(
+            re.compile(rf"^Figure {number % 5 + 1}\. \w")
+        )
+        expect(drawings.nth(number)).to_have_accessible_name(re.compile(r"\w"))
+    identifiers = page.evaluate("[...document.querySelectorAll('[id]')].map(e => e.id)")
+    assert len(identifiers) == len(set(identifiers))
+
+
+def test_tables_have_headers(open_page: Open) -> None:
+    page = open_page().page
+    costs = page.locator("section").first.locator("table.numbers")
+    headers = costs.get_by_role("columnheader").all_text_contents()
+    assert headers == ["forward and gradient", "one-hot matmul", "look-up", "ratio"]
+    expect(costs.get_by_role("rowheader")).to_have_count(5)
+    same = page.locator("section").first.locator("table").first
+    assert same.get_by_role("rowheader").all_text_contents() == ["output", "gradient"]

@@ -1,0 +1,154 @@
+"""convert: the same module with tables in it, and a report of what was left and why."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError, convert
+from hotrow.conversion import resting
+from hotrow.table.parameter import Table
+from tests.support.tolerance import assert_same_bits
+
+DEFAULT = resting.LEAST  # before a fixture sets it
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 3)
+        self.head = nn.Linear(3, 9, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids):
+        return self.head(self.table(ids))
+
+
+def test_the_same_module_with_the_same_keys():
+    model = nn.Sequential(nn.Embedding(9, 3), nn.Sequential(nn.Embedding(3, 2)), nn.Linear(3, 2))
+    parameters, keys = list(model.parameters()), list(model.state_dict())
+    before = copy.deepcopy(model.state_dict())
+    assert convert(model) is model
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert list(model.state_dict()) == keys
+    for key, value in model.state_dict().items():
+        assert_same_bits(value, before[key])
+    assert isinstance(model[0].weight, Table)
+    assert isinstance(model[1][0].weight, Table)
+    assert type(model[2].weight) is nn.Parameter
+
+
+def test_converting_again_changes_nothing():
+    model = convert(nn.Embedding(9, 3))
+    weight = model.weight
+    assert convert(model).weight is weight
+    assert str(convert.report(model)) == "(the model)  Embedding(9, 3)  table"
+
+
+def test_our_own_embedding_and_a_table_shared_by_two():
+    model = nn.ModuleList([hotrow.Embedding(9, 3), nn.Embedding(9, 3)])
+    model[1].weight = model[0].weight
+    convert(model)
+    assert model[0].weight is model[1].weight
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=0.1)
+    plain = nn.Embedding.from_pretrained(model[0].weight.detach().clone(), freeze=False)
+    other = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    cotangent = torch.randn(2, 3)
+    for a, b, step in ((model[0], model[1], optimizer), (plain, plain, other)):
+        for _ in range(3):
+            step.zero_grad()
+            ((a(torch.tensor([1, 4])) + b(torch.tensor([4, 4]))) * cotangent).sum().backward()
+            step.step()
+    torch.testing.assert_close(model[0].weight.data, plain.weight.data, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Tied(), "its table is used densely too (a tied head), so its gradient is dense"),
+        (
+            nn.utils.parametrizations.weight_norm(nn.Embedding(9, 3)),
+            "its weight is computed from other parameters",
+        ),
+    ],
+)
+def test_what_is_left_and_why(model, why):
+    keys = list(model.state_dict())
+    convert(model)
+    assert why in str(convert.report(model))
+    assert not any(isinstance(parameter, Table) for parameter in model.parameters())
+    assert list(model.state_dict()) == keys
+
+
+def test_a_model_with_what_was_left_trains():
+    model = convert(Tied())
+    optimizer = hotrow.optim.AdamW(model.parameters())
+    before = model.table.weight.detach().clone()
+    model(torch.tensor([1, 2])).pow(2).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.table.weight, before)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_model_without_values(kind):
+    model = convert(kind(9, 3, device="meta"))
+    assert model(torch.zeros(2, 4, dtype=torch.int64, device="meta")).device.type == "meta"
+
+
+def test_nothing_to_convert():
+    found = convert.report(convert(nn.Linear(2, 2)))
+    assert str(found) == "no embeddings, and no one-hots seen so far"
+
+
+def test_what_is_no_module():
+    with pytest.raises(HotrowError, match=r"convert takes a torch\.nn\.Module, not a Tensor"):
+        convert(torch.zeros(2))
+
+
+def test_a_table_that_turns_out_to_be_used_densely():
+    model = convert(nn.Embedding(9, 3))
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    assert str(convert.report(model)).endswith("table")
+    optimizer.zero_grad()
+    model.weight.pow(2).sum().backward()
+    optimizer.step()
+    assert "table: had a dense gradient" in str(convert.report(model))
+
+
+@pytest.fixture
+def least(monkeypatch):
+    monkeypatch.setattr("hotrow.conversion.resting.LEAST", DEFAULT)
+
+
+def test_small_embeddings_are_left_to_torch_beside_large_ones(least):
+    model = nn.ModuleList([nn.Embedding(5000, 20), nn.EmbeddingBag(4999, 20)])
+    rival = copy.deepcopy(model)
+    hotrow.convert(model)
+    assert type(model[0].weight) is Table
+    assert type(model[1].weight) is nn.Parameter
+    assert [finding.converted for finding in convert.report(model).findings] == [True, False]
+    assert "as quick for a table of its size" in str(convert.report(model))
+    ours = hotrow.optim.Adam(model.parameters(), lr=0.1)
+    theirs = torch.optim.Adam(rival.parameters(), lr=0.1)
+    for t in range(4):
+        ids = torch.tensor([[t, 7, 4998], [0, t, t]])
+        for layers, optimizer in ((model, ours), (rival, theirs)):
+            optimizer.zero_grad()
+            sum((layer(ids) ** 2).sum() for layer in layers).backward()
+            optimizer.step()
+    assert_same_bits(model[1].weight.detach(), rival[1].weight.detach())
+    torch.testing.assert_close(model[0].weight.detach(), rival[0].weight.detach())
+    assert all(hotrow.convert(layer, least=0) is layer for layer in model)
+    assert all(type(layer.weight) is Table for layer in model)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_ones_are_tables_whatever_their_size(kind, least):
+    layer = hotrow.convert(kind(10, 3, sparse=True))
+    layer(torch.tensor([[1, 2]])).sum().backward()
+    hotrow.optim.Adam(layer.parameters()).step()
+    assert type(layer.weight) is Table

@@ -1,0 +1,929 @@
+"""One-hots that a model's own code makes: which are found, and that nothing else changes."""
+
+import copy
+import io
+import pickle
+import threading
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import hotrow
+from hotrow import HotrowError, convert
+from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.table.parameter import Table
+from tests.support.onehots import IDS, Largest, assert_alike, outcome
+from tests.support.tolerance import assert_same_bits
+
+pytestmark = pytest.mark.usefixtures("small_tables")
+
+
+class Model(nn.Module):
+    """What the tests' expressions are about."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 4)
+        self.table = nn.Parameter(torch.randn(5, 4))
+        self.register_buffer("eye", torch.eye(5))
+        self.calls = 0
+
+
+def with_forward(text):
+    """A class whose forward is these statements about `x`, the last of which is returned."""
+    *before, result = [part.strip() for part in text.split(";")]
+    code = "".join(f"    {each}\n" for each in before)
+    names = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint}
+    exec(f"def forward(self, x):\n{code}    return {result}", names)
+    return type("Written", (Model,), {"forward": names["forward"]})
+
+
+def forwards(text):
+    return pytest.mark.parametrize("text", [line.strip() for line in text.strip().splitlines()])
+
+
+def assert_same_model(text):
+    """Converted or not: the same output, twice, and gradients; returns the converted one."""
+    model = with_forward(text)()
+    other = convert(copy.deepcopy(model))
+    for _ in range(2):
+        outputs = []
+        for each in (model, other):
+            torch.manual_seed(3)
+            outputs.append(outcome(each, IDS))
+        assert_alike(outputs[1], outputs[0])
+        assert not _get_current_function_mode_stack()
+        assert not isinstance(outputs[1], OneHot)
+        if isinstance(outputs[0], torch.Tensor) and outputs[0].requires_grad:
+            for output in outputs:
+                (output * torch.arange(output.numel()).reshape(output.shape)).sum().backward()
+            for one, two in zip(model.parameters(), other.parameters(), strict=True):
+                assert (one.grad is None) == (two.grad is None)
+                if one.grad is not None:
+                    torch.testing.assert_close(two.grad.to_dense(), one.grad, equal_nan=True)
+    return other
+
+
+# --- What is found -------------------------------------------------------------------------
+
+
+@forwards(
+    """
+    self.linear(F.one_hot(x, 5).float())
+    self.linear(F.one_hot(x).float())
+    self.linear(F.one_hot(x, num_classes=5).to(torch.float32))
+    self.linear(F.one_hot(x, 5).type_as(self.table))
+    F.one_hot(x, 5).float() @ self.table
+    F.one_hot(x, 5).float().sum(1) @ self.table
+    torch.einsum("bsv,vd->bsd", F.one_hot(x, 5).float(), self.table)
+    self.linear(torch.eye(5)[x])
+    self.linear(self.eye[x])
+    self.linear(self.eye[x.int()])
+    self.linear(self.eye[x - 5])
+    self.linear(torch.eye(5).double()[x].float())
+    self.linear(self.eye.index_select(0, x[0]))
+    self.linear(torch.index_select(self.eye, 0, x[0]))
+    self.linear(torch.index_select(self.eye, dim=0, index=x[0].int()))
+    self.linear(F.embedding(x, self.eye))
+    self.linear(F.embedding(input=x, weight=self.eye))
+    self.linear(F.embedding(x, self.eye, padding_idx=0))
+    self.linear((x[..., None] == torch.arange(5)).float())
+    self.linear((x.unsqueeze(-1) == torch.arange(5)).float())
+    self.linear((torch.arange(5) == x[..., None]).float())
+    self.linear(torch.eq(x[..., None], torch.arange(5)).float())
+    self.linear(x[..., None].eq(torch.arange(5)).float())
+    self.linear((x[..., None] == torch.arange(5)[None, None]).float())
+    self.linear((x[..., None].int() == torch.arange(5)).float())
+    self.linear((x[..., None] + 3 == torch.arange(5)).float())
+    self.linear((x[..., None] - 3 == torch.arange(5)).float())
+    self.linear((x[..., None] + 9 == torch.arange(5)).float())
+    self.linear((x.reshape(-1, 1) == torch.arange(5)).float())
+    self.linear(torch.zeros(2, 3, 5).scatter_(-1, x[..., None], 1))
+    self.linear(torch.zeros(2, 3, 5).scatter_(2, x.unsqueeze(2), 1.0))
+    self.linear(torch.zeros(2, 3, 5).scatter(-1, x[..., None], 1))
+    self.linear(torch.zeros(2, 3, 5).scatter_(dim=-1, index=x[..., None], value=1))
+    self.linear(torch.zeros(2, 3, 5).scatter_(-1, x[..., None], torch.ones(2, 3, 1)))
+    self.linear(torch.zeros((2, 5)).scatter_(1, x, 1))
+    self.linear(torch.zeros(size=(2, 5), dtype=torch.float32).scatter_(1, x, 1))
+    self.linear(self.table.new_zeros(2, 5).scatter_(1, x, 1))
+    self.linear(torch.zeros_like(torch.ones(2, 5)).scatter_(1, x, 1))
+    z = torch.zeros(2, 5); z.scatter_(1, x, 1); self.linear(z)
+    z = torch.zeros(2, 5); i = x.clone(); z.scatter_(1, i, 1); i.zero_(); self.linear(z)
+    z = torch.zeros(2, 5); z.scatter_(1, x[:, :1], self.table[:2, :1]); self.linear(z)
+    """
+)
+def test_is_found(text):
+    report = str(convert.report(assert_same_model(text)))
+    assert "looks up" in report
+    assert "needs every column" not in report
+
+
+@forwards(
+    """
+    self.linear(self.eye[x.float()])
+    self.linear(self.eye[x + 5])
+    self.linear(self.eye[x - 6])
+    self.linear(self.eye[x, :])
+    self.linear(self.eye[x.tolist()])
+    self.linear(self.eye[x.bool()[0, 0]])
+    self.linear(self.eye.index_select(1, x[0]))
+    self.linear(self.eye.index_select(0, x))
+    self.linear(self.eye.index_select(0, x[0, 0]))
+    self.linear(self.eye.index_select(0, x[0] - 9))
+    self.linear(self.eye.index_select(0, x[0].float()))
+    self.linear((2 * self.eye)[x])
+    self.linear((-self.eye)[x])
+    self.linear(self.eye.flip(0)[x])
+    self.linear(torch.eye(6)[x][..., :5])
+    e = torch.eye(5); e[3, 4] = 1; self.linear(e[x])
+    e = torch.eye(5); e[1, 1] = 2; self.linear(e[x])
+    e = torch.eye(5); e[3, 4] = 0.5; e[2, 2] = 0.5; self.linear(e[x])
+    e = torch.eye(5); e[[0, 1]] = e[[1, 0]]; self.linear(e[x])
+    e = torch.eye(5); a = e[x]; e[3, 4] = 1; self.linear(a + e[x])
+    e = torch.eye(5); a = e[x]; e.data[3, 4] = 1; self.linear(a + e[x])
+    e = torch.eye(5); a = e[x]; e.numpy()[3, 4] = 1; self.linear(a + e[x])
+    e = self.eye.clone(); e.add_(self.calls); self.calls += 1; self.linear(e[x])
+    self.eye.add_(1 if self.calls else 0); self.calls += 1; self.linear(self.eye[x])
+    torch.eye(5, requires_grad=True)[x]
+    torch.eye(5, dtype=torch.bool)[x]
+    torch.eye(5, dtype=torch.int64)[x]
+    torch.eye(5, 4)[x.clamp(max=3)]
+    torch.eye(1)[x * 0]
+    torch.eye(5)[0]
+    torch.eye(5)[x[0], x[0]]
+    self.linear(F.embedding(x - 9, self.eye))
+    self.linear(F.embedding(x + 9, self.eye))
+    self.linear(F.embedding(x.float(), self.eye))
+    self.linear(F.embedding(x, self.eye.clone(), max_norm=0.5))
+    self.linear(F.embedding(x, self.eye, scale_grad_by_freq=True))
+    self.linear((x[..., None] == torch.arange(1, 6)).float())
+    self.linear((x[..., None] == torch.tensor([0, 1, 3, 4, 5])).float())
+    self.linear((x[..., None] == torch.tensor([0, 1, 2, 2, 4])).float())
+    self.linear((x[..., None] == torch.tensor([0, 2, 1, 3, 4])).float())
+    self.linear((x[..., None].float() == torch.arange(5)).float())
+    self.linear((x[..., None] == torch.arange(5.0)).float())
+    self.linear((x[..., None] != torch.arange(5)).float())
+    self.linear((x[..., None] >= torch.arange(5)).float())
+    (x[..., None] == torch.arange(5)) & (x[..., None] > 1)
+    (x[..., None] == torch.arange(5)).sum(1)
+    (x[..., None] == torch.arange(5)).any(-1)
+    (x[..., None] + 3 == torch.arange(5)).float().argmax(-1)
+    (x[..., None] + 3 == torch.arange(5)).float().sum(-1)
+    ~(x[..., None] == torch.arange(5))
+    torch.where(x[..., None] == torch.arange(5), 1.0, 2.0)
+    x == x
+    x[0] == torch.arange(3)
+    x[..., None] == torch.arange(1)
+    x[..., None] == x[0]
+    self.linear(torch.zeros(2, 5).scatter_(1, x, 2))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, 0))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, 1.5))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, float("nan")))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, torch.arange(6.0).view(2, 3)))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, 1, reduce="add"))
+    self.linear(torch.zeros(2, 5).scatter_add_(1, x, torch.ones(2, 3)))
+    self.linear(torch.zeros(2, 3, 5).scatter_(1, x.clamp(max=2)[..., None], 1))
+    self.linear(torch.zeros(3, 5).scatter_(1, x, 1))
+    self.linear(torch.zeros(2, 5).scatter_(1, x + 5, 1))
+    self.linear(torch.zeros(2, 5).scatter_(1, x - 5, 1))
+    self.linear(torch.zeros(2, 5).scatter_(1, x.float(), 1))
+    self.linear(torch.ones(2, 5).scatter_(1, x, 1))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, 1).scatter_(1, (x + 1) % 5, 1))
+    z = torch.zeros(2, 5); z.scatter_(1, x, 1); z[0, 0] = 7; self.linear(z)
+    z = torch.zeros(2, 5); y = z[0]; z.scatter_(1, x, 1); self.linear(y)
+    z = torch.zeros(2, 5); y = z.detach(); z.scatter_(1, x, 1); self.linear(y)
+    z = torch.zeros(2, 5); y = z.data; z.scatter_(1, x, 1); self.linear(y)
+    z = torch.zeros(2, 5); y = z.numpy(); z.scatter_(1, x, 1); self.linear(torch.from_numpy(y))
+    z = torch.zeros(2, 5); y = z.view(10); z.scatter_(1, x, 1); self.linear(y.view(2, 5))
+    z = torch.zeros(2, 5); y = z.clone(); z.scatter_(1, x, 1); y
+    s = torch.ones(2, 1); y = torch.zeros(2, 5); y.scatter_(1, x[:, :1], s); s.zero_(); y + 0
+    s = torch.ones(2, 1); y = torch.zeros(2, 5).scatter(1, x[:, :1], s); s.zero_(); y @ self.table
+    z = torch.zeros(2, 5); z.scatter_; z.requires_grad, z.is_leaf, z.stride(), z.shape
+    z = torch.zeros(2, 5); z.scatter_; z += 1; self.linear(z)
+    z = torch.zeros(2, 5); z.scatter_; z @ self.table
+    z = torch.zeros(2, 5); z.scatter_; z.sum(0) @ self.table
+    z = torch.zeros(2, 5); z.scatter_; self.linear(z)
+    z = torch.zeros(2, 5); z.scatter_; torch.cat([z, self.eye[x[:, 0]]]) @ self.table
+    torch.zeros(2, 5, dtype=torch.bool).scatter_(1, x, True)
+    torch.zeros(2, 5, dtype=torch.int64).scatter_(1, x, 1)
+    torch.zeros(2, 5, requires_grad=True).scatter(1, x, 1)
+    torch.zeros(2, 0, 5).scatter_(2, x[:, :0, None], 1)
+    F.one_hot(x.int(), 5)
+    F.one_hot(x.float(), 5)
+    F.one_hot(x, 3)
+    F.one_hot(x - 3, 5)
+    F.one_hot(x, 0)
+    F.one_hot(x, -2)
+    F.one_hot(x[:0])
+    F.one_hot(x[:0], 5)
+    F.one_hot(x[:0], 0)
+    F.one_hot(x, 5.0)
+    F.one_hot(x.tolist(), 5)
+    F.one_hot(x > 1, 2)
+    F.one_hot(x, 5)
+    F.one_hot(x, 5).float()[0]
+    F.one_hot(x, 5).shape
+    [F.one_hot(x, 5), (F.one_hot(x, 5).float(),)]
+    F.one_hot(x, 5).float().softmax(-1)
+    F.one_hot(x, 5).float().mul_(3)
+    F.one_hot(x, 5).float().requires_grad_()
+    isinstance(F.one_hot(x, 5), torch.LongTensor)
+    nn.Flatten()(F.one_hot(x, 5).float())
+    F.cross_entropy(self.linear(self.eye[x]).mT, F.one_hot(x.clamp(max=3), 4).float().mT)
+    self.linear(F.one_hot(x, 5).float()) if F.one_hot(x, 5).sum() > 3 else None
+    self.linear(F.one_hot(x, 5).float()) if F.one_hot(x, 5)[0, 0, 1] else None
+    """
+)
+def test_is_the_unconverted_model(text):
+    assert_same_model(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self.linear((2 * self.eye)[x])",
+        "self.linear((x[..., None] == torch.tensor([0, 1, 2, 2, 4])).float())",
+        "self.linear((x[..., None].float() == torch.arange(5)).float())",
+        "self.linear(self.eye[x, :])",
+        "F.one_hot(x.int(), 5)",
+    ],
+)
+def test_near_misses_are_not_in_the_report(text):
+    report = str(convert.report(assert_same_model(text)))
+    assert report == "no embeddings, and no one-hots seen so far"
+
+
+def test_a_class_that_is_not_there_names_the_line():
+    model = convert(with_forward("F.one_hot(x, 3)")())
+    with pytest.raises(RuntimeError, match=r"ids\[0, 2\] = 4, but the one-hot has 3 classes") as e:
+        model(IDS)
+    assert isinstance(e.value, HotrowError)
+    assert "<string>:2" in str(e.value)
+    assert not _get_current_function_mode_stack()
+
+
+# --- The report ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("self.linear(F.one_hot(x, 5).float())", "linear(5, 4) looks up"),
+        ("F.one_hot(x, 5).float() @ self.table", "matmul(5, 4) looks up"),
+        ("F.one_hot(x, 5).argmax(-1)", "left: is not multiplied"),
+        (
+            "F.one_hot(x, 5)",
+            "left: is returned to code outside the model: convert what is around it as well",
+        ),
+        ("F.one_hot(x, 5).sum()", "left: reaches sum, which needs every column"),
+        ("F.one_hot(x, 5).exp()", "left: reaches exp, which needs every column"),
+        (
+            "y = F.one_hot(x, 5).float(); self.linear(y) + y.exp().sum()",
+            "linear(5, 4) looks up: reaches exp, which needs every column",
+        ),
+    ],
+)
+def test_the_report(text, ends):
+    model = convert(with_forward(text)())
+    assert str(convert.report(model)) == "no embeddings, and no one-hots seen so far"
+    for _ in range(2):
+        model(IDS)
+    (finding,) = convert.report(model).findings
+    assert str(finding).startswith("(the model)  ")
+    assert "one_hot, 5 columns, <string>:" in str(finding)
+    assert str(finding).endswith(ends)
+    assert finding.converted == ("looks up" in ends)
+
+
+def test_the_report_names_the_module():
+    model = nn.Sequential(OrderedDict(first=nn.Identity(), second=Outer()))
+    convert(model)(IDS)
+    first = str(convert.report(model)).splitlines()[0]
+    assert first.startswith("second  one_hot, 5 columns, ")
+    assert "test_finding.py:" in first
+
+
+# --- A model of several modules ------------------------------------------------------------
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 4)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+        self.table = nn.Parameter(torch.randn(5, 4))
+        self.kept = []
+
+    def forward(self, x):
+        return self.inner(F.one_hot(x, 5).float())
+
+    def again(self, x, times=2):
+        return self(x) if not times else self.again(x, times - 1)
+
+    def product(self, x):
+        return F.one_hot(x, 5).float() @ self.table
+
+    @property
+    def own(self):
+        return F.one_hot(IDS, 5).float() @ self.table
+
+    @staticmethod
+    def plainly(x):
+        return F.one_hot(x, 5)
+
+    @classmethod
+    def of_class(cls, x):
+        return F.one_hot(x, 5)
+
+    def rows(self, x):
+        for row in x:
+            yield F.one_hot(row, 5).float() @ self.table
+
+    def list(self):
+        return self.kept
+
+    def fails(self, x):
+        F.one_hot(x, 5)
+        raise KeyError("on purpose")
+
+    def extra_repr(self):
+        return "with extras"
+
+
+Pair = namedtuple("Pair", "one other")
+
+
+def both():
+    model = Outer()
+    return model, convert(copy.deepcopy(model))
+
+
+def assert_same(model, other):
+    assert_alike(other(IDS), model(IDS))
+
+
+def test_every_method():
+    model, other = both()
+    assert_same(model, other)
+    for name in ("again", "product", "plainly", "of_class"):
+        assert_alike(getattr(other, name)(IDS), getattr(model, name)(IDS))
+    assert_alike(list(other.rows(IDS)), list(model.rows(IDS)))
+    assert_alike(other.own, model.own)
+    assert repr(other) == repr(model)
+
+
+def test_is_of_the_same_class():
+    model, other = both()
+    assert isinstance(other, Outer)
+    assert (type(other).__name__, type(other).__module__) == ("Outer", Outer.__module__)
+    assert type(other).__doc__ == Outer.__doc__
+    assert [type(m).__name__ for m in other.modules()] == ["Outer", "Inner", "Linear"]
+    assert list(other.state_dict()) == list(model.state_dict())
+
+
+def test_a_look_up_and_not_a_product():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(100_000, 1)
+
+        def forward(self, x):
+            return self.linear(F.one_hot(x, 100_000).float())
+
+    model = convert(Wide())
+    with Largest() as largest:
+        model(torch.zeros(64, dtype=torch.int64))
+    assert largest.size <= 2 * model.linear.weight.nbytes
+
+
+def test_returns_the_very_object_of_the_method():
+    """What holds no one-hot is the model's own: its list, its dict, its torch.Size."""
+    other = both()[1]
+    assert other.list() is other.kept
+    for value in ([1], {"b": 1, "a": 2}, OrderedDict(b=1, a=2), torch.Size([2]), Pair(1, 2)):
+
+        class Returns(nn.Module):
+            def forward(self, x, value=value):
+                return value
+
+        assert convert(Returns())(IDS) is value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: (x, x),
+        lambda x: [x],
+        lambda x: {"b": x, "a": 1},
+        lambda x: OrderedDict(b=x, a=1),
+        lambda x: Pair(x, 1),
+        lambda x: {1: [{"x": (x,)}]},
+        lambda x: Pair(x.shape, x),
+    ],
+    ids=["tuple", "list", "dict", "ordered", "named", "nested", "size"],
+)
+def test_what_leaves_is_plain(wrap):
+    class Returns(nn.Module):
+        def forward(self, x):
+            return wrap(F.one_hot(x, 5))
+
+    found, expected = convert(Returns())(IDS), Returns()(IDS)
+    assert type(found) is type(expected)
+    leaves, shape = torch.utils._pytree.tree_flatten(found)
+    others, other_shape = torch.utils._pytree.tree_flatten(expected)
+    assert shape == other_shape
+    for one, other in zip(leaves, others, strict=True):
+        assert type(one) is type(other)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_what_is_kept_on_the_model():
+    class Keeps(Outer):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("last", torch.zeros(2, 3, 5))
+
+        def forward(self, x):
+            self.last = F.one_hot(x, 5).float()
+            self.note = F.one_hot(x, 5)
+            return x
+
+    model, other = Keeps(), convert(Keeps())
+    model(IDS), other(IDS)
+    assert_alike(other.note, model.note)
+    state = other.state_dict()
+    assert_alike(state["last"], model.state_dict()["last"])
+    model.load_state_dict(state)
+    copy.deepcopy(other)
+    other.double()
+    assert other.last.dtype == torch.float64
+
+
+def test_a_one_hot_that_comes_in():
+    grads = []
+    for model, make in zip(both(), (F.one_hot, one_hot), strict=True):
+        x = make(IDS, 5).float().requires_grad_()
+        model.inner(x).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
+def test_an_exception_leaves_the_mode_off():
+    other = both()[1]
+    for _ in range(2):
+        with pytest.raises(KeyError, match="on purpose"):
+            other.fails(IDS)
+        assert not _get_current_function_mode_stack()
+        assert type(F.one_hot(IDS, 5)) is torch.Tensor
+        other(IDS)
+
+
+def test_outside_of_the_model_nothing_changes():
+    other = both()[1]
+    other(IDS)
+    assert type(F.one_hot(IDS, 5)) is torch.Tensor
+    assert type(torch.eye(5)[IDS]) is torch.Tensor
+    assert type(Outer().plainly(IDS)) is torch.Tensor
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_hooks_see_tensors_that_behave():
+    seen = []
+    for model in both():
+        model.inner.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
+        model.inner.register_forward_hook(
+            lambda module, given, out: seen.append(
+                (given[0].sum().item(), given[0].shape, given[0].dtype, given[0].mean().item())
+            )
+        )
+        model.inner.linear.register_forward_hook(
+            lambda module, given, out: seen.append((given[0].norm().item(), out.sum().item()))
+        )
+        model.inner.linear.register_full_backward_hook(
+            lambda module, into, out: seen.append((into[0] is None, out[0].shape))
+        )
+        model(IDS).sum().backward()
+    assert seen[:3] == seen[3:]
+
+
+def test_a_hook_that_keeps_its_input():
+    kept = []
+    for model in both():
+        model.inner.register_forward_hook(lambda module, given, out: kept.append(given[0]))
+        model(IDS)
+    assert_alike(kept[1], kept[0])
+    assert torch.equal(torch.stack(kept[1:]).mean(0), kept[0])
+
+
+def test_threads():
+    model, other = both()
+    expected, results = model(IDS), []
+
+    def work():
+        for _ in range(20):
+            same = torch.equal(other(IDS), expected)
+            results.append(same and type(F.one_hot(IDS, 5)) is torch.Tensor)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert results == [True] * 80
+
+
+# --- Kept, copied, converted again ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save", "copy"])
+def test_a_copy_is_converted(way):
+    model, other = both()
+    other(IDS)
+    if way == "torch.save":
+        buffer = io.BytesIO()
+        torch.save(other, buffer)
+        buffer.seek(0)
+        again = torch.load(buffer, weights_only=False)
+    else:
+        ways = {
+            "deepcopy": copy.deepcopy,
+            "copy": copy.copy,
+            "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+        }
+        again = ways[way](other)
+    assert type(again) is type(other)
+    assert_same(model, again)
+    assert "looks up" in str(convert.report(again))
+    if way != "copy":
+        assert again.table is not other.table
+
+
+def test_state_dicts_go_both_ways():
+    model, other = Outer(), convert(Outer())
+    other.load_state_dict(model.state_dict())
+    assert_same(model, other)
+    fresh = Outer()
+    fresh.load_state_dict(other.state_dict())
+    assert_same(fresh, other)
+    assert type(other.state_dict()["table"]) is torch.Tensor
+
+
+def test_again_changes_nothing():
+    model, other = both()
+    kind = type(other)
+    assert convert(other) is other
+    assert type(other) is kind
+    assert_same(model, other)
+    part = Outer()
+    convert(part.inner)
+    assert_same(part, convert(copy.deepcopy(part)))
+
+
+def test_train_and_eval():
+    class Drops(Outer):
+        def __init__(self):
+            super().__init__()
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return self.inner(self.dropout(F.one_hot(x, 5).float()))
+
+    model = Drops()
+    other = convert(copy.deepcopy(model))
+    for train in (True, False):
+        outputs = []
+        for each in (model, other):
+            each.train(train)
+            assert each.inner.training is train
+            torch.manual_seed(0)
+            outputs.append(each(IDS))
+        assert_alike(outputs[1], outputs[0])
+
+
+def test_inherited_forwards():
+    class Below(Outer):
+        def forward(self, x):
+            return super().forward(x) + super().product(x)
+
+    class Chain(nn.Sequential):
+        def forward(self, x):
+            return super().forward(F.one_hot(x, 5).float())
+
+    class Layer(nn.Linear):
+        def forward(self, x):
+            return super().forward(F.one_hot(x, 5).float())
+
+    for model in (Below(), Chain(nn.Linear(5, 4), nn.ReLU()), Layer(5, 4)):
+        other = convert(copy.deepcopy(model))
+        assert_same(model, other)
+    assert len(convert(Chain(nn.Linear(5, 4), nn.ReLU()))[:1]) == 1
+
+
+def test_classes_that_watch_their_subclasses():
+    class Plugin(nn.Module):
+        known = []  # noqa: RUF012
+
+        def __init_subclass__(cls, *, name, **keywords):
+            super().__init_subclass__(**keywords)
+            Plugin.known.append(name)
+
+    class Mine(Plugin, name="mine"):
+        def forward(self, x):
+            return F.one_hot(x, 5)
+
+    assert_alike(convert(Mine())(IDS), F.one_hot(IDS, 5))
+    assert Plugin.known == ["mine"]
+
+
+def test_code_that_asks_for_its_exact_class():
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleList([Inner()])
+
+        def forward(self, x):
+            return isinstance(self, Asks), [isinstance(part, Inner) for part in self.parts]
+
+    assert convert(Asks())(IDS) == (True, [True])
+
+
+def test_a_forward_set_on_the_object_or_later_on_the_class():
+    model = Outer()
+    model.forward = lambda x: F.one_hot(x, 5).float()
+    assert type(convert(model)(IDS)) is torch.Tensor
+
+    class Changes(nn.Module):
+        def forward(self, x):
+            return x
+
+    other = convert(Changes())
+    Changes.forward = lambda self, x: x + 1  # as monkeypatches and notebooks do
+    assert torch.equal(other(IDS), IDS + 1)
+
+
+def test_parametrizations():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(5, 4))
+
+        def forward(self, x):
+            return self.linear(F.one_hot(x, 5).float())
+
+    model = Normed()
+    other = convert(copy.deepcopy(model))
+    assert_same(model, other)
+    for each in (model, other):
+        each(IDS).sum().backward()
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad)
+
+
+# --- Training, and torch's other machinery -------------------------------------------------
+
+
+def test_trains_as_the_unconverted_model():
+    model, other = both()
+    start = copy.deepcopy(model.state_dict())
+    for each, make in ((model, torch.optim.AdamW), (other, hotrow.optim.AdamW)):
+        optimizer = make(each.parameters(), lr=0.1)
+        for at in range(6):
+            optimizer.zero_grad()
+            (each(IDS[:, at % 3]) + each.product(IDS[:, at % 2])).pow(2).sum().backward()
+            optimizer.step()
+    for name, value in model.state_dict().items():
+        assert not torch.equal(value, start[name])
+        torch.testing.assert_close(other.state_dict()[name], value)
+    assert isinstance(other.inner.linear.weight, Table)
+    assert isinstance(other.table, Table)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpoint(reentrant):
+    class Recomputes(Outer):
+        def forward(self, x):
+            return checkpoint(self.inner, F.one_hot(x, 5).float(), use_reentrant=reentrant)
+
+    model = Recomputes()
+    other = convert(copy.deepcopy(model))
+    outputs = [each(IDS) for each in (model, other)]
+    assert_alike(outputs[1], outputs[0])
+    if not reentrant:
+        for output in outputs:
+            output.sum().backward()
+        weights = [each.inner.linear.weight.grad for each in (model, other)]
+        torch.testing.assert_close(weights[1].to_dense(), weights[0])
+
+
+def test_functional_call_and_transforms():
+    model, other = both()
+    parameters = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+
+    def loss(each):
+        return lambda p, x: torch.func.functional_call(each, p, (x,)).pow(2).sum()
+
+    for transform in (
+        lambda f: f(parameters, IDS),
+        lambda f: torch.func.grad(f)(parameters, IDS),
+        lambda f: torch.func.jacrev(f)(parameters, IDS),
+    ):
+        expected = transform(loss(model))
+        torch.testing.assert_close(transform(loss(other)), expected)
+
+
+def test_vmap_inside_the_model():
+    """In a process of its own, as it has crashed."""
+    import subprocess
+    import sys
+
+    code = """
+import copy, torch, torch.nn.functional as F
+from torch import nn
+from hotrow import convert
+class Maps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 4)
+    def forward(self, x):
+        return self.linear(torch.vmap(lambda i: F.one_hot(i, 5).float())(x))
+model, x = Maps(), torch.tensor([[1, 0, 4], [2, 2, 3]])
+assert torch.equal(convert(copy.deepcopy(model))(x), model(x))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["trace", "export"])
+def test_traced(way):
+    model, other = both()
+    other_ids = torch.tensor([[0, 0, 1], [4, 3, 1]])
+    if way == "trace":
+        traced = torch.jit.trace(other, (IDS,))
+    else:
+        traced = torch.export.export(other, (IDS,)).module()
+    torch.testing.assert_close(traced(other_ids), model(other_ids))
+
+
+def test_other_modes_and_devices():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    other = both()[1]
+    expected = other(IDS)
+    with torch.device("cpu"):
+        assert_alike(other(IDS), expected)
+    with FlopCounterMode(display=False):
+        assert_alike(other(IDS), expected)
+    with torch.inference_mode():
+        assert torch.equal(other(IDS), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_alike(other(IDS), both_in_bfloat16(other))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert other(torch.zeros(2, 3, dtype=torch.int64)).shape == (2, 3, 4)
+    assert convert(Outer().to("meta"))(IDS.to("meta")).shape == (2, 3, 4)
+
+
+def both_in_bfloat16(converted):
+    plainly = Outer()
+    plainly.load_state_dict(converted.state_dict())
+    return plainly(IDS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_other_dtypes(dtype):
+    class Follows(Outer):
+        def forward(self, x):
+            return self.inner(F.one_hot(x, 5).to(self.table.dtype))
+
+    model = Follows().to(dtype)
+    other = convert(copy.deepcopy(model))
+    assert_same_bits(other(IDS), model(IDS))
+
+
+class Fields(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(10, 4)
+
+    def forward(self, x, y, columns):
+        hot = F.one_hot(x, 5).float()
+        return self.linear(torch.cat([hot, F.one_hot(y, 3).float(), columns], -1))
+
+
+@pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
+def test_torch_compile(dynamic):
+    torch._dynamo.reset()
+    model = Fields()
+    other = convert(copy.deepcopy(model))
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for size in (2, 5, 7):
+        x, y = torch.randint(0, 5, (size, 3)), torch.randint(0, 3, (size, 3))
+        columns = torch.randn(size, 3, 2)
+        outputs, grads = [], []
+        for run, parameters in ((model, model), (compiled, other)):
+            parameters.zero_grad()
+            leaf = columns.clone().requires_grad_()
+            outputs.append(run(x, y, leaf))
+            outputs[-1].pow(2).sum().backward()
+            grads.append([leaf.grad, *(p.grad for p in parameters.parameters())])
+        assert type(outputs[1]) is torch.Tensor
+        torch.testing.assert_close(outputs[1], outputs[0])
+        torch.testing.assert_close(grads[1], grads[0])
+    with pytest.raises(Exception, match="5"):
+        compiled(x + 5, y, columns)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "F.one_hot(x, 5)",
+        "F.one_hot(x, 5).float().exp()",
+        "F.one_hot(x, 5).float() @ self.table",
+        "F.one_hot(x, 5).float().sum(1) @ self.table",
+        "(F.one_hot(x, 5) * self.table[:1, :1]) @ self.table",
+        "self.linear(F.one_hot(x, 5).float().flatten(0, 1))",
+        "self.linear(self.eye[x])",
+        "self.linear((x[..., None] == torch.arange(5)).float())",
+        "self.linear(torch.zeros(2, 3, 5).scatter_(-1, x[..., None], 1))",
+        "F.one_hot(x, 5).argmax(-1)",
+    ],
+)
+def test_torch_compile_of_each_pattern(text):
+    torch._dynamo.reset()
+    model = with_forward(text)()
+    other = convert(copy.deepcopy(model))
+    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
+    outputs = [each(IDS) for each in (model, compiled)]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    assert type(outputs[1]) is torch.Tensor
+    if outputs[0].requires_grad:
+        for output in outputs:
+            output.pow(2).sum().backward()
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            assert (one.grad is None) == (two.grad is None)
+            if one.grad is not None:
+                torch.testing.assert_close(two.grad.to_dense(), one.grad)
+
+
+def test_a_compiled_model_trains():
+    torch._dynamo.reset()
+    model, other = both()
+    compiled = torch.compile(other, backend="aot_eager")
+    for run, make, each in (
+        (model, torch.optim.Adam, model),
+        (compiled, hotrow.optim.Adam, other),
+    ):
+        optimizer = make(each.parameters(), lr=0.1)
+        for at in range(4):
+            optimizer.zero_grad()
+            run(IDS[:, at % 3]).pow(2).sum().backward()
+            optimizer.step()
+    weights = [each.inner.linear.weight.detach() for each in (model, other)]
+    torch.testing.assert_close(weights[1], weights[0])
+
+
+def test_a_checkpoint_of_no_method():
+    """Computed again when no method of the model is running, and so left alone before."""
+
+    class Checkpointed(Outer):
+        def forward(self, x):
+            def block(i):
+                one_hot = F.one_hot(i, 5).float()
+                return self.inner.linear(one_hot) + self.inner(F.one_hot(i, 5).float())
+
+            twice = F.one_hot(x, 5).float()
+            return checkpoint(block, x, use_reentrant=False) + self.inner.linear(twice)
+
+    plain = Checkpointed()
+    model = convert(copy.deepcopy(plain))
+    outputs = [each(IDS) for each in (plain, model)]
+    assert_same_bits(outputs[1].detach(), outputs[0].detach())
+    for output in outputs:
+        output.square().sum().backward()
+    for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(b.grad, a.grad)
+    assert len(convert.report(model).findings) == 1  # the one outside
+
+
+def test_a_line_met_by_two_modules_is_told_once():
+    model = convert(Outer())
+    model(IDS)
+    model.inner(F.one_hot(IDS, 5).float())
+    model.product(IDS)
+    told = str(convert.report(model)).splitlines()
+    assert len(told) == len(set(told))

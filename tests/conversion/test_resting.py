@@ -1,0 +1,350 @@
+"""Where no one-hot is worth looking up a converted model runs as it was; one that is is found."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import hotrow
+from hotrow import HotrowError, convert
+from hotrow.conversion import resting
+from tests.support.tolerance import assert_same_bits
+
+DEFAULT = resting.LEAST  # before a fixture sets it
+TRIES, EVERY = 8, 64
+
+
+class Small(nn.Module):
+    """Notes, for each call, whether it was looking for one-hots."""
+
+    def __init__(self, states=6):
+        super().__init__()
+        self.states, self.looked = states, []
+        self.linear = nn.Linear(states, 3)
+
+    def forward(self, ids, *rest, **named):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.linear(F.one_hot(ids, self.states).float())
+
+    def other(self, ids):
+        return self.forward(ids)
+
+
+class Batch:
+    """Of a size that is not known."""
+
+
+class Nothing(Small):
+    def forward(self, ids, *rest, **named):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.linear(ids.float().unsqueeze(-1).expand(-1, self.states))
+
+
+IDS = torch.tensor([1, 5, 1, 0])
+ENDLESS = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.fixture
+def least(monkeypatch):
+    monkeypatch.setattr("hotrow.conversion.resting.LEAST", DEFAULT)
+
+
+def looked(model, calls):
+    model.looked.clear()
+    for _ in range(calls):
+        model(IDS)
+    return [place + 1 for place, each in enumerate(model.looked) if each]
+
+
+FIRST = [*range(1, TRIES + 1), EVERY, 2 * EVERY]
+
+
+@pytest.mark.usefixtures("least")
+@pytest.mark.parametrize("kind", [Small, Nothing])
+def test_it_looks_at_first_and_then_now_and_then(kind):
+    assert looked(convert(kind()), 2 * EVERY + 1) == FIRST
+
+
+def test_a_model_with_one_hots_worth_it_always_looks():
+    assert looked(convert(Small()), 100) == [*range(1, 101)]
+    assert looked(convert(Nothing()), 2 * EVERY + 1) == FIRST  # of any size: it has none
+
+
+class Largest(Small):
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return F.one_hot(ids, self.states).argmax(-1)
+
+
+class Fields(Small):
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        half = F.one_hot(ids % 3, 3)
+        return self.linear(torch.cat([half, half], -1).float())
+
+
+@pytest.mark.parametrize("kind", [Small, Largest, Fields])
+@pytest.mark.parametrize(("least", "always"), [(24, True), (25, False)])
+def test_worth_it_is_one_hot_or_several_side_by_side(kind, least, always):
+    model = convert(kind(), least=least)  # 4 x 6
+    assert looked(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+
+
+@pytest.mark.usefixtures("least")
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda model: model(torch.zeros(5, dtype=torch.int64)),
+        lambda model: model(IDS, torch.zeros(1)),
+        lambda model: model(IDS, [{"a": (torch.zeros(1),)}]),
+        lambda model: model(IDS, named=torch.zeros(1)),
+        lambda model: model(IDS, np.zeros(1)),
+        lambda model: model(IDS, -1),
+        lambda model: model(IDS, np.int64(1)),
+        lambda model: model(IDS, Batch()),
+        lambda model: model(IDS, "train"),
+        lambda model: model(IDS, 2**2000),
+        lambda model: model(IDS, [0] * 100),
+        lambda model: model(IDS, ENDLESS),
+        lambda model: model(ids=torch.zeros(5, dtype=torch.int64)),
+        lambda model: model.eval()(IDS),
+        lambda model: model.other(IDS),
+    ],
+)
+def test_it_looks_where_there_is_more_than_before(more):
+    model = convert(Small())
+    looked(model, TRIES + 2)
+    assert model.looked[-2:] == [False, False]
+    more(model)
+    assert model.looked[-1]
+    model.train()(IDS)
+    assert not model.looked[-1]
+
+
+@pytest.mark.usefixtures("least")
+def test_a_large_batch_after_many_small_ones_is_looked_up_from_then_on():
+    model = convert(Small(1000))
+    looked(model, 20)
+    rows = -(-DEFAULT // 1000)
+    model(torch.zeros(rows - 1, dtype=torch.int64))
+    assert not model.looked[-1] or not convert.report(model).findings[0].converted
+    model(torch.zeros(rows, dtype=torch.int64))
+    assert str(convert.report(model)).endswith("linear(1000, 3) looks up: from 100,000 entries on")
+    assert looked(model, 20) == [*range(1, 21)]
+
+
+@pytest.mark.usefixtures("least")
+def test_what_is_small_has_torchs_own_bits_looking_or_resting():
+    plain = nn.Sequential(Small(), nn.Tanh(), nn.Linear(3, 2))
+    model = convert(copy.deepcopy(plain))
+    optimizers = [
+        torch.optim.Adam(plain.parameters()),
+        hotrow.optim.Adam(model.parameters()),
+    ]
+    for step in range(EVERY + 2):
+        ids = torch.randint(6, (20,), generator=torch.Generator().manual_seed(step))
+        for each, optimizer in zip((plain, model), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(ids).square().mean().backward()
+            optimizer.step()
+        for a, b in zip(plain.parameters(), model.parameters(), strict=True):
+            assert_same_bits(b.grad, a.grad)
+            assert_same_bits(b.detach(), a.detach())
+
+
+@pytest.mark.parametrize(("least", "uses"), [(24, True), (25, False)])
+def test_entries_are_counted_where_they_are_multiplied(least, uses):
+    model = convert(Fields(), least=least)  # 4 x 6, each field half of them
+    expected = Fields()
+    expected.load_state_dict(model.state_dict())
+    torch.testing.assert_close(model(IDS), expected(IDS))
+    findings = convert.report(model).findings
+    assert {finding.converted for finding in findings} == {uses}
+    if not uses:
+        why = (
+            "left: multiplied with 24 entries at most, and torch's own product is as quick for "
+            "fewer than 25"
+        )
+        assert str(findings[0]).endswith(why)
+
+
+def test_a_one_hot_of_hotrows_own_is_looked_up_whatever_its_size():
+    weight = torch.tensor([[1.0], [torch.inf]])
+    assert (hotrow.one_hot([0], 2, torch.float32) @ weight).item() == 1.0
+
+
+def test_what_least_was_stays_until_another_is_given():
+    model = convert(Small(), least=24)
+    model(IDS)
+    assert convert.report(model).findings[0].converted
+    assert type(convert(model)) is type(model)
+    assert convert.report(model).findings[0].converted
+    convert(model, least=25)
+    assert "no one-hots" in str(convert.report(model))  # of before
+    model(IDS)
+    assert not convert.report(model).findings[0].converted
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        other(IDS)
+        assert not convert.report(other).findings[0].converted
+
+
+@pytest.mark.parametrize("least", [-1, 2.0, True, "many"])
+def test_least_counts(least):
+    with pytest.raises(HotrowError, match=f"least = {least!r}, but it counts"):
+        convert(Small(), least=least)
+
+
+@pytest.mark.usefixtures("least")
+def test_an_error_while_it_rests_is_the_models_own_and_passes():
+    model = convert(Small())
+    looked(model, TRIES + 2)
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        model(torch.tensor([6]))
+    assert not model.looked[-1]
+    assert looked(model, EVERY) == [EVERY - TRIES - 3]
+
+
+@pytest.mark.usefixtures("least")
+def test_methods_rest_each_for_itself():
+    class Player(Small):
+        def learn(self, ids):
+            return self(ids)
+
+    model = convert(Player(1000))
+    for _ in range(TRIES + 2):
+        model(IDS)
+        model.learn(torch.zeros(-(-DEFAULT // 1000), dtype=torch.int64))
+    assert model.looked[-2:] == [False, True]
+
+
+class Scaled(nn.Module):
+    """A one-hot whose own weights are learned."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.linear = nn.Linear(1, 1), nn.Linear(6, 3)
+
+    def forward(self, ids):
+        scale = self.scale(ids.unsqueeze(-1).float() / 7)
+        return self.linear(F.one_hot(ids, 6).float() * scale)
+
+
+class Twice(nn.Module):
+    """A block that is computed again, twice."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block()
+
+    def forward(self, ids):
+        return sum(checkpoint(self.block, ids, use_reentrant=False) for _ in range(2))
+
+
+class Late(Twice):
+    """For some calls no one-hot; then a large one, of the same input."""
+
+    def forward(self, ids):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls <= TRIES:
+            return next(self.block.parameters()) * 2
+        return super().forward(ids)
+
+
+class Gate(Scaled):
+    def forward(self, ids):
+        return F.one_hot(ids, 6).float() * self.scale(ids.unsqueeze(-1).float() / 7)
+
+
+@pytest.mark.usefixtures("least")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Twice(Small),
+        lambda: Twice(Scaled),
+        lambda: Twice(Gate),
+        lambda: Late(lambda: Small(50_000)),
+    ],
+)
+def test_a_checkpoint_is_computed_again_as_it_was(make):
+    plain = make()
+    model = convert(copy.deepcopy(plain))
+    for call in range(2 * EVERY + 1):
+        for each in (plain, model):
+            with torch.no_grad():
+                if call % 3:
+                    each(IDS)  # nothing to compute again
+            each(IDS).square().mean().backward()
+    for (name, a), b in zip(plain.named_parameters(), model.parameters(), strict=True):
+        if a.grad is not None:
+            torch.testing.assert_close(b.grad, a.grad, msg=name)
+
+
+def test_a_sequence_hands_one_hots_on():
+    class Encode(nn.Module):
+        def forward(self, ids):
+            return F.one_hot(ids, 6).float()
+
+    model = nn.Sequential(Encode(), nn.Linear(6, 3))
+    expected = model(IDS)
+    assert convert(model) is model
+    assert_same_bits(model(IDS).detach(), expected.detach())
+    assert str(convert.report(model)).endswith("linear(6, 3) looks up")
+    assert type(nn.Sequential(nn.Linear(6, 3))) is type(convert(nn.Sequential(nn.Linear(6, 3))))
+    assert isinstance(model[:1], nn.Sequential)
+
+
+@pytest.mark.usefixtures("least")
+def test_the_report_says_what_convert_would_not_do_by_itself():
+    model = convert(Small(), least=0)
+    model(IDS)
+    why = "linear(6, 3) looks up: unless asked to, only from 100,000 entries on"
+    assert str(convert.report(model)).endswith(why)
+
+
+def test_a_small_one_hot_that_is_not_multiplied_is_left_for_another_reason():
+    class Normed(Small):
+        def forward(self, ids):
+            return F.layer_norm(F.one_hot(ids, 6).float(), (6,))
+
+    model = convert(Normed(), least=1000)
+    model(IDS)
+    assert str(convert.report(model)).endswith("left: reaches layer_norm, which needs every column")
+
+
+def test_a_method_that_runs_while_the_module_is_being_loaded():
+    class Loaded(Small):
+        def __setstate__(self, state):
+            self.other_states = self.doubled(3)
+            super().__setstate__(state)
+
+        def doubled(self, number):
+            return 2 * number
+
+    globals()["Loaded"] = Loaded
+    Loaded.__qualname__ = "Loaded"
+    model = convert(Loaded())
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.other_states == 6
+        assert_same_bits(other(IDS).detach(), model(IDS).detach())
+
+
+@pytest.mark.parametrize("convert", [convert, lambda model: model])
+def test_a_compiled_step_calls_its_hooks_once(convert):
+    model = convert(nn.Embedding(6, 3))
+    optimizer = hotrow.optim.Adam(model.parameters())
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(IDS).sum().backward()
+        step()
+    assert seen == 3 * ["before", "after"]

@@ -1,0 +1,585 @@
+"""Tables in files: the numbers of memory, and the last save whatever happens."""
+
+import errno
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+import hotrow
+from hotrow import HotrowError, disk
+from hotrow.disk import journal
+from hotrow.disk.mapped import Mapped, write_new
+from hotrow.optim.lag import RowLag
+from tests.support.paths import ROOT
+from tests.support.tolerance import assert_same_bits
+
+ROWS, COLUMNS, STEPS = 700, 5, 12
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+    "Adam": {"lr": 0.05},
+    "AdamW": {"lr": 0.05, "weight_decay": 0.1},
+    "NAdam": {"lr": 0.05},  # which carries a scalar from step to step
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1},  # whose state begins above zero
+    "Adadelta": {"lr": 0.5, "weight_decay": 0.1},  # replayed step by step
+}
+
+
+def weights():
+    return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(7))
+
+
+def create(path):
+    """A table in files, with the values of `weights`."""
+    values = weights()
+    return disk.create(path, ROWS, COLUMNS, fill=lambda block: block.copy_(values))
+
+
+def in_memory():
+    layer = hotrow.Embedding(ROWS, COLUMNS, _weight=weights())
+    return hotrow.convert(layer)
+
+
+def step(layer, optimizer, t):
+    random = torch.Generator().manual_seed(t)
+    ids = (torch.rand(9, generator=random) ** 3 * ROWS).long()
+    optimizer.zero_grad()
+    (layer(ids) * torch.randn(9, COLUMNS, generator=random)).sum().backward()
+    optimizer.step()
+
+
+def make(name, layer):
+    return getattr(hotrow.optim, name)(layer.parameters(), **OPTIMIZERS[name])
+
+
+def state_of(optimizer):
+    (state,) = optimizer.state_dict()["state"].values()
+    return {key: torch.as_tensor(value) for key, value in state.items()}
+
+
+def assert_same_run(layer, optimizer, other, its):
+    assert_same_bits(layer.weight.detach(), other.weight.detach())
+    state, expected = state_of(optimizer), state_of(its)
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        assert_same_bits(state[key], value)
+
+
+# --- The same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_saved_and_opened_again_has_the_bits_of_one_in_memory(name, tmp_path):
+    layer = in_memory()
+    optimizer = make(name, layer)
+    for t in range(STEPS):
+        step(layer, optimizer, t)
+    for begin, end in ((0, 4), (4, 5), (5, STEPS)):
+        with create(tmp_path / "t") if not begin else disk.open(tmp_path / "t") as store:
+            its = make(name, store.layer)
+            for t in range(begin, end):
+                step(store.layer, its, t)
+            assert isinstance(store.table.lag, RowLag)
+            if end < STEPS:
+                store.save()
+            else:
+                assert_same_run(store.layer, its, layer, optimizer)
+
+
+def test_what_is_read_after_opening_is_settled_without_an_optimizer(tmp_path):
+    layer = in_memory()
+    optimizer = make("Adam", layer)
+    with create(tmp_path / "t") as store:
+        its = make("Adam", store.layer)
+        for t in range(STEPS):
+            step(layer, optimizer, t)
+            step(store.layer, its, t)
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        with torch.no_grad():
+            ids = torch.arange(0, ROWS, 3)
+            assert_same_bits(store.layer(ids), layer(ids))
+        assert_same_bits(store.layer.weight.detach(), layer.weight.detach())
+
+
+def test_several_saves_in_one_run_and_other_readers(tmp_path):
+    layer = in_memory()
+    optimizer = make("AdamW", layer)
+    with create(tmp_path / "t") as store:
+        its = make("AdamW", store.layer)
+        for t in range(STEPS):
+            step(layer, optimizer, t)
+            step(store.layer, its, t)
+            store.save({"step": t})
+        path = tmp_path / "t" / "weight.safetensors"
+        with pytest.raises(HotrowError, match="is a table in training, whose rows lag behind"):
+            hotrow.Embedding.from_file(path)
+        store.table.settle()
+        store.save(store.rest)
+    frozen = hotrow.Embedding.from_file(path)
+    assert not frozen.weight.requires_grad
+    assert_same_bits(frozen(torch.arange(ROWS)), layer.weight.detach())
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest == {"step": STEPS - 1}
+
+
+def test_what_is_written_by_hand_is_saved(tmp_path):
+    with create(tmp_path / "t") as store:
+        with torch.no_grad():
+            store.layer.weight[[3, 690]] = 7.0
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        expected = weights().index_fill_(0, torch.tensor([3, 690]), 7.0)
+        assert_same_bits(store.layer.weight.detach(), expected)
+
+
+def test_a_save_writes_the_pages_that_were_written_and_frees_them(tmp_path):
+    write_new(tmp_path / "t.safetensors", "t", (4096, 4), torch.float32)
+    mapped = Mapped(tmp_path / "t.safetensors")
+    values = mapped.tensor()
+    assert not values[::256].any()  # read, every page
+    assert mapped.written().tolist() == []
+    values[0], values[4095] = 1.0, 2.0
+    assert mapped.written().tolist() == [1, 16]  # the first has the header
+    mapped.forget()
+    assert not values.any()
+    with create(tmp_path / "u") as store:
+        step(store.layer, make("Adam", store.layer), 0)
+        files = [store._weight, *store._others.values()]
+        assert [len(file.written()) > 0 for file in files] == [True] * 4
+        before = store.layer.weight.detach().clone()
+        store.save()
+        assert [len(file.written()) for file in files] == [0] * 4
+        assert_same_bits(store.layer.weight.detach(), before)
+
+
+def test_what_is_not_saved_is_gone(tmp_path):
+    with create(tmp_path / "t") as store:
+        step(store.layer, make("Adam", store.layer), 0)
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), weights())
+        step(store.layer, make("SGD", store.layer), 0)  # another optimizer, as there was none
+        store.save()
+
+
+# --- A crash at any moment -----------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The end of a process, but for this test."""
+
+
+def at_line(number, error):
+    """Raise in the `number`-th line that runs in journal.py, or in a file that it writes."""
+    left = [number]
+
+    def trace(frame, event, argument):
+        if frame.f_code.co_filename != journal.__file__:
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                raise error
+        return trace
+
+    return trace
+
+
+def met_in_a_save(store, trace, kind):
+    """Whether a save met the error that is raised in it."""
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        store.save(6)
+    except kind:
+        return True
+    except HotrowError as told:
+        return "could not be saved" in str(told)
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def saved_runs(tmp_path, number, error):
+    """A run saved after 3 steps, and again after 6; an error is met in that save."""
+    path = tmp_path / f"t{number}"
+    store = create(path)
+    optimizer = make("AdamW", store.layer)
+    for t in range(3):
+        step(store.layer, optimizer, t)
+    store.save(3)
+    for t in range(3, 6):
+        step(store.layer, optimizer, t)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # files that it left open
+        met = met_in_a_save(store, at_line(number, error), type(error))
+        gc.collect()
+    return store, optimizer, met
+
+
+def expected_after(count):
+    layer = in_memory()
+    optimizer = make("AdamW", layer)
+    for t in range(count):
+        step(layer, optimizer, t)
+    return layer.weight.detach().clone()
+
+
+def test_a_crash_in_any_line_of_a_save_leaves_that_save_or_the_one_before(tmp_path):
+    found, number, met = [], 1, True
+    values = {count: expected_after(count) for count in (3, 6)}
+    while met:
+        store, _, met = saved_runs(tmp_path, number, Crash())
+        store.close()
+        with disk.open(store.folder) as again:
+            found.append(again.rest)
+            assert_same_bits(again.layer.weight.detach(), values[again.rest])
+        number += 13
+    assert found == sorted(found)
+    assert set(found) == {3, 6}
+
+
+def test_a_full_disk_in_any_line_of_a_save_loses_nothing(tmp_path):
+    number, met = 1, True
+    while met:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        store, optimizer, met = saved_runs(tmp_path, number, full)
+        with store:
+            for t in range(6, 8):
+                step(store.layer, optimizer, t)
+            store.save(8)
+        with disk.open(store.folder) as again:
+            assert again.rest == 8
+            assert_same_bits(again.layer.weight.detach(), expected_after(8))
+        number += 31
+
+
+def test_a_disk_that_is_full_when_a_save_is_carried_out_loses_nothing(tmp_path, monkeypatch):
+    with create(tmp_path / "t") as store:
+        store.save("kept")
+    (tmp_path / "t" / "rest.pt").rename(tmp_path / "rest.pt")
+    rest = (tmp_path / "rest.pt").read_bytes()
+    monkeypatch.setattr(journal, "recover", lambda folder: False)
+    journal.commit(tmp_path / "t", [("rest.pt", journal.WHOLE, rest)])  # complete, and no more
+    monkeypatch.undo()
+    with monkeypatch.context() as failing:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        failing.setattr(journal, "flush", Mock(side_effect=full))
+        with pytest.raises(HotrowError, match=r"t could not be opened \(.*No space.*free some"):
+            disk.open(tmp_path / "t")
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest == "kept"
+
+
+LOOP = """
+import sys, torch
+sys.path.insert(0, {tests!r})
+from tests.disk.test_store import disk, make, step
+with disk.open(sys.argv[1]) as store:
+    optimizer = make("AdamW", store.layer)
+    t = 0 if store.rest is None else store.rest
+    print("open", flush=True)
+    while True:
+        step(store.layer, optimizer, t)
+        t += 1
+        store.save(t)
+"""
+
+
+def test_a_process_killed_at_any_moment_leaves_a_save_to_go_on_from(tmp_path):
+    create(tmp_path / "t").close()
+    code = LOOP.format(tests=str(ROOT))
+    chance = random.Random(0)
+    last = 0
+    for _ in range(2):
+        command = [sys.executable, "-c", code, str(tmp_path / "t")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "open\n"
+        time.sleep(0.3 + chance.random())
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        with disk.open(tmp_path / "t") as store:
+            count = store.rest
+            assert count is not None
+            assert count >= last
+            last = count
+            assert_same_bits(store.layer.weight.detach(), expected_after(count))
+    assert last > 3
+
+
+# --- Bad input -----------------------------------------------------------------------------------
+
+
+def test_a_folder_is_open_in_one_place(tmp_path):
+    text = "is open already, in this process or another"
+    with create(tmp_path / "t"), pytest.raises(HotrowError, match=text):
+        disk.open(tmp_path / "t")
+    disk.open(tmp_path / "t").close()
+
+
+def test_what_cannot_be_opened(tmp_path):
+    with pytest.raises(HotrowError, match=r"no folder .*none: make one with hotrow.disk.create"):
+        disk.open(tmp_path / "none")
+    create(tmp_path / "t").close()
+    with pytest.raises(HotrowError, match=r"t exists already: use hotrow.disk.open"):
+        create(tmp_path / "t")
+    weight = tmp_path / "t" / "weight.safetensors"
+    whole = weight.read_bytes()
+    for damaged, text in (
+        (whole[:-1], "is not whole: it has 18,095 bytes, and needs 18,096"),
+        (b"", "is not a file of hotrow.disk"),
+        (b"PK" * 999, "is not a file of hotrow.disk"),
+        (whole[:8] + b"x" * 4088 + whole[4096:], "is not a file of hotrow.disk"),
+    ):
+        weight.write_bytes(damaged)
+        with pytest.raises(HotrowError, match=text):
+            disk.open(tmp_path / "t")
+    weight.write_bytes(whole)
+    (tmp_path / "t" / "journal").write_bytes(b"hotrow journal 1\n" + b"0" * 99)
+    with pytest.raises(HotrowError, match="journal is damaged: its sum does not match"):
+        disk.open(tmp_path / "t")
+    (tmp_path / "t" / "journal").unlink()
+    (tmp_path / "t" / "rest.pt").write_bytes(b"no archive")
+    with pytest.raises(HotrowError, match=r"rest.pt is damaged \(UnpicklingError: .*a backup"):
+        disk.open(tmp_path / "t")
+    (tmp_path / "t" / "rest.pt").unlink()
+    disk.open(tmp_path / "t").close()
+    for rows, dtype, text in ((0, torch.float32, "no values"), (2, torch.int64, "float32 or")):
+        with pytest.raises(HotrowError, match=text):
+            disk.create(tmp_path / "u", rows, 3, dtype=dtype)
+
+
+def saved_and_in_memory(path):
+    """A layer in memory and its Adam, after the steps that a folder was saved with."""
+    layer = in_memory()
+    optimizer = make("Adam", layer)
+    with create(path) as store:
+        its = make("Adam", store.layer)
+        for t in range(4):
+            step(layer, optimizer, t)
+            step(store.layer, its, t)
+        store.save()
+    return layer, optimizer
+
+
+def test_another_optimizer_than_the_saved_one_settles_first(tmp_path):
+    layer, _ = saved_and_in_memory(tmp_path / "t")
+    with disk.open(tmp_path / "t") as store:
+        for each in (layer, store.layer):
+            step(each, make("SGD", each), 4)
+        assert_same_bits(store.layer.weight.detach(), layer.weight.detach())
+
+
+# --- Memory --------------------------------------------------------------------------------------
+
+LARGE = """
+import math, sys, torch, hotrow
+from hotrow import disk
+ROWS = 80_000_000
+with disk.create(sys.argv[1], ROWS, 64) as store:
+    optimizer = hotrow.optim.Adam(store.layer.parameters(), lr=0.01)
+    random = torch.Generator().manual_seed(0)
+    for t in range(12):
+        ids = (torch.rand(4096, generator=random).double() * math.log(ROWS)).exp().long() - 1
+        optimizer.zero_grad()
+        store.layer(ids).square().sum().backward()
+        (store.layer(ids) - 1).square().sum().backward()
+        optimizer.step()
+        if t % 4 == 3:
+            store.save()
+    for line in open("/proc/self/status"):
+        if line.startswith("VmHWM"):
+            print(int(line.split()[1]) * 1024)
+"""
+
+
+def test_a_table_of_20_gb_trains_in_2_gb(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(tmp_path / "t")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 2e9
+    size = (tmp_path / "t" / "weight.safetensors").stat()
+    assert size.st_size > 20e9
+    assert size.st_blocks * 512 < 1e9
+
+
+def test_a_closed_store_saves_nothing(tmp_path):
+    first = create(tmp_path / "t")
+    first.save()
+    first.close()
+    with disk.open(tmp_path / "t") as second:
+        with torch.no_grad():
+            second.layer.weight[3] = 5
+        second.save()
+        with pytest.raises(HotrowError, match="is closed, and another may have opened it"):
+            first.save()
+    with disk.open(tmp_path / "t") as third:
+        assert third.layer.weight[3].tolist() == [5] * COLUMNS
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda layer: layer.double(),
+        lambda layer: setattr(layer.weight, "data", torch.ones(ROWS, COLUMNS)),
+        lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.ones(ROWS, COLUMNS))),
+    ],
+)
+def test_a_table_that_left_its_files_is_not_saved_as_if_it_had_not(leave, tmp_path):
+    with create(tmp_path / "t") as store:
+        leave(store.layer)
+        with pytest.raises(HotrowError, match="no longer in the memory of its files"):
+            store.save()
+
+
+@pytest.mark.parametrize("rest", [Path("x"), {"loss": object()}, {1: lambda: 0}])
+def test_what_could_not_be_read_again_is_refused_before_anything_changes(rest, tmp_path):
+    with create(tmp_path / "t") as store:
+        store.save({"step": 1})
+        with pytest.raises(HotrowError, match="rest could not be read again"):
+            store.save(rest)
+        assert store.rest == {"step": 1}
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest == {"step": 1}
+
+
+def test_a_save_without_a_rest_leaves_none(tmp_path):
+    with create(tmp_path / "t") as store:
+        store.save({"step": 1})
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        assert store.rest is None
+
+
+def test_of_two_that_make_a_folder_one_does(tmp_path):
+    path = tmp_path / "t"
+
+    def meanwhile(block):
+        block.fill_(1)
+        if not path.exists():
+            disk.create(path, ROWS, COLUMNS, fill=lambda block: block.fill_(2)).close()
+
+    with pytest.raises(HotrowError, match="could not be made"):
+        disk.create(path, ROWS, COLUMNS, fill=meanwhile)
+    with disk.open(path) as store:
+        assert store.layer.weight.unique().tolist() == [2]
+    assert [each.name for each in tmp_path.iterdir()] == ["t"]
+
+
+# --- State that was not made in the files ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["new files", "files with a state"])
+def test_a_state_that_was_loaded_is_in_the_files(begun, tmp_path):
+    layer = in_memory()
+    optimizer = make("Adam", layer)
+    for t in range(4):
+        step(layer, optimizer, t)
+    store = create(tmp_path / "t")
+    own = make("Adam", store.layer)
+    if begun:
+        step(store.layer, own, 9)
+        store.save()
+    store.layer.load_state_dict(layer.state_dict())
+    own.load_state_dict(optimizer.state_dict())
+    for t in range(4, 6):
+        step(layer, optimizer, t)
+        step(store.layer, own, t)
+    store.save()
+    store.close()
+    with disk.open(tmp_path / "t") as again:
+        other = make("Adam", again.layer)
+        for t in range(6, 8):
+            step(layer, optimizer, t)
+            step(again.layer, other, t)
+        assert_same_run(again.layer, other, layer, optimizer)
+
+
+def test_the_state_can_be_asked_for_before_the_first_step_and_training_goes_on(tmp_path):
+    layer, optimizer = saved_and_in_memory(tmp_path / "t")
+    with disk.open(tmp_path / "t") as again:
+        other = make("Adam", again.layer)
+        assert_same_run(again.layer, other, layer, optimizer)
+        step(layer, optimizer, 4)
+        step(again.layer, other, 4)
+        again.save()
+        assert_same_run(again.layer, other, layer, optimizer)
+
+
+def test_a_dense_step_is_refused_before_anything_changes(tmp_path):
+    with create(tmp_path / "t") as store:
+        weight, before = store.layer.weight, weights()
+        weight.square().sum().backward()
+        for name, options, text in (
+            ("Adam", {}, "a gradient of more than look-ups takes a dense step"),
+            ("RMSprop", {"weight_decay": 0.1}, "RMSprop with these options takes a dense step"),
+        ):
+            optimizer = getattr(hotrow.optim, name)([weight], **options)
+            with pytest.raises(HotrowError, match=text):
+                optimizer.step()
+            assert_same_bits(weight.detach(), before)
+            optimizer.zero_grad()
+            store.layer(torch.tensor([1, 2])).sum().backward()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_saves_nothing_into_its_parents_folder(tmp_path):
+    with create(tmp_path / "t") as store:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if not child:
+            try:
+                store.save()
+            except HotrowError as error:
+                os._exit(7 if "forked from" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        store.save()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("run.json", b"[1]", "run.json is damaged .it holds no run"),
+        ("run.json", b"null", "run.json is damaged .it holds no run"),
+        ("run.json", b'{"rule": "Adam"}', "run.json is damaged .KeyError: 'group'"),
+        ("run.json", b"{", "run.json is damaged"),
+        ("last.safetensors", None, "last.safetensors is damaged .it is missing"),
+        ("last.safetensors", (7,), "last.safetensors is damaged .it is 7 torch.int32, not 700"),
+        ("weight.safetensors", (7,), "weight.safetensors is damaged .it has 1 dimensions, not 2"),
+    ],
+)
+def test_a_foreign_file_is_named(name, content, text, tmp_path):
+    with create(tmp_path / "t") as store:
+        step(store.layer, make("Adam", store.layer), 0)
+        store.save()
+    path = tmp_path / "t" / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is None:
+        path.unlink()
+    else:
+        dtype = torch.float32 if name == "weight.safetensors" else torch.int32
+        write_new(path, path.stem, content, dtype)
+    with pytest.raises(HotrowError, match=text):
+        disk.open(tmp_path / "t")
+
+
+def test_a_folder_is_as_open_to_others_as_any_new_one(tmp_path):
+    (tmp_path / "plain").mkdir()
+    create(tmp_path / "t").close()
+    assert (tmp_path / "t").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    with pytest.raises(HotrowError, match=r"rows and columns are 2\.5 and 3"):
+        disk.create(tmp_path / "u", 2.5, 3)

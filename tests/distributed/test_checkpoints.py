@@ -1,0 +1,213 @@
+"""A run saved at one world size goes on at another, or in one process, with the same bits."""
+
+import os
+import signal
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
+
+from tests.support.ranks import Ranks, ranks
+from tests.support.spreading import (
+    OPTIMIZERS,
+    STEPS,
+    batch,
+    error_of,
+    fields,
+    make,
+    plain,
+    share,
+    spread,
+    train_alone,
+    train_together,
+    values_of,
+)
+from tests.support.tolerance import assert_same_bits
+
+HALF = STEPS // 2
+# Optimizers whose state is as large as the table, and one whose state begins away from zero.
+SAVED = "SGD", "AdamW", "Adagrad"
+
+
+def whole(model, optimizer):
+    """What torch's checkpoints hold."""
+    weights, state = get_state_dict(model, optimizer)
+    return {"model": weights, "optimizer": state}
+
+
+def resume(model, optimizer, path):
+    """As torch's documentation does it."""
+    state = whole(model, optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one plain process
+        dcp.load(state, checkpoint_id=path)
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+    )
+
+
+def first_half(name, count, path):
+    model = spread(fields(), "shard", count)
+    optimizer = make(name, model)
+    train_together(model, optimizer, count, dist.get_rank(), range(HALF))
+    dcp.save(whole(model, optimizer), checkpoint_id=path)
+    train_together(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
+    return values_of(model, optimizer)
+
+
+def second_half(name, count, path):
+    torch.manual_seed(99)
+    model = spread(fields(), "shard", count)
+    optimizer = make(name, model)
+    resume(model, optimizer, path)
+    train_together(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
+    return values_of(model, optimizer)
+
+
+def alone(name, before, after):
+    """One process, which adds up the shares of as many ranks in each half."""
+    model = fields()
+    optimizer = make(name, model)
+    train_alone(model, optimizer, before, range(HALF))
+    model.state_dict(), optimizer.state_dict()  # saved: rows settle
+    train_alone(model, optimizer, after, range(HALF, STEPS))
+    return values_of(model, optimizer)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """(path, what each rank ended with) of a run on two ranks, saved in its middle."""
+    found = {}
+    for name in SAVED:
+        path = tmp_path_factory.mktemp(name)
+        found[name] = path, ranks(2).run(first_half, name, 2, path)
+    return found
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_saving_does_not_change_the_run(saved, name):
+    expected = alone(name, 2, 2)
+    for found in saved[name][1]:
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("name", SAVED)
+def test_a_run_goes_on_with_another_number_of_ranks(saved, name, count):
+    expected = alone(name, 2, count)
+    for found in ranks(count).run(second_half, name, count, saved[name][0]):
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_run_goes_on_in_one_plain_process(saved, name):
+    model = fields()
+    optimizer = make(name, model)
+    resume(model, optimizer, saved[name][0])
+    train_alone(model, optimizer, 1, range(HALF, STEPS))
+    found, expected = values_of(model, optimizer), alone(name, 2, 1)
+    for key, value in expected.items():
+        assert_same_bits(found[key], value)
+
+
+def from_torch(name, count, path):
+    """What torch.save wrote in one process, into shards; and back as torch would have it."""
+    model = spread(fields(), "shard", count)
+    optimizer = make(name, model)
+    weights, state = torch.load(path, weights_only=True)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    train_together(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return values_of(model, optimizer), get_state_dict(model, optimizer, options=options)
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_checkpoint_of_torch_loads_into_shards_and_back(name, tmp_path):
+    model = plain()
+    model.layer.requires_grad_(False)
+    chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = getattr(torch.optim, name)(chosen, **OPTIMIZERS[name])
+    train_alone(model, optimizer, 1, range(HALF))
+    path = tmp_path / "checkpoint.pt"
+    torch.save((model.state_dict(), optimizer.state_dict()), path)
+    single = fields()
+    its = make(name, single)
+    single.load_state_dict(model.state_dict())
+    its.load_state_dict(optimizer.state_dict())
+    train_alone(single, its, 3, range(HALF, STEPS))
+    expected = values_of(single, its)
+    results = ranks(3).run(from_torch, name, 3, path)
+    for found, _ in results:
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+    weights, state = results[0][1]  # full, on the first rank
+    model.load_state_dict(weights)
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
+    for key, value in values_of(model, optimizer).items():
+        torch.testing.assert_close(value, expected[key])
+
+
+def wrong_tables(count):
+    model = spread(fields(), "shard", count)
+    optimizer = make("AdamW", model)
+    other = make("AdamW", fields())
+    state = other.state_dict()
+    state["state"][0] = {"exp_avg": torch.zeros(7, 6), "step": torch.tensor(1.0)}
+    before = values_of(model, optimizer)
+    error = error_of(optimizer.load_state_dict, state)
+    after = values_of(model, optimizer)
+    return error, all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_a_state_of_another_table_is_refused():
+    for error, unchanged in ranks(2).run(wrong_tables, 2):
+        assert "state[0]['exp_avg'] has shape (7, 6)" in error
+        assert unchanged
+
+
+def dies(count, path):
+    """The last rank is killed in the middle of a step, after a checkpoint."""
+    rank = dist.get_rank()
+    model = spread(fields(), "shard", count)
+    optimizer = make("AdamW", model)
+    train_together(model, optimizer, count, rank, range(HALF))
+    dcp.save(whole(model, optimizer), checkpoint_id=path)
+    inputs, gradient = share(batch(HALF), count, rank)
+    output = model(*inputs)
+    if rank == count - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        (output * gradient).sum().backward()
+    except (RuntimeError, dist.DistBackendError) as error:
+        return type(error).__name__
+    return "nothing was noticed"
+
+
+def test_a_rank_that_dies_ends_the_step_of_the_others_and_leaves_the_checkpoint(tmp_path):
+    world = Ranks(3)
+    try:
+        for pipe in world.pipes:
+            pipe.send((dies, (3, tmp_path)))
+        first, second, last = world.answers()
+    finally:
+        world.close()
+    assert isinstance(last, EOFError)
+    for error in (first, second):
+        assert error in ("RuntimeError", "DistBackendError", "DistNetworkError")
+    model = fields()
+    optimizer = make("AdamW", model)
+    resume(model, optimizer, tmp_path)
+    train_alone(model, optimizer, 1, range(HALF, STEPS))
+    found, expected = values_of(model, optimizer), alone("AdamW", 3, 1)
+    for key, value in expected.items():
+        assert_same_bits(found[key], value)

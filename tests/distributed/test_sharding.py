@@ -1,0 +1,466 @@
+"""Tables split over processes give the numbers of one, bit for bit."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import hotrow
+from hotrow.distributed import look_up, shard
+from tests.support.ranks import line, ranks
+from tests.support.spreading import (
+    OPTIMIZERS,
+    STEPS,
+    WORLDS,
+    backward,
+    batch,
+    error_of,
+    fields,
+    make,
+    plain,
+    share,
+    spread,
+    together_with_ddp,
+    train_alone,
+    train_together,
+    values_of,
+    whole_batches,
+)
+from tests.support.tolerance import assert_no_worse, assert_same_bits
+
+# --- The same numbers ----------------------------------------------------------------------------
+
+
+def sharded(name, count, dtype):
+    rank = dist.get_rank()
+    model = spread(fields(dtype), "shard", count)
+    optimizer = make(name, model)
+    train_together(model, optimizer, count, rank, range(STEPS), dtype)
+    return values_of(model, optimizer)
+
+
+@pytest.mark.parametrize("count", WORLDS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_sharded_run_ends_with_the_bits_of_one_process(name, count):
+    dtype = torch.float64 if name == "Adagrad" else torch.float32
+    model = fields(dtype)
+    optimizer = make(name, model)
+    train_alone(model, optimizer, count, range(STEPS), dtype)
+    expected = values_of(model, optimizer)
+    for found in ranks(count).run(sharded, name, count, dtype):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+
+
+@pytest.mark.parametrize("count", WORLDS)
+def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_process(count):
+    truth, rival = map(whole_batches, (torch.float64, torch.float32))
+    for found in ranks(count).run(together_with_ddp, "shard", count):
+        for name, value in truth.items():
+            assert_no_worse(found[name], rival[name], value)
+
+
+def several(count, together):
+    """Two tables, one of them twice, with repeated ids; as layers, or in one exchange."""
+    torch.manual_seed(1)
+    model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
+    model[1].double()
+    model[1].padding_idx = 2
+    shard(model, line(count))
+    a, b = model
+    torch.manual_seed(2)
+    ids = [
+        torch.randint(n, (3, 4 * count)).tensor_split(count, 1)[dist.get_rank()]
+        for n in (13, 7, 13)
+    ]
+    pairs = list(zip((a, b, a), ids, strict=True))
+    outputs = look_up(*pairs) if together else [layer(each) for layer, each in pairs]
+    sum((each.double() ** 2).sum() for each in outputs).backward()
+    return [each.detach() for each in outputs] + [layer.weight.grad.dense() for layer in (a, b)]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_tables_in_one_exchange_are_as_one_by_one(count):
+    one_by_one = ranks(count).run(several, count, False)
+    for found, expected in zip(ranks(count).run(several, count, True), one_by_one, strict=True):
+        for a, b in zip(found, expected, strict=True):
+            assert_same_bits(a, b)
+    assert any(bool(each[3].any()) for each in one_by_one)
+
+
+def unused(count, users):
+    """Two tables in one exchange; some ranks use what the second gives, the others do not."""
+    model = shard(hotrow.convert(nn.ModuleList([nn.Embedding(4, 2) for _ in "ab"])), line(count))
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    before = model[1].weight.detach().clone()
+    a, b = look_up(*((layer, torch.arange(4)) for layer in model))
+    (a.sum() + (b.sum() if dist.get_rank() in users else 0)).backward()
+    optimizer.step()
+    return model[1].weight.grad is not None, torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize("users", [(), (1,), (0, 1)])
+def test_a_table_whose_rows_nobody_used_makes_no_step(users):
+    assert ranks(2).run(unused, 2, users) == [(bool(users), not users)] * 2
+
+
+def other_losses(count, many):
+    """Each rank's loss uses another of two look-ups, in tables of one size or of two."""
+    sizes = (5, 7 if many else 5)
+    model = shard(hotrow.convert(nn.ModuleList([nn.Embedding(n, 2) for n in sizes])), line(count))
+    outputs = [layer(torch.arange(5)) for layer in model]
+    return error_of(outputs[dist.get_rank()].sum().backward)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_gradients_do_not_go_to_another_table(many):
+    for error in ranks(2).run(other_losses, 2, many):
+        assert "the ranks do not do the same: rank 0 was to send back the gradients of" in error
+
+
+def norms(count):
+    rank = dist.get_rank()
+    model = spread(fields(), "shard", count)
+    backward(model, share(batch(1), count, rank), count)
+    grads = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        [torch.linalg.vector_norm(grad, order).item() for grad in grads]
+        for order in (2, 1, float("inf"))
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_norm_of_a_gradient_is_that_of_all_rows(count):
+    model = fields()
+    backward(model, batch(1), 1)
+    grads = [parameter.grad.dense() for parameter in model.parameters() if parameter.requires_grad]
+    for found in ranks(count).run(norms, count):
+        for order, each in zip((2, 1, float("inf")), found, strict=True):
+            expected = torch.tensor([torch.linalg.vector_norm(grad, order) for grad in grads])
+            torch.testing.assert_close(torch.tensor(each), expected)
+
+
+def scaled(count):
+    """A gradient that is infinite in a row of the last rank: no rank makes the step."""
+    model = shard(hotrow.convert(nn.Sequential(nn.Embedding(9, 2))), line(count))
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    before = model[0].weight.detach().clone()
+    outputs = model(torch.tensor([0, 8]))
+    scaler.scale((outputs * torch.tensor([[1.0], [torch.inf]])).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return scaler.get_scale(), torch.equal(model[0].weight, before)
+
+
+def test_a_scaler_finds_what_is_infinite_on_another_rank():
+    assert ranks(3).run(scaled, 3) == [(2.0, True)] * 3
+
+
+def a_mesh_of_two_dimensions():
+    """Shards over one dimension, replicas of them over the other."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(fields(), mesh["shards"])
+    model = hotrow.distributed.replicate(model, mesh["replicas"])
+    optimizer = make("AdamW", model)
+    train_together(model, optimizer, 4, dist.get_rank(), range(STEPS))
+    return values_of(model, optimizer)
+
+
+def test_shards_may_be_replicated():
+    model = plain().double()
+    optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
+    rival = plain()
+    other = torch.optim.AdamW(rival.parameters(), **OPTIMIZERS["AdamW"])
+    for each in (model, rival):
+        each.layer.requires_grad_(False)
+    for t in range(STEPS):
+        for each, its, dtype in ((model, optimizer, torch.float64), (rival, other, torch.float32)):
+            its.zero_grad()
+            backward(each, batch(t, dtype), 1)
+            its.step()
+    results = ranks(4).run(a_mesh_of_two_dimensions)
+    for found in results:
+        for name, value in model.state_dict().items():
+            assert_no_worse(found[name], rival.state_dict()[name], value)
+            assert_same_bits(found[name], results[0][name])
+
+
+# --- What is held, and how it is saved -----------------------------------------------------------
+
+
+def memory(count):
+    model = spread(fields(), "shard", count)
+    optimizer = make("AdamW", model)
+    backward(model, share(batch(1), count, dist.get_rank()), count)
+    optimizer.step()
+    state = optimizer.state[model.user.weight]
+    return [
+        model.user.weight.untyped_storage().nbytes(),
+        state["exp_avg"].untyped_storage().nbytes(),
+        len(model.user.weight.lag.last) if model.user.weight.lag else 0,
+        len(model.day.weight),
+    ]
+
+
+def test_a_rank_holds_its_rows_and_their_state_only():
+    row = 6 * 4
+    found = ranks(4).run(memory, 4)
+    assert [each[0] for each in found] == [26 * row, 26 * row, 26 * row, 23 * row]  # of 101
+    assert [each[1] for each in found] == [each[0] for each in found]
+    assert [each[2] * row for each in found] == [each[0] for each in found]
+    assert [each[3] for each in found] == [1, 1, 0, 0]  # a table smaller than the world
+
+
+def copies(count):
+    model = spread(fields(), "shard", count)
+    copied = copy.deepcopy(model)
+    ids = torch.tensor([100, 0])
+    same = torch.equal(copied.user(ids), model.user(ids))
+    return same, error_of(pickle.dumps, model.user.weight)
+
+
+def test_a_copy_is_sharded_and_a_pickle_is_refused():
+    for same, error in ranks(2).run(copies, 2):
+        assert same
+        assert "a sharded table was to be pickled" in error
+        assert "torch.distributed.checkpoint" in error
+
+
+def of_meta(count):
+    with torch.device("meta"):
+        model = hotrow.convert(nn.Sequential(nn.Embedding(9, 4, padding_idx=8)))
+    shard(model, line(count))
+    return model(torch.arange(9)).detach()
+
+
+def test_a_table_that_no_process_could_hold_is_made_in_parts():
+    for found in ranks(2).run(of_meta, 2):
+        assert found.device.type == "cpu"
+        assert 0.3 < float(found[:8].std()) < 3
+        assert not found[8].any()  # padding
+        assert len(found.unique(dim=0)) == 9  # one seed, but other rows on each rank
+
+
+# --- Bad input: every rank gets the error, and goes on -------------------------------------------
+
+
+def bad_ids(count, bad):
+    """One rank's ids are bad in one look-up; then all go on."""
+    model = spread(fields(), "shard", count)
+    ids = torch.tensor([0, 5])
+    mine = bad if dist.get_rank() == 1 else ids
+    found = error_of(model.user, mine)
+    return found, model.user(ids).tolist() == model.user(ids).tolist()
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (torch.tensor([7, 101]), r"input[1] = 101, but the table has 101 rows (valid 0..100)"),
+        (torch.tensor([-1]), r"input[0] = -1, but the table has 101 rows"),
+        (torch.tensor([1.0]), "input is float32 of shape (1,), but ids are int64 or int32"),
+        ([7], "input is a list, but ids are a tensor: use torch.tensor(input)"),
+    ],
+)
+def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
+    found = ranks(3).run(bad_ids, 3, bad)
+    assert text in found[1][0]
+    for error, goes_on in (found[0], found[2]):
+        assert error.startswith("rank 1 of 3 could not look up in user to train: ")
+        assert text in error
+        assert goes_on
+
+
+def bad_layers(count):
+    """The checks of hotrow's own layers, and of a bag of torch's."""
+    model = spread(fields(), "shard", count)
+    plain = shard(hotrow.convert(nn.EmbeddingBag(5, 2)), line(count))
+    first = dist.get_rank() == 0
+    word = torch.tensor([17] if first else [3])
+    offsets = torch.tensor([0, 9] if first else [0, 1])
+    ids = torch.tensor([1, 2])
+    return [
+        error_of(model.word, word),
+        error_of(model.bag, ids, offsets),
+        error_of(model.word, torch.eye(17)),
+        error_of(model.word, torch.tensor([]) if first else torch.tensor([3])),
+        error_of(plain, ids, offsets),
+        error_of(look_up, (model.user, word), (model.day, torch.tensor([0, 2 if first else 1]))),
+    ]
+
+
+def test_layers_of_hotrow_tell_the_others():
+    mine, other = ranks(2).run(bad_layers, 2)
+    assert "input[0] = 17, but the table has 17 rows" in mine[0]
+    assert "offsets[1] = 9, but there are 2 ids" in mine[1]
+    assert "one-hots or probabilities" in mine[2]
+    assert "one-hots or probabilities" in mine[3]
+    assert "offsets[1] = 9, but there are 2 ids" in mine[4]
+    assert "input[1] = 2, but the table has 2 rows" in mine[5]
+    for a, b in zip(mine, other, strict=True):
+        assert a in b  # with who it was
+
+
+def bad_id_on_a_mesh():
+    """Of two dimensions: whoever has the same rows is told as well; then all go on."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(fields(), mesh["shards"])
+    model = hotrow.distributed.replicate(model, mesh["replicas"])
+    ids = torch.tensor([101 if dist.get_rank() == 2 else 5])
+    errors = [error_of(model.user, ids), error_of(look_up, (model.day, ids % 2), (model.user, ids))]
+    optimizer = make("AdamW", model)
+    train_together(model, optimizer, 4, dist.get_rank(), range(2))
+    return errors, values_of(model, optimizer)
+
+
+def test_a_bad_id_on_a_mesh_of_two_dimensions_is_an_error_on_all():
+    found = ranks(4).run(bad_id_on_a_mesh)
+    for errors, values in found:
+        for error in errors:
+            assert "input[0] = 101, but the table has 101 rows (valid 0..100)" in error
+        for name, value in found[0][1].items():
+            assert_same_bits(values[name], value)
+
+
+def one_evaluates_on_a_mesh():
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = shard(fields(), mesh["shards"])
+    model = hotrow.distributed.replicate(model, mesh["replicas"])
+    with torch.set_grad_enabled(dist.get_rank() != 0):
+        return error_of(model.user, torch.tensor([5]))
+
+
+def test_one_that_evaluates_on_a_mesh_of_two_dimensions_is_an_error_on_all():
+    for error in ranks(4).run(one_evaluates_on_a_mesh):
+        assert "the ranks do not do the same" in error
+
+
+def other_look_ups(count):
+    model = spread(fields(), "shard", count)
+    layer = model.user if dist.get_rank() else model.word
+    return error_of(layer, torch.tensor([0]))
+
+
+def test_ranks_that_do_different_things_are_told_so():
+    for error in ranks(2).run(other_look_ups, 2):
+        assert "the ranks do not do the same: rank 0 was to look up in word to train; " in error
+        assert "rank 1 was to look up in user to train" in error
+
+
+def ids_of_other_dtypes(count):
+    model = spread(fields(), "shard", count)
+    ids = torch.tensor([100, 3, 100])
+    rows = model.user(ids.int() if dist.get_rank() else ids)
+    return rows.detach()
+
+
+def test_dtypes_of_ids_may_differ():
+    for found in ranks(2).run(ids_of_other_dtypes, 2):
+        assert_same_bits(found, fields().user(torch.tensor([100, 3, 100])).detach())
+
+
+def refused(count):
+    rank = dist.get_rank()
+    other = hotrow.convert(nn.Sequential(nn.Embedding(5 + rank, 2)))
+    padded = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, padding_idx=rank)))
+    bag = nn.EmbeddingBag(5, 2, mode="sum", include_last_offset=rank == 0)
+    frozen = hotrow.convert(nn.Sequential(nn.Embedding(5, 2))).requires_grad_(rank == 0)
+    counted = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, scale_grad_by_freq=True)))
+    tied = spread(fields(), "shard", count)
+    none = nn.Linear(2, 2) if rank else fields()
+    inner = shard(hotrow.convert(nn.Sequential(nn.Embedding(2 * count, 2))), line(count))
+    wrapped = DistributedDataParallel(nn.Sequential(inner, nn.Linear(2, 2)))
+    wide = init_device_mesh("cpu", (count, 1), mesh_dim_names=("a", "b"))
+    mesh = line(count)
+    return [
+        error_of(shard, other, mesh),
+        error_of(shard, padded, mesh),
+        error_of(shard, frozen, mesh),
+        error_of(shard, hotrow.convert(nn.Sequential(bag)), mesh),
+        error_of(shard, counted, mesh),
+        error_of(shard, nn.Linear(2, 2), mesh),
+        error_of(shard, none, mesh),
+        error_of(wrapped, torch.tensor([0])),
+        error_of(shard, fields(), wide),
+        error_of(shard, fields(), "cpu"),
+        error_of(shard, tied, mesh),
+        error_of(shard, DistributedDataParallel(nn.Linear(2, 2)), mesh),
+        error_of(lambda: tied.load_state_dict(tied.state_dict(), assign=True)),
+        error_of(lambda: tied.user.weight.norm()),
+        error_of(lambda: nn.functional.linear(torch.ones(1, 6), tied.user.weight)),
+        error_of(lambda: look_up((nn.Embedding(3, 2), torch.tensor([0])))),
+    ]
+
+
+def test_what_cannot_be_sharded_is_refused_on_every_rank():
+    texts = [
+        "shard needs the same tables on every rank, but rank 0 has 0.weight of Embedding(5, 2) "
+        "in torch.float32 and rank 1 has 0.weight of Embedding(6, 2)",
+        "rank 0 has 0.weight of Embedding(5, 2, padding_idx=0) in torch.float32 and rank 1 has "
+        "0.weight of Embedding(5, 2, padding_idx=1)",
+        "rank 1 has 0.weight of Embedding(5, 2) in torch.float32, frozen",
+        "rank 0 has 0.weight of EmbeddingBag(5, 2, mode='sum') in torch.float32, include_last",
+        "0 has scale_grad_by_freq",
+        "shard found no tables in this Linear",
+        "shard found no tables in this Linear",
+        "DistributedDataParallel has taken 0.weight for a dense parameter",
+        "one dimension, and this one has 2: use mesh['b']",
+        "shard takes a DeviceMesh, not a str",
+        "user.weight is sharded already",
+        "use DistributedDataParallel(shard(model))",
+        "load_state_dict(assign=True) would put a plain parameter of this process in the place of",
+        "norm of a table that is sharded or replicated was to be differentiated",
+        "linear of a table that is sharded or replicated was to be differentiated",
+        "Embedding(3, 2) is not sharded",
+    ]
+    for found in ranks(2).run(refused, 2):
+        for error, text in zip(found, texts, strict=True):
+            assert error is not None, text
+            assert text in error
+
+
+# --- What would be other numbers -----------------------------------------------------------------
+
+
+def trained_before(count):
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(10, 3))
+    optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
+    for t in range(5):  # rows lag behind
+        optimizer.zero_grad()
+        layer(torch.tensor([t, 9 - t, 0])).sum().backward()
+        optimizer.step()
+    alone = copy.deepcopy(layer)
+    shard(layer, init_device_mesh("cpu", (count,)))
+    return layer(torch.arange(10)).detach(), alone(torch.arange(10)).detach()
+
+
+def test_rows_settle_before_they_are_split():
+    for found, expected in ranks(2).run(trained_before, 2):
+        assert_same_bits(found, expected)
+
+
+def parts_for_the_whole(count):
+    layer = shard(hotrow.convert(nn.Embedding(10, 3)), init_device_mesh("cpu", (count,)))
+    said = []
+    for attempt in (
+        lambda: layer.load_state_dict({"weight": torch.zeros(5, 3)}),
+        lambda: torch.vmap(layer)(torch.tensor([[1], [7]])),
+    ):
+        with pytest.raises(hotrow.HotrowError) as caught:
+            attempt()
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_would_take_a_part_for_the_whole_is_refused():
+    for load, transform in ranks(2).run(parts_for_the_whole, 2):
+        assert "weight has 10 rows on all ranks, but what is loaded has 5" in load
+        assert "cannot be looked up in a transform of torch.func" in transform

@@ -1,0 +1,188 @@
+"""Figure 7 is hotrow.cost's formulas: read back from its curves, its legend and its words."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotrow import HotrowError, cost
+from hotrow.figures.figure import figure
+from hotrow.figures.words import WORDS
+from hotrow.inputs.text import size
+from tests.support.drawn import SVG, Drawn, without_overlap
+
+POWERS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "ms": 1}
+DECADES = [10**power for power in range(1, 8)]
+
+
+def value(text):
+    """The number that a label stands for."""
+    if text.startswith("10") and (power := text[2:].translate(POWERS)) != text[2:]:
+        return 10.0 ** int(power)
+    digits, _, unit = text.partition(" ")
+    return float(digits.replace(",", "")) * UNITS[unit or "B"]
+
+
+class Chart(Drawn):
+    """The curves of a chart in the units of its axes, which are read from its own labels."""
+
+    def paths(self, css):
+        found = []
+        for path in self.root.iter(f"{SVG}path"):
+            if css in path.get("class").split():
+                places = [float(x) for x in re.findall(r"-?[\d.]+", path.get("d"))]
+                found.append(list(zip(places[::2], places[1::2], strict=True)))
+        return found
+
+    def panels(self):
+        """For each panel, the curve of the matmul and that of the look-up."""
+        boxes = [box for box in self.boxes if "hr-row" in box.css]
+        return [[self._curve(box, css) for css in ("hr-curve", "hr-dashed")] for box in boxes]
+
+    def _curve(self, box, css):
+        def inside(path):
+            return all(
+                box.left - 0.1 <= x <= box.right + 0.1 and box.top - 0.1 <= y <= box.bottom + 0.1
+                for x, y in path
+            )
+
+        [path] = filter(inside, self.paths(css))
+        grid = list(filter(inside, self.paths("hr-grid")))
+        across = sorted({a[0] for a, b in grid if a[0] == b[0]})
+        up = sorted({a[1] for a, b in grid if a[1] == b[1]})
+        at_x = [self._label(x, box.bottom + 12, "middle") for x in across]
+        at_y = [self._label(box.left, y, "end") for y in up]
+        return [(_read(x, across, at_x), _read(y, up, at_y)) for x, y in path]
+
+    def _label(self, x, y, anchor):
+        def far(text):
+            place = (text.left + text.right) / 2 if anchor == "middle" else text.right
+            return math.hypot(place - x, text.y - 0.36 * text.size - y)
+
+        nearest = min((text for text in self.texts if text.size == 12), key=far)
+        assert far(nearest) < 12, nearest
+        return value(nearest.text)
+
+
+def _read(place, places, values):
+    """A place on a logarithmic axis, by its first and last label."""
+    first, last = math.log10(values[0]), math.log10(values[-1])
+    share = (place - places[0]) / (places[-1] - places[0])
+    return 10 ** (first + share * (last - first))
+
+
+COUNTS = st.integers(1, 10**9) | st.sampled_from([1, 2**63 - 1])
+
+
+@given(COUNTS, COUNTS, st.sampled_from(sorted(WORDS)))
+def test_the_curves_are_the_formulas(D, N, lang):
+    chart = Chart(figure("cost", D=D, N=N, lang=lang))
+    without_overlap(chart)
+    operations, written = chart.panels()
+
+    def counted(V):
+        found = cost(V, D, N)
+        matmul = found.matmul.multiplications + found.matmul.additions
+        return (matmul, found.lookup.additions), (
+            found.matmul.bytes_written,
+            found.lookup.bytes_written,
+        )
+
+    for panel, curves in enumerate((operations, written)):
+        for way, curve in enumerate(curves):
+            for V, (x, y) in zip(DECADES, curve[::8], strict=True):
+                expected = counted(V)[panel][way]
+                assert math.log10(x) == pytest.approx(math.log10(V), abs=0.01)
+                assert math.log10(y) == pytest.approx(math.log10(expected), abs=0.03)
+    told = chart.words("desc")[0]
+    for V in DECADES:
+        pair = [size(x) for x in counted(V)[1]]
+        says = WORDS[lang]["at"].format(V=f"{V:,}", matmul=pair[0], lookup=pair[1])
+        assert says in told
+    assert f"{D:,}" in chart.words()[1]
+    assert f"{N:,}" in chart.words()[1]
+
+
+def test_the_readmes_numbers_are_told():
+    chart = Chart(figure("cost", D=768, N=300))
+    found = cost(10_000_000, 768, 300)
+    words = chart.words()
+    assert f"one-hot matmul: {size(found.matmul.bytes_written)}" in words
+    assert f"look-up: {size(found.lookup.bytes_written)}" in words
+    assert "look-up: 230,400" in words
+    assert "ids: 300, columns: 768; both axes are logarithmic" in words
+
+
+TIMES = st.floats(1e-6, 1e6)
+
+
+@given(st.lists(st.tuples(st.integers(1, 10**12), TIMES, TIMES), min_size=1, max_size=5))
+def test_measured_points_stand_where_they_were_measured(points):
+    chart = Chart(figure("cost", D=256, N=100, measured=points))
+    without_overlap(chart)
+    curves = chart.panels()[-1]
+    told = chart.words("desc")[0]
+    for way, curve in enumerate(curves):
+        for shown, point in zip(curve, sorted(points), strict=True):
+            expected = [math.log10(point[0]), math.log10(point[way + 1])]
+            assert [math.log10(x) for x in shown] == pytest.approx(expected, abs=0.15)
+    for V, _, _ in points:
+        assert f"V = {V:,}:" in told
+    assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # and one of each in the legend
+
+
+def test_the_svg_stands_alone_and_says_what_it_shows():
+    fig = figure("cost", D=256, N=100, measured=[(10, 1, 2)])
+    chart = Chart(fig)
+    assert chart.root.get("role") == "img"
+    named = [chart.root.find(f"{SVG}{tag}") for tag in ("title", "desc")]
+    assert chart.root.get("aria-labelledby") == " ".join(part.get("id") for part in named)
+    assert all(part.text for part in named)
+    references = re.findall(r"https?:[^\"]*|url\(|href|<script|@import|\son\w+=", fig.svg)
+    assert references == ["http://www.w3.org/2000/svg"]
+    # The two ways differ in more than colour, with and without the style.
+    dashed = [path.get("stroke-dasharray") for path in chart.root.iter(f"{SVG}path")]
+    assert dashed.count("7 4") == 2 * 3
+
+
+def test_no_points_are_no_panel():
+    plain = figure("cost", D=256, N=100)
+    assert figure("cost", D=256, N=100, measured=[]) == plain
+    assert len(Chart(plain).panels()) == 2
+    assert len(Chart(figure("cost", D=256, N=100, measured=[(10, 1, 2)])).panels()) == 3
+
+
+def test_chinese_charts_are_in_chinese():
+    chart = Chart(figure("cost", D=256, N=100, measured=[(10, 1, 2)], lang="zh-CN"))
+    words = " ".join(chart.words() + chart.words("title") + chart.words("desc"))
+    assert set(re.findall("[A-Za-z]+", words)) <= {"token", "ID", "V", "ms", "e", *UNITS}
+    assert "词元（token）" in words
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"D": 0}, "D = 0, but a chart needs it in 1.."),
+        ({"N": 0}, "N = 0, but a chart needs it in 1.."),
+        ({"N": 2**63}, "N = 9223372036854775808, but a chart needs it in 1.."),
+        ({"D": -1}, "D = -1, but it counts, and must be an int of 0 or more"),
+        ({"N": 2.0}, "N = 2.0, but it counts"),
+        ({"measured": 7}, "measured is a list of (V, milliseconds by matmul, milliseconds by"),
+        ({"measured": [(1, 2)]}, "milliseconds by look-up), but [(1, 2)] is not"),
+        ({"measured": [(1, "fast", 2)]}, "but [(1, 'fast', 2)] is not"),
+        ({"measured": [(1, 1, 1), (0, 1, 1)]}, "measured[1] = (0, 1, 1), but V is an int of 1 or"),
+        ({"measured": [(1.5, 1, 1)]}, "measured[0] = (1.5, 1, 1), but V is an int"),
+        ({"measured": [(5, 0, 1)]}, "measured[0] = (5, 0, 1), but V is an int of 1 or more, and t"),
+        ({"measured": [(5, 1, math.nan)]}, "measured[0] = (5, 1, nan), but V"),
+        ({"measured": [(1, 5e-324, 1e308)]}, "times are 1e-09 to 1e+12 ms"),
+        ({"measured": [(5, math.inf, 1)]}, "measured[0] = (5, inf, 1), but V"),
+    ],
+    ids=str,
+)
+def test_each_error_names_the_argument_and_the_value(change, message):
+    with pytest.raises(HotrowError) as caught:
+        figure("cost", **{"D": 2, "N": 3} | change)
+    assert message in str(caught.value)

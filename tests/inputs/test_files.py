@@ -1,0 +1,350 @@
+"""Tables, texts and ids from files: what is read, what is refused, what is left alone."""
+
+import ast
+import json
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.inputs import files
+
+MIB = 1 << 20
+
+
+def table(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_only_table_of_a_file_needs_no_name(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"w": table(dtype), "bias": torch.zeros(3), "steps": torch.zeros(2, 2).int()}, path)
+    name, values = files.read_table(path)
+    assert name == "w"
+    assert values.dtype == dtype
+    assert torch.equal(values, table(dtype))
+
+
+def test_one_of_several_tables_is_read_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"wte": table(), "wpe": torch.zeros(2, 5)}, path)
+    name, values = files.read_table(str(path), "wte")
+    assert name == "wte"
+    assert torch.equal(values, table())
+
+
+@pytest.fixture
+def huge(tmp_path: Path) -> Iterator[Path]:
+    """A file of 3 GB, most of it a hole: a table of 2 million rows, and then one of 4."""
+    path = tmp_path / "huge.safetensors"
+    rows, columns = 2_000_000, 384
+    end = rows * columns * 4
+    header = {
+        "big": {"dtype": "F32", "shape": [rows, columns], "data_offsets": [0, end]},
+        "small": {"dtype": "F32", "shape": [4, 5], "data_offsets": [end, end + 80]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.seek(end, os.SEEK_CUR)
+        file.write(table().numpy().tobytes())
+    yield path
+    path.unlink()
+
+
+def test_a_table_is_mapped_and_the_rest_of_the_file_never_read(huge: Path) -> None:
+    assert huge.stat().st_size > 3_000_000_000
+    assert huge.stat().st_blocks * 512 < MIB, "the file system fills holes: nothing is shown"
+    process = psutil.Process()
+    before = process.memory_info().rss
+    _, small = files.read_table(huge, "small")
+    assert torch.equal(small, table())
+    _, big = files.read_table(huge, "big")
+    assert big.shape == (2_000_000, 384)
+    assert big[1_234_567].sum() == 0
+    assert process.memory_info().rss - before < 32 * MIB
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [{"a": (3,)}, {"a": ()}, {"a": (2, 2, 2)}, {}],
+    ids=["1-D", "0-D", "3-D", "no tensor at all"],
+)
+def test_a_file_without_a_table_is_refused(
+    tmp_path: Path, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
+    with pytest.raises(HotrowError, match="holds no table: no tensor in it is 2-D"):
+        files.read_table(path)
+
+
+@pytest.mark.parametrize("cut", [1, 80, 100, 10_000])
+def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({"w": table()}, path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(HotrowError, match="cannot be read as a safetensors file"):
+        files.read_table(path)
+
+
+def test_a_long_list_of_candidates_is_cut_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    save_file({f"layer.{n}": torch.zeros(2, 2) for n in range(57)}, path)
+    with pytest.raises(HotrowError, match="holds 57 tables") as error:
+        files.read_table(path)
+    assert error.value.problem.count("  2 x 2") == 40
+    assert error.value.problem.endswith("\n  and 17 more")
+
+
+class Trap:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("read", [files.read_table, lambda p: files.read_tokenizer(p, 4, "it")])
+def test_a_pickle_is_refused_and_never_run(tmp_path: Path, read: object) -> None:
+    path, sprung = tmp_path / "model.pt", tmp_path / "sprung"
+    torch.save({"w": Trap(sprung)}, path)
+    assert callable(read)
+    with pytest.raises(HotrowError, match="cannot be read as a"):
+        read(path)
+    assert not sprung.exists()
+    torch.load(path, weights_only=False)
+    assert sprung.exists(), "the trap is no trap: nothing is shown"
+
+
+UNPICKLERS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
+
+
+def test_no_source_file_unpickles_anything() -> None:
+    """But for tensors, by `torch.load(..., weights_only=True)`."""
+    sources = list(Path(hotrow.__file__).parent.rglob("*.py"))
+    assert len(sources) > 10
+    loads = []
+    for source in sources:
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        safe = [node.func for node in ast.walk(tree) if _loads_weights_only(node)]
+        loads += safe
+        for node in ast.walk(tree):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            if isinstance(node, ast.ImportFrom):
+                errors = {alias.name for alias in node.names} == {"UnpicklingError"}
+                names = set() if errors else {node.module}
+            assert not names & UNPICKLERS, f"{source.name}, line {node.lineno}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = f"{node.value.id}.{node.attr}"
+                unsafe = name in ("torch.load", "np.load", "numpy.load") and node not in safe
+                assert not unsafe, f"{source.name}, line {node.lineno}"
+    assert len(loads) == 3
+
+
+def _loads_weights_only(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "torch.load"
+        and any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
+    )
+
+
+# --- ids --------------------------------------------------------------------------------------
+
+separators = st.text(alphabet=", \t\n", min_size=1, max_size=3)
+
+
+@given(st.lists(st.tuples(st.integers(-(10**18) + 1, 10**18 - 1), separators)))
+def test_ids_come_back_whatever_sets_them_apart(pairs: list[tuple[int, str]]) -> None:
+    text = "".join(f"{id}{separator}" for id, separator in pairs)
+    assert files.parse_ids(text, "--ids") == [id for id, _ in pairs]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "word"),
+    [
+        ("1.0", 1, "1.0"),
+        ("1 2\n3 4\n\n5 six", 4, "six"),
+        ("1\r\n2\r\nx\r\n", 3, "x"),
+        ("1e3", 1, "1e3"),
+        ("0x10", 1, "0x10"),
+        ("1_000", 1, "1_000"),
+        ("+1", 1, "+1"),
+        ("--1", 1, "--1"),
+        ("1\u0663", 1, "1\u0663"),
+        ("[1, 2]", 1, "[1"),
+        ("nan", 1, "nan"),
+        (str(10**18), 1, str(10**18)),
+        ("9" * 5000, 1, "9" * 39 + "…"),
+    ],
+)
+def test_a_word_that_is_no_id_is_named_with_its_line(text: str, line: int, word: str) -> None:
+    with pytest.raises(HotrowError) as error:
+        files.parse_ids(text, "--ids-file")
+    assert error.value.problem == f"--ids-file, line {line}: {word!r} is not an id"
+    assert error.value.fix is not None
+
+
+# --- text -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ("naïve 词元\n".encode(), "naïve 词元\n"),
+        (b"\xef\xbb\xbfmarked", "marked"),
+        (b"two\r\nlines", "two\r\nlines"),
+        (b"", ""),
+    ],
+    ids=["UTF-8", "byte order mark", "line ends as they are", "empty"],
+)
+def test_text_is_read_as_utf_8(tmp_path: Path, data: bytes, text: str) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(data)
+    assert files.read_text(path) == text
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [(b"\xff", "byte 0 is 0xff"), (b"abc\xc3", "byte 3 is 0xc3"), ("é".encode("utf-16"), "byte 0")],
+)
+def test_text_that_is_not_utf_8_is_refused_by_its_first_bad_byte(
+    tmp_path: Path, data: bytes, place: str
+) -> None:
+    path = tmp_path / "t.txt"
+    path.write_bytes(data)
+    with pytest.raises(HotrowError, match=f"t.txt is not UTF-8 text: {place}"):
+        files.read_text(path)
+
+
+# --- tokenizers -------------------------------------------------------------------------------
+
+VOCABULARY = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
+
+
+def tokenizer_file(folder: Path, **changes: object) -> Path:
+    tokenizer = Tokenizer(WordLevel(VOCABULARY, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.enable_truncation(max_length=3)
+    tokenizer.enable_padding(length=10, pad_token="[UNK]")
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(tokenizer.to_str()) | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    "text", ["the same numbers the same numbers", "the", ""], ids=["long", "short", "empty"]
+)
+def test_a_tokenizer_neither_truncates_nor_pads(tmp_path: Path, text: str) -> None:
+    reader = files.read_tokenizer(tokenizer_file(tmp_path), 4, "the table")
+    tokens = files.tokenize(reader, text)
+    assert tokens.ids == [VOCABULARY[word] for word in text.split()]
+    assert tokens.texts == tuple(text.split())
+
+
+def test_tokens_of_ids_the_vocabulary_leaves_out_are_a_question_mark(tmp_path: Path) -> None:
+    reader = files.read_tokenizer(tokenizer_file(tmp_path), 4, "the table")
+    texts = files.token_texts(reader, [3, 7, -1, 2**40])
+    assert texts == ("numbers", "?", "?", "?")
+
+
+def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(tmp_path: Path) -> None:
+    path = tokenizer_file(tmp_path)
+    with pytest.raises(HotrowError, match=r"has ids up to 3, but wte has 3 rows \(valid 0\.\.2\)"):
+        files.read_tokenizer(path, 3, "wte")
+    added = {"id": 4, "content": "<x>", "special": True, "normalized": False}
+    added |= {"single_word": False, "lstrip": False, "rstrip": False}
+    path = tokenizer_file(tmp_path, added_tokens=[added])
+    with pytest.raises(HotrowError, match="has ids up to 4, but wte has 4 rows"):
+        files.read_tokenizer(path, 4, "wte")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"type": "Magic"}}', "\x80"])
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(HotrowError, match="cannot be read as a tokenizer"):
+        files.read_tokenizer(path, 4, "the table")
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path, mask: int) -> None:
+    path = tmp_path / "page.html"
+    before = os.umask(mask)
+    try:
+        files.write_text(path, "ä")
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    assert path.read_bytes() == "ä".encode()
+
+
+@pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
+def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(HotrowError, match=r"cannot be written \(No space left on device\)"):
+        files.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupted_write_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_text(tmp_path / "page.html", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_symbolic_link_is_written_through(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    target.write_text("old")
+    link.symlink_to(target.name)
+    files.write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(HotrowError, match="pipe is not a regular file"):
+        files.write_text(path, "new")
+    assert path.is_fifo()

@@ -1,0 +1,136 @@
+"""Compiled code on disk: several processes may look for it, and leave it, at the same time."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+import hotrow
+
+NAMES = "SGD", "Adagrad"
+SOURCES = Path(hotrow.__file__).parent
+
+# Each process compiles what only it needs, at the same moment as the others.
+PROCESS = """
+import sys, torch, hotrow
+name = sys.argv[1]
+model = hotrow.convert(torch.nn.Embedding(100, 8), least=0)
+torch.nn.init.ones_(model.weight)
+optimizer = getattr(hotrow.optim, name)(model.parameters(), lr=0.01)
+for ids in ([1, 2], [3], [1], [4], [5], [6], [7], [8], [9], [10], [2]):
+    optimizer.zero_grad()
+    model(torch.tensor(ids)).sum().backward()
+    optimizer.step()
+print(model.weight.double().sum().item())
+"""
+
+
+def begin(name, folder):
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROCESS, name],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(folder)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def results(processes):
+    found = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """A cache, and what the processes printed that filled it at once."""
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, results([begin(name, folder) for name in NAMES])
+
+
+def test_processes_that_compile_at_once_leave_each_its_own(filled):
+    folder, first = filled
+    assert first == results([begin(name, folder) for name in NAMES])
+    assert len(set(first)) == len(NAMES)
+
+
+def test_what_is_looked_for_waits_for_who_is_at_it(filled):
+    folder, first = filled
+    (lock,) = folder.rglob("hotrow.lock")
+    with FileLock(lock):
+        process = begin(NAMES[0], folder)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.communicate(timeout=8)
+    assert results([process]) == first[:1]
+
+
+def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
+    folder, _ = filled
+    script = PROCESS + 'print("numba" in sys.modules, "numba.np.npyimpl" in sys.modules)\n'
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", script, NAMES[0]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-2:] == ["True", "False"]
+
+
+def test_what_was_compiled_from_other_sources_is_not_used(tmp_path):
+    shutil.copytree(SOURCES, tmp_path / "hotrow", ignore=shutil.ignore_patterns("__pycache__"))
+    script = """
+import torch
+from hotrow.kernels.grouping import group
+print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
+"""
+
+    def run():
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            env=os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "c")},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert run() == "2.0\n"
+    access = (
+        tmp_path / "hotrow" / "kernels" / "cpu" / "access.py"
+    )  # of which `grouping.py` takes a part
+    own, other = "return lambda table, x: x\n", "return lambda table, x: x + x\n"
+    text = access.read_text()
+    assert text.count(own) == 1
+    access.write_text(text.replace(own, other))
+    assert run() == "6.0\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_loads_what_its_parent_has_not(filled):
+    folder, _ = filled
+    script = """
+import os, torch
+from hotrow.kernels.cpu import grouping as adding
+from hotrow.kernels import grouping
+child = os.fork()
+if not child:
+    grouping.group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    subprocess.run(command, env=environment, check=True, timeout=120)
+
+
+def test_without_a_folder_to_write_into_each_process_compiles(tmp_path):
+    script = """
+import torch
+from numba.core.caching import CacheImpl
+CacheImpl._locator_classes = []  # as where neither the package nor the home can be written
+from hotrow.kernels.grouping import group
+print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2.0\n"

@@ -1,0 +1,131 @@
+"""Kernels on threads: torch's own where they can be had, Python's elsewhere."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from numba.core.errors import TypingError
+
+from hotrow.kernels.cpu import threads as pool
+from hotrow.kernels.cpu.scalars import OPTIONS, join, take
+from hotrow.kernels.grouping import group
+from tests.support.tolerance import assert_same_bits
+
+ROWS = 10 * pool.GRAIN
+this_thread = ctypes.CDLL(None).pthread_self
+this_thread.restype, this_thread.argtypes = ctypes.c_uint64, ()
+
+
+@njit(**OPTIONS)
+def sign(rows, met, together, crew):
+    """Into each row the thread that takes it, once so many are there."""
+    who = join(crew, (rows, met, together, crew))
+    if who < 0:
+        return
+    take(met, 1)
+    while take(met, 0) < together:
+        pass
+    while True:
+        start = take(crew, pool.GRAIN)
+        if start >= len(rows):
+            break
+        for row in rows[start : start + pool.GRAIN]:
+            row[0] += this_thread()
+            row[1] = who
+
+
+def signed(threads, together=1, rows=ROWS):
+    """(rows, 2), the thread of each and its number in the crew; how many threads there were."""
+    found, met = np.zeros((rows, 2), np.uint64), np.zeros(5, np.int64)
+    pool.spread(sign, (found, met, together), threads)
+    return found, int(met[pool.TAKEN])
+
+
+@pytest.fixture(params=["torch's threads", "Python's threads"])
+def two(request, monkeypatch, threads):
+    if request.param == "Python's threads":
+        monkeypatch.setattr(pool, "_openmp", 0)
+    torch.set_num_threads(2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
+def test_on_linux_the_threads_are_torchs():
+    assert pool._openmp
+
+
+def test_each_thread_is_called_once_and_shares_the_rows(two):
+    for _ in range(20):
+        found, threads = signed(2, together=2)
+        assert threads == 2
+        assert set(found[:, 1]) <= {0, 1}
+        own = {int(number): set(found[found[:, 1] == number, 0]) for number in set(found[:, 1])}
+        assert all(len(each) == 1 for each in own.values())  # each row once, by one thread
+        assert len(set.union(*own.values())) == len(own)
+
+
+def test_little_work_stays_on_this_thread(two):
+    for count, columns, threads in (
+        (pool.GRAIN, pool.ENOUGH, 1),
+        (ROWS, 1, 1),
+        (ROWS, pool.ENOUGH, 2),
+        (0, pool.ENOUGH, 0),
+        (ROWS, 0, 0),
+    ):
+        assert pool.threads_for(count, columns) == threads
+    found, _ = signed(1)
+    assert set(found[:, 0]) == {this_thread()}
+    assert signed(0) == (pytest.approx(np.zeros((ROWS, 2))), 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
+def test_torchs_threads_live_on_when_fewer_are_used(threads):
+    def alive():
+        names = Path("/proc/self/task").iterdir()
+        return {int(task.name) for task in names}
+
+    torch.set_num_threads(4)
+    torch.ones(1_000_000).mul_(2)
+    everybody = alive()
+    for _ in range(20):
+        assert signed(2, together=2)[1] == 2
+        torch.ones(1_000_000).mul_(2)
+    assert alive() <= everybody
+
+
+def test_an_error_reaches_the_caller(two):
+    with pytest.raises(TypingError):
+        pool.spread(sign, ("no rows", 0, 0), 2)
+
+
+def test_the_bits_are_the_same(two):
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 1000, (5000,), generator=generator)
+    grads = torch.randn(5000, 99, generator=generator)
+    found = group(ids, grads, 1000).sums()
+    torch.set_num_threads(1)
+    assert_same_bits(found, group(ids, grads, 1000).sums())
+
+
+FORKED = """
+import os, torch
+from hotrow.kernels.grouping import group
+torch.set_num_threads(2)
+ids, grads = torch.arange(5000) % 1000, torch.ones(5000, 200)
+first = group(ids, grads, 1000).sums().numpy()
+child = os.fork()
+if not child:
+    second = group(ids, grads, 1000).sums().numpy()
+    os._exit(0 if (first == second).all() else 3)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_has_threads_of_its_own():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)

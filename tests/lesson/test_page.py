@@ -1,0 +1,911 @@
+"""`hotrow learn` and its page: self-contained, harmless, readable, and usable by all."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Error, Page, expect
+
+from hotrow import lesson
+from hotrow.errors import HotrowError
+from hotrow.figures.figure import figure
+from hotrow.inputs.files import Tokens
+from hotrow.lesson.page import escaped
+from tests.conftest import Watch, Watched
+from tests.support.paths import ROOT
+
+FOLDER = Path(lesson.__file__).parent
+SHOTS = ROOT / "build" / "lesson"  # for people to look at
+WORDS = {
+    lang: json.loads((FOLDER / "words" / f"{lang}.json").read_text("utf-8"))
+    for lang in lesson.LANGUAGES
+}
+HOSTILE = (
+    "</script><img src=/x onerror=alert(1)>",
+    '"onmouseover="alert(2)',
+    "<!--<script>",
+    "\u202e\x1b[31m",
+    "`code` **strong** [link](javascript:alert(3)) {row}",
+    "word" * 100,
+    "词元\u2028",
+)
+
+Open = Callable[..., Watched]
+
+
+@pytest.fixture(scope="module")
+def own() -> lesson.Excerpt:
+    """A table too large to hold, and a text of hostile tokens."""
+    table = torch.randn(30_000, 70, generator=torch.Generator().manual_seed(4))
+    ids = [29_999, 7, 0, 500, 7, 1234, 20_000]
+    table[500, 1], table[600, 60], table[25_000, 2] = -0.0, torch.nan, torch.inf
+    return lesson.own_excerpt(Tokens(ids, HOSTILE), table, title="<b>w</b> in mine.safetensors")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory, own: lesson.Excerpt) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("lesson")
+    timings = [lesson.Timing(V=50_257, D=768, N=300, matmul_ms=251.5, lookup_ms=0.4)]
+    pages = {"plain": lesson.page("en"), "own": lesson.page("en", own, timings)}
+    for name, text in pages.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    return {name: (folder / f"{name}.html").as_uri() for name in pages}
+
+
+@pytest.fixture
+def open_page(watch: Watch, files: dict[str, str]) -> Iterator[Open]:
+    """Opens the page; after the test it must have asked for nothing and complained of nothing."""
+    opened = []
+
+    def open_page(view: str = "lang=en", which: str = "plain", **options: Any) -> Watched:
+        # Scrolling smoothly to each control would take most of the time.
+        watched = watch(f"{files[which]}#{view}", **{"reduced_motion": "reduce", **options})
+        opened.append(watched)
+        return watched
+
+    yield open_page
+    for watched in opened:
+        watched.page.wait_for_timeout(50)
+        assert {url.partition("#")[0] for url in watched.requests} <= set(files.values())
+        assert watched.noise == []
+
+
+# --- the words --------------------------------------------------------------------------------
+
+
+def test_both_languages_have_the_same_words_and_each_is_used() -> None:
+    english, chinese = WORDS["en"], WORDS["zh-CN"]
+    assert list(english) == list(chinese)
+    sources = "".join(path.read_text("utf-8") for path in sorted(FOLDER.rglob("*.js")))
+    sources += (FOLDER / "skeleton.html").read_text("utf-8")
+    quoted = set(re.findall(r'"([a-zA-Z.0-9]+)"', sources))
+    assert {key for key in english if key not in quoted} == set()
+    said = set(re.findall(r'(?:say|rich|Bad)\(\s*"([^"]+)"', sources))
+    assert not re.search(r"(?:say|rich)\(`", sources)  # a key that is put together escapes this
+    said |= set(re.findall(r'data-(?:word|label)="([^"]+)"', sources))
+    assert said - set(english) == set()
+    for key in english:
+        both = [
+            set(re.findall(r"\{(\w+)\}", " ".join(text) if isinstance(text, list) else text))
+            for text in (english[key], chinese[key])
+        ]
+        assert both[1] == both[0] or (isinstance(english[key], list) and both[1] >= both[0]), key
+
+
+def test_the_chinese_words_are_the_projects_and_are_punctuated_in_chinese() -> None:
+    text = "\n".join(
+        " ".join(each) if isinstance(each, list) else each for each in WORDS["zh-CN"].values()
+    )
+    for word in (
+        "嵌入层",
+        "独热编码",
+        "查找（查表）",
+        "词元（token）",
+        "词表",
+        "梯度",
+        "优化器",
+        "词袋",
+    ):
+        assert word in text
+    assert not re.findall("推迟|写出|笔记本|课程|空闲", text)  # one word for one thing
+    assert not re.findall(r"[\u4e00-\u9fff][,;:?!]", text)
+    assert text.index("词元（token）") == text.index("词元")
+
+
+# --- opening ----------------------------------------------------------------------------------
+
+
+def test_it_opens_from_disk_with_a_strict_policy_and_no_request(open_page: Open) -> None:
+    watched = open_page()
+    page = watched.page
+    page.mouse.wheel(0, 30_000)
+    page.wait_for_timeout(100)
+    assert len(watched.requests) == 1
+    policy = page.get_attribute("meta[http-equiv]", "content") or ""
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+    assert page.locator("script").count() == 2
+    assert page.locator("img, iframe, object, embed, form, link[rel=stylesheet]").count() == 0
+    with pytest.raises(Error, match="violates the following Content Security Policy"):
+        page.add_script_tag(content="document.title = 'taken'")
+    assert page.title() == WORDS["en"]["page.title"]
+    watched.noise.clear()  # the policy's own complaint
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_it_starts_in_the_language_asked_for(lang: str, watch: Watch, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(lesson.page(lang), encoding="utf-8")
+    page = watch(path.as_uri()).page
+    expect(page.locator("h1")).to_have_text(WORDS[lang]["page.heading"])
+    assert page.get_attribute("html", "lang") == lang
+    path.write_text(lesson.page(None), encoding="utf-8")
+    page = watch(path.as_uri(), locale="zh-TW" if lang == "zh-CN" else "fr-FR").page
+    expect(page.locator("h1")).to_have_text(WORDS[lang]["page.heading"])
+
+
+def test_an_unknown_language_is_refused() -> None:
+    with pytest.raises(HotrowError, match="lang is 'fr', but must be one of en, zh-CN"):
+        lesson.page("fr")
+
+
+# --- every control ----------------------------------------------------------------------------
+
+TYPED = {  # what is typed, and where something must change
+    "ids": ("0, 0", "#lookup-output"),
+    "rows": ("6", "#lookup-table"),
+    "columns": ("2", "#lookup-table"),
+    "lr": ("0.25", "#step-rows"),
+    "beta1": ("0.5", "#step-rows"),
+    "beta2": ("0.5", "#step-rows"),
+    "size": ("-3", "#step-code"),
+    "batches": ("0 / 1", "#step-batches"),
+    "bag": ("0", "#bag-table"),
+    "seed": ("7", "#position-output"),
+    "V": ("10", "#cost-table"),
+    "D": ("3", "#cost-chart"),
+    "N": ("9", "#cost-verdict"),
+    "value-0-0": ("-2.5", "#linear-columns"),
+    "upstream-0-0": ("0.125", "#gradient-table"),
+}
+CHOSEN = {
+    "pick": ("1", "#product-list"),
+    "column": ("2", "#step-rows"),
+    "softA": ("0", "#mix-table"),
+    "softB": ("1", "#mix-table"),
+    "differ-place": ("3", "#differ-shown"),
+    "figure": ("additions", "#cost-chart"),
+}
+SLID = {
+    "taken": ("1", "#step-rows"),
+    "p": ("1", "#mix-note"),
+    "V-slider": ("100", "#cost-table"),
+    "D-slider": ("100", "#cost-table"),
+    "N-slider": ("100", "#cost-table"),
+}
+CHECKED = {
+    "linear-own": "#linear-verdict",
+    "rule-momentum": "#step-formula",
+    "rule-sgd": "#step-skipped",
+    "rule-adam": "#step-formula",
+    "linear-copied": "#linear-verdict",
+    "case-nan": "#differ-why",
+    "case-signed": "#differ-why",
+    "case-range": "#differ-shown",
+    "case-low": "#differ-shown",
+    "case-order": "#differ-shown",
+    "case-inf": "#differ-shown",
+    "settle": "#step-verdict",
+}
+ACTIONS = {
+    "preset-B": "#lookup-table",
+    "preset-C": "#lookup-about",
+    "preset-A": "#lookup-table",
+    "random": "#lookup-table",
+    "product-back": "#product-list",
+    "product-next": "#product-list",
+    "product-play": "#product-list",
+    "product-all": "#product-count",
+    "gradient-repeat": "#gradient-sums",
+}
+HIDDEN = {  # the choice that shows it
+    "momentum": ("rule-momentum", "0.1", "#step-rows"),
+    "outside": ("case-range", "-1", "#differ-shown"),
+    "times": ("case-low", "900", "#differ-shown"),
+    "three": ("case-order", "1, 2, 3", "#differ-shown"),
+}
+
+
+def content(page: Page, region: str) -> str:
+    found = page.evaluate(
+        """region => { const e = document.querySelector(region);
+           return e.innerHTML + [...e.querySelectorAll("input")].map(i => i.value); }""",
+        region,
+    )
+    return str(found)
+
+
+def changes(page: Page, region: str, act: Callable[[], Any]) -> None:
+    before = content(page, region)
+    page.evaluate("announcement = ''")
+    act()
+    assert content(page, region) != before, region
+    assert page.evaluate("announcement"), region  # someone who cannot see is told
+
+
+def type_into(page: Page, id: str, text: str) -> None:
+    page.fill(f"#{id}", text)
+    page.press(f"#{id}", "Enter")
+
+
+def test_every_control_changes_what_it_says_it_changes(open_page: Open) -> None:
+    page = open_page().page
+    known = {*TYPED, *CHOSEN, *SLID, *CHECKED, *HIDDEN}
+    found = page.evaluate("[...document.querySelectorAll('input, select')].map(e => e.id)")
+    cells = re.compile(r"(value|upstream)-\d+-\d+")
+    assert {id for id in found if not cells.fullmatch(id)} == {
+        id for id in known if not cells.fullmatch(id)
+    }
+    buttons = page.evaluate("[...document.querySelectorAll('[data-do]')].map(e => e.dataset.do)")
+    assert {*buttons} == {*ACTIONS, "preset-own", "lookup-play"}  # which have tests of their own
+    for id, (text, region) in TYPED.items():
+        page.click("#preset-A")
+        changes(page, region, lambda id=id, text=text: type_into(page, id, text))
+    page.click("#preset-A")
+    for id, (value, region) in CHOSEN.items():
+        changes(page, region, lambda id=id, value=value: page.select_option(f"#{id}", value))
+    for id, (value, region) in SLID.items():
+        changes(page, region, lambda id=id, value=value: page.fill(f"#{id}", value))
+    page.fill("#taken", "4")
+    for id, region in CHECKED.items():
+        changes(page, region, lambda id=id: page.click(f"#{id}"))
+    for id, (chooser, text, region) in HIDDEN.items():
+        page.check(f"#{chooser}")
+        changes(page, region, lambda id=id, text=text: type_into(page, id, text))
+    for name, region in ACTIONS.items():
+        page.evaluate("change({shown: 2}, null)")
+        button = page.locator(f"[data-do={name}]").first
+        changes(page, region, lambda button=button: button.click())
+
+
+def test_a_row_and_a_chip_add_and_remove_an_id_and_the_change_is_told(open_page: Open) -> None:
+    page = open_page().page
+    page.click("#row-0")
+    assert page.input_value("#ids") == "2, 3, 1, 0"
+    expect(page.locator("#live")).to_have_text(
+        "Ids 2, 3, 1, 0 picked their rows, in this order: 4 rows were read."
+    )
+    page.get_by_role("button", name="Remove id 3 at place 1").click()
+    assert page.input_value("#ids") == "2, 1, 0"
+    expect(page.locator("#ids")).to_be_focused()
+
+
+def test_the_product_plays_and_steps(open_page: Open) -> None:
+    page = open_page(reduced_motion="no-preference").page
+    lines = page.locator("#product-list tbody tr")
+    page.click("#product-play")
+    expect(lines).to_have_count(0)
+    expect(lines).to_have_count(2)
+    page.click("#product-back")  # the reader takes over
+    expect(lines).to_have_count(1)
+    page.wait_for_timeout(900)
+    expect(lines).to_have_count(1)
+    page.click("#product-next")
+    expect(lines).to_have_count(2)
+    page.click("#product-all")
+    expect(lines).to_have_count(4)
+    expect(page.locator("#product-list tr.zero")).to_have_count(3)
+    assert "3 of 4 products are by zero" in page.inner_text("#product-count")
+
+
+def test_the_look_up_plays_row_by_row(open_page: Open) -> None:
+    page = open_page(reduced_motion="no-preference").page
+    lines = page.locator("#lookup-output tbody tr")
+    page.get_by_role("button", name="Play the look-up").click()
+    expect(lines).to_have_count(1)
+    expect(lines).to_have_count(3)
+
+
+def test_without_motion_nothing_plays(open_page: Open) -> None:
+    page = open_page().page
+    page.get_by_role("button", name="Play the look-up").click()
+    page.click("#product-play")
+    for region, lines in (("lookup-output", 3), ("product-list", 4)):
+        expect(page.locator(f"#{region} tbody tr")).to_have_count(lines, timeout=100)
+    assert page.evaluate("document.getAnimations().length") == 0
+    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+
+
+# --- what the lesson is for -------------------------------------------------------------------
+
+
+def test_an_untouched_row_moves_under_momentum_and_adam_and_settling_agrees(
+    open_page: Open,
+) -> None:
+    page = open_page().page
+    for rule, moved in (("sgd", False), ("momentum", True), ("adam", True)):
+        page.check(f"#rule-{rule}")
+        expected = "Step 4 moved rows 1, 3," if moved else "Step 4 moved no row outside its batch."
+        assert page.inner_text("#step-moved").startswith(expected)
+        last = page.locator("#step-rows tbody td:last-child")
+        away = "untouched, yet moved" if moved else "untouched, stayed"
+        expect(last).to_have_text(["untouched, stayed", away, "in the batch", away])
+        skipped = "NOT equal: 10 of 20" if moved else "Equal: 20 of 20"
+        assert page.inner_text("#step-skipped").startswith(skipped)
+        assert page.inner_text("#step-verdict").startswith("Equal: 20 of 20 values")
+    work = page.inner_text("#step-work")  # of rows 1 and 3, at the end, and of row 0
+    assert work.startswith("Row updates: dense 16, skipping 6, settling later 16. Of the last, 10")
+    assert ": 3 such updates in place of 10," in work
+    page.uncheck("#settle")
+    assert page.inner_text("#step-verdict").startswith("NOT equal: 10 of 20 values")
+    last = page.locator("#step-rows tbody tr").nth(1).locator("td").nth(4)
+    expect(last).to_have_text("1")  # as of the step that touched it
+    for option, rule in (("beta1", "adam"), ("momentum", "momentum")):
+        page.check(f"#rule-{rule}")
+        assert "w keeps moving" in page.inner_text("#step-idle")
+        type_into(page, option, "0")
+        assert "an untouched row stays" in page.inner_text("#step-idle")
+        assert page.inner_text("#step-moved") == "Step 4 moved no row outside its batch."
+
+
+def test_an_inf_in_the_table_poisons_the_product_and_not_the_look_up(open_page: Open) -> None:
+    page = open_page().page
+    type_into(page, "value-0-2", "inf")
+    assert page.inner_text("#product-verdict") == "NOT equal: 12 of 15 values bit for bit."
+    assert "nan" in page.inner_text("#product-multiplied")
+    assert "nan" not in page.inner_text("#product-looked")
+    assert page.inner_text("#mix-verdict").startswith("NOT equal:")
+    assert page.inner_text("#mix-note") == WORDS["en"]["mix.spoiled"]
+
+
+def test_a_zeros_sign_is_lost_in_the_row_and_column_chosen(open_page: Open) -> None:
+    page = open_page("lang=en&case=signed&pick=1&column=2").page
+    assert page.inner_text("#differ-verdict") == (
+        "Equal as numbers: 14 of 15 values bit for bit; the others are zeros of the other sign."
+    )
+    looked, multiplied = (
+        page.locator(f"#differ-{name} tbody tr").nth(1).locator("td").nth(2)
+        for name in ("first", "second")
+    )
+    expect(looked).to_have_text("-0.0000")
+    expect(multiplied).to_have_text("0.0000")
+
+
+def test_a_repeated_id_adds_up_in_order(open_page: Open) -> None:
+    page = open_page().page
+    page.click("[data-do=gradient-repeat]")
+    assert page.locator("#gradient-sums li").first.inner_text() == (
+        "row 2 “fox”, column 0: 1.0000 + 16.0000 = 17.0000"
+    )
+    uses = page.locator("#gradient-table tbody td:last-child")
+    expect(uses).to_have_text(["never: all zero", "1 time", "2 times", "1 time"])
+    type_into(page, "ids", "2, " * 15)
+    page.click("[data-do=gradient-repeat]")
+    expect(uses.nth(2)).to_have_text("16 times")
+    expect(page.locator("[data-do=gradient-repeat]")).to_be_disabled()
+    assert page.inner_text("#gradient-full") == "16 ids are the most this page can draw."
+
+
+def test_one_on_one_id_is_a_look_up(open_page: Open) -> None:
+    page = open_page("lang=en&p=1").page
+    assert page.inner_text("#mix-note").endswith("the mix is row 2, a look-up.")
+    page.fill("#p", "0.3")
+    assert page.inner_text("#mix-note").startswith("The mix lies between two rows.")
+    page.select_option("#softA", "3")  # as is the second
+    assert page.inner_text("#mix-note").endswith("the mix is row 3, a look-up.")
+    expect(page.locator("#live")).to_have_text(page.inner_text("#mix-note"))
+
+
+def test_what_is_heard_is_what_has_moved_and_once(open_page: Open) -> None:
+    page = open_page("lang=en&shown=1").page
+    page.evaluate(
+        """() => { window.heard = [];
+             new MutationObserver(seen => heard.push(...seen))
+               .observe(find("live"), {childList: true}); }"""
+    )
+    # What follows each other quickly does so in one call, however slow the machine.
+    page.evaluate("() => { find('product-next').click(); find('product-next').click(); }")
+    expect(page.locator("#live")).to_have_text("row 2 “fox” 1 × 0.6957 = 0.6957 0.6957")
+    page.focus("#taken")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#live")).to_have_text(page.inner_text("#step-moved"))
+    page.evaluate(
+        """() => { const slider = find("V-slider");
+             for (let n = 0; n < 20; n++) {
+               slider.stepDown();
+               slider.dispatchEvent(new Event("input", {bubbles: true}));
+             } }"""
+    )
+    expect(page.locator("#live")).to_have_text(page.inner_text("#cost-verdict"))
+    assert page.evaluate("heard.length") == 3
+
+
+def test_the_sliders_of_cost_reach_both_ends_from_the_keyboard(open_page: Open) -> None:
+    page = open_page("lang=en&V=300&D=300&N=300").page
+    # As the browser does for an arrow, which takes a thousand presses many seconds.
+    press = """([id, by]) => { const slider = find(id);
+      for (let n = 0; n < 1000; n++) {
+        slider.stepUp(by);
+        slider.dispatchEvent(new Event("input", {bubbles: true}));
+      } }"""
+    page.evaluate(
+        "draw = () => sections.find(each => each.id === 'cost').draw(state, costOf(1, 1, 1))"
+    )
+    for name, top in (("V", 1_000_000), ("D", 4096), ("N", 65_536)):
+        for by, end in ((-1, 1), (1, top)):
+            page.evaluate(press, [f"{name}-slider", by])
+            assert page.evaluate(f"state.{name}") == end, (name, by)
+    page.focus("#D-slider")
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("state.D") == 4062
+
+
+# --- the address ------------------------------------------------------------------------------
+
+
+def view_of(page: Page) -> list[str]:
+    """All that can be read or has been set."""
+    found: list[str] = page.evaluate(
+        """() => [document.documentElement.lang, document.querySelector("main").innerText,
+             ...[...document.querySelectorAll("input:not([id$=-slider]), select")].map(
+               e => `${e.value} ${e.checked}`)]"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_a_view_is_restored_from_its_address_language_included(open_page: Open, lang: str) -> None:
+    page = open_page().page
+    page.click(f"[data-lang={lang}]")
+    for id, (text, _) in TYPED.items():
+        if id not in ("rows", "columns"):
+            type_into(page, id, text)
+    type_into(page, "rows", "7")
+    type_into(page, "value-3-1", "-0.0")
+    type_into(page, "value-4-1", "nan")
+    for id, (value, _) in CHOSEN.items():
+        page.select_option(f"#{id}", value)
+    for id, (value, _) in SLID.items():
+        page.fill(f"#{id}", value)
+    for id in ("linear-own", "rule-momentum", "settle"):
+        if page.locator(f"#{id}").is_enabled():
+            page.click(f"#{id}")
+    for id, (chooser, text, _) in HIDDEN.items():
+        page.check(f"#{chooser}")
+        type_into(page, id, text)
+    page.wait_for_timeout(300)
+    view, address = view_of(page), page.url.partition("#")[2]
+    assert view[0] == lang
+    again = open_page(address).page
+    assert view_of(again) == view
+    assert again.url.partition("#")[2] == address
+
+
+def test_the_switch_of_language_keeps_everything_even_what_was_refused(open_page: Open) -> None:
+    page = open_page("lang=en&table=B&ids=5, 5&rule=sgd").page
+    type_into(page, "lr", "quick")
+    page.click("[data-lang=zh-CN]")
+    assert page.get_attribute("html", "lang") == "zh-CN"
+    assert page.input_value("#ids") == "5, 5"
+    assert page.input_value("#lr") == "quick"
+    expect(page.locator("#lr")).to_have_accessible_description(
+        "“quick”不是数字。请写成 0.5、-2 或 1e-3 的形式；嵌入矩阵中也可以填 inf 和 nan。"
+    )
+    assert page.is_checked("#rule-sgd")
+    page.click("[data-lang=en]")
+    assert page.locator("h1").inner_text() == WORDS["en"]["page.heading"]
+
+
+BAD_VIEWS = [
+    "ids=99",
+    "ids=<img src=x onerror=alert(1)>",
+    "table=" + "9" * 30_000,
+    "table=own",
+    "table=4x5.00",
+    "table=4x5.zzzzzzzz",
+    "table=99x9.3f800000",
+    "table=0x0.",
+    "table=__proto__",
+    "table=toString",
+    "__proto__=1",
+    "constructor=1",
+    "lang=__proto__",
+    "lang=fr",
+    "lr=1e999",
+    "lr=NaN",
+    "case=constructor",
+    "rule=toString",
+    "taken=9",
+    "V=1e9",
+    "ids=1&ids=2",
+    "javascript:alert(1)",
+    "%E0%A4%A",
+    "upstream=1",
+    "batches=" + "1/" * 99,
+]
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_a_hostile_address_gets_a_message_and_the_start(open_page: Open, lang: str) -> None:
+    page = open_page(f"lang={lang}").page
+    start = view_of(page)
+    opening = WORDS[lang]["bad.notice"].partition("{")[0]
+    for bad in BAD_VIEWS:
+        # As the event does it, which comes a moment later; the last one goes that way.
+        page.evaluate("bad => { history.replaceState(null, '', `#${bad}`); readAddress(); }", bad)
+        assert opening in page.inner_text("#notice"), bad
+        assert view_of(page) == start, bad
+        page.evaluate("change({ids: [1]}, null)")
+    page.evaluate("location.hash = 'ids=3,3'")
+    expect(page.locator("#notice")).to_have_text("")
+    expect(page.locator("#ids")).to_have_value("3, 3")
+    page.evaluate("bad => { location.hash = bad }", BAD_VIEWS[1])
+    expect(page.locator("#notice")).to_contain_text(opening)
+    assert page.evaluate("({}).polluted") is None
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+REFUSED = [
+    ("ids", "9", "bad.id"),
+    ("ids", "-1", "bad.id"),
+    ("ids", "1.5", "bad.whole"),
+    ("ids", "<b>1</b>", "bad.whole"),
+    ("ids", "", "bad.empty"),
+    ("ids", "1 " * 17, "bad.many"),
+    ("ids", "9" * 15, "bad.id"),
+    ("rows", "0", "bad.range"),
+    ("rows", "2", "bad.shrink"),
+    ("columns", "many", "bad.whole"),
+    ("lr", "fast", "bad.number"),
+    ("lr", "-1", "bad.between"),
+    ("lr", "inf", "bad.between"),
+    ("lr", "nan", "bad.between"),
+    ("lr", "1e400", "bad.huge"),
+    ("beta2", "1", "bad.between"),
+    ("batches", "1/2/7", "bad.id"),
+    ("batches", "1/" * 9, "bad.steps"),
+    ("bag", "4", "bad.id"),
+    ("V", "0", "bad.range"),
+    ("V", "10000000", "bad.range"),
+    ("N", "1e3", "bad.whole"),
+    ("value-1-1", "one", "bad.number"),
+    ("value-1-1", "1e39", "bad.huge"),
+    ("value-1-1", "'\"><script>alert(1)</script>", "bad.number"),
+    ("upstream-0-0", "", "bad.number"),
+]
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_bad_input_is_told_beside_the_field_and_the_view_stays(open_page: Open, lang: str) -> None:
+    page = open_page(f"lang={lang}").page
+    figures = "[...document.querySelectorAll('main td, main .verdict')].map(e => e.textContent)"
+    # In the second language each message once.
+    once = {key: (id, text, key) for id, text, key in REFUSED}
+    for id, text, key in REFUSED if lang == "en" else once.values():
+        before = page.evaluate(figures)
+        type_into(page, id, text)
+        field = page.locator(f"#{id}")
+        parts = re.split(r"\{\w+\}", WORDS[lang][key])
+        expect(field).to_have_accessible_description(re.compile(".*".join(map(re.escape, parts))))
+        assert field.get_attribute("aria-invalid") == "true"
+        error = page.locator(f"#{field.get_attribute('aria-describedby')}")
+        assert error.is_visible()
+        assert error.locator("*").count() == 0
+        assert page.evaluate(figures) == before, (id, text)
+        page.click("#preset-A")
+        assert page.locator("[aria-invalid]").count() == 0
+
+
+def test_full_width_digits_and_commas_are_read(open_page: Open) -> None:
+    page = open_page("lang=zh-CN").page
+    type_into(page, "ids", "２，３、１")
+    assert page.input_value("#ids") == "2, 3, 1"
+    type_into(page, "value-0-0", "−１．５")
+    assert page.input_value("#value-0-0") == "-1.5000"
+
+
+# --- the reader's own -------------------------------------------------------------------------
+
+
+def test_own_tokens_are_text_and_nothing_else(open_page: Open, own: lesson.Excerpt) -> None:
+    page = open_page(which="own").page
+    assert page.locator("img, iframe, b").count() == 0
+    assert page.locator("script").count() == 2
+    names = page.evaluate("[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())")
+    assert not [name for name in names if name.startswith("on")]
+    chips = page.locator("#lookup-ids bdi").all_inner_texts()
+    assert len(chips) == 7
+    assert chips[0] == "29999 “</script><img src=/…”"
+    assert chips[3] == r"500 “\u202e\x1b[31m”"
+    assert "javascript" not in page.evaluate("[...document.links].map(e => e.href).join()")
+    assert "<b>w</b> in mine.safetensors" in page.inner_text("#lookup-about")
+
+
+def test_own_rows_are_an_excerpt_that_says_so_and_counts_the_real_zeros(
+    open_page: Open, own: lesson.Excerpt
+) -> None:
+    page = open_page(which="own").page
+    held = len(own.labels)
+    about = page.inner_text("#lookup-about")
+    assert f"The whole table is 30,000 × 70. This page holds {held} of its rows" in about
+    counted = page.inner_text("#product-count")
+    assert "29,999 of 30,000 products are by zero" in counted
+    assert f"{30_000 - held:,} of them belong to rows that this page does not hold." in counted
+    assert f"{7 * 29_999 * 70:,} of {7 * 30_000 * 70:,} products" in counted
+    assert page.input_value("#V") == "30000"
+    assert own.spoiled == 2
+    assert "2 rows, the first of them row 600, have an inf or nan" in about
+    for section in ("product", "linear", "position", "mix", "differ"):
+        verdict = page.inner_text(f"#{section}-verdict")
+        assert verdict.startswith("NOT equal over the whole table: 2 rows"), section
+        assert verdict.endswith("Compared over the rows and columns held here.")
+    for section in ("gradient", "step"):  # which multiply no value of the table
+        assert page.inner_text(f"#{section}-verdict").startswith("Equal")
+    assert f"{held} of the {held} products held here are shown." in counted
+    assert "held here" in page.inner_text("#product-list caption")
+    type_into(page, "ids", "3")
+    expect(page.locator("#ids")).to_have_accessible_description(re.compile("holds only the rows"))
+    expect(page.locator("#cost-measured td").nth(2)).to_have_text("252 ms")
+    page.select_option("#figure", "milliseconds")
+    assert page.locator("#cost-chart circle").count() == 1
+    assert page.locator("#cost-chart path").count() == 0
+
+
+def test_what_is_not_held_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotrow.lesson.excerpt._AT_ONCE", 40)  # in many parts
+    table = torch.zeros(1000, 7)
+    held = Tokens([3], ("a",))
+    assert lesson.own_excerpt(held, table).spoiled == 0
+    table[3, 4] = torch.nan  # held
+    assert lesson.own_excerpt(held, table).spoiled == 0
+    table[3, 5] = torch.inf
+    found = lesson.own_excerpt(held, table)
+    assert (found.spoiled, found.first_spoiled) == (1, 3)
+    table[999, 0] = table[500, 6] = torch.nan
+    assert (lesson.own_excerpt(held, table).spoiled, found.first_spoiled) == (3, 3)
+
+
+def test_what_float32_cannot_hold_is_refused_and_what_it_rounds_is_said() -> None:
+    table = torch.ones(9, 7, dtype=torch.float64)
+    assert lesson.own_excerpt(None, table).rounded
+    assert not lesson.own_excerpt(None, table.float()).rounded
+    table[8, 1] = table[1, 6] = 1e300  # not held
+    assert lesson.own_excerpt(None, table).spoiled == 0
+    table[1, 2] = -1e300
+    with pytest.raises(HotrowError, match=r"-1e\+300 in row 1, column 2, beyond float32"):
+        lesson.own_excerpt(None, table)
+
+
+def test_random_rows_do_not_pass_for_a_table(watch: Watch, tmp_path: Path) -> None:
+    own = lesson.own_excerpt(Tokens([3], ("a",)), vocabulary=list("abcdefghijklmnopq"))
+    timing = lesson.Timing(V=30_000_000, D=8, N=8, matmul_ms=2.0, lookup_ms=1.0)
+    (tmp_path / "page.html").write_text(lesson.page("en", own, [timing]), encoding="utf-8")
+    page = watch((tmp_path / "page.html").as_uri()).page
+    about = page.inner_text("#lookup-about")
+    assert "Your vocabulary has 17 ids, and no table was given" in about
+    assert "The whole table" not in about
+    page.select_option("#figure", "milliseconds")  # a point beyond a million is on the chart
+    assert float(page.get_attribute("#cost-chart circle", "cx") or "inf") < 640
+    assert page.locator("#cost-chart text").all_text_contents()[7:9] == ["1e7", "1e8"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"V": 0}, "V is 0, but it counts"),
+        ({"D": -3}, "D is -3, but it counts"),
+        ({"N": 2.0}, "N is 2.0, but it counts"),
+        ({"V": 2**60}, "but it counts, in 1..2"),
+        ({"matmul_ms": 0.0}, "matmul_ms is 0.0, but a time is 1e-09 to 1e"),
+        ({"lookup_ms": float("nan")}, "lookup_ms is nan, but a time"),
+        ({"lookup_ms": "1"}, "lookup_ms is '1', but a time"),
+    ],
+)
+def test_what_is_no_time_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(HotrowError, match=re.escape(message)):
+        lesson.Timing(**({"V": 1, "D": 1, "N": 1, "matmul_ms": 1.0, "lookup_ms": 1.0} | change))
+
+
+def test_an_excerpt_holds_the_selected_rows_their_neighbours_and_every_bit() -> None:
+    table = torch.randn(1000, 3).to(torch.bfloat16)
+    tokens = Tokens(list(range(0, 1000, 50)), tuple("abcdefghijklmnopqrst"))
+    found = lesson.own_excerpt(tokens, table)
+    assert (found.V, found.D, found.left, len(found.ids)) == (1000, 3, 8, 12)
+    assert set(found.ids) < set(found.labels)
+    assert {1, 51} <= set(found.labels)
+    assert torch.equal(found.rows, table[list(found.labels)].float())
+    alone = lesson.own_excerpt(None, torch.zeros(2, 9))
+    assert (alone.ids, alone.labels, alone.rows.shape) == ((0, 1), (0, 1), (2, 5))
+
+
+@pytest.mark.parametrize("table", [torch.zeros(0, 3), torch.zeros(3, 0)])
+def test_a_table_without_a_value_is_refused(table: torch.Tensor) -> None:
+    with pytest.raises(HotrowError, match="the page needs a row and a column"):
+        lesson.own_excerpt(None, table)
+
+
+def test_data_cannot_leave_its_place() -> None:
+    found = escaped({"token": HOSTILE})
+    assert not re.search(r"[<>&\u2028]", found)
+    assert json.loads(found) == {"token": list(HOSTILE)}
+
+
+# --- for everyone -----------------------------------------------------------------------------
+
+
+def test_everything_can_be_done_from_the_keyboard(open_page: Open) -> None:
+    page = open_page().page
+    reached = set()
+    for _ in range(260):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate("document.activeElement.id || document.activeElement.dataset?.do")
+        )
+    wanted = page.evaluate(
+        """() => [...document.querySelectorAll("input, select, button, summary, [tabindex='0']")]
+             .filter(e => e.checkVisibility() && !e.disabled && e.id && e.type !== "radio")
+             .map(e => e.id)"""
+    )
+    assert set(wanted) - reached == set()
+    page.focus("#row-0")
+    page.keyboard.press("Enter")
+    assert page.input_value("#ids") == "2, 3, 1, 0"
+    page.focus("#rule-adam")
+    page.keyboard.press("ArrowLeft")
+    assert page.is_checked("#rule-momentum")
+    page.focus("#taken")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#taken-now") == "3 of 4"
+    page.focus("#lookup summary")
+    page.keyboard.press("Enter")
+    assert page.is_visible("#lookup-code")
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+@pytest.mark.parametrize("which", ["plain", "own"])
+def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, lang: str, which: str) -> None:
+    page = open_page(f"lang={lang}", which, width=360).page
+    page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
+    page.screenshot(path=SHOTS / f"narrow-{which}-{lang}.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    too_wide = page.evaluate(
+        """() => [...document.querySelectorAll('body *')]
+            .filter(e => !e.closest('.wide') && e.getBoundingClientRect().right > 360)
+            .map(e => e.outerHTML.slice(0, 80))"""
+    )
+    assert too_wide == []
+    scrolling = page.evaluate(
+        """() => [...document.querySelectorAll('.wide')]
+            .filter(e => e.scrollWidth > e.clientWidth)
+            .map(e => [getComputedStyle(e).overflowX, e.tabIndex, e.ariaLabel !== ''])"""
+    )
+    assert scrolling
+    assert all(each == ["auto", 0, True] for each in scrolling)
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_every_table_can_be_read_from_its_first_column(open_page: Open, lang: str) -> None:
+    page = open_page(f"lang={lang}", "own").page
+    for width in (360, 800, 1088, 1216, 1280, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        cut = page.evaluate(
+            """() => [...document.querySelectorAll("main table")].filter(table => {
+                 const left = each => each.getBoundingClientRect().left;
+                 const regions = [];
+                 for (let e = table; (e = e.parentElement.closest(".wide")); ) regions.push(e);
+                 return table.checkVisibility() &&
+                   regions.some(each => left(table) < left(each) - 0.5 || left(each) < 0);
+               }).map(table => table.caption.textContent)"""
+        )
+        assert cut == [], width
+    page.locator("#differ").screenshot(path=SHOTS / f"differ-{lang}.png")
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    return resources.files("axe_core_python").joinpath("axe.min.js").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("lang", "scheme", "which"),
+    [("en", "dark", "own"), ("zh-CN", "light", "own")],
+)
+def test_axe_finds_nothing_to_mend(
+    open_page: Open, axe: str, lang: str, scheme: str, which: str
+) -> None:
+    page = open_page(f"lang={lang}", which, scheme=scheme).page
+    type_into(page, "lr", "quick")
+    page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
+    page.screenshot(path=SHOTS / f"{scheme}-{which}-{lang}.png", full_page=True)
+    page.evaluate(axe)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+    assert len(found["passes"]) > 20
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_every_table_has_a_caption_and_headers_and_every_input_a_name(open_page: Open) -> None:
+    page = open_page("lang=en&case=range").page
+    tables = page.locator("main table")
+    assert tables.count() > 15
+    for table in tables.all():
+        expect(table).to_have_accessible_name(re.compile(r"\w"))
+        assert table.locator("tbody th[scope=row]").count() == table.locator("tbody tr").count()
+    for control in page.locator("input:visible, select:visible").all():
+        expect(control).to_have_accessible_name(re.compile(r"\w|β"))
+
+
+def test_what_is_equal_or_zero_is_told_by_words_too(open_page: Open) -> None:
+    page = open_page("lang=en&linear=own").page
+    assert page.inner_text("#linear-verdict").startswith("NOT equal:")
+    expect(page.locator("#step-rows strong.different").first).to_contain_text("≠")
+    expect(page.locator("#preset-A")).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_page_and_the_figure_have_the_same_colours_for_both_ways(open_page: Open) -> None:
+    page = open_page().page
+    drawn = ET.fromstring(figure("cost", D=768, N=300).svg)
+    for line, mark in (("curve", "path.matmul"), ("dashed", "path.lookup")):
+        css = next(
+            path.get("class", "").split()
+            for path in drawn.iter("{http://www.w3.org/2000/svg}path")
+            if f"hr-{line}" in path.get("class", "")
+        )
+        [name] = (each.removeprefix("hr-") for each in css if each != f"hr-{line}")
+        page.evaluate("([name]) => { document.body.style.color = `var(--${name})` }", [name])
+        colours = [
+            page.locator(f"#cost-chart {mark}").evaluate("e => getComputedStyle(e).stroke"),
+            page.evaluate("getComputedStyle(document.body).color"),
+        ]
+        assert colours[0] == colours[1], mark
+
+
+def test_a_cell_can_be_copied(open_page: Open) -> None:
+    page = open_page().page
+    page.click("#lookup summary")
+    page.locator("#lookup details button").click()
+    expect(page.locator("#live")).to_have_text(
+        re.compile(
+            "|".join(re.escape(WORDS["en"][f"python.{key}"]) for key in ("copied", "select"))
+        )
+    )
+
+
+def test_a_contents_entry_leads_to_its_section_and_leaves_the_view(open_page: Open) -> None:
+    page = open_page("lang=en&ids=1").page
+    page.get_by_role("link", name="The optimizer’s step").click()
+    expect(page.locator("#step-title")).to_be_focused()
+    assert page.url.endswith("#lang=en&ids=1")
+    assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
+    page = open_page("step").page  # in a tab of its own
+    assert page.inner_text("#notice") == ""
+    assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
+
+
+def test_random_values_make_an_excerpt_a_table_of_its_own(open_page: Open) -> None:
+    page = open_page(which="own").page
+    held = page.locator("#lookup-table tbody tr").count()
+    page.click("[data-do=random]")
+    assert page.inner_text("#lookup-table caption") == f"The table: {held} × 5"
+    assert page.input_value("#ids") == "2, 3, 1"
+    assert page.inner_text("#position-note") == WORDS["en"]["position.random"]
+    page.click("#preset-own")
+    assert "30,000 × 70" in page.inner_text("#lookup-about")
+
+
+def test_it_prints_without_controls(open_page: Open) -> None:
+    page = open_page().page
+    page.emulate_media(media="print")
+    assert not page.is_visible("#product-next")
+    assert page.is_visible("#product-list")

@@ -1,0 +1,673 @@
+"""one_hot: a tensor like F.one_hot's for whoever holds it, of which only the ids are held."""
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hotrow import HotrowError
+from hotrow.onehot.tensor import OneHot, one_hot
+from tests.support.onehots import CLASSES, IDS, Largest, assert_alike, outcome, plain, twins
+from tests.support.tolerance import assert_rounded, assert_same_bits, assert_same_numbers
+
+TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
+
+
+def expressions(text):
+    """One test for each line, of what it gives for `x`."""
+    names = {"torch": torch, "F": F, "np": np, "copy": copy, "W": TABLE, "pickle": pickle}
+    lines = [line.strip() for line in text.strip().splitlines()]
+    runs = [eval(f"lambda x: ({line})", names) for line in lines]
+    return pytest.mark.parametrize(
+        "run", [pytest.param(r, id=t) for r, t in zip(runs, lines, strict=True)]
+    )
+
+
+def statements(text):
+    """One test for each line: statements about `x`, and last what to compare."""
+    cases = []
+    for line in text.strip().splitlines():
+        *before, result = [part.strip() for part in line.split(";")]
+        code = "".join(f"    {each}\n" for each in before)
+        names = {"torch": torch, "F": F, "np": np, "W": TABLE}
+        exec(f"def run(x):\n{code}    return {result}", names)
+        cases.append(pytest.param(names["run"], id=line.strip()))
+    return pytest.mark.parametrize("run", cases)
+
+
+# --- What it is made of --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.int64, torch.int32, torch.uint8, torch.bool),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (2, 0), (0,), (2, 1, 3)], ids=str)
+def test_is_torchs_one_hot(shape, dtype):
+    ids = torch.randint(0, 6, shape)
+    assert_alike(one_hot(ids, 6, dtype), F.one_hot(ids, 6).to(dtype))
+
+
+def test_counts_the_classes_as_torch_does():
+    for ids in (IDS, torch.tensor(3), torch.tensor([0]), torch.zeros(2, 2, dtype=torch.int64)):
+        assert_alike(one_hot(ids), F.one_hot(ids))
+        assert_alike(one_hot(ids, -1), F.one_hot(ids, -1))
+
+
+def test_takes_what_ids_are_taken_as():
+    for ids in ([[1, 0, 4], [2, 2, 3]], IDS.numpy(), IDS.int(), IDS):
+        assert_alike(one_hot(ids, 5), F.one_hot(IDS, 5))
+    assert_alike(one_hot(3, 5), F.one_hot(torch.tensor(3), 5))
+    assert_alike(one_hot([], 5), F.one_hot(torch.zeros(0, dtype=torch.int64), 5))
+
+
+def test_holds_ids_of_its_own():
+    ids = IDS.clone()
+    x = one_hot(ids, 5, torch.float32)
+    ids.zero_()
+    assert_same_bits(x @ TABLE, F.one_hot(IDS, 5).float() @ TABLE)
+
+
+@pytest.mark.parametrize(
+    ("ids", "classes", "message"),
+    [
+        ([[1, 5]], 5, "ids[0, 1] = 5, but the one-hot has 5 classes (valid 0..4)"),
+        ([1, -1], 5, "ids[1] = -1, but the one-hot has 5 classes (valid 0..4)"),
+        ([0], 0, "a one-hot of 0 classes has no column"),
+        ([], -1, "a one-hot of -1 classes has no column"),
+        ([-2], -1, "ids[0] = -2, but the one-hot has 1 classes (valid 0..0)"),
+    ],
+)
+def test_what_has_no_column(ids, classes, message):
+    with pytest.raises(RuntimeError) as raised:  # as of F.one_hot
+        one_hot(ids, classes)
+    assert isinstance(raised.value, HotrowError)
+    assert isinstance(raised.value, IndexError)
+    assert message in str(raised.value)
+    with pytest.raises(RuntimeError):
+        F.one_hot(torch.tensor(ids, dtype=torch.int64), classes)
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([1.0]), torch.tensor([True]), "ab"])
+def test_what_are_no_ids(ids):
+    with pytest.raises(HotrowError, match="ids"):
+        one_hot(ids, 5)
+
+
+def test_without_values():
+    x = one_hot(IDS.to("meta"), 5, torch.float32)
+    assert x.is_meta
+    assert x.shape == (2, 3, 5)
+    assert (x @ torch.zeros(5, 2, device="meta")).shape == (2, 3, 2)
+
+
+# --- What it looks like --------------------------------------------------------------------
+
+
+@expressions(
+    """
+    x.shape
+    x.size()
+    x.size(-1)
+    x.dim()
+    x.ndim
+    x.numel()
+    x.nelement()
+    x.stride()
+    x.is_contiguous()
+    x.storage_offset()
+    x.element_size()
+    x.itemsize
+    x.nbytes
+    x.untyped_storage().nbytes()
+    x.dtype
+    x.device
+    x.layout
+    x.is_floating_point()
+    x.is_complex()
+    x.is_signed()
+    x.is_leaf
+    x.requires_grad
+    x.grad
+    x.grad_fn
+    x.is_inference()
+    x.is_sparse
+    x.dim_order()
+    len(x)
+    repr(x)
+    str(x)
+    f"{x}"
+    f"{x[0, 0, 1]}"
+    list(x)
+    [row @ W for row in x]
+    x.tolist()
+    x[0, 0, 1].item()
+    float(x[0, 0, 1])
+    bool(x[0, 0, 1])
+    bool(x)
+    x.item()
+    1 in x
+    x in [x]
+    isinstance(x, torch.Tensor)
+    torch.is_tensor(x)
+    torch.equal(x, x)
+    x.equal(x)
+    torch.empty_like(x).shape
+    torch.ones_like(x)
+    x.new_zeros(3)
+    x.new_tensor([1.0])
+    torch.as_tensor(x)
+    torch.utils.data.default_collate([x, x])
+    torch.from_dlpack(x)
+    torch.from_numpy(np.from_dlpack(x))
+    torch.from_numpy(x.numpy())
+    torch.from_numpy(np.asarray(x))
+    torch.from_numpy(np.array(x))
+    torch.from_numpy(np.stack([x, x]))
+    torch.ones(2, 3, 5)[x.bool()]
+    torch.ones(2, 3, 5).copy_(x)
+    torch.ones(2, 3, 5) + x
+    torch.tensor(2.0) * x
+    x[0].T
+    x.mT
+    x[0].t()
+    x.real
+    x.data
+    x.view_as(x)
+    torch.zeros(30).view_as(x)
+    torch.zeros(3, 1).expand_as(x[0])
+    torch.zeros(3, dtype=torch.int64).type_as(x)
+    torch.zeros(3, dtype=torch.int64).to(x)
+    """
+)
+def test_looks_like_torchs(run):
+    for dtype in (torch.float32, torch.int64):
+        dense, ours = twins(dtype)
+        assert_alike(outcome(run, ours), outcome(run, dense))
+
+
+def test_prints_a_wish_for_its_gradient():
+    dense, ours = twins(requires_grad=True)
+    assert repr(ours) == repr(dense)
+    assert ours.tolist() == dense.tolist()
+    with pytest.raises(RuntimeError, match="detach"):
+        ours.numpy()
+
+
+def test_has_a_hash_and_attributes():
+    ours = twins()[1]
+    ours.note = 3
+    assert {ours: ours.note}[ours] == 3
+
+
+@expressions(
+    """
+    pickle.loads(pickle.dumps(x))
+    pickle.loads(pickle.dumps([x, x[0]]))
+    copy.deepcopy(x)
+    copy.deepcopy({"a": [x, x[0]]})["a"]
+    copy.copy(x)
+    torch.load(__import__("onehots").saved(x))
+    torch.load(__import__("onehots").saved([x, x[0]]), weights_only=True)
+    """
+)
+def test_goes_elsewhere_as_a_tensor(run):
+    dense, ours = twins()
+    assert_alike(run(ours), run(dense))
+
+
+def test_what_was_saved_needs_no_hotrow():
+    buffer = io.BytesIO()
+    torch.save({"x": twins()[1]}, buffer)
+    code = (
+        "import sys, io, torch; x = torch.load(io.BytesIO(sys.stdin.buffer.read()))['x']\n"
+        "assert type(x) is torch.Tensor and x.sum() == 6 and 'hotrow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], input=buffer.getvalue(), check=True)
+
+
+def test_a_copy_of_one_with_a_gradient():
+    dense, ours = twins(requires_grad=True)
+    for x in (dense, ours):
+        (x @ TABLE).sum().backward()
+    copied = copy.deepcopy(ours)
+    assert copied.requires_grad
+    assert_same_bits(plain(copied.grad), dense.grad)
+
+
+def test_a_state_dict_holds_a_plain_tensor():
+    layer = torch.nn.Linear(2, 2)
+    layer.register_buffer("x", twins()[1])
+    buffer = io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    assert type(torch.load(buffer)["x"]) is torch.Tensor
+    layer.double()
+    assert layer.x.dtype == torch.float64
+
+
+def test_a_parameter_of_one():
+    dense, ours = (torch.nn.Parameter(x) for x in twins())
+    assert isinstance(ours, torch.nn.Parameter)
+    for parameter in (dense, ours):
+        (parameter @ TABLE).sum().backward()
+    assert_same_bits(plain(ours.grad), dense.grad)
+    for parameter in (dense, ours):
+        torch.optim.SGD([parameter], lr=0.5).step()
+    assert_same_bits((ours @ TABLE).detach(), (dense @ TABLE).detach())
+
+
+# --- What is written into it ---------------------------------------------------------------
+
+
+@statements(
+    """
+    x[0, 0] = 3.0; x @ W
+    x[x > 0] = 5.0; x @ W, x.argmax(-1)
+    x.zero_(); x @ W
+    x.fill_(1); torch.cat([x, x], -1), x * 2, x.sum(0), x.argmax(-1)
+    x.copy_(torch.ones(2, 3, 5) * 2); x.view(6, 5) @ W
+    x.mul_(2); x @ W
+    x *= 2; x @ W
+    x += 1; x @ W
+    x /= 2; x @ W
+    x.masked_fill_(x > 0, 4.0); x @ W
+    x.scatter_(-1, x.argmax(-1, keepdim=True), 0.0); x @ W
+    x.scatter_(-1, (x.argmax(-1, keepdim=True) + 1) % 5, 1.0); x @ W
+    x.index_fill_(0, torch.tensor([0]), 2.0); x @ W
+    torch.add(x, x, out=x); x @ W
+    torch.nn.init.ones_(x); x @ W
+    F.dropout(x, 0.5, training=False).zero_(); x @ W
+    y = x.add_(1); y is x
+    y = x[0].add_(1); y @ W, x @ W
+    y = x[0]; x.zero_(); y @ W, y.sum()
+    y = x[0]; y.zero_(); x @ W, x.sum()
+    y = x[...]; y.zero_(); x @ W
+    y = x.view(6, 5); x[0, 0] = 3.0; y @ W
+    y = x.view(6, 5)[1:3]; y += 1; x @ W
+    y = x.view(30); y[3] = 9.0; x @ W
+    y = x.flatten(); y[0] = 9; x @ W
+    y = x.reshape(6, 5); y[0] = 9; x @ W
+    y = x.unsqueeze(0); y.zero_(); x @ W
+    y = x.permute(1, 0, 2); y[0] = 2; x @ W
+    y = x.permute(1, 0, 2); x[0] = 2; y @ W
+    y = x.permute(1, 0, 2).contiguous(); y[0] = 2; x @ W
+    y = x.permute(1, 0, 2).reshape(6, 5); y[0] = 2; x @ W
+    y = x.expand(2, 3, 5); y.zero_(); x @ W
+    y = x.select(0, 0); y[0] = 9; x @ W
+    y = x.narrow(0, 0, 1); y[0] = 9; x @ W
+    y = x.unbind(0); y[0].zero_(); x @ W
+    y = x.split(1); y[1].zero_(); x @ W, y[0] @ W
+    y = x.split(5, -1)[0]; y.zero_(); x @ W
+    y = torch.cat([x, x], -1); z = y[..., 5:]; z.zero_(); y @ torch.cat([W, W])
+    y = torch.cat([x, x], -1); z = y[..., 5:][0]; y.zero_(); z @ W
+    y = x.detach(); y.zero_(); x @ W
+    y = x.detach(); x.zero_(); y @ W
+    y = x.float(); x.zero_(); y @ W, y is x
+    y = x.contiguous(); x.zero_(); y @ W, y is x
+    y = x.clone(); x.zero_(); y @ W
+    y = x.double(); x.zero_(); y @ W.double()
+    y = x * 2; x.zero_(); y @ W
+    y = x.sum(0); x.zero_(); y @ W
+    y = x.flip(0); y[0] = 9; x @ W
+    y = x[torch.tensor([0, 1])]; y[0] = 9; x @ W
+    y = torch.cat([x]); x.zero_(); y @ W
+    y = torch.stack([x, x]); x.zero_(); y @ W
+    y = x.mul(2); y.zero_(); x @ W
+    """
+)
+def test_what_is_written_is_seen(run):
+    dense, ours = twins()
+    assert_values(run(ours), run(dense))
+
+
+@statements(
+    """
+    y = x.numpy(); x.zero_(); torch.from_numpy(y), x @ W
+    y = x.numpy(); y[0] = 7; x[0]
+    y = x.numpy(); y[0] = 7; x @ W
+    y = x.numpy(); y[0] = 7; x.argmax(-1)
+    z = x[0]; y = x.numpy(); y[0] = 7; z @ W
+    z = x.view(6, 5); y = z.numpy(); y[0] = 7; x @ W
+    y = np.asarray(x[0]); y[:] = 7; x @ W
+    y = torch.from_dlpack(x); y[0] = 7; x @ W
+    y = x.data; y.zero_(); x @ W
+    y = x.view(6, 5).data; y.zero_(); x @ W
+    x.data = torch.zeros(2, 3, 5); x @ W
+    x.set_(torch.zeros(2, 3, 5)); x @ W
+    """
+)
+def test_what_is_written_past_torchs_count_is_seen(run):
+    dense, ours = twins()
+    assert_values(run(ours), run(dense))
+
+
+def assert_values(actual, expected):
+    """Within rounding: of what was written into, any product is torch's own."""
+    for one, other in zip(
+        *(r if isinstance(r, tuple) else (r,) for r in (actual, expected)), strict=True
+    ):
+        if isinstance(other, torch.Tensor):
+            torch.testing.assert_close(plain(one), other, rtol=1e-6, atol=1e-6)
+        else:
+            assert one == other
+
+
+def test_written_into_in_inference_mode():
+    with torch.inference_mode():
+        dense, ours = twins()
+        view, seen = ours[0], dense[0]
+        ours[0] = dense[0] = 2.0
+        assert_values((ours @ TABLE, view @ TABLE), (dense @ TABLE, seen @ TABLE))
+        assert (ours @ TABLE).is_inference()
+
+
+# --- Its gradient --------------------------------------------------------------------------
+
+PRODUCTS = """
+    x @ W
+    (x @ W).unsqueeze(0)
+    (x @ W) @ W.t()
+    torch.cat([x, x], -1) @ torch.cat([W, W])
+    torch.cat([x, x * 2]) @ W
+    torch.cat([x.detach(), x]) @ W
+    torch.cat([x, x.detach()]) @ W
+    torch.cat([x.detach(), x], -1) @ torch.cat([W, W * 2])
+    torch.stack([x.detach(), x]) @ W
+    torch.cat([x, torch.ones(2, 3, 2)], -1) @ torch.cat([W, W[:2]])
+    torch.cat([torch.ones(2, 3, 2), x], -1) @ torch.cat([W[:2], W])
+    torch.cat([x, x], -1)[..., 5:] @ W
+    x.flatten(1) @ torch.cat([W] * 3)
+    x.view(6, 5) @ W
+    x.permute(1, 0, 2) @ W
+    x[0] @ W
+    x[torch.tensor([1, 1, 0])] @ W
+    x[torch.tensor([[True, False, True], [False, True, True]])] @ W
+    (x * 2.5) @ W
+    (x / 4) @ W
+    -x @ W
+    x.sum(1) @ W
+    x.mean(0) @ W
+    x.flip(0) @ W
+    x.roll(1, 1) @ W
+    x.expand(4, 2, 3, 5) @ W
+    x.split(1)[1] @ W
+    x.unbind(1)[2] @ W
+    x.clone() @ W
+    x.double() @ W.double()
+    x.half().float() @ W
+    x.long().float() @ W + 0 * x.sum()
+    F.linear(x, W.t(), W[0, 0].expand(4))
+    torch.einsum("bsv,vd->bsd", x, W)
+    torch.einsum("bsv,dv->bsd", x, W.t())
+    F.bilinear(x, torch.ones(2, 3, 4), W.reshape(1, 5, 4))
+    x @ W[:, 0]
+    F.dropout(x, 0.5, training=False) @ W
+    x.softmax(-1) @ W
+    x + 0
+    x.view(30) * 2
+    x.clone().mul_(2) @ W
+    x.clone().zero_() @ W
+    x.clone().masked_fill_(torch.ones(2, 3, 1).bool(), 3.0) @ W
+"""
+
+
+@expressions(PRODUCTS)
+def test_its_own_gradient_is_the_dense_ones(run):
+    grads = []
+    for x in twins(requires_grad=True):
+        torch.manual_seed(1)
+        out = run(x)
+        (out * torch.randint(-3, 4, out.shape).to(out.dtype)).sum().backward()
+        grads.append(x.grad)
+    assert type(grads[1]) is torch.Tensor
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-6, atol=1e-6)
+
+
+@statements(
+    """
+    (x @ W).sum().backward(); (x @ W).sum().backward(); x.grad
+    (x @ W).sum().backward(); x.grad = None; (x @ W).sum().backward(); x.grad
+    torch.autograd.grad((x @ W).sum(), x)[0]
+    torch.autograd.grad((x @ W).sum(), [x], retain_graph=True)[0]
+    torch.autograd.grad((x @ W).pow(2).sum(), inputs=x, create_graph=True)[0].detach()
+    (x @ W).sum().backward(inputs=[x]); x.grad
+    torch.autograd.backward((x @ W).sum(), inputs=[x]); x.grad
+    seen = []; x.register_hook(seen.append); (x @ W).sum().backward(); seen[0], x.grad
+    x.register_hook(lambda g: g * 2); (x @ W).sum().backward(); x.grad
+    h = x.register_hook(lambda g: g * 2); h.remove(); (x @ W).sum().backward(); x.grad
+    n = []; x.register_post_accumulate_grad_hook(n.append); (x @ W).sum().backward(); len(n)
+    x.retain_grad(); (x @ W).sum().backward(); x.grad
+    y = x * 2; y.retain_grad(); (y @ W).sum().backward(); y.grad, x.grad
+    y = x * 2; seen = []; y.register_hook(seen.append); (y @ W).sum().backward(); seen[0], x.grad
+    y = (x @ W).sum(); x.detach().zero_(); y.backward(); x.grad
+    x.requires_grad_(False); (x @ W).requires_grad
+    x.is_leaf, x.requires_grad, x.detach().requires_grad, x.data.requires_grad
+    (x * 2).is_leaf, (x * 2).requires_grad, (x * 2).grad_fn is None
+    x.long().requires_grad, x.argmax(-1).requires_grad, (x.long().float() @ W).requires_grad
+    torch.autograd.functional.jacobian(lambda t: t @ W, x)
+    torch.func.vjp(lambda t: (t @ W).sum(), x)[1](torch.tensor(1.0))[0]
+    torch.func.grad(lambda t: (t @ W).sum())(x)
+    """
+)
+def test_is_differentiated_as_torch_does(run):
+    dense, ours = twins(requires_grad=True)
+    assert_values(run(ours), run(dense))
+
+
+def test_is_trained_as_torch_does():
+    results = []
+    for x in twins(requires_grad=True):
+        for make in (torch.optim.SGD, torch.optim.Adam):
+            optimizer = make([x], lr=0.1)
+            (x @ TABLE).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append((x @ TABLE).detach())
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_written_into_without_a_gradient_when_it_wants_one():
+    results = []
+    for x in twins(requires_grad=True):
+        with torch.no_grad():
+            x[0] = 2.0
+        x @ TABLE
+        (x @ TABLE).sum().backward()
+        results.append(((x @ TABLE).detach(), x.grad))
+    assert_values(results[1], results[0])
+
+
+@pytest.mark.parametrize("wanted", ["table", "one-hot"])
+def test_the_gradient_of_a_gradient(wanted):
+    """A penalty on the gradient, as in adversarial training and meta-learning."""
+    grads = []
+    for x in twins(requires_grad=True):
+        table = TABLE.clone().requires_grad_()
+        rows = x @ table
+        of = {"table": table, "one-hot": x}[wanted]
+        (first,) = torch.autograd.grad(rows.pow(2).sum(), of, create_graph=True)
+        first.pow(2).sum().backward()
+        grads.append((first.detach(), x.grad, table.grad))
+    for ours, dense in zip(grads[1], grads[0], strict=True):
+        assert (ours is None) == (dense is None)
+        if dense is not None:
+            torch.testing.assert_close(plain(ours), dense)
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_the_gradient_of_a_gradient_with_weights(bag):
+    """Refused where it would be wrong; right once the one-hot is written out."""
+    dense, ours = twins(requires_grad=True)
+    weights = torch.full((2, 3, 1), 0.5, requires_grad=True)
+
+    def penalty(x):
+        rows = ((x * weights).sum(1) if bag else x * weights) @ TABLE
+        (first,) = torch.autograd.grad(rows.pow(2).sum(), weights, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), weights)[0]
+
+    with pytest.raises(NotImplementedError, match="gradient of a gradient"):
+        penalty(ours)
+    torch.testing.assert_close(penalty(ours + 0), penalty(dense))
+
+
+def test_greedy_coordinate_gradient():
+    """The loss of every swap of one token, to first order, from one look-up."""
+    table, head = torch.randn(50, 8), torch.randn(8, 3)
+    grads = []
+    for make in (
+        lambda ids: F.one_hot(ids, 50).float(),
+        lambda ids: one_hot(ids, 50, torch.float32),
+    ):
+        x = make(torch.arange(7) * 3).requires_grad_()
+        prefix = torch.ones(1, 2, 8)
+        tokens = torch.cat([prefix, (x @ table).unsqueeze(0)], 1)
+        (tokens.tanh() @ head).logsumexp(-1).sum().backward()
+        grads.append(x.grad)
+    assert_same_bits(grads[1], grads[0])
+
+
+# --- Its cost ------------------------------------------------------------------------------
+
+
+@expressions(
+    """
+    x @ W
+    x.view(-1, 100000) @ W
+    (x * torch.ones(8, 4, 1)).sum(1) @ W
+    x.mean(1) @ W
+    x[torch.tensor([3, 1])] @ W
+    x.flip(0) @ W
+    x.transpose(0, 1).reshape(-1, 100000) @ W
+    torch.cat([x, x]) @ W
+    torch.cat([x, torch.ones(8, 4, 2)], -1) @ torch.cat([W, W[:2]])
+    torch.stack([x, x]) @ W
+    x.expand(3, 8, 4, 100000) @ W
+    x.to(torch.float64).to(torch.float32) @ W
+    x.clone() @ W
+    F.linear(x, W.t())
+    torch.einsum("bsv,vd->bsd", x, W)
+    x.argmax(-1)
+    """
+)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_forward_pass_holds_no_zeros(run, requires_grad):
+    table = torch.zeros(100_000, 1)
+    run.__globals__["W"], before = table, run.__globals__["W"]
+    try:
+        with Largest() as largest:
+            x = one_hot(torch.zeros(8, 4, dtype=torch.int64), 100_000, torch.float32)
+            run(x.requires_grad_(requires_grad))
+    finally:
+        run.__globals__["W"] = before
+    assert largest.size <= 2 * table.nbytes  # and not 32 times that
+
+
+def test_the_backward_pass_holds_no_zeros_if_nobody_asks_for_its_gradient():
+    table = torch.zeros(100_000, 1, requires_grad=True)
+    with Largest() as largest:
+        x = one_hot(torch.zeros(8, 4, dtype=torch.int64), 100_000, torch.float32)
+        (x * torch.ones(8, 4, 1)).sum(1).matmul(table).sum().backward()
+    assert largest.size <= 2 * table.nbytes
+
+
+# --- Modes ---------------------------------------------------------------------------------
+
+
+def test_no_grad_and_inference_mode():
+    table = TABLE.clone().requires_grad_()
+    for mode in (torch.no_grad, torch.inference_mode):
+        dense, ours = twins(requires_grad=True)
+        with mode():
+            assert_alike(ours @ table, dense @ table)
+            assert_alike(ours.sum(1) * 2, dense.sum(1) * 2)
+        assert_alike(ours @ table, dense @ table)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype):
+    dense, ours = twins()
+    with torch.autocast("cpu", dtype):
+        assert_alike(ours @ TABLE, dense @ TABLE)
+        assert_alike(F.linear(ours, TABLE.t()), F.linear(dense, TABLE.t()))
+        assert_alike(
+            torch.einsum("bsv,vd->bsd", ours, TABLE), torch.einsum("bsv,vd->bsd", dense, TABLE)
+        )
+        both, sums = torch.cat([ours, ours], -1), torch.cat([TABLE, TABLE])
+        found = both @ sums
+    assert found.dtype == dtype
+    truth = torch.cat([dense, dense], -1).double() @ sums.to(dtype).double()
+    sizes = torch.cat([dense, dense], -1).double() @ sums.to(dtype).double().abs()
+    assert_rounded(found, truth, 2, sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bool], ids=str)
+def test_autocast_refuses_what_torch_refuses(dtype):
+    dense, ours = twins(dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_alike(outcome(F.linear, ours, TABLE.t()), outcome(F.linear, dense, TABLE.t()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_other_dtypes(dtype):
+    table = TABLE.to(dtype)
+    for requires_grad in (False, True):
+        dense, ours = twins(dtype, requires_grad)
+        assert_alike(ours @ table, dense @ table)
+        assert_alike((ours * 0.5) @ table, (dense * 0.5) @ table)
+        if requires_grad:
+            (ours @ table).sum().backward()
+            (dense @ table).sum().backward()
+            assert_same_bits(ours.grad, dense.grad)
+
+
+@expressions(
+    """
+    torch.vmap(lambda t: t @ W)(x)
+    torch.vmap(lambda t: t * 2)(x)
+    torch.vmap(lambda w: x @ w)(torch.stack([W, W]))
+    torch.func.grad(lambda w: (x @ w).pow(2).sum())(W)
+    torch.func.jacrev(lambda w: (x @ w).sum(0))(W)
+    torch.func.jvp(lambda w: x @ w, (W,), (W,))[1]
+    torch.func.hessian(lambda w: (x @ w).pow(2).sum())(W)
+    """
+)
+def test_function_transforms(run):
+    dense, ours = twins()
+    assert_alike(run(ours), run(dense), strides=False)
+
+
+def test_made_inside_vmap():
+    """In a process of its own, as it has crashed."""
+    code = """
+import torch, torch.nn.functional as F
+from hotrow.onehot.tensor import one_hot
+for body in (lambda o: o, lambda o: o * 2, lambda o: o @ torch.ones(5, 2), lambda o: o.sum(0)):
+    ours, dense = (
+        torch.vmap(lambda i: body(make(i, 5).float()))(torch.tensor([[1, 0, 4], [2, 2, 3]]))
+        for make in (one_hot, F.one_hot)
+    )
+    assert torch.equal(ours, dense)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.returncode, done.stderr[-500:])
+
+
+def test_many_threads_write_it_out_once():
+    from concurrent.futures import ThreadPoolExecutor
+
+    ours = twins()[1]
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda _: ours.exp() is not None and ours.write_out(), range(64)))
+    assert_same_numbers(written[0], twins()[0])
+    assert isinstance(ours, OneHot)

@@ -1,0 +1,471 @@
+"""Whoever holds a table's storage or its optimizer's state sees what dense training would show."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.optim.lag import RowLag
+from tests.optim.test_optimizer import COLUMNS, ROWS, batches, model, tabled, train
+from tests.support.tolerance import assert_same_bits
+
+# Decay moves every row at every step, and is replayed: the bits do not depend on who reads when.
+OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
+
+
+def runs(steps=6):
+    """The same run with tables, and densely; the second half is still to come."""
+    found = []
+    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+        layers = make()
+        optimizer = package.Adam(layers.parameters(), **OPTIONS)
+        train(layers, optimizer, list(batches(2 * steps))[:steps])
+        found.append((layers, optimizer))
+    return found
+
+
+def go_on(layers, optimizer, steps=6):
+    train(layers, optimizer, list(batches(2 * steps))[steps:])
+
+
+def as_tensor(value):
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.as_tensor(value)
+
+
+def assert_close(found, expected):
+    torch.testing.assert_close(as_tensor(found), as_tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+# --- Aliases: taken before the steps, read after them ---------------------------------------
+
+ALIASES = {
+    "data": lambda m, w: w.data,
+    "detach": lambda m, w: w.detach(),
+    "a view of data": lambda m, w: w.data[5:],
+    "a view of a view": lambda m, w: w.detach().t()[1:][0],
+    "a row": lambda m, w: w.detach()[ROWS - 1],
+    "numpy": lambda m, w: w.detach().numpy(),
+    "a view in numpy": lambda m, w: w.detach().numpy()[3:, 1],
+    "state_dict": lambda m, w: m.state_dict()["0.weight"],
+    "view": lambda m, w: w.detach().view(-1),
+    "dlpack": lambda m, w: torch.from_dlpack(w.detach()),
+    "storage": lambda m, w: torch.empty(0).set_(w.untyped_storage())[: ROWS * COLUMNS],
+    "chunk": lambda m, w: w.detach().chunk(3)[2],
+    "with its graph": lambda m, w: w.view(-1),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_follows_the_training(name):
+    found = []
+    for layers, optimizer in runs():
+        alias = ALIASES[name](layers, layers[0].weight)
+        go_on(layers, optimizer)
+        found.append(as_tensor(alias.detach() if isinstance(alias, torch.Tensor) else alias))
+    assert_close(*found)
+
+
+def test_a_live_alias_is_said_once_and_a_dead_one_costs_nothing():
+    (layers, optimizer), _ = runs()
+    alias = layers[0].weight.data
+    go_on(layers, optimizer)
+    with pytest.warns(UserWarning, match=r"shares the storage of a \(200, 5\) table") as caught:
+        [go_on(layers, optimizer) for _ in range(2)]
+    assert len(caught) == 1
+    assert caught[0].filename == __file__.replace("test_lag", "test_optimizer")  # who called step
+    assert not layers[0].weight.lag.behind
+    del alias
+    go_on(layers, optimizer)
+    assert layers[0].weight.lag.behind
+
+
+def test_a_copy_is_no_alias():
+    (layers, optimizer), _ = runs()
+    kept = [layers[0].weight.detach().clone(), copy.deepcopy(layers), layers[0].weight.tolist()]
+    kept += [copy.deepcopy(layers.state_dict()), copy.deepcopy(optimizer.state_dict())]
+    kept += [nn.utils.parameters_to_vector(layers.parameters()).detach()]
+    go_on(layers, optimizer)
+    assert layers[0].weight.lag.behind
+    assert len(kept) == 6
+
+
+def test_writing_through_an_alias():
+    found = []
+    for layers, optimizer in runs():
+        alias = layers[0].weight.data
+        go_on(layers, optimizer)
+        alias[3] = 7.0
+        alias.mul_(0.5)
+        del alias
+        layers[0].weight.data[4] += 1
+        with torch.no_grad():
+            layers[0].weight[5].zero_()
+        go_on(layers, optimizer)
+        found.append(layers[0].weight.detach())
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("how", ["data", "vector", "load", "swap"])
+def test_the_table_gets_other_values(how):
+    found = []
+    for layers, optimizer in runs():
+        new = torch.linspace(-1, 1, ROWS * COLUMNS).view(ROWS, COLUMNS)
+        if how == "data":
+            layers[0].weight.data = new
+        elif how == "vector":
+            vector = nn.utils.parameters_to_vector(layers.parameters()).detach()
+            nn.utils.vector_to_parameters(vector * 0.5, layers.parameters())
+        elif how == "load":
+            layers.load_state_dict(layers.state_dict() | {"0.weight": new})
+        else:
+            layers[0].weight.data, new = new, layers[0].weight.data
+        go_on(layers, optimizer)
+        found.append(layers[0].weight.detach())
+    assert_close(*found)
+
+
+def test_memory_shared_with_another_process_settles_at_each_step():
+    (layers, optimizer), _ = runs()
+    layers[0].weight.share_memory_()
+    go_on(layers, optimizer)
+    assert not layers[0].weight.lag.behind
+
+
+# --- The state ------------------------------------------------------------------------------
+
+STATES = {
+    "item": lambda state: state["exp_avg"],
+    "get": lambda state: state.get("exp_avg_sq"),
+    "values": lambda state: next(v for v in state.values() if v.ndim),
+    "items": lambda state: dict(state.items())["exp_avg"],
+    "dict": lambda state: dict(state)["exp_avg"],
+    "unpacked": lambda state: {**state}["exp_avg"],
+    "copy": lambda state: copy.copy(state)["exp_avg"],
+    "deep copy": lambda state: copy.deepcopy(state)["exp_avg"],
+    "pickle": lambda state: pickle.loads(pickle.dumps(state))["exp_avg"],
+    "step": lambda state: state["step"],
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_the_state_settles_before_it_is_read(name):
+    found = [STATES[name](optimizer.state[layers[0].weight]) for layers, optimizer in runs()]
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("route", ["state", "state_dict"])
+def test_an_alias_of_the_state_follows_the_training(route):
+    found = []
+    for layers, optimizer in runs():
+        if route == "state":
+            alias = optimizer.state[layers[0].weight]["exp_avg"]
+        else:
+            alias = optimizer.state_dict()["state"][0]["exp_avg"]
+        go_on(layers, optimizer)
+        found.append(alias)
+    assert_close(*found)
+
+
+def test_a_checkpoint_that_is_held_while_the_run_goes_on():
+    (layers, optimizer), (rival, other) = runs()
+    saved, expected = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(other.state_dict())
+    optimizer.load_state_dict(saved)
+    other.load_state_dict(expected)
+    go_on(layers, optimizer)
+    go_on(rival, other)
+    assert layers[0].weight.lag.behind  # the tables' state was copied: no alias
+    assert_close(layers[0].weight.data, rival[0].weight.data)
+
+
+RESETS = {
+    "zeroed": lambda optimizer, state: state["exp_avg"].zero_(),
+    "replaced": lambda optimizer, state: state.update(exp_avg=torch.zeros_like(state["exp_avg"])),
+    "assigned": lambda optimizer, state: state.__setitem__("step", torch.tensor(3.0)),
+    "cleared": lambda optimizer, state: state.clear(),
+    "forgotten": lambda optimizer, state: optimizer.state.clear(),
+}
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_the_state_may_be_written(name):
+    found = []
+    for layers, optimizer in runs():
+        RESETS[name](optimizer, optimizer.state[layers[0].weight])
+        go_on(layers, optimizer)
+        found.append(layers[0].weight.detach())
+    assert_close(*found)
+
+
+# --- A long run, a second optimizer, a compiled model ---------------------------------------
+
+
+def test_a_ledger_ends_and_the_next_begins(monkeypatch):
+    plain, (expected, _) = runs(12)[0], runs(12)[0]
+    monkeypatch.setattr("hotrow.optim.lag.LONGEST", 5)
+    (layers, optimizer), _ = runs(12)
+    assert len(layers[0].weight.lag.ledger) == 2
+    assert_same_bits(layers[0].weight.data, plain[0][0].weight.data)
+    assert_same_bits(layers[0].weight.data, expected[0].weight.data)
+    assert int(optimizer.state[layers[0].weight]["step"]) == 12
+
+
+def test_two_optimizers_take_turns():
+    found = []
+    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+        layers = make()
+        first = package.Adam(layers.parameters(), **OPTIONS)
+        second = package.SGD(layers.parameters(), lr=0.1, momentum=0.9)
+        for optimizer in (first, second, first, second):
+            go_on(layers, optimizer)
+        found.append(layers[0].weight.detach())
+    assert_close(*found)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_compiled_model_reads_nothing_stale(kind):
+    torch._dynamo.reset()
+    results = []
+    for convert, package in ((hotrow.convert, hotrow.optim), (lambda m: m, torch.optim)):
+        torch.manual_seed(0)
+        layers = convert(nn.Sequential(kind(50, 4), nn.Linear(4, 2)))
+        optimizer = package.AdamW(layers.parameters(), lr=0.1)
+        compiled = torch.compile(layers, backend="aot_eager")
+
+        @torch.compile(backend="aot_eager")
+        def read(weight):
+            return weight.sum(), weight[5].sum(), (weight * 2).norm(), F.embedding(IDLE, weight)
+
+        seen = []
+        for i in range(6):
+            optimizer.zero_grad()
+            compiled(torch.tensor([[1, 2, 2, i]])).pow(2).sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                seen += [value.flatten() for value in read(layers[0].weight)]
+            seen.append(compiled(IDLE[None]).detach().flatten())
+        results.append(torch.cat([*seen, layers[0].weight.detach().flatten()]))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+IDLE = torch.tensor([7, 8])
+
+
+def test_function_transforms_see_a_settled_table():
+    found = []
+    for layers, _ in runs():
+        parameters = {name: each.detach() for name, each in layers.named_parameters()}
+
+        def loss(given, layers=layers):
+            # Closed over, and handed in.
+            closed = layers(IDLE).pow(2).sum()
+            return closed + torch.func.functional_call(layers, given, (IDLE,)).pow(2).sum()
+
+        found.append(torch.func.grad(loss)(parameters)["0.weight"])
+    assert_close(*found)
+
+
+def test_readers_in_many_threads_settle_once():
+    for _ in range(5):
+        (layers, optimizer), (dense, rival) = runs()
+        for _ in range(10):
+            for each, stepping in ((layers, optimizer), (dense, rival)):
+                stepping.zero_grad()
+                each(IDLE[:1]).sum().backward()
+                stepping.step()
+        every = torch.arange(ROWS)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(layers[0], [every] * 4))
+            list(pool.map(torch.norm, [layers[0].weight] * 4))
+        assert_close(layers[0].weight.detach(), dense[0].weight.detach())
+
+
+def test_a_step_is_a_write_to_the_table():
+    for layers, optimizer in runs():
+        scale = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        loss = (layers[0].weight * scale).sum()
+        layers[0](IDLE).sum().backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
+def test_scalars_of_the_state_are_there_and_may_be_written(name):
+    found = []
+    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+        layers = make()
+        optimizer = getattr(package, name)(layers.parameters(), lr=0.01)
+        go_on(layers, optimizer)
+        state = optimizer.state[layers[0].weight]
+        names = sorted(state)
+        assert names == sorted(name for name, _ in state.items())
+        assert all(state[name].dtype == torch.float32 for name in names)
+        held = [state[name] for name in names if not state[name].ndim]
+        go_on(layers, optimizer)
+        followed = [float(each) for each in held]  # torch's own ASGD puts others in their place
+        for scalar in (optimizer.state[layers[0].weight][name] for name in names):
+            if not scalar.ndim:
+                scalar.fill_(3.0)
+        go_on(layers, optimizer)
+        found.append((names, followed if name != "ASGD" else [], layers[0].weight.detach()))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1]
+    assert_close(found[0][2], found[1][2])
+
+
+@pytest.fixture
+def half_by_default():
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
+def test_scalars_are_not_of_the_default_dtype(name, half_by_default):
+    table = hotrow.convert(nn.Embedding(5, 2, dtype=torch.float32))
+    optimizer = getattr(hotrow.optim, name)(table.parameters())
+    for _ in range(300):
+        optimizer.zero_grad()
+        table(torch.tensor([1])).sum().backward()
+        optimizer.step()
+    state = optimizer.state_dict()["state"][0]
+    assert float(state["step"]) == 300
+    assert {value.dtype for value in state.values()} == {torch.float32}
+
+
+def test_a_table_from_an_array_has_storage_of_its_own():
+    array = np.ones((ROWS, COLUMNS), np.float32)
+    table = nn.Embedding.from_pretrained(torch.from_numpy(array), freeze=False)
+    hotrow.convert(table)
+    with torch.no_grad():
+        table.weight.zero_()
+    assert array.all()
+    layer = nn.Embedding(4, 2)
+    alias = layer.weight.detach()
+    alias.numpy()
+    hotrow.convert(layer)
+    assert alias.data_ptr() == layer.weight.data_ptr()
+
+
+def test_a_storage_object_is_an_alias():
+    (layers, optimizer), (dense, _) = runs()
+    storage = layers[0].weight.untyped_storage()
+    go_on(layers, optimizer)
+    assert not layers[0].weight.lag.behind
+    assert len(storage) == dense[0].weight.nbytes
+
+
+def test_nothing_is_kept_alive():
+    (layers, optimizer), _ = runs()
+    lag = weakref.ref(layers[0].weight.lag)
+    gc.disable()
+    try:
+        del layers, optimizer
+        assert lag() is None
+    finally:
+        gc.enable()
+
+
+# --- What cannot be -------------------------------------------------------------------------
+
+
+def test_a_table_cast_under_the_optimizer():
+    (layers, optimizer), _ = runs()
+    layers.double()
+    before = layers[0].weight.detach().clone()
+    layers(IDLE).sum().backward()
+    with pytest.raises(HotrowError, match=r"the state 'exp_avg' has dtype torch\.float32"):
+        optimizer.step()
+    assert_same_bits(layers[0].weight.detach(), before)
+
+
+def test_a_table_resized_under_the_optimizer():
+    (layers, optimizer), _ = runs()
+    layers[0].weight.data = torch.zeros(ROWS + 1, COLUMNS)
+    layers[0].weight.grad = None
+    layers(IDLE).sum().backward()
+    with pytest.raises(HotrowError, match=r"has shape \(200, 5\), but the table \(201, 5\)"):
+        optimizer.step()
+    assert not layers[0].weight.detach().any()
+
+
+def test_storage_replaced_behind_its_back():
+    (layers, optimizer), _ = runs()
+    layers(IDLE).sum().backward()
+    with torch._C.DisableTorchFunctionSubclass():
+        layers[0].weight.data = torch.zeros(ROWS, COLUMNS)
+    before = layers[1].weight.detach().clone()
+    with pytest.raises(HotrowError, match="storage was replaced"):
+        optimizer.step()
+    assert_same_bits(layers[1].weight.detach(), before)
+
+
+def test_a_part_of_a_state():
+    (layers, optimizer), _ = runs()
+    state = copy.deepcopy(optimizer.state_dict())
+    del state["state"][0]["exp_avg_sq"]
+    optimizer.load_state_dict(state)
+    before = layers[0].weight.detach().clone()
+    layers(IDLE).sum().backward()
+    with pytest.raises(HotrowError, match="the state has no 'exp_avg_sq', but counts 6 steps"):
+        optimizer.step()
+    assert_same_bits(layers[0].weight.detach(), before)
+
+
+@pytest.mark.parametrize("padding", [ROWS, -ROWS - 1])
+@pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
+def test_padding_outside_the_table(look_up, padding):
+    (layers, _), _ = runs()
+    with pytest.raises(HotrowError, match=rf"padding_idx = {padding}, but the table has 200 rows"):
+        look_up(IDLE[None], layers[0].weight, padding_idx=padding)
+
+
+def test_options_that_come_later():
+    (layers, optimizer), _ = runs()
+    optimizer.param_groups[0]["differentiable"] = True
+    layers(IDLE).sum().backward()
+    with pytest.raises(HotrowError, match="cannot honour differentiable=True"):
+        optimizer.step()
+
+
+def test_a_gradient_of_another_shape():
+    (layers, _), _ = runs()
+    other = hotrow.convert(nn.Embedding(ROWS + 1, COLUMNS))
+    other(IDLE).sum().backward()
+    with pytest.raises(RuntimeError, match="size"):
+        layers[0].weight.grad = other.weight.grad
+
+
+def test_the_state_of_another_table():
+    (_, optimizer), _ = runs()
+    other = hotrow.convert(nn.Sequential(nn.Embedding(ROWS + 1, COLUMNS), nn.Linear(COLUMNS, 2)))
+    foreign = hotrow.optim.Adam(other.parameters(), **OPTIONS)
+    other(IDLE).sum().backward()
+    foreign.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    wrong = r"state\[0\]\['exp_avg'\] has shape \(201, 5\), but the table it is for \(200, 5\)"
+    with pytest.raises(HotrowError, match=wrong):
+        optimizer.load_state_dict(foreign.state_dict())
+    for name, value in optimizer.state_dict()["state"][0].items():
+        assert torch.equal(value, before["state"][0][name])
+
+
+def test_a_saved_model_and_optimizer_hold_nothing_of_ours():
+    (layers, optimizer), _ = runs()
+    file = io.BytesIO()
+    torch.save({"model": layers.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert type(loaded["optimizer"]["state"][0]) is dict
+    assert not isinstance(layers[0].weight.lag, RowLag)  # settled for the checkpoint
+    assert pickle.loads(pickle.dumps(optimizer)).state_dict().keys() == {"state", "param_groups"}

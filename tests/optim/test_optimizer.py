@@ -1,0 +1,444 @@
+"""torch's optimizers over tables: the same training, through the loop that people write."""
+
+import copy
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import hotrow.optim
+from hotrow import HotrowError
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+from tests.support.tolerance import assert_no_worse, assert_same_bits
+
+ROWS, COLUMNS = 200, 5
+
+CONFIGURATIONS = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ("SGD", {"lr": 0.1, "maximize": True}),
+    ("Adam", {"lr": 0.01}),
+    ("Adam", {"lr": 0.01, "amsgrad": True}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adam", {"lr": torch.tensor(0.01)}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+    ("AdamW", {"lr": 0.01, "amsgrad": True, "maximize": True}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("NAdam", {"weight_decay": 0.01, "decoupled_weight_decay": True}),
+    ("RAdam", {"weight_decay": 0.01}),
+    ("Adagrad", {}),
+    ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.1}),
+    ("Adadelta", {}),
+    ("RMSprop", {}),
+    ("RMSprop", {"centered": True, "momentum": 0.9}),
+    ("ASGD", {"t0": 10.0}),
+    ("Rprop", {}),
+]
+every = pytest.mark.parametrize(("name", "options"), CONFIGURATIONS, ids=str)
+some = pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"lr": 0.01}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("Adagrad", {}),
+        ("NAdam", {}),
+        ("ASGD", {}),
+    ],
+    ids=str,
+)
+
+
+def model(dtype=torch.float32):
+    torch.manual_seed(3)
+    layers = nn.Sequential(nn.Embedding(ROWS, COLUMNS), nn.Linear(COLUMNS, 2)).to(dtype)
+    return layers
+
+
+def tabled(dtype=torch.float32):
+    layers = model(dtype)
+    Table.adopt(layers[0].weight)
+    return layers
+
+
+def ours(name, layers, options):
+    return getattr(hotrow.optim, name)(layers.parameters(), **_copy(options))
+
+
+def torchs(name, layers, options):
+    return getattr(torch.optim, name)(layers.parameters(), **_copy(options))
+
+
+def _copy(options):  # a schedule writes into a learning rate that is a tensor
+    return copy.deepcopy(options)
+
+
+def batches(count, seed=0):
+    """Ids as words are: a few rows often, some never, repeated within a batch; and gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        ids = (torch.rand(12, generator=generator) ** 4 * ROWS).long()
+        yield ids, torch.randn(12, COLUMNS, generator=generator)
+
+
+def loss_of(layers, batch):
+    """The table's gradient is given, so that no rounding feeds back; the linear layer's is not."""
+    ids, gradient = batch
+    gradient = gradient.to(layers[0].weight.dtype)
+    return (layers[0](ids) * gradient).sum() + layers[1](gradient).pow(2).mean()
+
+
+def train(layers, optimizer, steps, *, after=None, prepare=None, scheduler=None):
+    for batch in steps:
+        optimizer.zero_grad()
+        loss_of(layers, batch).backward()
+        if prepare:
+            prepare(layers)
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+        if after:
+            after(layers, optimizer)
+
+
+def trained(make_model, make_optimizer, name, options, dtype=torch.float32, steps=60, **how):
+    layers = make_model(dtype)
+    optimizer = make_optimizer(name, layers, options)
+    scheduler = None
+    if how.pop("schedule", False):
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    train(layers, optimizer, batches(steps), scheduler=scheduler, **how)
+    return layers, optimizer
+
+
+def assert_three_way(name, options, **how):
+    rows, _ = trained(tabled, ours, name, options, **how)
+    dense, _ = trained(model, torchs, name, options, **how)
+    truth, _ = trained(model, torchs, name, options, dtype=torch.float64, **how)
+    assert_no_worse(*map(vector, (rows, dense, truth)))
+
+
+def vector(layers):
+    """All parameters in one: a layer of few numbers may be right by luck."""
+    return nn.utils.parameters_to_vector(layers.parameters()).detach()
+
+
+@every
+def test_every_row_is_what_dense_training_holds(name, options):
+    assert_three_way(name, options)
+
+
+@some
+def test_under_a_schedule(name, options):
+    assert_three_way(name, options, schedule=True)
+
+
+@some
+def test_with_clipping(name, options):
+    assert_three_way(name, options, prepare=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.5))
+
+
+@some
+def test_in_float64(name, options):
+    rows, _ = trained(tabled, ours, name, options, dtype=torch.float64)
+    dense, _ = trained(model, torchs, name, options, dtype=torch.float64)
+    torch.testing.assert_close(rows[0].weight.data, dense[0].weight.data, rtol=1e-12, atol=1e-13)
+
+
+@some
+def test_reading_early_and_often_changes_nothing(name, options):
+    def read(layers, optimizer):
+        layers.state_dict()
+        optimizer.state_dict()
+        layers[0].weight.norm()
+
+    assert_three_way(name, options, after=read)
+
+
+def test_rows_not_in_the_batch_move_as_in_dense_training():
+    rows, _ = trained(tabled, ours, "AdamW", {"lr": 0.01})
+    start = model()[0].weight
+    moved = (rows[0].weight.data != start).any(1)
+    assert moved.all()  # decay moves every row, selected or not
+    sgd, _ = trained(tabled, ours, "SGD", {"lr": 0.01})
+    idle = set(range(ROWS)) - {int(id) for ids, _ in batches(60) for id in ids}
+    assert idle
+    assert_same_bits(sgd[0].weight.data[list(idle)], start[list(idle)])
+
+
+# --- The loop ----------------------------------------------------------------------------
+
+
+@some
+def test_one_optimizer_steps_dense_parameters_as_torch_does(name, options):
+    rows, _ = trained(tabled, ours, name, options)
+    dense, _ = trained(model, torchs, name, options)
+    assert_same_bits(rows[1].weight, dense[1].weight)
+    assert_same_bits(rows[1].bias, dense[1].bias)
+
+
+def test_accumulation_a_forward_without_a_step_and_a_step_without_a_forward():
+    results = []
+    for layers, optimizer in (
+        (tabled(), hotrow.optim.AdamW),
+        (model(), torch.optim.AdamW),
+    ):
+        optimizer = optimizer(layers.parameters(), lr=0.01)
+        for step, batch in enumerate(batches(20)):
+            loss_of(layers, batch).backward()
+            if step % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if step % 5 == 0:
+                layers.eval()(batch[0])
+                if step % 3 == 0:
+                    optimizer.step()  # no gradient: nothing happens
+        results.append(layers[0].weight.data)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+def test_closures_and_hooks():
+    layers = tabled()
+    optimizer = hotrow.optim.SGD(layers.parameters(), lr=0.1)
+    before, after = [], []
+    optimizer.register_step_pre_hook(lambda *_: before.append(1))
+    optimizer.register_step_post_hook(lambda *_: after.append(1))
+    torch.optim.SGD(model().parameters(), lr=0.1)  # has torch hook its own class too
+
+    def closure():
+        optimizer.zero_grad()
+        loss = layers(torch.tensor([1, 2])).pow(2).sum()
+        loss.backward()
+        return loss
+
+    first, second = optimizer.step(closure), optimizer.step(closure)
+    assert second < first
+    assert (len(before), len(after)) == (2, 2)
+
+
+def test_gradient_scaler_skips_a_step():
+    layers = tabled()
+    optimizer = hotrow.optim.AdamW(layers.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    start = layers[0].weight.data.clone()
+    for factor, moves in ((float("inf"), False), (1.0, True)):
+        optimizer.zero_grad()
+        scaler.scale(layers(torch.tensor([1, 2])).sum() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(layers[0].weight.data, start) != moves
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_gradient_scaler_with_a_fused_optimizer(name):
+    results = []
+    for layers, package in ((tabled(), hotrow.optim), (model(), torch.optim)):
+        optimizer = getattr(package, name)(layers.parameters(), lr=0.1, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for factor in (1.0, float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(layers(torch.tensor([1, 2])).sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(vector(layers))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_graph_of_the_gradient():
+    results = []
+    for layers, package in ((tabled(), hotrow.optim), (model(), torch.optim)):
+        optimizer = package.Adam(layers.parameters(), lr=0.1)
+        layers(torch.tensor([1, 2])).pow(2).sum().backward(create_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        results.append(vector(layers))
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_stays_in_its_rows(value):
+    layers = nn.Embedding(6, 2)
+    Table.adopt(layers.weight)
+    optimizer = hotrow.optim.AdamW(layers.parameters())
+    (layers(torch.tensor([2])) * value).sum().backward()
+    optimizer.step()
+    finite = layers.weight.data.isfinite().all(1)
+    assert finite.tolist() == [True, True, False, True, True, True]
+
+
+def test_a_dense_gradient_takes_torchs_own_step():
+    results = []
+    for layers, kind in ((tabled(), hotrow.optim.AdamW), (model(), torch.optim.AdamW)):
+        optimizer = kind(layers.parameters(), lr=0.01)
+        train(layers, optimizer, batches(5))
+        for _ in range(2):  # used densely, as a tied head does
+            optimizer.zero_grad()
+            (layers[0].weight * 2).sum().backward()
+            optimizer.step()
+        train(layers, optimizer, batches(5))
+        results.append(layers[0].weight.data)
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
+
+
+# --- Checkpoints -------------------------------------------------------------------------
+
+
+@every
+def test_a_run_moves_from_torch_and_back(name, options):
+    """10 steps each with torch, hotrow and torch again, against 30 with torch."""
+    steps = list(batches(30))
+    truth = model(torch.float64)
+    train(truth, torchs(name, truth, options), steps)
+    rival = model()
+    train(rival, torchs(name, rival, options), steps)
+    layers = model()
+    optimizer = torchs(name, layers, options)
+    for part, (make, others) in enumerate(((model, torchs), (tabled, ours), (model, torchs))):
+        if part:
+            following = make()
+            following.load_state_dict(layers.state_dict())
+            successor = others(name, following, options)
+            successor.load_state_dict(optimizer.state_dict())
+            layers, optimizer = following, successor
+        train(layers, optimizer, steps[10 * part : 10 * part + 10])
+    assert_no_worse(*map(vector, (layers, rival, truth)))
+
+
+@some
+def test_state_is_in_torchs_format(name, options):
+    _, optimizer = trained(tabled, ours, name, options, steps=7)
+    _, other = trained(model, torchs, name, options, steps=7)
+    state, expected = optimizer.state_dict(), other.state_dict()
+    assert state["param_groups"] == expected["param_groups"]
+    assert state["state"].keys() == expected["state"].keys()
+    for index, values in expected["state"].items():
+        for key, value in values.items():
+            found = state["state"][index][key]
+            if value is None:
+                assert found is None
+                continue
+            assert found.shape == value.shape
+            assert found.dtype == value.dtype
+            torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-6)
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+@some
+def test_resuming_continues_the_run(name, options):
+    steps = list(batches(24))
+    layers = tabled()
+    optimizer = ours(name, layers, options)
+    train(layers, optimizer, steps[:12])
+    saved = copy.deepcopy((layers.state_dict(), optimizer.state_dict()))
+    train(layers, optimizer, steps[12:])
+    resumed = tabled()
+    resumed.load_state_dict(saved[0])
+    other = ours(name, resumed, options)
+    other.load_state_dict(saved[1])
+    train(resumed, other, steps[12:])
+    assert_same_bits(resumed[0].weight.data, layers[0].weight.data)
+
+
+@pytest.mark.parametrize("centered", [True, False])
+def test_rmsprop_with_decay_has_torchs_bits(centered):
+    options = {"weight_decay": 0.1, "centered": centered, "momentum": 0.5}
+    rows, optimizer = trained(tabled, ours, "RMSprop", options)
+    dense, other = trained(model, torchs, "RMSprop", options)
+    assert isinstance(rows[0].weight.grad, RowGradient)
+    assert_same_bits(rows[0].weight.data, dense[0].weight.data)
+    for name, value in other.state[dense[0].weight].items():
+        assert torch.equal(optimizer.state[rows[0].weight][name], value)
+
+
+def test_decay_that_comes_and_goes():
+    results = []
+    for layers, make in ((tabled(), ours), (model(), torchs), (model(torch.float64), torchs)):
+        optimizer = make("RMSprop", layers, {"momentum": 0.5})
+        for decay in (0.0, 0.1, 0.0):
+            optimizer.param_groups[0]["weight_decay"] = decay
+            train(layers, optimizer, batches(10))
+        results.append(vector(layers))
+    assert_no_worse(*results)
+
+
+REPLAYED = [  # every missed step is replayed, or changes nothing: the same bits whoever reads
+    ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.01, "amsgrad": True}),
+    ("NAdam", {"weight_decay": 0.01}),
+    ("Adagrad", {"weight_decay": 0.01, "lr_decay": 0.1}),
+    ("Adagrad", {}),
+    ("SGD", {"lr": 0.1}),
+    ("Rprop", {}),
+]
+ACTIONS = ["step", "step", "read", "state", "eval", "copy", "settle", "resume", "threads", "alias"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(REPLAYED), st.lists(st.sampled_from(ACTIONS), max_size=25))
+def test_any_interleaving_leaves_the_same_table(configuration, actions):
+    name, options = configuration
+    layers, quiet = tabled(), tabled()
+    optimizer, other = ours(name, layers, options), ours(name, quiet, options)
+    threads, aliases = torch.get_num_threads(), []
+    for action, batch in zip(actions, batches(len(actions)), strict=True):
+        if action == "step":
+            train(layers, optimizer, [batch])
+            train(quiet, other, [batch])
+        elif action == "read":
+            layers[0].weight[3].tolist()
+        elif action == "state":
+            optimizer.state_dict()
+        elif action == "eval":
+            layers.eval()(batch[0])
+        elif action == "settle":
+            optimizer.settle()
+        elif action == "threads":
+            torch.set_num_threads(3 - torch.get_num_threads() % 2)
+        elif action == "alias":
+            aliases = [] if aliases else [layers[0].weight.data]
+        elif action == "copy":
+            copy.deepcopy(layers)
+        else:
+            layers, saved = copy.deepcopy(layers), copy.deepcopy(optimizer.state_dict())
+            optimizer, aliases = ours(name, layers, options), []
+            optimizer.load_state_dict(saved)
+    torch.set_num_threads(threads)
+    assert all(torch.equal(alias, layers[0].weight) for alias in aliases)
+    assert_same_bits(layers[0].weight.data, quiet[0].weight.data)
+    for key, value in other.state[quiet[0].weight].items():
+        assert torch.equal(value, optimizer.state[layers[0].weight][key])
+
+
+# --- What cannot be ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["capturable", "differentiable"])
+def test_options_that_a_table_cannot_honour(option):
+    with pytest.raises(HotrowError, match=f"cannot honour {option}=True for a table"):
+        hotrow.optim.Adam(tabled().parameters(), **{option: True})
+    hotrow.optim.Adam(model().parameters(), differentiable=True)
+
+
+def test_there_are_eleven():
+    assert len(hotrow.optim.__all__) == 11
+    for name in hotrow.optim.__all__:
+        kind = getattr(hotrow.optim, name)
+        assert issubclass(kind, getattr(torch.optim, name))
+        assert kind.__doc__.startswith(f"`torch.optim.{name}`")
+
+
+def test_without_tables_it_is_torchs():
+    layers, _ = trained(model, ours, "AdamW", {"lr": 0.01})
+    dense, _ = trained(model, torchs, "AdamW", {"lr": 0.01})
+    assert not isinstance(layers[0].weight.grad, RowGradient)
+    assert_same_bits(layers[0].weight, dense[0].weight)

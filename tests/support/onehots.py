@@ -1,0 +1,97 @@
+"""torch's one-hot and ours side by side, for every test of what ours does."""
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hotrow.onehot.tensor import OneHot, one_hot
+
+IDS = torch.tensor([[1, 0, 4], [2, 2, 3]])
+CLASSES = 5
+
+
+def twins(dtype=torch.float32, requires_grad=False, ids=IDS, classes=CLASSES):
+    """(torch's, ours), of ids that nobody else holds."""
+    dense = F.one_hot(ids.clone(), classes).to(dtype).requires_grad_(requires_grad)
+    return dense, one_hot(ids.clone(), classes, dtype, requires_grad=requires_grad)
+
+
+def plain(x):
+    """What a one-hot stands for."""
+    return x.write_out() if isinstance(x, OneHot) else x
+
+
+def outcome(run, *arguments):
+    """What it gives, or what it raises."""
+    try:
+        return run(*arguments)
+    except Exception as error:
+        return error
+
+
+def assert_alike(actual, expected, strides=True):
+    """The same types, values, shapes, dtypes, strides and wishes for a gradient; or errors."""
+    if isinstance(expected, Exception):
+        # What catches torch's error catches ours; where torch's is its own, by accident of the
+        # kernel that is met, any error that is not a slip of ours will do.
+        assert isinstance(actual, Exception), f"torch raises {expected!r}, ours gives {actual}"
+        assert isinstance(actual, type(expected)), f"{actual!r} is no {expected!r}"
+        return
+    if isinstance(actual, Exception):
+        raise AssertionError(f"torch gives {expected}") from actual
+    if isinstance(expected, Tensor):
+        assert isinstance(actual, Tensor)
+        assert actual.shape == expected.shape
+        assert actual.dtype == expected.dtype
+        assert actual.device == expected.device
+        assert actual.requires_grad == expected.requires_grad
+        if strides:
+            assert actual.stride() == expected.stride()
+        torch.testing.assert_close(
+            plain(actual).detach(), expected.detach(), rtol=0, atol=0, equal_nan=True
+        )
+        return
+    if isinstance(expected, tuple | list):
+        assert type(actual) is type(expected)
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            assert_alike(one, other, strides)
+        return
+    assert type(actual) is type(expected)
+    assert actual == expected
+
+
+@pytest.fixture
+def never_written(monkeypatch):
+    """Fails where a one-hot is written out."""
+
+    def refuse(self, for_good=False):
+        raise AssertionError("written out")
+
+    monkeypatch.setattr(OneHot, "write_out", refuse)
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the largest memory of a tensor that an operation gave, in bytes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and not each.is_meta and not isinstance(each, OneHot):
+                self.size = max(self.size, each.untyped_storage().nbytes())
+        return result
+
+
+def saved(x):
+    """A file of it."""
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    buffer.seek(0)
+    return buffer

@@ -1,0 +1,739 @@
+"""A table by columns, as a linear layer's weight is: the same training as the one by rows."""
+
+import copy
+import io
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.table.gradient import RowGradient
+from hotrow.table.lookup import look_up, look_up_bags
+from hotrow.table.parameter import Table
+from tests.optim.test_optimizer import (
+    COLUMNS,
+    ROWS,
+    batches,
+    model,
+    ours,
+    tabled,
+    torchs,
+    train,
+    vector,
+)
+from tests.support.tolerance import assert_no_worse, assert_same_bits
+from tests.table.test_parameter import READS, WRITES, Recorder
+
+pytestmark = pytest.mark.usefixtures("small_tables")
+
+
+class OneHot(nn.Linear):
+    """A linear layer for one-hot input, which gets the ids."""
+
+    def forward(self, ids):
+        return look_up(self.weight, ids, columns=True)
+
+
+def plain(dtype=torch.float32):
+    """`test_optim.model` with the weight of a linear layer for its table."""
+    layers = model(dtype)
+    table = layers[0].weight
+    layers[0] = OneHot(ROWS, COLUMNS, bias=False)
+    layers[0].weight = nn.Parameter(table.detach().t().contiguous())
+    return layers
+
+
+def by_columns(dtype=torch.float32):
+    layers = plain(dtype)
+    Table.adopt(layers[0].weight, columns=True)
+    return layers
+
+
+OPTIMIZERS = [
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    ("Adam", {"lr": 0.01}),
+    ("Adam", {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
+    ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("Adagrad", {"lr_decay": 0.1, "initial_accumulator_value": 0.1}),
+    ("Adadelta", {}),
+    ("RMSprop", {"momentum": 0.9}),
+    ("RMSprop", {"centered": True, "weight_decay": 0.1}),
+    ("ASGD", {"t0": 10.0}),
+    ("Rprop", {}),
+]
+every = pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=str)
+some = pytest.mark.parametrize(("name", "options"), [OPTIMIZERS[i] for i in (0, 4, 8, 12)], ids=str)
+OPTIONS = OPTIMIZERS[3][1]  # replayed: the bits do not depend on who reads when
+
+
+def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how):
+    layers = make(dtype)
+    chosen = optimizer(name, layers, options)
+    train(layers, chosen, batches(steps), **how)
+    return layers, chosen
+
+
+def assert_same_run(columns, rows):
+    """Bit for bit: the parameters, and the optimizers' state."""
+    (layers, optimizer), (others, other) = columns, rows
+    assert layers[0].weight.columns
+    assert_same_bits(layers[0].weight.t(), others[0].weight.detach())
+    assert_same_bits(layers[1].weight, others[1].weight)
+    state, expected = optimizer.state[layers[0].weight], other.state[others[0].weight]
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert_same_bits(state[key].t() if value.ndim else state[key], value)
+
+
+def clip(layers):
+    nn.utils.clip_grad_norm_(layers.parameters(), 0.5)
+
+
+def read(layers, optimizer):
+    layers[0].weight.norm()
+    layers.state_dict()
+    optimizer.state_dict()
+
+
+# --- The same run as by rows, and as dense --------------------------------------------------
+
+
+# In float32 all rules; in the others, for which each rule is compiled anew, the first and the last.
+FORMS = [(*each, torch.float32) for each in OPTIMIZERS] + [
+    (*each, dtype)
+    for each in (OPTIMIZERS[0], OPTIMIZERS[-1])
+    for dtype in (torch.float64, torch.bfloat16)
+]
+
+
+@pytest.mark.parametrize(("name", "options", "dtype"), FORMS)
+def test_training_has_the_bits_of_the_table_by_rows(name, options, dtype):
+    runs = [trained(make, ours, name, options, dtype) for make in (by_columns, tabled)]
+    assert isinstance(runs[0][0][0].weight.grad, RowGradient)
+    assert_same_run(*runs)
+
+
+@some
+@pytest.mark.parametrize("how", [{"prepare": clip}, {"after": read}], ids=["clip", "read"])
+def test_clipped_or_read_at_each_step_it_has_the_bits_too(name, options, how):
+    assert_same_run(*(trained(make, ours, name, options, **how) for make in (by_columns, tabled)))
+
+
+@every
+def test_every_column_is_what_dense_training_holds(name, options):
+    columns, _ = trained(by_columns, ours, name, options)
+    dense, _ = trained(plain, torchs, name, options)
+    truth, _ = trained(plain, torchs, name, options, torch.float64)
+    assert type(dense[0].weight) is nn.Parameter
+    assert_no_worse(*map(vector, (columns, dense, truth)))
+
+
+@some
+def test_accumulation_bags_and_a_dense_use_beside_them(name, options):
+    found = []
+    for make, columns in ((by_columns, True), (tabled, False)):
+        layers = make()
+        weight, optimizer = layers[0].weight, ours(name, layers, options)
+        for i, (ids, gradient) in enumerate(batches(24)):
+            rows = look_up_bags(
+                weight, ids.view(4, 3), gradient[:, :3].reshape(4, 9)[:, :3], columns
+            )
+            (rows * gradient[:4]).sum().backward()
+            if i % 8 == 7:
+                (weight.t() if columns else weight)[3:6].mul(gradient[:3]).sum().backward()
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=i % 4 == 1)
+        found.append((layers, optimizer))
+    assert_same_run(*found)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
+def test_a_gradient_scaler(options):
+    found = []
+    for make in (by_columns, tabled):
+        layers = make()
+        optimizer = hotrow.optim.AdamW(layers.parameters(), lr=0.1, **options)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for factor in (1.0, float("inf"), 1.0, 1.0):
+            optimizer.zero_grad()
+            scaler.scale(layers(torch.tensor([1, 2])).sum() * factor).backward()
+            scaler.unscale_(optimizer)
+            clip(layers)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append((layers, optimizer))
+    assert_same_run(*found)
+
+
+# --- Looking up -----------------------------------------------------------------------------
+
+KINDS = ["plain", "table", "the other table"]
+
+
+def weight_of(kind, columns, dtype=torch.float64):
+    torch.manual_seed(1)
+    weight = torch.randn(7, 3).to(dtype)
+    weight = nn.Parameter(weight.t().contiguous() if columns else weight)
+    if kind == "plain":
+        return weight
+    return Table.adopt(weight, columns=columns == (kind == "table"))
+
+
+def gradient_of(weight, columns):
+    gradient = weight.grad.dense() if isinstance(weight.grad, RowGradient) else weight.grad
+    return gradient.t() if columns else gradient
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)], ids=str)
+def test_looking_up_is_selecting(kind, columns, shape):
+    weight, ids = weight_of(kind, columns), torch.randint(7, shape, dtype=torch.int32)
+    expected = weight_of("plain", columns)
+    cotangent = torch.randn(*shape, 3, dtype=torch.float64)
+    found = look_up(weight, ids, columns)
+    selected = F.linear(F.one_hot(ids.long(), 7).double(), expected if columns else expected.t())
+    assert_same_bits(found, selected.detach())
+    found.backward(cotangent)
+    selected.backward(cotangent)
+    assert isinstance(weight.grad, RowGradient) == (kind == "table")
+    torch.testing.assert_close(gradient_of(weight, columns), gradient_of(expected, columns))
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_weight_may_change_between_forward_and_backward(columns):
+    """Its values are not needed for its gradient."""
+    weight, ids = weight_of("plain", columns), torch.tensor([1, 6, 1])
+    output = look_up(weight, ids, columns)
+    with torch.no_grad():
+        weight.clamp_(-0.1, 0.1)
+    output.sum().backward()
+    assert gradient_of(weight, columns)[:, 0].tolist() == [0, 2, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3), (4, 1)], ids=str)
+def test_bags_are_sums(kind, columns, weighted, shape):
+    weight, ids = weight_of(kind, columns), torch.randint(7, shape)
+    expected = weight_of("plain", columns)
+    scales = [torch.rand(shape).double().requires_grad_() for _ in range(2)]
+    scales[1].data = scales[0].data
+    cotangent = torch.randn(shape[0], 3, dtype=torch.float64)
+    found = look_up_bags(weight, ids, scales[0] if weighted else None, columns)
+    rows = (expected.t() if columns else expected)[ids]
+    summed = (rows * scales[1].unsqueeze(-1) if weighted else rows).sum(1)
+    torch.testing.assert_close(found, summed)
+    found.backward(cotangent)
+    summed.backward(cotangent)
+    torch.testing.assert_close(gradient_of(weight, columns), gradient_of(expected, columns))
+    assert isinstance(weight.grad, RowGradient) == (kind == "table")
+    if weighted:
+        torch.testing.assert_close(scales[0].grad, scales[1].grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [torch.int64, torch.float32])
+def test_bags_that_torchs_own_refuses(dtype, scale):
+    weight, ids = torch.arange(8).view(4, 2).to(dtype), torch.tensor([[1, 3], [0, 0]])
+    scales = torch.tensor([[2, 1], [1, 3]]).to(scale)
+    found = look_up_bags(weight, ids, scales)
+    assert found.dtype == torch.promote_types(dtype, scale)
+    assert found.tolist() == [[10, 13], [0, 4]]
+    assert look_up_bags(weight, ids).tolist() == [[8, 10], [0, 2]]
+    assert look_up_bags(weight.t(), ids, columns=True).dtype == dtype
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("call", [look_up, look_up_bags])
+def test_a_bad_id_is_an_error_before_anything_settles(columns, call):
+    weight = weight_of("table", columns)
+    weight.lag = lag = Recorder()
+    with pytest.raises(IndexError, match=r"the table has 7 rows \(valid 0\.\.6\)"):
+        call(weight, torch.tensor([[1, 7]]), columns=columns)
+    assert lag.asked == []
+
+
+def test_a_look_up_settles_what_it_reads():
+    weight, ids = weight_of("table", True, torch.float32), torch.tensor([[4, 2, 4]])
+    weight.lag = lag = Recorder()
+    with torch.no_grad():
+        look_up(weight, ids, columns=True)
+        look_up_bags(weight, ids, columns=True)
+    assert lag.asked == [[2, 4]] * 2
+    assert look_up(weight, ids, columns=True).unique().tolist() == [7.0]
+    assert lag.asked == [[2, 4]] * 3
+    with torch._C.DisableTorchFunctionSubclass():
+        look_up(weight, torch.tensor([0]))  # of the other kind: as a dense matrix
+    F.embedding(torch.tensor([0]), weight)
+    F.embedding_bag(torch.tensor([[0]]), weight)
+    assert lag.asked[3:] == [None] * 3
+
+
+# --- The gradient ---------------------------------------------------------------------------
+
+
+def twins():
+    """A (10, 3) parameter whose three columns ids select, as a table and plain."""
+    torch.manual_seed(2)
+    values = torch.randn(10, 3)
+    return Table.adopt(nn.Parameter(values.clone()), columns=True), nn.Parameter(values)
+
+
+def backward(weight, *ids):
+    look_up(weight, torch.tensor(ids), columns=True).pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_gradient_may_be_written_to(name):
+    results = []
+    for weight in twins():
+        backward(weight, 2, 0, 2)
+        WRITES[name](weight.grad)
+        backward(weight, 0)
+        gradient = weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
+
+
+USES = {
+    "clone": lambda g: g.clone(),
+    "scaled": lambda g: g * 3,
+    "clamped": lambda g: g.clamp(-0.1, 0.1),
+    "abs": lambda g: g.abs(),
+    "exp": lambda g: g.exp(),
+    "row": lambda g: g[4],
+    "double": lambda g: g.double(),
+    "detach": lambda g: g.detach(),
+    "data": lambda g: g.data,
+    "doubled": lambda g: g + g,
+    "and dense": lambda g: g + torch.arange(30.0).view(10, 3),
+    "dense and": lambda g: torch.arange(30.0).view(10, 3) + g,
+    "transposed": lambda g: g.t(),
+    "numpy": lambda g: torch.from_numpy(g.numpy()),
+    "list": lambda g: torch.tensor(g.tolist()),
+    "deep copy": lambda g: copy.deepcopy(g),
+    "flat": lambda g: (g.view(-1).mul_(2), g)[1],
+    "zeroed": lambda g: g.zero_(),
+    "a view, then zeroed": lambda g: (g[:3], g.zero_())[1],
+    "scaled in place": lambda g: g.detach().mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_a_gradient_is_read_as_a_tensor_is(name):
+    results = []
+    for weight in twins():
+        backward(weight, 2, 0, 2)
+        found = USES[name](weight.grad)
+        results.append(found.dense() if isinstance(found, RowGradient) else found)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
+
+
+def test_a_gradient_holds_touched_columns_only():
+    weight, _ = twins()
+    backward(weight, 2, 0, 2)
+    gradient = weight.grad.merge()
+    assert (gradient.shape, gradient.stride(), gradient.count) == ((10, 3), (1, 10), 3)
+    assert gradient.ids.tolist() == [0, 2]
+    assert gradient.rows.shape == (2, 10)
+    assert all(isinstance(g, RowGradient) for g in (gradient * 2, gradient.double(), gradient.data))
+
+
+def test_gradients_of_both_kinds_add_up():
+    square = torch.arange(9.0).view(3, 3)
+    rows, columns = (Table.adopt(nn.Parameter(square.clone()), c) for c in (False, True))
+    look_up(rows, torch.tensor([1])).sum().backward()
+    look_up(columns, torch.tensor([1]), columns=True).sum().backward()
+    expected = torch.tensor([[0.0, 1, 0], [1, 2, 1], [0, 1, 0]])
+    assert_same_bits((rows.grad + columns.grad).dense(), expected)
+    assert_same_bits((columns.grad + rows.grad).dense(), expected)
+
+
+# --- The parameter --------------------------------------------------------------------------
+
+
+def lagging(name="Adam", options=OPTIONS):
+    layers, optimizer = trained(by_columns, ours, name, options, steps=6)
+    assert layers[0].weight.lag.behind
+    return layers, optimizer
+
+
+def test_adopting_keeps_the_object_and_its_shape():
+    layers = plain()
+    weight, before = layers[0].weight, layers[0].weight.detach().clone()
+    assert Table.adopt(weight, columns=True) is weight is layers[0].weight
+    assert Table.adopt(weight, columns=True) is weight
+    assert_same_bits(weight.detach(), before)
+    assert weight.stride() == (1, COLUMNS)
+    assert weight.by_rows.shape == (ROWS, COLUMNS)
+    assert weight.by_rows.is_contiguous()
+    assert type(weight.by_rows) is torch.Tensor
+    assert weight.by_rows.data_ptr() == weight.data_ptr()
+    assert_same_bits(layers.state_dict()["0.weight"], before)
+    rows = Table.adopt(nn.Parameter(torch.ones(2, 3)))
+    assert (rows.columns, rows.by_rows.shape) == (False, (2, 3))
+
+
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_table_is_by_rows_or_by_columns(columns):
+    weight = Table.adopt(nn.Parameter(torch.ones(2, 3)), columns)
+    with pytest.raises(HotrowError, match=r"\(2, 3\) is a table by its (rows|columns) already"):
+        Table.adopt(weight, not columns)
+
+
+@pytest.mark.parametrize("name", [name for name in READS if name not in ("state_dict", "move")])
+def test_reading_settles_everything(name):
+    layers = nn.Sequential(OneHot(6, 3, bias=False))
+    weight = Table.adopt(layers[0].weight, columns=True)
+    weight.lag = lag = Recorder()
+    if name == "linear":
+        F.linear(torch.ones(6), weight)
+    elif name == "scatter":
+        weight.index_select(1, torch.tensor([2]))
+    elif name == "index":
+        weight[:, 3]
+    else:
+        READS[name](layers, weight)
+    assert None in lag.asked
+
+
+def test_a_deep_copy_trains_on():
+    layers, optimizer = lagging()
+    other, successor = copy.deepcopy((layers, optimizer))
+    assert other[0].weight.columns
+    assert other[0].weight.stride() == (1, COLUMNS)
+    for each, chosen in ((layers, optimizer), (other, successor)):
+        train(each, chosen, batches(6, seed=1))
+    assert isinstance(other[0].weight.grad, RowGradient)
+    assert_same_bits(other[0].weight.detach(), layers[0].weight.detach())
+
+
+def test_files_have_what_torch_has():
+    layers, optimizer = lagging()
+    expected, _ = trained(plain, torchs, "Adam", OPTIONS, steps=6)
+    file = io.BytesIO()
+    torch.save((layers, optimizer), file)
+    file.seek(0)
+    loaded, chosen = torch.load(file, weights_only=False)
+    weight = loaded[0].weight
+    assert type(weight) is nn.Parameter
+    assert weight.is_contiguous()
+    assert all(v.is_contiguous() for v in chosen.state[weight].values())
+    torch.testing.assert_close(weight, expected[0].weight)
+    assert all(v.is_contiguous() for v in optimizer.state_dict()["state"][0].values())
+    assert all(
+        v.shape == (COLUMNS, ROWS) for v in optimizer.state[layers[0].weight].values() if v.ndim
+    )
+
+
+def test_another_process_gets_the_storage_itself():
+    layers, _ = lagging()
+    ForkingPickler(io.BytesIO()).dump(layers[0].weight)
+    assert layers[0].weight.is_shared()
+
+
+CHANGES = {
+    "moved": lambda m, w: m.double(),
+    "loaded": lambda m, w: m.load_state_dict({k: v + 1 for k, v in m.state_dict().items()}),
+    "data": lambda m, w: setattr(
+        w, "data", torch.linspace(-1, 1, w.numel()).view(w.shape).to(w.dtype)
+    ),
+    "data that is held": lambda m, w: (
+        HELD.append(torch.linspace(-1, 1, w.numel()).view(w.shape).to(w.dtype))
+        or setattr(w, "data", HELD[-1])
+    ),
+    "written": lambda m, w: w.data[2].fill_(7.0),
+    "from a vector": lambda m, w: nn.utils.vector_to_parameters(
+        nn.utils.parameters_to_vector(m.parameters()).detach() * 0.5, m.parameters()
+    ),
+    "shared": lambda m, w: m.share_memory(),
+}
+HELD = []
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_training_goes_on_from_what_the_parameter_became(name):
+    found = []
+    for make, optimizer in ((by_columns, ours), (plain, torchs), (plain, torchs)):
+        layers = make(torch.float64 if len(found) == 2 else torch.float32)
+        train(layers, optimizer("Adam", layers, OPTIONS), batches(6))
+        CHANGES[name](layers, layers[0].weight)
+        train(layers, optimizer("Adam", layers, OPTIONS), batches(6, seed=1))
+        found.append(layers)
+    if name == "data that is held":
+        assert_same_bits(HELD[-3], found[0][0].weight.detach())
+    columns, dense, truth = (
+        torch.cat([p.detach().flatten() for p in m.parameters()]) for m in found
+    )
+    if name == "moved":
+        torch.testing.assert_close(columns, dense, rtol=1e-5, atol=1e-6)
+    else:
+        assert_no_worse(columns, dense, truth)
+
+
+def test_storage_that_someone_holds_is_not_replaced_before_they_let_go():
+    layers = plain()
+    weight = layers[0].weight
+    alias = weight.data
+    Table.adopt(weight, columns=True)
+    optimizer = ours("Adam", layers, OPTIONS)
+    train(layers, optimizer, batches(3))
+    assert not isinstance(weight.grad, RowGradient)
+    assert_same_bits(alias, weight.detach())
+    assert weight.stride() == (ROWS, 1)
+    del alias
+    train(layers, optimizer, batches(3))
+    assert isinstance(weight.grad, RowGradient)
+    assert weight.stride() == (1, COLUMNS)
+
+
+@pytest.mark.parametrize("what", ["weight", "state"])
+def test_an_alias_follows_the_training(what):
+    found = []
+    for layers, optimizer in (lagging(), trained(plain, torchs, "Adam", OPTIONS, steps=6)):
+        weight = layers[0].weight
+        alias = weight.data if what == "weight" else optimizer.state[weight]["exp_avg"]
+        train(layers, optimizer, batches(6, seed=1))
+        found.append(alias)
+        if isinstance(weight, Table):
+            assert not weight.lag.behind
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_transposing_a_square_in_place_is_noticed():
+    weight = Table.adopt(nn.Parameter(torch.ones(3, 3)), columns=True)
+    optimizer = hotrow.optim.AdamW([weight])
+    for _ in range(2):
+        backward(weight, 1)
+        optimizer.step()
+    with torch.no_grad():
+        weight.t_()
+    with pytest.raises(HotrowError, match="storage was replaced while rows of it lagged"):
+        optimizer.step()
+
+
+# --- Checkpoints ----------------------------------------------------------------------------
+
+
+@every
+def test_a_run_moves_from_torch_and_back(name, options):
+    steps = list(batches(30))
+    truth, rival = plain(torch.float64), plain()
+    for each in (truth, rival):
+        train(each, torchs(name, each, options), steps)
+    layers = plain()
+    optimizer = torchs(name, layers, options)
+    for part, (make, others) in enumerate(((plain, torchs), (by_columns, ours), (plain, torchs))):
+        if part:
+            following = make()
+            following.load_state_dict(layers.state_dict())
+            successor = others(name, following, options)
+            successor.load_state_dict(optimizer.state_dict())
+            layers, optimizer = following, successor
+        train(layers, optimizer, steps[10 * part : 10 * part + 10])
+    assert_no_worse(*map(vector, (layers, rival, truth)))
+
+
+@some
+def test_resuming_continues_the_run(name, options):
+    steps = list(batches(24))
+    layers = by_columns()
+    optimizer = ours(name, layers, options)
+    train(layers, optimizer, steps[:12])
+    saved = copy.deepcopy((layers.state_dict(), optimizer.state_dict()))
+    train(layers, optimizer, steps[12:])
+    resumed = by_columns()
+    resumed.load_state_dict(saved[0])
+    other = ours(name, resumed, options)
+    other.load_state_dict(saved[1])
+    train(resumed, other, steps[12:])
+    assert isinstance(resumed[0].weight.grad, RowGradient)
+    assert_same_bits(resumed[0].weight.detach(), layers[0].weight.detach())
+
+
+def test_a_loaded_state_is_laid_out_as_the_table_but_not_under_its_holder():
+    _, other = trained(plain, torchs, "Adam", OPTIONS, steps=6)
+    layers = by_columns()
+    optimizer = ours("Adam", layers, OPTIONS)
+    optimizer.load_state_dict(other.state_dict())
+    state = optimizer.state[layers[0].weight]
+    itself, alias = state["exp_avg_sq"], state["exp_avg"].view(-1)
+    train(layers, optimizer, batches(3))
+    state = optimizer.state[layers[0].weight]
+    strides = {name: state[name].stride() for name in state if state[name].ndim}
+    theirs, own = (ROWS, 1), (1, COLUMNS)
+    assert strides == {"exp_avg": theirs, "exp_avg_sq": own, "max_exp_avg_sq": own}
+    assert_same_bits(alias, state["exp_avg"].flatten())
+    assert_same_bits(itself, state["exp_avg_sq"])
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_torchs_fused_steps_meet_one_layout(name):
+    """They go through the memory of parameter, gradient and state side by side."""
+    options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
+    found = []
+    for make, chosen in ((by_columns, ours), (plain, torchs)):
+        layers = plain()
+        optimizer = torchs(name, layers, options)
+        train(layers, optimizer, batches(4))
+        following = make()
+        following.load_state_dict(layers.state_dict())
+        successor = chosen(name, following, options)
+        successor.load_state_dict(optimizer.state_dict())
+        for i in range(6):  # a dense step first, and at times the gradient is laid out otherwise
+            successor.zero_grad()
+            if i % 3:
+                look_up(following[0].weight, torch.tensor([i]), columns=True).sum().backward()
+            else:
+                gradient = torch.linspace(-1, 1, COLUMNS * ROWS).view(COLUMNS, ROWS)
+                following[0].weight.grad = gradient
+            if i % 3 == 2:
+                F.linear(torch.ones(ROWS), following[0].weight).sum().backward()
+            successor.step()
+        last = plain()
+        last.load_state_dict(following.state_dict())
+        optimizer = torchs(name, last, options)
+        optimizer.load_state_dict(successor.state_dict())
+        train(last, optimizer, batches(4))
+        found.append(vector(last))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+# --- Learned on use -------------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("columns", [True, False])
+def test_a_parameter_that_is_looked_up_becomes_a_table(name, options, columns):
+    found = []
+    for optimizer, dtype in (
+        (ours, torch.float32),
+        (torchs, torch.float32),
+        (torchs, torch.float64),
+    ):
+        layers = plain(dtype)
+        if not columns:
+            layers[0] = model(dtype)[0]
+            layers[0].forward = lambda ids, layer=layers[0]: look_up(layer.weight, ids)
+        chosen = optimizer(name, layers, options)
+        for i, batch in enumerate(batches(30)):
+            train(layers, chosen, [batch])
+            assert type(layers[0].weight) is (Table if optimizer is ours else nn.Parameter)
+            learned = i > 0 and optimizer is ours
+            assert isinstance(layers[0].weight.grad, RowGradient) == learned
+        found.append(layers)
+    assert found[0][0].weight.columns == columns
+    assert_no_worse(*map(vector, found))
+
+
+def test_what_is_not_learned():
+    ids = torch.tensor([1, 2])
+    frozen, whole = nn.Parameter(torch.ones(3, 4), requires_grad=False), nn.Parameter(torch.ones(3))
+    quiet, leaf = nn.Parameter(torch.ones(3, 4)), torch.ones(3, 4, requires_grad=True)
+    for weight in (frozen, leaf, quiet * 1):
+        look_up(weight, ids)
+    with torch.no_grad():
+        look_up(quiet, ids)
+    with pytest.raises(RuntimeError):
+        look_up(whole, ids)
+    torch.compile(lambda w: look_up(w, ids, True), backend="eager", fullgraph=True)(quiet)
+    computed = nn.utils.parametrizations.weight_norm(OneHot(4, 3, bias=False))
+    computed(ids)
+    for weight in (frozen, whole, leaf, quiet, *computed.parameters()):
+        assert not hasattr(weight, "looked_up")
+    for columns, mark in ((True, "columns"), (False, "rows")):
+        look_up_bags(quiet, ids[None], columns=columns)
+        assert quiet.looked_up == mark
+
+
+@pytest.mark.parametrize("option", ["capturable", "differentiable"])
+def test_what_cannot_be_a_table_stays_dense(option):
+    layers = plain()
+    optimizer = hotrow.optim.Adam(layers.parameters(), foreach=False)
+    optimizer.param_groups[0][option] = True
+    layers(torch.tensor([1])).sum().backward()
+    optimizer._adopt()
+    assert layers[0].weight.looked_up == "columns"
+    assert type(layers[0].weight) is nn.Parameter
+    optimizer.param_groups[0][option] = False
+    optimizer.step()
+    assert type(layers[0].weight) is Table
+
+
+def test_a_parameter_that_is_held_is_laid_out_when_it_is_let_go():
+    layers = plain()
+    alias = layers[0].weight.data
+    optimizer = ours("Adam", layers, OPTIONS)
+    train(layers, optimizer, batches(3))
+    assert_same_bits(alias, layers[0].weight.detach())
+    del alias
+    train(layers, optimizer, batches(1))
+    assert isinstance(layers[0].weight.grad, RowGradient)
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_gradient_that_is_kept_is_laid_out_with_its_parameter(held):
+    weight = nn.Parameter(torch.ones(3, 4))
+    weight.pow(2).sum().backward()
+    gradient, views = weight.grad, []
+    if held:  # as by a bucket of gradients
+        views.append(gradient.view(-1))
+    Table.adopt(weight, columns=True)
+    assert weight.grad is gradient
+    assert weight.stride() == (1, 3)
+    assert gradient.stride() == ((4, 1) if held else (1, 3))
+    assert all(view.data_ptr() == gradient.data_ptr() for view in views)
+
+
+def test_zeros_for_a_gradient():
+    found = []
+    for optimizer in (ours, torchs):
+        layers = plain()
+        chosen = optimizer("Adam", layers, OPTIONS)
+        for ids, gradient in batches(4):
+            chosen.zero_grad(set_to_none=False)
+            (layers[0](ids) * gradient).sum().backward()
+            chosen.step()
+        found.append(layers[0].weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_compiled_model_reads_nothing_stale(in_graph):
+    torch._dynamo.reset()
+    call = lambda weight, ids: look_up(weight, ids, True)  # noqa: E731
+    call = torch.compiler.allow_in_graph(call) if in_graph else call
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=in_graph and None)
+    found = []
+    for optimizer in (ours, torchs):
+        layers = plain()
+        chosen, seen = optimizer("AdamW", layers, {"lr": 0.1, "weight_decay": 0.1}), []
+        for i, (ids, gradient) in enumerate(batches(12)):
+            chosen.zero_grad()
+            way = compiled if i % 3 == 1 else call  # what is looked up in a graph is not learned
+            (way(layers[0].weight, ids) * gradient).sum().backward()
+            chosen.step()
+            with torch.set_grad_enabled(i % 2 == 1):
+                seen.append(compiled(layers[0].weight, torch.tensor([ROWS - 1, 7])).detach())
+        found.append(torch.cat([*seen, layers[0].weight.detach().t()]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_parameter_is_left(monkeypatch):
+    monkeypatch.setattr("hotrow.table.lookup.WORTHWHILE", 13)
+    weights = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(13, 1))
+    for weight in weights:
+        look_up(weight, torch.tensor([1]))
+    assert [hasattr(weight, "looked_up") for weight in weights] == [False, True]

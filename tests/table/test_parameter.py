@@ -1,0 +1,475 @@
+"""A table settles before anything reads it; its gradient holds touched rows and is a gradient."""
+
+import copy
+import io
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+from tests.support.tolerance import assert_same_bits
+
+IDS = torch.tensor([[1, 2, 2], [5, 1, 0]])
+
+
+def twins():
+    """The same model twice: with a table, and plain."""
+    plain = nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 2))
+    rows = copy.deepcopy(plain)
+    Table.adopt(rows[0].weight)
+    return rows, plain
+
+
+class Recorder:
+    """A lag that writes down what it was asked for."""
+
+    behind = True
+
+    def __init__(self):
+        self.asked = []
+
+    def close(self):
+        self.settle(None)
+
+    def settle(self, rows):
+        self.asked.append(None if rows is None else rows.tolist())
+
+    def look_up(self, at):
+        self.asked.append(at.rows.tolist())
+        return torch.full((at.places.numel(), 3), 7.0)
+
+
+# --- The gradient ------------------------------------------------------------------------
+
+
+def backward(model, *batches):
+    for ids in batches:
+        model(ids).pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("batches", [(IDS,), (IDS, IDS[:1]), (IDS, IDS, torch.tensor([9]))])
+def test_gradient_is_the_dense_one(batches):
+    rows, plain = twins()
+    backward(rows, *batches)
+    backward(plain, *batches)
+    gradient = rows[0].weight.grad
+    assert isinstance(gradient, RowGradient)
+    assert gradient.shape == (10, 3)
+    assert_same_bits(gradient.dense(), plain[0].weight.grad)
+
+
+def test_gradient_holds_touched_rows_only():
+    rows, _ = twins()
+    backward(rows, IDS)
+    gradient = rows[0].weight.grad.merge()
+    assert gradient.ids.tolist() == [0, 1, 2, 5]
+    assert gradient.rows.shape == (4, 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"padding_idx": 2}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}]
+)
+def test_options_mean_what_they_mean_in_torch(options):
+    plain = nn.Embedding(10, 3, **options)
+    rows = copy.deepcopy(plain)
+    Table.adopt(rows.weight)
+    cotangent = torch.randn(2, 3, 3)
+    for layer in (rows, plain):
+        layer(IDS).backward(cotangent)
+    assert_same_bits(rows.weight.grad.dense(), plain.weight.grad)
+    assert_same_bits(rows.weight.data, plain.weight.data)
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+@pytest.mark.parametrize("norm", [2.0, 1.0, float("inf")])
+def test_clip_grad_norm(foreach, norm):
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    clipped = [
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm_type=norm, foreach=foreach)
+        for model in (rows, plain)
+    ]
+    torch.testing.assert_close(*clipped)
+    torch.testing.assert_close(rows[0].weight.grad.dense(), plain[0].weight.grad)
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_clip_grad_value(foreach):
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    for model in (rows, plain):
+        nn.utils.clip_grad_value_(model.parameters(), 0.01, foreach=foreach)
+    assert_same_bits(rows[0].weight.grad.dense(), plain[0].weight.grad)
+
+
+def test_clipping_leaves_other_gradients_alone():
+    layer = nn.Embedding(4, 2)
+    Table.adopt(layer.weight)
+    output = layer(torch.tensor([1, 2]))
+    cotangent = torch.ones(2, 2)
+    output.backward(cotangent)
+    layer.weight.grad.mul_(0.5)
+    assert (cotangent == 1).all()
+
+
+OTHERS = {
+    "cotangent": lambda output, held: output.backward(held[0]),
+    "its view": lambda output, held: output.backward(held[0].view(2, 3, 3)),
+    "hook": lambda output, held: (
+        output.register_hook(held.append),
+        (output * held[0]).sum().backward(),
+    ),
+    "retained": lambda output, held: (
+        output.retain_grad(),
+        (output * held[0]).sum().backward(),
+        held.append(output.grad),
+    ),
+    "numpy": lambda output, held: output.backward(torch.from_numpy(held[0].numpy())),
+    "nobody": lambda output, held: (output * held[0]).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_ids_and_gradients_may_be_reused_after_backward(name):
+    results = []
+    for model in twins():
+        ids, held = IDS.clone(), [torch.arange(18.0).view(2, 3, 3)]
+        output = model[0](ids)
+        OTHERS[name](output, held)
+        ids.zero_()
+        for each in held:
+            each.detach().numpy()[:] = -7.0
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    assert_same_bits(*results)
+
+
+def test_a_gradient_that_nobody_holds_is_not_copied():
+    model, _ = twins()
+    model[0](IDS).pow(2).sum().backward()
+    assert not model[0].weight.grad.held.merged
+
+
+def test_a_gradient_that_was_written_to_all_the_same_is_an_error():
+    model, _ = twins()
+    model[0](IDS).pow(2).sum().backward()
+    gradient = model[0].weight.grad
+    gradient.held.rows.zero_()
+    with pytest.raises(HotrowError, match="was written to after backward"):
+        gradient.merge()
+
+
+def test_an_alias_of_a_gradient_is_the_gradient():
+    results = []
+    for model in twins():
+        backward(model, IDS)
+        gradient = model[0].weight.grad
+        gradient.data.mul_(3)
+        gradient.detach().clamp_(-1, 1)
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient.clone())
+        gradient.data.zero_()
+        assert not gradient.abs().sum()
+        backward(model, IDS)
+        gradient.detach_().zero_()
+        assert not gradient.abs().sum()
+    assert_same_bits(*results)
+
+
+def test_gradient_scaler():
+    results = []
+    for model in twins():
+        scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+        optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+        optimizer.add_param_group({"params": [model[0].weight]})
+        scaler.scale(model(IDS).sum()).backward()
+        scaler.unscale_(optimizer)
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    assert_same_bits(*results)
+
+
+def test_zeroing():
+    rows, _ = twins()
+    backward(rows, IDS)
+    rows.zero_grad(set_to_none=False)
+    assert rows[0].weight.grad.dense().abs().sum() == 0
+    backward(rows, IDS)
+    rows.zero_grad()
+    assert rows[0].weight.grad is None
+
+
+def test_what_is_not_elementwise_gets_it_written_out():
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    gradient, expected = rows[0].weight.grad, plain[0].weight.grad
+    assert_same_bits(gradient + 1, expected + 1)
+    assert_same_bits(gradient.sum(0), expected.sum(0))
+    assert_same_bits(gradient[2], expected[2])
+    assert_same_bits(gradient.abs().dense(), expected.abs())
+    assert_same_bits(gradient.exp(), expected.exp())  # zero does not stay zero
+    assert "RowGradient(10 x 3" in repr(gradient)
+
+
+WRITES = {
+    "add": lambda g: g.add_(1.0),
+    "broadcast": lambda g: g.add_(torch.ones(1, 3)),
+    "nan": lambda g: g.mul_(float("nan")),
+    "copy": lambda g: g.copy_(torch.ones(10, 3)),
+    "slice": lambda g: g[:3].zero_(),
+    "set a slice": lambda g: g.__setitem__(slice(0, 3), 0.0),
+    "set rows": lambda g: g.__setitem__(torch.tensor([1, 4]), 5.0),
+    "column": lambda g: g[:, 0].mul_(7),
+    "view": lambda g: g.view(-1).clamp_(max=0.5),
+    "transposed": lambda g: g.t().mul_(2),
+    "split": lambda g: g.split(4)[1].fill_(3.0),
+    "data of a slice": lambda g: g.data[2:4].fill_(3.0),
+    "foreach zero": lambda g: torch._foreach_zero_([g]),
+    "foreach divide": lambda g: torch._foreach_div_([g], 2.0),
+    "foreach scalars": lambda g: torch._foreach_mul_([g], [2.0]),
+    "foreach add": lambda g: torch._foreach_add_([g], 1.0),
+    "foreach copy": lambda g: torch._foreach_copy_([g], [torch.ones(10, 3)]),
+    "out": lambda g: torch.mul(g, 3, out=g),
+    "new data": lambda g: setattr(g, "data", torch.full((10, 3), 2.0)),
+    "write, then accumulate": lambda g: (g[:3].zero_(), g.add_(torch.ones(10, 3))),
+    "zero a view's base": lambda g: (g[:3], g.zero_()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_gradient_may_be_written_to(name):
+    results = []
+    for model in twins():
+        backward(model, IDS)
+        WRITES[name](model[0].weight.grad)
+        backward(model, IDS[:1])
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_gradient_is_read_as_a_tensor_is():
+    rows, plain = twins()
+    backward(rows, IDS)
+    backward(plain, IDS)
+    gradient, expected = rows[0].weight.grad, plain[0].weight.grad
+    assert gradient.tolist() == expected.tolist()
+    assert (np.asarray(gradient) == expected.numpy()).all()
+    assert (gradient.numpy() == expected.numpy()).all()
+    file = io.BytesIO()
+    torch.save(gradient, file)
+    file.seek(0)
+    assert_same_bits(torch.load(file, weights_only=True), expected)
+    assert torch.equal(copy.deepcopy(gradient) * 1, expected)
+
+
+@pytest.mark.parametrize("norm", [2.0, float("inf")])
+def test_the_norm_of_an_empty_gradient(norm):
+    rows, plain = twins()
+    norms = []
+    for model in (rows, plain):
+        model[0](IDS[:0]).sum().backward()
+        norms.append(nn.utils.clip_grad_norm_(model[0].parameters(), 1.0, norm_type=norm))
+    assert_same_bits(*norms)
+
+
+@pytest.mark.parametrize("dense_first", [True, False])
+def test_a_table_that_is_used_densely_as_well_has_both_gradients(dense_first):
+    rows, plain = twins()
+    results = []
+    for model in (rows, plain):
+        uses = [
+            lambda m=model: backward(m, IDS),
+            lambda m=model: m[0].weight.pow(2).sum().backward(),
+        ]
+        for use in reversed(uses) if dense_first else uses:
+            use()
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results)
+
+
+def test_both_uses_in_one_backward():
+    results = []
+    for model in twins():
+        hidden = model[0](IDS)
+        (hidden @ model[0].weight.t()).pow(2).sum().backward()  # a tied head
+        gradient = model[0].weight.grad
+        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+    torch.testing.assert_close(*results)
+
+
+# --- No stale read -----------------------------------------------------------------------
+
+READS = {
+    "index": lambda m, w: w[3],
+    "data": lambda m, w: w.data,
+    "norm": lambda m, w: w.norm(),
+    "detach": lambda m, w: np.asarray(w.detach()),
+    "arithmetic": lambda m, w: w + 1,
+    "linear": lambda m, w: F.linear(torch.ones(3), w),
+    "foreach": lambda m, w: torch._foreach_mul([w], 2.0),
+    "iteration": lambda m, w: list(w),
+    "tolist": lambda m, w: w.tolist(),
+    "repr": lambda m, w: repr(w),
+    "data_ptr": lambda m, w: w.data_ptr(),
+    "state_dict": lambda m, w: m.state_dict(),
+    "deepcopy": lambda m, w: copy.deepcopy(m),
+    "save": lambda m, w: torch.save(m, io.BytesIO()),
+    "save of the state": lambda m, w: torch.save(m.state_dict(), io.BytesIO()),
+    "vector": lambda m, w: nn.utils.parameters_to_vector(m.parameters()),
+    "averaged model": lambda m, w: torch.optim.swa_utils.AveragedModel(m),
+    "load": lambda m, w: m.load_state_dict(copy.deepcopy(m.state_dict())),
+    "move": lambda m, w: m.double(),
+    "scatter": lambda m, w: w.index_select(0, IDS[0]),
+    "write": lambda m, w: nn.init.zeros_(w),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reading_settles_everything(name):
+    model, _ = twins()
+    weight = model[0].weight
+    weight.lag = lag = Recorder()
+    READS[name](model, weight)
+    assert None in lag.asked
+
+
+@pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
+def test_a_look_up_settles_what_it_reads(look_up):
+    model, _ = twins()
+    model[0].weight.lag = lag = Recorder()
+    weight = model.eval()[0].weight
+    with torch.no_grad():
+        look_up(IDS, weight)
+    assert lag.asked == [[0, 1, 2, 5]]
+    trained = look_up(IDS, weight)  # rows that are trained next need not be settled to be read
+    assert lag.asked == [[0, 1, 2, 5]] * 2
+    assert trained.unique().tolist() == [7.0]
+    look_up(IDS, weight, max_norm=1.0)  # but if something writes to them
+    assert weight[IDS.unique()].norm(dim=1).max() <= 1.0
+
+
+@pytest.mark.parametrize("ids", [[3, 10], [-1]])
+def test_a_bad_id_is_an_error_before_anything_settles(ids):
+    model, _ = twins()
+    model[0].weight.lag = lag = Recorder()
+    with pytest.raises(IndexError, match=r"the table has 10 rows \(valid 0\.\.9\)"):
+        model(torch.tensor(ids))
+    assert lag.asked == []
+
+
+def test_what_reads_no_value_settles_nothing():
+    model, _ = twins()
+    weight = model[0].weight
+    weight.lag = lag = Recorder()
+    assert (weight.shape, weight.size(0), weight.numel(), weight.ndim) == ((10, 3), 10, 30, 2)
+    assert weight.grad is None
+    assert weight.requires_grad
+    hash(weight)
+    weight.register_hook(lambda gradient: gradient)
+    model.zero_grad()
+    model.train()
+    assert list(model.named_parameters())
+    assert lag.asked == []
+
+
+def test_a_copy_and_a_file_are_settled_and_free():
+    model, _ = twins()
+    model[0].weight.lag = Recorder()
+    other = copy.deepcopy(model)
+    assert isinstance(other[0].weight, Table)
+    assert other[0].weight.lag is None
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert type(loaded["0.weight"]) is torch.Tensor
+    assert_same_bits(loaded["0.weight"], model[0].weight.data)
+
+
+def test_adopting_keeps_the_object():
+    layer = nn.Embedding(4, 2)
+    weight, pointer = layer.weight, layer.weight.data_ptr()
+    assert Table.adopt(weight) is weight is layer.weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.data_ptr() == pointer
+    assert Table.adopt(weight) is weight
+
+
+# --- What is done to an output, and with a gradient ----------------------------------------
+
+
+def lagging():
+    """A converted table some of whose rows lag, and its optimizer."""
+    torch.manual_seed(0)
+    model = hotrow.convert(nn.Embedding(9, 4))
+    optimizer = hotrow.optim.AdamW(model.parameters())
+    for i in range(6):
+        optimizer.zero_grad()
+        model(torch.tensor([i])).sum().backward()
+        optimizer.step()
+    assert model.weight.lag.behind
+    return model, optimizer
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+@pytest.mark.parametrize("lags", [True, False])
+def test_an_output_may_be_written_in_place(lags, shape):
+    model = lagging()[0] if lags else hotrow.convert(nn.Embedding(9, 4))
+    plain = nn.Embedding.from_pretrained(model.weight.detach().clone(), freeze=False)
+    for each in (model, plain):
+        each.zero_grad()
+        output = each(torch.tensor([1, 2, 2, 0]).view(shape))
+        output += 1
+        output.relu_()
+        output.pow(2).sum().backward()
+    assert_same_bits(model.weight.grad.dense(), plain.weight.grad)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
+def test_a_gradient_with_a_history_is_stepped_with():
+    model, optimizer = lagging()
+    optimizer.zero_grad()
+    model(torch.tensor([1, 2, 2])).pow(2).sum().backward(create_graph=True)
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert bool((model.weight != before)[[1, 2]].all())
+
+
+def test_other_storage_is_noticed_by_a_look_up():
+    model, _ = lagging()
+    with torch.no_grad():
+        model.weight.set_(torch.ones(9, 4))
+    with pytest.raises(HotrowError, match="storage was replaced while rows of it lagged"):
+        model(torch.arange(9))
+
+
+def test_a_gradient_can_be_shared_with_processes():
+    model, _ = lagging()
+    expected = model.weight.grad.dense()
+    model.share_memory()
+    assert model.weight.is_shared()
+    assert_same_bits(model.weight.grad.dense(), expected)
+    assert model.weight.grad.untyped_storage().is_shared()
+
+
+def test_a_table_read_in_the_middle_of_its_step_is_an_error(monkeypatch):
+    model, optimizer = lagging()
+
+    def interrupted(*args):
+        model.weight.sum()
+
+    monkeypatch.setattr("hotrow.optim.lag.step", interrupted)
+    with pytest.raises(HotrowError, match="read in the middle of its step"):
+        optimizer.step()
+    monkeypatch.undo()
+    model.weight.sum()  # not for ever

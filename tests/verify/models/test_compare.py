@@ -1,0 +1,542 @@
+"""saved: a model plain and converted; every fault is caught, and no more is claimed than shown."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.onehot.rules import products
+from hotrow.verify.models.compare import saved
+from hotrow.verify.models.products import Count
+from hotrow.verify.models.splice import Splice
+from hotrow.verify.models.trial import Inputs, Trial
+
+pytestmark = pytest.mark.usefixtures("small_tables")
+
+
+class Policy(nn.Module):
+    """A one-hot, a linear layer and more."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Dropout(0.4))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, states):
+        return self.head(self.net(F.one_hot(states, 16).float()))
+
+
+class Fields(nn.Module):
+    """Three fields and dense columns, which have a gradient, into one linear layer."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.dense = nn.Linear(3, 3, dtype=dtype)
+        self.linear = nn.Linear(33, 6, dtype=dtype)
+        self.head = nn.Linear(6, 2, dtype=dtype)
+        self.dtype = dtype
+
+    def forward(self, ids, features):
+        fields = [F.one_hot(ids[:, i], 10).to(self.dtype) for i in range(3)]
+        x = torch.cat([fields[0], self.dense(features), *fields[1:]], -1)
+        return self.head(torch.tanh(self.linear(x)))
+
+
+class Bag(nn.Module):
+    """Sums of one-hots, each scaled, times a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(40, 5))
+
+    def forward(self, ids, weights):
+        return (F.one_hot(ids, 40).float() * weights).sum(1) @ self.table
+
+
+class Bilinear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dense = nn.Bilinear(12, 4, 3), nn.Linear(4, 4)
+
+    def forward(self, ids, x):
+        return self.layer(F.one_hot(ids, 12).float(), self.dense(x))
+
+
+IDS = torch.randint(10, (64, 3), generator=torch.Generator().manual_seed(1))
+FEATURES = torch.randn(64, 3, generator=torch.Generator().manual_seed(2))
+STATES = torch.randint(16, (50,), generator=torch.Generator().manual_seed(3))
+BAGS = torch.randint(40, (30, 7), generator=torch.Generator().manual_seed(4))
+
+
+def run(model, inputs, **options):
+    return saved(model, inputs, **({"seconds": 0} | options))
+
+
+def verdicts(found):
+    return {each.what: each.verdict for each in found.agreements}
+
+
+def test_a_policy_is_equal_bit_for_bit_and_multiplies_no_zero():
+    found = run(Policy, STATES)
+    assert found
+    assert found.equal is True
+    assert found.verdict == "equal: the same numbers, none of the zeros"
+    assert verdicts(found) == {
+        "output": "bitwise",
+        **{
+            f"gradient of {name}": "bitwise"
+            for name in ("net.0.weight", "net.0.bias", "head.weight", "head.bias")
+        },
+    }
+    assert found.tables == ("net.0.weight",)
+    assert found.notes == ()
+    forward, both = found.spent
+    assert (forward.what, both.what) == ("forward", "forward and gradient")
+    assert (forward.plain_multiplications, forward.converted_multiplications) == (50 * 16 * 8, 0)
+    assert both.plain_multiplications == hotrow.cost(16, 8, 50).matmul.multiplications
+    assert both.converted_multiplications == 0
+    assert forward.plain.bytes_peak > forward.converted.bytes_peak > 0
+    assert len(forward.plain.milliseconds) == len(forward.converted.milliseconds) == 1
+    [finding] = found.findings
+    assert finding.converted
+    assert f"{__file__}:" in finding.what
+
+
+def test_the_model_that_is_given_is_not_changed():
+    model = Policy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    assert run(model, STATES)
+    assert type(model) is Policy
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(type(each) is nn.Parameter for each in model.parameters())
+    assert all(each.grad is None for each in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_is_left_is_a_finding_with_its_cause():
+    class Normed(Policy):
+        def forward(self, states):
+            return F.layer_norm(F.one_hot(states, 16).float(), (16,))
+
+    found = run(Normed, STATES)
+    assert found
+    assert found.verdict == "equal: nothing was converted, so nothing is saved"
+    assert [each.why for each in found.findings] == ["reaches layer_norm, which needs every column"]
+    assert "\n  left\n" in str(found)
+    assert "nothing was converted" in str(found)
+
+
+def test_without_one_hots_it_is_equal_and_says_that_nothing_was_converted():
+    found = run(lambda: nn.Linear(3, 2), torch.randn(4, 3))
+    assert found
+    assert found.findings == ()
+    assert "  nothing was converted: no one-hots were multiplied\n" in str(found)
+    assert found.spent[1].plain_multiplications == 0
+
+
+# --- within rounding --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_of_several_rows_are_within_rounding_all_the_way_through(dtype):
+    found = run(lambda: Fields(dtype), (IDS, FEATURES.to(dtype)))
+    assert found
+    assert found.verdict == "equal within rounding: the same sums, none of the zeros"
+    assert set(verdicts(found).values()) <= {"bitwise", "zeros", "rounding"}
+    assert verdicts(found)["gradient of dense.weight"] == "rounding"
+    forward, both = found.spent
+    each = 64 * 6
+    assert (forward.plain_multiplications, forward.converted_multiplications) == (
+        each * 33,
+        each * 3,
+    )
+    assert (both.plain_multiplications, both.converted_multiplications) == (each * 99, each * 9)
+
+
+def test_half_precision_is_held_to_its_own_bound():
+    found = run(lambda: Fields(torch.bfloat16), (IDS, FEATURES.bfloat16()))
+    assert "different" not in verdicts(found).values()
+    assert found or found.verdict.startswith("CANNOT TELL")
+
+
+def test_under_autocast_the_products_own_dtype_says_what_rounding_is():
+    class Cast(Fields):
+        def forward(self, ids, features):
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(ids, features).float()
+
+    found = run(Cast, (IDS, FEATURES))
+    assert "different" not in verdicts(found).values()
+    assert found.verdict.startswith("equal within rounding")
+
+
+def test_where_the_products_cannot_be_put_back_it_cannot_be_told():
+    class Checkpointed(Fields):
+        def inner(self, ids, features):
+            return super().forward(ids, features)
+
+        def forward(self, ids, features):
+            return checkpoint(self.inner, ids, features, use_reentrant=False)
+
+    found = run(Checkpointed, (IDS, FEATURES))
+    assert found.verdict.startswith("CANNOT TELL")
+    assert "could not be put back in their places to tell: CheckpointError" in found.notes[0]
+
+
+def test_weighted_bags_and_bilinear_products():
+    found = run(Bag, (BAGS, torch.rand(30, 7, 1)))
+    assert found
+    assert found.spent[0].plain_multiplications == 30 * 40 * 5
+    assert found.spent[0].converted_multiplications == 30 * 7 * 5
+    found = run(Bilinear, (STATES % 12, torch.randn(50, 4)))
+    assert found
+    assert found.spent[0].plain_multiplications == 50 * 12 * 4 * 3
+    assert found.spent[0].converted_multiplications == 0
+
+
+def test_a_view_of_a_parameter_is_bounded_too():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(6, 50))
+
+        def forward(self, ids):
+            x = F.one_hot(ids, 40).float().sum(1)
+            return torch.tanh(x @ self.table[:, 10:].t())
+
+    found = run(Part, BAGS)
+    assert found
+    assert verdicts(found)["gradient of table"] == "rounding"
+
+
+def test_a_weight_used_twice_and_elsewhere():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(40, 40)
+
+        def forward(self, ids):
+            x = F.one_hot(ids, 40).float()
+            return self.linear(torch.tanh(self.linear(x.sum(1)) + self.linear(x[:, 0])))
+
+    assert run(Twice, BAGS)
+
+
+def test_a_computed_weight_cannot_be_told_where_its_rows_are_added():
+    class Computed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.raw = nn.Parameter(torch.randn(40, 5))
+
+        def forward(self, ids):
+            return F.one_hot(ids, 40).float() @ (self.raw.exp() * 0.3)
+
+    found = run(Computed, torch.tensor([3] * 500 + [4] * 300), seed=3)
+    assert verdicts(found)["output"] == "bitwise"
+    assert "different" not in verdicts(found).values()
+
+
+def test_within_rounding_is_not_claimed_of_what_makes_much_of_it():
+    class Steep(Fields):
+        def forward(self, ids, features):
+            return torch.sin(super().forward(ids, features) * 1e7)
+
+    found = run(Steep, (IDS, FEATURES))
+    assert not found
+    assert verdicts(found)["output"] == "unsure"
+    assert found.verdict.startswith("CANNOT TELL")
+    assert "perhaps rounding, but no bound shows it" in " ".join(str(found).split())
+
+
+def test_a_model_that_does_not_repeat_itself_cannot_be_told():
+    calls = iter(range(10**6))
+
+    class Drifting(Policy):
+        def forward(self, states):
+            return super().forward(states) + next(calls)
+
+    found = run(Drifting, STATES)
+    assert not found
+    assert verdicts(found)["output"] == "unsure"
+    assert "does not repeat itself" in found.notes[0]
+
+
+# --- faults -----------------------------------------------------------------------------------
+
+
+def broken(monkeypatch, name, change):
+    real = getattr(products, name)
+    monkeypatch.setattr(products, name, lambda *given, **kw: change(real(*given, **kw)))
+
+
+CHANGES = {
+    "scaled": lambda rows: rows * (1 + 2**-16),
+    "one value": lambda rows: torch.cat([rows[:1] + 2**-12, rows[1:]]),
+    "no gradient": lambda rows: rows.detach() + 0 * rows,
+    "half the gradient": lambda rows: rows / 2 + (rows / 2).detach(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_look_up_that_is_wrong_is_caught(monkeypatch, change):
+    broken(monkeypatch, "look_up", change)
+    found = run(Policy, STATES)
+    assert not found
+    assert "different" in verdicts(found).values()
+    assert "rounding" not in verdicts(found).values()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_bag_that_is_wrong_is_caught_beside_true_rounding(monkeypatch, change):
+    broken(monkeypatch, "look_up_bags", change)
+    found = run(Fields, (IDS, FEATURES))
+    assert not found
+    assert verdicts(found)["gradient of linear.weight"] == "different"
+
+
+def test_a_one_hot_that_is_wrong_is_caught(monkeypatch):
+    """Not in the products, which agree with what they are given."""
+    real = products.product
+
+    def shifted(x, weight, columns=False):
+        for part in x.parts:
+            if hasattr(part, "ids"):
+                part.ids.copy_((part.ids + 1) % part.width)
+        return real(x, weight, columns)
+
+    monkeypatch.setattr(products, "product", shifted)
+    found = run(Policy, STATES)
+    assert verdicts(found)["output"] == "different"
+    assert found.verdict.startswith("NOT equal")
+
+
+def test_a_row_that_is_lost_from_a_gradient_is_caught(monkeypatch):
+    from hotrow.table.autograd import LookUp
+
+    real = LookUp.backward
+
+    def lossy(ctx, gradient):
+        gradient = gradient.clone()
+        gradient[-1] = 0
+        return real(ctx, gradient)
+
+    monkeypatch.setattr(LookUp, "backward", staticmethod(lossy))
+    found = run(Policy, STATES)
+    assert verdicts(found)["gradient of net.0.weight"] == "different"
+    assert verdicts(found)["gradient of head.weight"] == "bitwise"
+
+
+def test_a_nan_in_a_row_nobody_selected_is_not_equal_and_says_why():
+    model = Policy().eval()
+    model.net[0].weight.data[2, 5] = torch.nan
+    found = run(model, torch.tensor([1, 2]))
+    assert not found
+    assert found.verdict.startswith("NOT equal")
+    assert "net.0.weight holds inf or NaN: 0 x inf is NaN" in found.notes[0]
+
+
+def test_a_converted_model_that_fails_is_a_fault_of_hotrows(monkeypatch):
+    def fail(*_, **__):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(products, "product", fail)
+    with pytest.raises(RuntimeError, match="the converted model raises what the plain one does"):
+        run(Policy, STATES)
+
+
+# --- inputs and outputs -----------------------------------------------------------------------
+
+
+@dataclass
+class Answer:
+    scores: torch.Tensor
+    best: torch.Tensor
+
+
+class Odd(nn.Module):
+    """Every kind of output, state, and an input that is written into."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 4), nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(16))
+        self.table = nn.Embedding(16, 4)
+
+    def forward(self, states, *, extra, flag=None):
+        states += 1
+        one_hot = F.one_hot(states, 16)
+        self.seen += one_hot.sum(0)
+        scores = self.norm(self.linear(one_hot.float()) + self.table(states)) * extra
+        wave = torch.complex(scores, -scores)
+        return Answer(scores, scores.argmax(-1)), {"wave": wave, "bool": scores > 0}, 3, flag, "x"
+
+
+def test_dataclasses_dicts_integers_complex_numbers_state_and_inputs_that_are_written_into():
+    extra = torch.rand(50, 1, requires_grad=True)
+    inputs = {"states": STATES - 1, "extra": extra, "flag": None}
+    inputs["states"] = STATES.clamp(max=14)
+    kept = inputs["states"].clone()
+    found = run(Odd, inputs)
+    assert found
+    assert torch.equal(inputs["states"], kept)
+    assert extra.grad is None
+    results = set(verdicts(found))
+    assert {
+        "output[0].scores",
+        "output[0].best",
+        "output[1]['wave']",
+        "output[1]['bool']",
+        "output[2]",
+        "gradient of input extra",
+        "buffer seen",
+        "buffer norm.running_mean",
+        "gradient of table.weight",
+    } <= results
+    assert found.inputs == "states int64 (50,), extra float32 (50, 1)"
+    assert "state" not in found.title
+
+
+def test_a_model_without_a_gradient_runs_forward_only():
+    model = Policy().requires_grad_(False)
+    found = run(model, STATES)
+    assert found
+    assert list(verdicts(found)) == ["output"]
+    assert [each.what for each in found.spent] == ["forward"]
+
+
+def test_a_model_that_needs_a_graph_inside_is_measured_with_gradients_only():
+    class Forces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.atoms = nn.Linear(10, 3)
+
+        def forward(self, kinds, places):
+            places = places.detach().requires_grad_()
+            energy = (self.atoms(F.one_hot(kinds, 10).float()) * places).pow(2).sum()
+            return torch.autograd.grad(energy, places, create_graph=True)[0]
+
+    found = run(Forces, (STATES % 10, torch.randn(50, 3)))
+    assert [each.what for each in found.spent] == ["forward and gradient"]
+    assert "different" not in verdicts(found).values()
+
+
+def test_training_and_evaluation_mode_are_the_models_own():
+    assert run(Policy, STATES).training
+    found = run(Policy().eval(), STATES)
+    assert not found.training
+    assert "evaluation mode" in str(found)
+
+
+# --- the report -------------------------------------------------------------------------------
+
+
+def test_the_report_fits_80_columns_whatever_the_names():
+    class Long(Fields):
+        def __init__(self):
+            super().__init__()
+            self.add_module("a_module_of_a_very_long_name_that_goes_on" * 3, nn.Linear(2, 2))
+
+        def forward(self, ids, features):
+            out = super().forward(ids, features)
+            return {"\x1b[31m" + "x" * 90: getattr(self, [*self._modules][-1])(out)}
+
+    found = run(Long, (IDS, FEATURES), title="package." * 15 + "models:build")
+    text = str(found)
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_the_figures_are_json_with_units():
+    found = run(Fields, (IDS, FEATURES), title="fields", seed=5)
+    content = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert (content["title"], content["seed"], content["equal"]) == ("fields", 5, True)
+    assert {each["what"] for each in content["agreements"]} == set(verdicts(found))
+    for spent in content["spent"]:
+        for way in ("plain", "converted"):
+            assert spent[way].keys() == {
+                "one_hot_multiplications",
+                "measured_bytes_peak",
+                "median_ms",
+                "runs_ms",
+            }
+    assert content["findings"][0].keys() >= {"path", "what", "converted", "how", "why"}
+
+
+# --- what cannot be used ----------------------------------------------------------------------
+
+
+class Stuck(Policy):
+    def __deepcopy__(self, memo):
+        raise TypeError("no copies")
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "problem"),
+    [
+        (lambda: 3, STATES, "the model is a int, and no torch.nn.Module"),
+        (lambda: hotrow.convert(Policy()), STATES, "Policy is converted already, at the model its"),
+        (
+            lambda: nn.Sequential(hotrow.convert(nn.Embedding(3, 2))),
+            STATES,
+            "Sequential is converted already, at 0",
+        ),
+        (Stuck, STATES, "Stuck cannot be copied, and both ways need a copy each: TypeError: no"),
+        (
+            Policy,
+            STATES.float(),
+            r"Policy cannot be run on these inputs \(float32 \(50,\)\): RuntimeError: one_hot is",
+        ),
+        (Policy, {"state": STATES}, r"Policy cannot be run on these inputs \(state int64 \(50,\)"),
+        (Policy, STATES + 9, r"Policy cannot be run on these inputs .*Class values must be small"),
+        (Policy, {3: STATES}, "the inputs are a dict with the key 3, but keyword arguments have"),
+    ],
+)
+def test_what_cannot_be_used(model, inputs, problem):
+    with pytest.raises(HotrowError, match=problem):
+        run(model, inputs)
+
+
+def test_what_returns_no_tensor():
+    class Silent(Policy):
+        def forward(self, states):
+            return "nothing"
+
+    with pytest.raises(HotrowError, match="Silent returns no tensor, but str, so there is nothing"):
+        run(Silent, STATES)
+
+
+def test_a_model_of_a_local_class_that_names_what_it_takes():
+    with pytest.raises(HotrowError) as caught:
+        run(Policy, (STATES, STATES))
+    assert caught.value.fix == "give what it takes, forward(states)"
+    assert "takes 2 positional arguments but 3 were given" in caught.value.problem
+
+
+# --- the parts --------------------------------------------------------------------------------
+
+
+def test_a_count_is_of_products_that_became_look_ups_only():
+    trial = Trial(Fields(), "fields", Inputs.of((IDS, FEATURES)), 0)
+    count = Count()
+    trial.converted().results(count)
+    assert (count.plain.forward, count.plain.gradient) == (64 * 6 * 33, 2 * 64 * 6 * 33)
+    trial.plain().results(count)  # a plain model has no look-ups
+    assert count.plain.forward == 64 * 6 * 33
+
+
+def test_with_the_products_put_back_a_converted_model_has_the_plain_ones_bits():
+    trial = Trial(Fields(), "fields", Inputs.of((IDS, FEATURES)), 0)
+    plain, splice = trial.plain().results(), Splice()
+    spliced = trial.converted((("linear.weight", True),)).results(splice)
+    assert [each.what for each in splice.found] == ["linear", "gradient through linear"]
+    assert all(each.equal for each in splice.found)
+    differing = [name for name in plain if not torch.equal(plain[name], spliced[name])]
+    assert set(differing) <= {"gradient of linear.weight", "gradient of linear.bias"}

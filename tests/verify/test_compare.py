@@ -1,0 +1,202 @@
+"""compare: the main job, its memory budget, and what it reports."""
+
+import json
+
+import pytest
+import torch
+
+import hotrow
+from hotrow import HotrowError, compare
+from hotrow.verify import compare as _compare
+from hotrow.verify.compare import needed_bytes
+from hotrow.verify.measure import peak_memory
+from tests.support.cases import DTYPES
+
+
+def test_example_a():
+    torch.manual_seed(123)
+    found = compare(torch.nn.Embedding(4, 5).weight, [2, 3, 1], tokens=["b", "c", "a"])
+    assert found
+    assert found.equal
+    assert [str(each) for each in found.check.agreements] == [
+        "equal, 15 of 15 values bit for bit",
+        "equal, 20 of 20 values bit for bit",
+    ]
+    assert found.compared == 3
+    assert found.cost == hotrow.cost(4, 5, 3)
+    half = compare(torch.randn(4, 5).half(), [2], seconds=0)
+    assert half.cost == hotrow.cost(4, 5, 1, dtype=torch.float16)
+    assert 1 <= len(found.matmul.milliseconds) == len(found.lookup.milliseconds) <= 7
+    assert found.ratio == found.matmul.median_ms / found.lookup.median_ms
+    assert found.matmul.bytes_peak == found.cost.matmul.bytes_written
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype):
+    table = torch.randn(60, 8).to(dtype)
+    found = compare(table, torch.randint(0, 9, (5, 20)), seconds=0)
+    assert found
+    assert found.check.agreements[0].verdict == "bitwise"
+    assert len(found.matmul.milliseconds) == 1
+
+
+def test_a_different_gradient_or_table_is_not_equal():
+    table = torch.randn(6, 3)
+    table[5, 0] = torch.inf
+    found = compare(table, [1, 2])
+    assert not found
+    assert "NOT equal" in str(found)
+    assert found.check.notes
+
+
+def test_no_ids_is_fine():
+    found = compare(torch.randn(6, 3), [])
+    assert found
+    assert found.check.agreements[0].values == 0
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.999])
+def test_a_budget_takes_the_longest_run_of_ids_that_fits(share):
+    table, ids = torch.randn(500, 3), torch.arange(400)
+    fixed = needed_bytes(table, 0)
+    budget = fixed + int(share * (needed_bytes(table, 400) - fixed))
+    found = compare(table, ids, budget=budget, seconds=0)
+    assert 0 < found.compared < 400
+    assert needed_bytes(table, found.compared) <= budget < needed_bytes(table, found.compared + 1)
+    assert found.needed == needed_bytes(table, 400) > budget
+    assert found.check.agreements[0].values == found.compared * 3
+    assert len(found.ids) == 400
+
+
+def test_the_ids_compared_are_the_first():
+    table, ids = torch.randn(500, 3), torch.arange(100, 500)
+    fixed, per_id = _compare._needs(table)
+    seen = []
+    real = _compare.lookup_side
+
+    def spy(table, batch):
+        seen.append(batch.ids.tolist())
+        return real(table, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_compare, "lookup_side", spy)
+        compare(table, ids, budget=fixed + 5 * per_id, seconds=0)
+    assert seen == [[100, 101, 102, 103, 104]]
+
+
+def test_the_default_budget_is_half_of_what_is_free(monkeypatch):
+    monkeypatch.setattr(_compare, "free_memory", lambda: 2_000_001)
+    assert compare(torch.randn(6, 3), [1], seconds=0).budget == 1_000_000
+
+
+def test_times_are_of_their_side(monkeypatch):
+    def in_turn(works, seconds, most):
+        assert [set(work()) for work in works] == [{"output", "gradient"}] * 2
+        assert [work()["gradient"].is_sparse for work in works] == [False, True]
+        yield [30.0, 3.0]
+        yield [50.0, 5.0]
+
+    monkeypatch.setattr(_compare, "in_turn", in_turn)
+    found = compare(torch.randn(6, 3), [1, 2])
+    assert found.matmul.milliseconds == (30.0, 50.0)
+    assert found.lookup.milliseconds == (3.0, 5.0)
+    assert found.ratio == 10
+
+
+def test_a_budget_that_suffices_takes_all():
+    table = torch.randn(500, 3)
+    assert compare(table, torch.arange(400), budget=needed_bytes(table, 400)).compared == 400
+
+
+def test_a_budget_below_one_id_is_an_error():
+    with pytest.raises(HotrowError, match=r"for a single id in this 500 x 3 table, over the budg"):
+        compare(torch.randn(500, 3), [1], budget=1000)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns", "count"), [(3000, 20, 1), (3000, 20, 500), (3000, 1, 500), (2, 1, 50_000)]
+)
+def test_the_estimate_is_no_less_than_what_is_used(monkeypatch, rows, columns, count, dtype):
+    table, ids = torch.randn(rows, columns).to(dtype), torch.randint(0, rows, (count,))
+    found = compare(table, ids, seconds=0)
+    assert found.matmul.bytes_peak <= found.needed
+    # The profiler does not nest: all in all, without what compare itself measures.
+    monkeypatch.setattr(_compare, "peak_memory", lambda work: (work(), 0))
+    _, used = peak_memory(lambda: compare(table, ids, seconds=0))
+    assert used <= found.needed
+
+
+def test_memory_that_the_system_refuses_is_an_error(monkeypatch):
+    def refuse(ids, table):
+        return torch.empty(2**60)
+
+    monkeypatch.setattr("hotrow.verify.reference.embedding", refuse)
+    with pytest.raises(HotrowError, match="the system refused the memory"):
+        compare(torch.randn(6, 3), [1, 2])
+
+
+def test_other_failures_are_not_hidden(monkeypatch):
+    def fail(ids, table):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr("hotrow.verify.reference.embedding", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        compare(torch.randn(6, 3), [1, 2])
+
+
+def test_progress_goes_from_nothing_to_the_end():
+    seen = []
+    compare(torch.randn(6, 3), [1, 2], progress=lambda *step: seen.append(step))
+    done = [step for _, step, _ in seen]
+    assert done == sorted(done)
+    assert done[0] == 0
+    assert {total for _, _, total in seen} == {10}
+    assert done[-1] == 10
+
+
+def test_the_table_is_left_alone():
+    table = torch.nn.Parameter(torch.randn(6, 3))
+    before = table.detach().clone()
+    compare(table, [1, 2, 2])
+    assert table.grad is None
+    assert torch.equal(table, before)
+
+
+def test_json():
+    found = json.loads(json.dumps(compare(torch.randn(6, 3), [1, 2, 2]).to_dict()))
+    assert found["equal"] is True
+    assert found["ids"] == [1, 2, 2]
+    assert found["output"]["bitwise"] == found["output"]["values"] == 9
+    assert found["gradient"]["values"] == 18
+    assert found["matmul"]["multiplications"] == 2 * 3 * 6 * 3
+    assert found["matmul"]["measured_bytes_peak"] == 4 * (18 + 9 + 18)
+    assert found["lookup"]["median_ms"] > 0
+
+
+def test_it_prints():
+    found = compare(torch.randn(6, 3), [1, 2], title="mine")
+    assert str(found) == repr(found)
+    assert str(found).startswith("mine\none-hot @ table and look-up: equal\noutput")
+    assert "<pre>" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("table", "ids", "options", "message"),
+    [
+        (torch.ones(3), [1], {}, "the table has shape (3,), but a table is 2-D: rows x columns"),
+        (torch.ones(3, 2, 1), [1], {}, "but a table is 2-D"),
+        (torch.ones(3, 2).long(), [1], {}, "the table is int64, but a table is one of float64"),
+        (torch.ones(3, 2), [3], {}, "ids[0] = 3, but the table has 3 rows (valid 0..2)"),
+        (torch.ones(3, 2), [0.5], {}, "ids is float32"),
+        (torch.ones(3, 2), [1, 2], {"tokens": ["a"]}, "there are 1 tokens for 2 ids"),
+        (torch.ones(3, 2), [1, 2], {"tokens": "ab"}, "tokens is a str"),
+        (torch.ones(3, 2), [1], {"budget": "2GB"}, "budget is '2GB', but must be an int"),
+        (torch.ones(3, 2), [1], {"budget": 1e9}, "but must be an int, in bytes"),
+        (torch.ones(3, 2, device="meta"), [1], {}, "but a table is dense and has values"),
+    ],
+)
+def test_bad_input(table, ids, options, message):
+    with pytest.raises(HotrowError) as caught:
+        compare(table, ids, **options)
+    assert message in str(caught.value)

@@ -1,0 +1,91 @@
+"""Measuring: what is counted as memory, and how many rounds are run."""
+
+import psutil
+import pytest
+import torch
+
+from hotrow.verify import measure as _measure
+from hotrow.verify.measure import Measured, free_memory, in_turn, peak_memory
+
+
+def test_peak_is_the_most_held_at_once():
+    def work():
+        first = torch.ones(1000)  # 4,000 bytes
+        second = torch.ones(1000)  # 8,000 held
+        del first
+        third = torch.ones(3000)  # 16,000 held
+        del second
+        return third.sum()
+
+    result, peak = peak_memory(work)
+    assert peak == 16_000
+    assert result.item() == 3000
+
+
+def test_peak_of_nothing_is_nothing(capfd):
+    assert peak_memory(lambda: 5) == (5, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only the works move, in seconds."""
+    now = [0.0]
+    monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+
+    def work(name, seconds, runs):
+        def run():
+            runs.append(name)
+            now[0] += seconds
+
+        return run
+
+    return work
+
+
+def test_works_run_in_turn(clock):
+    runs = []
+    works = [clock("a", 1.0, runs), clock("b", 2.0, runs)]
+    rounds = list(in_turn(works, seconds=60, most=3))
+    assert runs == ["a", "b", "a", "b", "a", "b"]
+    assert rounds == [[1000.0, 2000.0]] * 3
+
+
+def test_a_short_work_runs_several_times_in_its_turn(clock):
+    runs = []
+    works = [clock("long", 1.0, runs), clock("short", 0.001, runs)]
+    (times,) = in_turn(works, seconds=0, most=5)
+    assert runs == ["long"] + ["short"] * _measure._IN_ONE_TURN
+    assert times == pytest.approx([1000, 1])
+
+
+def test_rounds_stop_when_time_is_over(clock):
+    assert len(list(in_turn([clock("a", 1.0, [])], seconds=2.5, most=5))) == 3
+    assert len(list(in_turn([clock("a", 1.0, [])], seconds=0, most=5))) == 1
+
+
+def test_median():
+    assert Measured((3.0, 1.0, 200.0), 0).median_ms == 3.0
+
+
+def test_free_memory_is_below_all_memory():
+    assert 0 < free_memory() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"), [("1000", "400", [600]), ("max", "400", []), ("10", "40", [0])]
+)
+def test_a_control_group_lowers_it(monkeypatch, limit, used, expected):
+    files = {"/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
+
+    class FakePath:
+        def __init__(self, path):
+            self.path = path
+
+        def read_text(self):
+            if self.path not in files:
+                raise FileNotFoundError(self.path)
+            return files[self.path] + "\n"
+
+    monkeypatch.setattr(_measure, "Path", FakePath)
+    assert list(_measure._group_limits()) == expected

@@ -1,0 +1,339 @@
+"""The measure of sameness: its figures are right, and a wrong optimizer does not pass."""
+
+import importlib
+import inspect
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+import torch
+
+import hotrow.optim
+from hotrow import HotrowError
+from hotrow.cli.optimizer_options import MECHANICS, defaults, optimizer_name, parse_options
+from hotrow.conversion import resting
+from hotrow.optim import lag
+from hotrow.optim import settle as settling
+from hotrow.optim.ledger import Ledger
+from hotrow.table import gradient
+from hotrow.verify.sameness import SCALES, SLACK, Batches, Sameness, distance, measure, train
+from tests.support import tolerance
+from tests.support.paths import ROOT
+from tests.support.training import Touched, configurations, dense, label
+
+SMALL = {"steps": 60, "rows": 40, "columns": 5}
+STRONG = {"lr": 0.01, "weight_decay": 0.1}
+DEFAULT = resting.LEAST  # before a fixture sets it
+
+
+# --- the figures ------------------------------------------------------------------------------
+
+
+def test_the_figures_are_those_of_runs_below_the_public_path():
+    """The dense gradient written out by hand, and the kernels driven by hand."""
+    for name, kwargs in [("AdamW", STRONG), ("RMSprop", {"momentum": 0.9})]:
+        found = measure(name, kwargs, Batches(**SMALL), scales=(1.0, 1e-4))
+        for each in found.distances:
+            batches = Batches(**SMALL, scale=each.scale)
+            truth, _ = dense(name, kwargs, batches, torch.float64)
+            rival, _ = dense(name, kwargs, batches, torch.float32)
+            ours, _ = Touched(name, kwargs, batches, torch.float32, exact=False).run()
+            assert each.torch == float((rival.double() - truth).abs().max()) > 0
+            assert each.hotrow == float((ours.double() - truth).abs().max()) > 0
+            assert each.same == int((ours == rival).sum()) > 0
+            assert each.values == ours.numel() == 200
+
+
+def test_the_truth_is_the_formulas():
+    """SGD with momentum, decay and the schedule, in numpy's float64."""
+    batches = Batches(**SMALL)
+    options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
+    [found] = train(torch.optim.SGD, options, batches, [0.5], torch.float64)
+    w = batches.weights.double().numpy()
+    buffer = np.zeros_like(w)
+    for t, ids in enumerate(batches.all_ids):
+        g = 0.01 * w
+        np.add.at(g, ids.numpy(), (batches.grads(t) * 0.5).double().numpy())
+        buffer = 0.9 * buffer + g
+        falls = 0.55 + 0.45 * math.cos(math.pi * (t - 6) / 54)
+        w = w - 0.05 * ((t + 1) / 6 if t < 6 else falls) * buffer
+    assert np.abs(found.numpy() - w).max() < 1e-13
+
+
+def test_a_distance():
+    truth = torch.tensor([[1.0, -3.0, 0.5]], dtype=torch.float64)
+    rival = torch.tensor([[1.0, -3.0, 0.75]])
+    ours = torch.tensor([[1.0, -3.5, 0.5]])
+    found = distance(1e-4, ours, rival, truth)
+    assert (found.scale, found.hotrow, found.torch) == (1e-4, 0.5, 0.25)
+    assert (found.same, found.values) == (1, 3)
+    assert found.ulp == 2.0**-22  # of 3.0
+    assert not found.within
+    assert 0 < SLACK * found.ulp <= 2 * tolerance.ulp(truth, torch.float32)
+
+
+@pytest.mark.parametrize(("ulps", "within"), [(0, True), (2, True), (3, False)])
+def test_two_ulp_are_granted_and_no_more(ulps, within):
+    truth = torch.tensor([[1.0, 0.25]], dtype=torch.float64)
+    rival = truth.float() + torch.tensor([[0.0, 2.0**-10]])
+    ours = truth.float() + torch.tensor([[2.0**-10 + ulps * 2.0**-23, 0.0]])
+    assert distance(1.0, ours, rival, truth).within == within
+
+
+def test_weights_that_are_not_finite_are_not_within():
+    truth = torch.ones(1, 2, dtype=torch.float64)
+    found = distance(1.0, torch.tensor([[1.0, math.nan]]), truth.float(), truth)
+    assert found.hotrow == math.inf
+    assert not found.within
+    assert found.to_dict()["hotrow_error"] is None
+
+
+def test_rows_that_are_idle_are_counted():
+    batches = Batches(steps=90, rows=30, ids=3)
+    seen = [[t for t, ids in enumerate(batches.all_ids) if row in ids] for row in range(30)]
+    never = sum(not steps for steps in seen)
+    gaps = [b - a - 1 for steps in seen if steps for a, b in zip(steps, [*steps[1:], 90])]  # noqa: B905
+    assert batches.idle() == (never, max(gaps))
+    assert never >= 30 // 4
+    never, longest = Batches(steps=2500, rows=300).idle()
+    assert never >= 75
+    assert longest > 2000
+
+
+def test_each_scale_is_trained_alone():
+    batches = Batches(**SMALL)
+    for package, dtype in [(torch.optim, torch.float64), (hotrow.optim, torch.float32)]:
+        together = train(package.Adam, {}, batches, SCALES, dtype)
+        for scale, table in zip(SCALES, together, strict=True):
+            [alone] = train(package.Adam, {}, batches, [scale], dtype)
+            assert torch.equal(table, alone)
+            assert table.dtype == dtype
+
+
+def test_one_thread_is_used_and_the_number_of_threads_restored(threads, monkeypatch):
+    torch.set_num_threads(3)
+    seen = []
+    real = torch.optim.SGD.step
+    monkeypatch.setattr(
+        torch.optim.SGD, "step", lambda self: (seen.append(torch.get_num_threads()), real(self))
+    )
+    found = measure("SGD", {}, Batches(steps=2))
+    assert set(seen) == {1} == {found.to_dict()["threads"]}
+    assert torch.get_num_threads() == 3
+
+
+def test_options_are_not_changed_and_progress_is_told():
+    told = []
+    options = {"lr": torch.tensor(0.01)}
+    batches = Batches(steps=120, rows=8, columns=2)
+    found = measure("SGD", options, batches, progress=lambda *given: told.append(given))
+    assert options == {"lr": torch.tensor(0.01)}
+    assert found.to_dict()["options"] == {"lr": "tensor(0.01)"}
+    assert [done for _, done, _ in told] == [0, 50, 100, 120, 170, 220, 240, 290, 340]
+    assert {total for _, _, total in told} == {360}
+    assert {what for what, _, _ in told} == {
+        "torch.optim.SGD, float64",
+        "torch.optim.SGD, float32",
+        "hotrow.optim.SGD, float32",
+    }
+
+
+# --- a wrong optimizer ------------------------------------------------------------------------
+
+
+def off_by_one(monkeypatch):
+    """The last step is left out when rows are settled."""
+    real = lag.settle
+
+    def settle(ledger, table, slots, last, rows, now=None):
+        real(ledger, table, slots, last, rows, len(ledger) - 1)
+
+    monkeypatch.setattr(lag, "settle", settle)
+
+
+def untouched_rows_stay(monkeypatch):
+    """As SparseAdam does: a row that was never touched does not decay."""
+    real = lag.settle
+
+    def settle(ledger, table, slots, last, rows, now=None):
+        real(ledger, table, slots, last, rows[last[rows] > 0], now)
+
+    monkeypatch.setattr(lag, "settle", settle)
+
+
+def dropped_entry(monkeypatch):
+    """Rows that are idle in step 21 miss it for good."""
+    real = lag.step
+
+    def step(ledger, table, slots, last, grads):
+        real(ledger, table, slots, last, grads)
+        if len(ledger) == 21:
+            last[last <= 20] += 1
+
+    monkeypatch.setattr(lag, "step", step)
+
+
+def decay_twice(monkeypatch):
+    """Decay is applied twice a step."""
+    real = Ledger.append
+    monkeypatch.setattr(
+        Ledger, "append", lambda self, entry: real(self, (entry[0] ** 2, *entry[1:]))
+    )
+
+
+def dropped_duplicate(monkeypatch):
+    """Of an id that is given twice only the first gradient is kept."""
+    real = gradient.group
+
+    def group(ids, grads, rows):
+        earlier = [i in ids[:k].tolist() for k, i in enumerate(ids.tolist())]
+        return real(ids, grads.masked_fill(torch.tensor(earlier)[:, None], 0), rows)
+
+    monkeypatch.setattr(gradient, "group", group)
+
+
+MUTANTS = [off_by_one, untouched_rows_stay, dropped_entry, decay_twice, dropped_duplicate]
+
+
+def test_the_right_optimizer_is_within():
+    found = measure("AdamW", STRONG, Batches(**SMALL))
+    assert found
+    assert all(each.within for each in found.distances)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_optimizer_is_not_within(mutant, monkeypatch):
+    mutant(monkeypatch)
+    found = measure("AdamW", STRONG, Batches(**SMALL))
+    assert not found
+    assert not found.to_dict()["within"]
+    assert not any(each.within for each in found.distances)
+
+
+def test_one_scale_outside_is_enough():
+    found = measure("SGD", {}, Batches(**SMALL), scales=(1.0, 1e-4))
+    assert found
+    truth = torch.ones(1, 1, dtype=torch.float64)
+    wrong = distance(1.0, truth.float() + 1, truth.float(), truth)
+    assert not Sameness("SGD", {}, found.batches, (found.distances[0], wrong))
+
+
+# --- options ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(hotrow.optim.__all__))
+def test_every_option_that_changes_numbers_can_be_set(name):
+    known = defaults(name)
+    signature = set(inspect.signature(getattr(torch.optim, name)).parameters)
+    assert set(known) == signature - MECHANICS - {"params"}
+    texts = [
+        f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for key, value in known.items()
+    ]
+    assert parse_options(name, texts) == known
+    assert optimizer_name(name.upper()) == name
+    for given, kwargs in configurations():
+        if given == name:
+            assert set(kwargs) <= set(known), label(kwargs)
+
+
+def test_torchs_refusals_are_passed_on():
+    with pytest.raises(HotrowError, match=r"torch.optim.SGD refuses nesterov=True: Nesterov"):
+        measure("SGD", {"nesterov": True}, Batches(steps=2))
+
+
+def test_runs_that_cannot_be_judged_are_refused():
+    with pytest.raises(HotrowError, match="SGD, float64 ends in weights that are inf or NaN with"):
+        measure("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=60))
+    with pytest.raises(HotrowError, match="SGD, float32 ends in weights that are inf or NaN with"):
+        measure("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=10))
+    with pytest.raises(HotrowError, match="ASGD, float64 does not get through with these options"):
+        measure("ASGD", {"lambd": 1.0, "alpha": 1e9}, Batches(steps=20))
+    with pytest.raises(HotrowError, match=r"100,000,000 x 19 with 12 ids each take about .* GB"):
+        Batches(rows=100_000_000)
+
+
+# --- the document -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script():
+    return importlib.import_module("benchmarks.sameness")
+
+
+@pytest.fixture
+def generate(script, monkeypatch, capsys, tmp_path, threads):
+    """Run the script in this process: (exit code, page, record, what it printed)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(
+            script, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(1)
+        )
+        folder = tmp_path / "docs"
+        monkeypatch.setattr("sys.argv", ["sameness.py", "--folder", str(folder), *arguments])
+        code = script.main()
+        assert sorted(path.name for path in folder.iterdir()) == ["sameness.json", "sameness.md"]
+        record = json.loads((folder / "sameness.json").read_text())
+        page = (folder / "sameness.md").read_text()
+        assert page == script.document(record)
+        return code, page, record, capsys.readouterr()
+
+    return run
+
+
+def test_the_document_lists_every_configuration(generate):
+    code, page, record, printed = generate("--only", "Adagrad", "--steps", "4")
+    count = sum(name == "Adagrad" for name, _ in configurations())
+    assert code == 0
+    assert f"**{4 * count} of {4 * count} within the rule** ({count} configurations" in page
+    assert page.count(" | yes |\n") == count == len(record["configurations"])
+    assert "NOT" not in page
+    first = record["configurations"][0]
+    found = measure("Adagrad", {}, Batches(steps=4, rows=300, columns=152)).to_dict()
+    assert first["scales"] == found["scales"]
+    assert "| lr=tensor(0.001) |" in page
+    assert f"torch: {version('torch')}\n" in page
+    assert printed.out == f"{count} of {count} configurations are within the rule\n"
+    assert f"{count} of {count} (Adagrad), " in printed.err
+
+
+def test_the_document_hides_no_miss(generate, script, monkeypatch):
+    decay_twice(monkeypatch)
+    three = [("AdamW", {}), ("AdamW", {"betas": (0.8, 0.95), "weight_decay": 0}), ("SGD", {})]
+    monkeypatch.setattr(script, "configurations", lambda: three)
+    code, page, record, printed = generate("--steps", "60")
+    assert code == 1
+    assert [each["within"] for each in record["configurations"]] == [False, True, True]
+    assert "**8 of 12 within the rule**" in page
+    assert "- AdamW: defaults (at 1, 0.0001, 1e-07, 1e-09)\n" in page
+    assert page.count(" | **NOT** |\n") == 1
+    assert "\n| betas=(0.8, 0.95), weight_decay=0 | " in page
+    assert printed.out == (
+        "NOT within the rule: AdamW: defaults\n2 of 3 configurations are within the rule\n"
+    )
+
+
+def test_a_cell_of_the_document(script):
+    scale = {"hotrow_error": 0.0, "torch_float32_error": 3.0, "ulp": 2.0, "bitwise": 2, "values": 3}
+    assert script.cell(scale | {"within": True}) == "0.0 / 1.5, 66 %"
+    assert script.cell(scale | {"within": False, "hotrow_error": None}) == "**inf / 1.5, 66 %**"
+
+
+def test_the_document_in_docs_is_its_records(script):
+    record = json.loads((ROOT / "docs/sameness.json").read_text())
+    assert (ROOT / "docs/sameness.md").read_text() == script.document(record)
+    assert {each["optimizer"] for each in record["configurations"]} == set(hotrow.optim.__all__)
+    assert {each["steps"] for each in record["configurations"]} == {2500}
+
+
+def test_the_table_is_one_whatever_the_size_that_convert_leaves_alone(monkeypatch):
+    monkeypatch.setattr("hotrow.conversion.resting.LEAST", DEFAULT)
+    driven = []
+    drive = settling.drive
+    monkeypatch.setattr(settling, "drive", lambda *given: driven.append(drive(*given)))
+    batches = Batches(steps=3, rows=20, ids=4)
+    train(hotrow.optim.AdamW, {}, batches, [1.0], torch.float32)
+    assert len(driven) >= 3
