@@ -1,26 +1,44 @@
-# Two commands: `make run` shows the main job, `make test` checks everything.
-# Both make a private environment in .venv first; the second call finds it ready.
+# `make run` shows the main job; `make check`, `make test` and `make test-all` check the code.
+# Each makes a private environment in .venv first; the second call finds it ready.
 
 PYTHON ?= python3
 BIN := .venv/bin
 # torch's version is pinned by constraints.txt, in build environments as well.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint lessons bench sameness clean
+# The tests that take seconds: what a contributor runs on each change.
+QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_parameter.py \
+    tests/onehot/test_rules.py tests/conversion/test_convert.py tests/verify/test_agreement.py \
+    tests/verify/test_check.py tests/verify/test_reference.py tests/figures/test_gradient.py
+
+# A process for each core, with one thread each where a test does not ask for more.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+.PHONY: run check test test-all lint lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
 	@scripts/compare-real.sh
 
-# A process for each core, with one thread each where a test does not ask for more.
+# Under a minute.
+check: lint
+	$(PYTEST) $(QUICK)
+
+# At most 5 minutes on two cores.
 test: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	$(PYTEST)
+
+# All of it, the exhaustive grids as well: about 12 minutes.
+test-all: .venv/test .venv/real .venv/flights lint
+	@scripts/browser.sh > /dev/null
+	$(PYTEST) -m 'exhaustive or not exhaustive'
 
 lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 # Runs the lesson, and writes its two notebooks.
 lessons: .venv/test

@@ -14,7 +14,7 @@ import typer
 from hotrow.cli import terminal
 from hotrow.errors import HotrowError
 from hotrow.inputs import files
-from hotrow.inputs.text import printable
+from hotrow.inputs.text import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +86,7 @@ def bench_command(
     from benchmarks import running, workloads
 
     if listed:
-        terminal.put(terminal.captured(_list))
+        terminal.write_output(terminal.render(_list))
         raise typer.Exit(RAN)
     names = _names(suite or ["quick"])
     chosen = None if peers is None else _known("--peers", peers, list(_kinds()), "peer")
@@ -106,7 +106,7 @@ def bench_command(
     def show(record: dict[str, Any]) -> None:
         found.append(record)
         _clear()
-        terminal.put(terminal.captured(lambda console: _show(record, console)) + "\n")
+        terminal.write_output(terminal.render(lambda console: _show(record, console)) + "\n")
         if folders["records"] is not None:
             recorded.write(record, record["workload"], folders["records"])
         if folders["plot"] is not None:
@@ -132,10 +132,10 @@ def _leave_times(found: list[dict[str, Any]]) -> None:
     """Where `hotrow learn` finds them."""
     from hotrow.lesson import times
 
-    measured = [timing for timing in map(times.of_record, found) if timing is not None]
+    measured = [timing for timing in map(times.from_record, found) if timing is not None]
     try:
         if measured:
-            times.keep(measured)
+            times.save_times(measured)
             _say("hotrow learn shows the times of look-up and matmul in its chart")
     except (HotrowError, OSError, RuntimeError) as error:  # no folder for caches
         _say(f"the times are not left for hotrow learn: {error}")
@@ -245,10 +245,12 @@ def _show(record: dict[str, Any], console: Console) -> None:
     for place, column in enumerate(told.head):
         table.add_column(column, overflow="fold", justify="right" if place else "left")
     for row in told.rows:
-        table.add_row(*(Text(printable(cell.replace("**", ""))) for cell in row))
+        table.add_row(*(Text(escape_unprintable(cell.replace("**", ""))) for cell in row))
     console.print(Padding(table, (0, 0, 1, 2), expand=False))
     for remark in told.remarks:
-        console.print(Padding(Text(f"- {printable(remark.replace('**', ''))}"), (0, 0, 0, 2)))
+        console.print(
+            Padding(Text(f"- {escape_unprintable(remark.replace('**', ''))}"), (0, 0, 0, 2))
+        )
 
 
 def _tell(share: float, doing: str, spent: float, left: float) -> None:
@@ -268,7 +270,7 @@ def _clear() -> None:
 
 
 def _say(text: str) -> None:
-    print(printable(text), file=sys.stderr, flush=True)
+    print(escape_unprintable(text), file=sys.stderr, flush=True)
 
 
 def _minutes(seconds: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks import fbgemm, floor, jaxpeers
 from benchmarks.peers import Case, Peer, one_hot, ours, torch_dense, torch_sparse
-from hotrow.inputs.text import size
+from hotrow.inputs.text import format_size
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Room:
         """
         left = self.free - max(self.step - step, 0.0)  # of which another's step needs some
         if held + step > left:
-            needed = size(held + step)
-            raise MemoryError(f"it needs about {needed}, and {size(max(left, 0))} are left")
+            needed = format_size(held + step)
+            raise MemoryError(f"it needs about {needed}, and {format_size(max(left, 0))} are left")
 
     def take(self, held: float, step: float) -> None:
         """For one more, who takes part."""

@@ -28,8 +28,8 @@ COMPARED = 256  # examples of a batch
 class Side:
     """A model and its optimizer, before or after."""
 
-    def __init__(self, model: nn.Module, converted: bool, least: int | None = None) -> None:
-        self.model = hotrow.convert(model, least=least) if converted else model
+    def __init__(self, model: nn.Module, converted: bool, min_entries: int | None = None) -> None:
+        self.model = hotrow.convert(model, min_entries=min_entries) if converted else model
         kind = hotrow.optim.Adam if converted else torch.optim.Adam
         self.optimizer = kind(model.parameters(), fused=True)  # torch's quickest
 
@@ -67,7 +67,7 @@ class Model:
     make: Callable[[bool], Made]
     turn: tuple[int, int]
     goals: tuple[tuple[str, float], ...] = ()  # of "time" or "memory", and at most how much
-    least: int | None = None
+    min_entries: int | None = None
     rounds: int = 5
     seconds: float = 20.0
     tried: bool = False  # whether it is small
@@ -105,7 +105,7 @@ class Model:
         batch = tuple(value[:COMPARED] for value in draw(0))
         wide = tuple(v.double() if v.is_floating_point() else v for v in batch)
         before = found(copy.deepcopy(model), batch)
-        after = found(hotrow.convert(copy.deepcopy(model), least=0), batch)
+        after = found(hotrow.convert(copy.deepcopy(model), min_entries=0), batch)
         truth = found(model.double(), wide)
         result = {}
         for what, exact in truth.items():
@@ -118,7 +118,7 @@ class Model:
     def times(self, told: Told) -> dict[str, Any]:
         """Steps of both in turns, and the memory of one of each."""
         model, draw = self.make(self.tried)
-        sides = (Side(copy.deepcopy(model), False), Side(model, True, self.least))
+        sides = (Side(copy.deepcopy(model), False), Side(model, True, self.min_entries))
         batches = [draw(seed) for seed in range(8)]
         copying = floor.Copying()
         peaks: dict[str, int] = {}

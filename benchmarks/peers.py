@@ -177,7 +177,7 @@ class Ours(Peer):
     def bytes_kept(self) -> int:
         """The steps that each row has been through."""
         lag = getattr(self.module.weight, "lag", None)
-        return 0 if lag is None else int(lag.last.nbytes)
+        return 0 if lag is None else int(lag.row_steps.nbytes)
 
 
 def ours(case: Case, others: dict[str, Peer]) -> Peer:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from benchmarks.telling import label, title
 from benchmarks.workload import Record
 from hotrow.figures import svg
-from hotrow.inputs.text import milliseconds
+from hotrow.inputs.text import format_milliseconds
 
 WIDTH, BAR, PITCH, HEIGHT = 420, 22, 32, 220  # pixels
 
@@ -58,7 +58,7 @@ def _chart(
     cells = [svg.label(svg.MARGIN, svg.MARGIN, heading, "bold", svg.TITLE)]
     note = f"{what}, milliseconds on a logarithmic axis"
     cells.append(svg.label(svg.MARGIN, svg.MARGIN + 28, note, "muted", svg.SMALL))
-    left = svg.MARGIN + max(svg.px(name) for name, _ in times) + 2 * svg.GAP
+    left = svg.MARGIN + max(svg.pixel_width(name) for name, _ in times) + 2 * svg.GAP
     top = svg.MARGIN + 72.0
     across = _scale(decades, left, left + WIDTH)
     bottom = top + PITCH * len(times)
@@ -70,14 +70,14 @@ def _chart(
         cells.append(svg.label(svg.MARGIN, y - 5, name, "bold" if ours else ""))
         end = max(across(time), left + 2)
         cells.append(svg.Cell(left, y, end - left, BAR, box=f"pill {'h0' if ours else 'h1'}"))
-        cells.append(svg.label(end + svg.GAP, y - 5, milliseconds(time), "mono", svg.SMALL))
-        told.append(f"{name}: {milliseconds(time)}.")
+        cells.append(svg.label(end + svg.GAP, y - 5, format_milliseconds(time), "mono", svg.SMALL))
+        told.append(f"{name}: {format_milliseconds(time)}.")
     if floor:
         x = across(floor)
         curves.append(svg.Curve([(x, top - 4), (x, bottom + 4)], "dashed h2"))
-        text = f"dashed: the floor, {milliseconds(floor)}"
+        text = f"dashed: the floor, {format_milliseconds(floor)}"
         cells.append(svg.label(left, bottom + 24, text, "muted", svg.SMALL))
-        told.append(f"The floor: {milliseconds(floor)}.")
+        told.append(f"The floor: {format_milliseconds(floor)}.")
     return svg.Drawing(heading, f"{note}. {' '.join(told)}", cells, [], curves)
 
 
@@ -93,14 +93,14 @@ def _grid(
     for decade in decades:
         x = across(10.0**decade)
         curves.append(svg.Curve([(x, top), (x, bottom)], "grid"))
-        text = milliseconds(10.0**decade)
+        text = format_milliseconds(10.0**decade)
         cells.append(_tick(x, bottom, text))
     return curves
 
 
 def _tick(x: float, y: float, text: str) -> svg.Cell:
     """The label of a place on the axis at the bottom."""
-    wide = svg.px(text, svg.SMALL)
+    wide = svg.pixel_width(text, svg.SMALL)
     return svg.Cell(x - wide / 2, y + 2, wide, 20, text, "muted", "", "middle", svg.SMALL)
 
 
@@ -130,8 +130,8 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
     cells = [svg.label(svg.MARGIN, svg.MARGIN, heading, "bold", svg.TITLE)]
     note = f"median time of a step over {axis}, both logarithmic"
     cells.append(svg.label(svg.MARGIN, svg.MARGIN + 28, note, "muted", svg.SMALL))
-    ticks = [(10.0**decade, milliseconds(10.0**decade)) for decade in heights]
-    left = svg.MARGIN + max(svg.px(text, svg.SMALL) for _, text in ticks) + svg.GAP
+    ticks = [(10.0**decade, format_milliseconds(10.0**decade)) for decade in heights]
+    left = svg.MARGIN + max(svg.pixel_width(text, svg.SMALL) for _, text in ticks) + svg.GAP
     top = svg.MARGIN + 76.0
     bottom, right = top + HEIGHT, left + WIDTH
     up = _scale(heights, bottom, top)
@@ -158,8 +158,8 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
         curves.append(
             svg.Curve([(left, y + svg.ROW / 2), (left + 34, y + svg.ROW / 2)], f"curve {hue}")
         )
-        ends = " to ".join(dict.fromkeys(milliseconds(line[end][1]) for end in (0, -1)))
+        ends = " to ".join(dict.fromkeys(format_milliseconds(line[end][1]) for end in (0, -1)))
         cells.append(svg.label(left + 44, y, f"{name}: {ends}"))
-        told += [f"{name}, {size:,} {axis}: {milliseconds(time)}." for size, time in line]
+        told += [f"{name}, {size:,} {axis}: {format_milliseconds(time)}." for size, time in line]
         y += 24
     return svg.Drawing(heading, f"{note}. {' '.join(told)}", cells, [], curves)

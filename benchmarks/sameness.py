@@ -34,7 +34,7 @@ from rich.progress import (
 )
 
 from hotrow.inputs.files import write_text
-from hotrow.verify.sameness import SCALES, SLACK, Batches, measure
+from hotrow.verify.sameness import SCALES, SLACK, Batches, measure_sameness
 from tests.support.training import configurations
 
 # A row in every batch walks at random, by its roundings. In one draw of it, either side may be the
@@ -47,7 +47,9 @@ def one(index: int, steps: int, seed: int) -> Record:
     """Measure one configuration, by its place in the list."""
     name, options = configurations()[index]
     begin = time.perf_counter()
-    found = measure(name, options, Batches(steps=steps, rows=ROWS, columns=COLUMNS, seed=seed))
+    found = measure_sameness(
+        name, options, Batches(steps=steps, rows=ROWS, columns=COLUMNS, seed=seed)
+    )
     return {"index": index, "seconds": round(time.perf_counter() - begin, 1), **found.to_dict()}
 
 

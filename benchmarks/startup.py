@@ -21,7 +21,7 @@ optimizer = torch.optim.AdamW(table.parameters())
 """
 HOTROW = """
 import torch, hotrow
-table = hotrow.convert(torch.nn.Embedding(1000, 64), least=0)
+table = hotrow.convert(torch.nn.Embedding(1000, 64), min_entries=0)
 optimizer = hotrow.optim.AdamW(table.parameters())
 """
 STEPS = """

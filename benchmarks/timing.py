@@ -14,7 +14,7 @@ from benchmarks.kinds import KINDS, Room, bytes_needed
 from benchmarks.peers import PARTS, Case, Peer, new_weight
 from benchmarks.tables import BEST, FLOOR, OURS, Entry, Tables
 from benchmarks.workload import Told, quiet, ratios, spread
-from hotrow.inputs.text import told as in_a_line
+from hotrow.inputs.text import one_line
 from hotrow.verify.measure import free_memory
 
 Turns = list[list[dict[str, float]]]  # of a peer: its turns, their steps, their parts
@@ -133,7 +133,7 @@ class Run:
             if kind == OURS.kind:
                 raise
             self.peers.pop(name, None)
-            self.found[name]["failed"] = in_a_line(error)
+            self.found[name]["failed"] = one_line(error)
             if isinstance(error, ImportError) and KINDS[kind].remedy:
                 self.found[name]["remedy"] = KINDS[kind].remedy
             return None

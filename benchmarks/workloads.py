@@ -167,8 +167,8 @@ MODELS = [
 # Not in a suite: what looking small one-hots up all the same would cost.
 LOOKED_UP = [
     Model(
-        f"onehot-policy-{name}", f"the policy with `least=0`, {what}",
-        partial(networks.policy, states=states, batch=batch), (300, 300), least=0, seconds=10,
+        f"onehot-policy-{name}", f"the policy with `min_entries=0`, {what}",
+        partial(networks.policy, states=states, batch=batch), (300, 300), min_entries=0, seconds=10,
     )
     for name, what, states, batch in (
         ("64", "batch 64", 500, 64),

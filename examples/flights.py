@@ -72,22 +72,30 @@ def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
         ]
     columns = list(zip(*rows, strict=True))
     words, numbers = columns[: len(WORDS)], columns[len(WORDS) :]
-    known = [{word: i for i, word in enumerate(dict.fromkeys(column))} for column in words]
-    ids = [[at[word] for word in column] for at, column in zip(known, words, strict=True)]
+    vocabularies = [{word: i for i, word in enumerate(dict.fromkeys(column))} for column in words]
+    ids = [
+        [vocabulary[word] for word in column]
+        for vocabulary, column in zip(vocabularies, words, strict=True)
+    ]
     values = torch.tensor([[float(number) for number in column] for column in numbers])
     values = (values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True)
-    return torch.tensor(ids).T, values[:-1].T, values[-1], [len(at) for at in known]
+    return (
+        torch.tensor(ids).T,
+        values[:-1].T,
+        values[-1],
+        [len(vocabulary) for vocabulary in vocabularies],
+    )
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
     """The squared error, in units of the variance."""
-    words, numbers, late = batch
-    return F.mse_loss(model(words, numbers), late)
+    words, numbers, delays = batch
+    return F.mse_loss(model(words, numbers), delays)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(
+    args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
@@ -97,44 +105,47 @@ def main(arguments: list[str] | None = None) -> int:
         every=(1, "1 to read all flights, n to read each n-th"),
         seed=(0, "of the weights, the batches and who is held out"),
     )
-    *columns, sizes = flights(asked.every)
-    torch.manual_seed(asked.seed)
+    *columns, sizes = flights(args.every)
+    torch.manual_seed(args.seed)
     shuffled = torch.randperm(len(columns[0]))
     count = len(shuffled) * 9 // 10
-    train, held = ([c[at] for c in columns] for at in (shuffled[:count], shuffled[count:]))
-    dense = Delay(sizes, asked.width)
+    train, held_out = (
+        [c[index] for c in columns] for index in (shuffled[:count], shuffled[count:])
+    )
+    dense = Delay(sizes, args.width)
     model = copy.deepcopy(dense)
 
     # With torch, in its fastest form:
-    dense_optimizer = torch.optim.Adam(dense.parameters(), lr=asked.lr, fused=True)
+    dense_optimizer = torch.optim.Adam(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:
     model = hotrow.convert(model)
-    optimizer = hotrow.optim.Adam(model.parameters(), lr=asked.lr, fused=True)
+    optimizer = hotrow.optim.Adam(model.parameters(), lr=args.lr, fused=True)
 
-    print(f"{len(train[0]):,} flights to learn from, {len(held[0]):,} held out")
-    known = ", ".join(f"{size:,} of {name}" for name, size in zip(WORDS, sizes, strict=True))
-    print(f"one-hots: {known}; loss in units of the variance")
+    print(f"{len(train[0]):,} flights to learn from, {len(held_out[0]):,} held out")
+    vocabulary_sizes = ", ".join(
+        f"{size:,} of {name}" for name, size in zip(WORDS, sizes, strict=True)
+    )
+    print(f"one-hots: {vocabulary_sizes}; loss in units of the variance")
 
     def batch(t: int) -> Batch:
-        random = torch.Generator().manual_seed(asked.seed * asked.steps + t)
-        at = torch.randint(count, (asked.batch,), generator=random)
-        return tuple(column[at] for column in train)
+        random = torch.Generator().manual_seed(args.seed * args.steps + t)
+        index = torch.randint(count, (args.batch,), generator=random)
+        return tuple(column[index] for column in train)
 
     pairs = (dense, dense_optimizer), (model, optimizer)
     sides = SideBySide([trainer(o, functools.partial(loss, m)) for m, o in pairs])
-    sides.train(batch, asked.steps)
-    words, numbers, late = (column[:10_000] for column in held)
+    sides.train(batch, args.steps)
+    words, numbers, delays = (column[:10_000] for column in held_out)
     with torch.no_grad():
-        losses = [F.mse_loss(each(words, numbers), late).item() for each in (dense, model)]
+        losses = [F.mse_loss(each(words, numbers), delays).item() for each in (dense, model)]
     sides.compare("held-out loss", losses)
-    print(
-        f"{'  mean delay alone':24}{F.mse_loss(torch.zeros(()).expand(late.shape), late):14.4f}\n"
-    )
-    sides.times()
-    sides.memory([dense, model])
+    baseline = F.mse_loss(torch.zeros(()).expand(delays.shape), delays)
+    print(f"{'  mean delay alone':24}{baseline:14.4f}\n")
+    sides.print_times()
+    sides.print_memory([dense, model])
     print(f"\n{hotrow.convert.report(model)}")
-    return sides.verdict()
+    return sides.print_verdict()
 
 
 if __name__ == "__main__":

@@ -15,27 +15,27 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 
 
 class World:
-    """People with tastes, and things of kinds; what somebody likes is never told, only shown."""
+    """Users with tastes and items of kinds, which a model only sees through interactions."""
 
     def __init__(self, users: int, items: int, categories: int, seed: int) -> None:
         random = self.random(seed)
         self.users, self.items = zipf(users), zipf(items)
         self.category = torch.randint(categories, (items,), generator=random)
         kinds = torch.randn(categories, TASTES, generator=random)
-        own = torch.randn(items, TASTES, generator=random)
-        self.kinds = kinds[self.category] + 0.5 * own  # (items, TASTES)
+        noise = torch.randn(items, TASTES, generator=random)
+        self.kinds = kinds[self.category] + 0.5 * noise  # (items, TASTES)
         self.tastes = torch.randn(users, TASTES, generator=random)
         self.appeal = torch.randn(items, generator=random) - 1.0
 
     def batch(self, size: int, seed: int) -> Batch:
         """(user, item, category, history), whether the user liked the item (0.0 or 1.0)."""
         random = self.random(seed)
-        user = draw(self.users, (size,), random)
-        item = draw(self.items, (size,), random)
+        user = sample(self.users, (size,), random)
+        item = sample(self.items, (size,), random)
         odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
         liked = (torch.rand(size, generator=random) < odds).float()
-        seen = draw(self.items, (size, 4 * HISTORY), random)
-        # (B, 4 H) that they saw, of which they liked the best H.
+        seen = sample(self.items, (size, 4 * HISTORY), random)
+        # Of the 4 H items that a user saw, the history has the H that fit best.
         best = self.affinity(user[:, None], seen).topk(HISTORY).indices
         return (user, item, self.category[item], seen.gather(1, best)), liked
 
@@ -50,10 +50,12 @@ class World:
 
 
 def zipf(count: int) -> Tensor:
-    """Sums of the odds 1 / rank."""
+    """Cumulative sums of the odds 1 / rank."""
     return (1 / torch.arange(1, count + 1).double()).cumsum(0)
 
 
-def draw(sums: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+def sample(cumulative: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
     """Ids with these odds."""
-    return torch.searchsorted(sums, torch.rand(shape, generator=random).double() * sums[-1])
+    return torch.searchsorted(
+        cumulative, torch.rand(shape, generator=random).double() * cumulative[-1]
+    )

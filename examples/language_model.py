@@ -50,21 +50,23 @@ class LanguageModel(nn.Module):
         """For each byte, the rows of the n-grams that end with it, hashed into the table."""
         ids, key = [], torch.zeros_like(text)
         for n in range(ORDERS):
-            before = F.pad(text, (n, 0))[:, : text.shape[1]]  # n bytes earlier
-            key = key * 1_000_003 + before + 1
+            shifted = F.pad(text, (n, 0))[:, : text.shape[1]]  # n bytes earlier
+            key = key * 1_000_003 + shifted + 1
             ids.append(((key * 0x1E3779B97F4A7C15) >> 20) % len(self.table.weight))
         return torch.stack(ids, -1)
 
 
 def standard_library() -> tuple[Tensor, Tensor]:
-    """The bytes of its modules in order of name, every tenth held out: (train, held)."""
+    """The bytes of its modules in order of name, every tenth held out: (train, held_out)."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     if len(files) < 10:
         sys.exit(f"{folder} has no sources to learn from: use a Python that comes with them")
     train = b"".join(file.read_bytes() for i, file in enumerate(files) if i % 10)
-    held = b"".join(file.read_bytes() for file in files[::10])
-    return tuple(torch.frombuffer(bytearray(t), dtype=torch.uint8).long() for t in (train, held))
+    held_out = b"".join(file.read_bytes() for file in files[::10])
+    return tuple(
+        torch.frombuffer(bytearray(t), dtype=torch.uint8).long() for t in (train, held_out)
+    )
 
 
 def crops(text: Tensor, seed: int, count: int, length: int) -> Tensor:
@@ -80,17 +82,17 @@ def bits(model: nn.Module, text: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()) / math.log(2)
 
 
-def unigram(train: Tensor, held: Tensor) -> float:
+def unigram(train: Tensor, held_out: Tensor) -> float:
     """The held-out bits per byte of a model that knows only how frequent each byte is."""
     counts = torch.bincount(train, minlength=256).double() + 1
-    return -(counts / counts.sum()).log2()[held].mean().item()
+    return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Step:
-    """A training step as anywhere: warm-up and cosine, clipping by norm."""
-    warm = max(1, steps // 10)
+    """A plain training step: warm-up and cosine schedule, clipping by norm."""
+    warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda t: min((t + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * t / steps))
+        optimizer, lambda t: min((t + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * t / steps))
     )
 
     def step(text: Tensor) -> Tensor:
@@ -107,7 +109,7 @@ def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> S
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(
+    args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
@@ -118,32 +120,32 @@ def main(arguments: list[str] | None = None) -> int:
         lr=(2e-3, "the highest learning rate"),
         seed=(0, "of the weights and the batches"),
     )
-    train, held = standard_library()
-    torch.manual_seed(asked.seed)
-    dense = LanguageModel(asked.rows, asked.width)
+    train, held_out = standard_library()
+    torch.manual_seed(args.seed)
+    dense = LanguageModel(args.rows, args.width)
     model = copy.deepcopy(dense)
 
     # With torch, in its fastest form:
-    dense_optimizer = torch.optim.AdamW(dense.parameters(), lr=asked.lr, fused=True)
+    dense_optimizer = torch.optim.AdamW(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:
     model = hotrow.convert(model)
-    optimizer = hotrow.optim.AdamW(model.parameters(), lr=asked.lr, fused=True)
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
 
     print(hotrow.convert.report(model))
-    print(f"{len(train):,} bytes to learn from, {len(held):,} held out; bits per byte")
-    ids = asked.batch * asked.length * ORDERS
+    print(f"{len(train):,} bytes to learn from, {len(held_out):,} held out; bits per byte")
+    ids = args.batch * args.length * ORDERS
     print(f"{ids:,} ids a step, four for each byte")
-    n = asked.steps
+    n = args.steps
     sides = SideBySide([trainer(dense, dense_optimizer, n), trainer(model, optimizer, n)])
-    sides.train(lambda t: crops(train, asked.seed * n + t, asked.batch, asked.length), n)
+    sides.train(lambda t: crops(train, args.seed * n + t, args.batch, args.length), n)
     with torch.no_grad():
-        text = crops(held, asked.seed, 64, 256)
+        text = crops(held_out, args.seed, 64, 256)
         sides.compare("held-out loss", [bits(each, text).item() for each in (dense, model)])
-    print(f"{'  unigram baseline':24}{unigram(train, held):14.4f}\n")
-    sides.times()
-    sides.memory([dense, model])
-    return sides.verdict()
+    print(f"{'  unigram baseline':24}{unigram(train, held_out):14.4f}\n")
+    sides.print_times()
+    sides.print_memory([dense, model])
+    return sides.print_verdict()
 
 
 if __name__ == "__main__":

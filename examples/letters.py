@@ -27,10 +27,10 @@ import hotrow
 class Letters(nn.Module):
     """One-hots of the last letters, side by side, through a hidden layer to logits."""
 
-    def __init__(self, letters: int, before: int, width: int) -> None:
+    def __init__(self, letters: int, context: int, width: int) -> None:
         super().__init__()
         self.letters = letters
-        self.hidden = nn.Linear(before * letters, width)
+        self.hidden = nn.Linear(context * letters, width)
         self.head = nn.Linear(width, letters)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -43,9 +43,9 @@ def reference() -> tuple[Tensor, Tensor, int]:
     """The letters of all topics in order of name, every tenth topic held out; how many differ."""
     texts = [topics[name] for name in sorted(topics)]
     ids = {letter: i for i, letter in enumerate(sorted(set("".join(texts))))}
-    held = "".join(texts[::10])
+    held_out = "".join(texts[::10])
     train = "".join(text for i, text in enumerate(texts) if i % 10)
-    return *(torch.tensor([ids[letter] for letter in text]) for text in (train, held)), len(ids)
+    return *(torch.tensor([ids[letter] for letter in text]) for text in (train, held_out)), len(ids)
 
 
 def bits(model: nn.Module, pieces: Tensor) -> Tensor:
@@ -53,15 +53,15 @@ def bits(model: nn.Module, pieces: Tensor) -> Tensor:
     return F.cross_entropy(model(pieces[:, :-1]), pieces[:, -1]) / math.log(2)
 
 
-def unigram(train: Tensor, held: Tensor, letters: int) -> float:
+def unigram(train: Tensor, held_out: Tensor, letters: int) -> float:
     """The held-out bits per letter of a model that knows only how frequent each letter is."""
     counts = torch.bincount(train, minlength=letters).double() + 1
-    return -(counts / counts.sum()).log2()[held].mean().item()
+    return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(
+    args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
@@ -71,38 +71,38 @@ def main(arguments: list[str] | None = None) -> int:
         lr=(0.1, "learning rate"),
         seed=(0, "of the weights and the batches"),
     )
-    train, held, letters = reference()
-    torch.manual_seed(asked.seed)
-    dense = Letters(letters, asked.before, asked.width)
+    train, held_out, letters = reference()
+    torch.manual_seed(args.seed)
+    dense = Letters(letters, args.before, args.width)
     model = copy.deepcopy(dense)
 
     # With torch, in its fastest form:
-    dense_optimizer = torch.optim.SGD(dense.parameters(), lr=asked.lr, momentum=0.9, fused=True)
+    dense_optimizer = torch.optim.SGD(dense.parameters(), lr=args.lr, momentum=0.9, fused=True)
 
     # With hotrow, two lines change:
     model = hotrow.convert(model)
-    optimizer = hotrow.optim.SGD(model.parameters(), lr=asked.lr, momentum=0.9, fused=True)
+    optimizer = hotrow.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, fused=True)
 
-    print(f"{len(train):,} letters to learn from, {len(held):,} held out, of {letters} kinds")
-    columns = asked.before * letters
-    print(f"one-hots: {asked.before} letters before, {columns:,} columns; bits a letter")
+    print(f"{len(train):,} letters to learn from, {len(held_out):,} held out, of {letters} kinds")
+    columns = args.before * letters
+    print(f"one-hots: {args.before} letters before, {columns:,} columns; bits a letter")
 
     def batch(t: int) -> Tensor:
-        random = torch.Generator().manual_seed(asked.seed * asked.steps + t)
-        starts = torch.randint(len(train) - asked.before, (asked.batch, 1), generator=random)
-        return train[starts + torch.arange(asked.before + 1)]  # (B, K + 1)
+        random = torch.Generator().manual_seed(args.seed * args.steps + t)
+        starts = torch.randint(len(train) - args.before, (args.batch, 1), generator=random)
+        return train[starts + torch.arange(args.before + 1)]  # (B, K + 1)
 
     pairs = (dense, dense_optimizer), (model, optimizer)
     sides = SideBySide([trainer(o, functools.partial(bits, m)) for m, o in pairs])
-    sides.train(batch, asked.steps)
-    pieces = held.unfold(0, asked.before + 1, 1)[:10_000]
+    sides.train(batch, args.steps)
+    pieces = held_out.unfold(0, args.before + 1, 1)[:10_000]
     with torch.no_grad():
         sides.compare("held-out loss", [bits(each, pieces).item() for each in (dense, model)])
-    print(f"{'  unigram baseline':24}{unigram(train, held, letters):14.4f}\n")
-    sides.times()
-    sides.memory([dense, model])
+    print(f"{'  unigram baseline':24}{unigram(train, held_out, letters):14.4f}\n")
+    sides.print_times()
+    sides.print_memory([dense, model])
     print(f"\n{hotrow.convert.report(model)}")
-    return sides.verdict()
+    return sides.print_verdict()
 
 
 if __name__ == "__main__":

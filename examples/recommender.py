@@ -70,7 +70,7 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(
+    args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
@@ -80,27 +80,27 @@ def main(arguments: list[str] | None = None) -> int:
         lr=(1e-3, "learning rate"),
         seed=(0, "of the world, the weights and the batches"),
     )
-    sizes = asked.rows, max(1, asked.rows // 4), max(1, asked.rows // 200)
-    world = World(*sizes, asked.seed)
-    torch.manual_seed(asked.seed)
-    dense = Recommender(*sizes, asked.width)
+    sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
+    world = World(*sizes, args.seed)
+    torch.manual_seed(args.seed)
+    dense = Recommender(*sizes, args.width)
     model = copy.deepcopy(dense)
 
     # With torch, in its fastest form:
-    dense_optimizer = torch.optim.Adam(dense.parameters(), lr=asked.lr, fused=True)
+    dense_optimizer = torch.optim.Adam(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:
     model = hotrow.convert(model)
-    optimizer = hotrow.optim.Adam(model.parameters(), lr=asked.lr, fused=True)
+    optimizer = hotrow.optim.Adam(model.parameters(), lr=args.lr, fused=True)
 
     print(hotrow.convert.report(model))
-    print(f"{asked.batch * (3 + HISTORY):,} ids a step")
+    print(f"{args.batch * (3 + HISTORY):,} ids a step")
     pairs = (dense, dense_optimizer), (model, optimizer)
     sides = SideBySide([trainer(o, functools.partial(loss, m)) for m, o in pairs])
-    first = 1 + asked.seed * (asked.steps + 1)
-    sides.train(lambda t: world.batch(asked.batch, first + t), asked.steps)
+    first = 1 + args.seed * (args.steps + 1)
+    sides.train(lambda t: world.batch(args.batch, first + t), args.steps)
 
-    fields, liked = world.batch(20_000, first + asked.steps)
+    fields, liked = world.batch(20_000, first + args.steps)
     with torch.no_grad():
         logits = [each(*fields) for each in (dense, model)]
     losses = [F.binary_cross_entropy_with_logits(each, liked).item() for each in logits]
@@ -108,9 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'  base rate alone':24}{base_rate(liked):14.4f}")
     sides.compare("held-out AUC", [auc(each, liked) for each in logits])
     print()
-    sides.times()
-    sides.memory([dense, model])
-    return sides.verdict()
+    sides.print_times()
+    sides.print_memory([dense, model])
+    return sides.print_verdict()
 
 
 if __name__ == "__main__":

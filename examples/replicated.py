@@ -15,7 +15,7 @@ import sys
 import torch
 import torch.nn.functional as F
 from language_model import LanguageModel, bits, crops, standard_library
-from together import Together
+from process_group import ProcessGroup
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,33 +41,33 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train, and print the losses."""
-    asked = options(arguments)
-    together = Together()
-    train, held = standard_library()
+    args = options(arguments)
+    group = ProcessGroup()
+    train, held_out = standard_library()
     torch.manual_seed(0)
-    model = hotrow.convert(LanguageModel(asked.rows, asked.width), least=0)
+    model = hotrow.convert(LanguageModel(args.rows, args.width), min_entries=0)
 
-    model = replicate(model, together.mesh)  # the table
-    trained = DistributedDataParallel(model)  # all else
-    optimizer = hotrow.optim.AdamW(model.parameters(), lr=asked.lr)
-    together.say(f"{together.count} processes; each has all {asked.rows:,} rows")
+    model = replicate(model, group.mesh)  # the table
+    ddp_model = DistributedDataParallel(model)  # all else
+    optimizer = hotrow.optim.AdamW(model.parameters(), lr=args.lr)
+    group.print_once(f"{group.size} processes; each has all {args.rows:,} rows")
 
     def step(t: int) -> Tensor:
-        text = together.share(crops(train, t, asked.batch, asked.length))
+        text = group.local_share(crops(train, t, args.batch, args.length))
         optimizer.zero_grad()
-        logits = trained(text[:, :-1])
+        logits = ddp_model(text[:, :-1])
         losses = F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten(), reduction="sum")
-        loss = together.mean(losses / math.log(2), asked.batch * asked.length)
+        loss = group.scale_to_mean(losses / math.log(2), args.batch * args.length)
         loss.backward()
-        nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(ddp_model.parameters(), 1.0)
         optimizer.step()
         return loss
 
-    together.train(range(asked.steps), asked.steps, step)
+    group.train(range(args.steps), args.steps, step)
     with torch.no_grad():
-        loss = bits(model, crops(held, 0, 64, 256))
-    together.say(f"held-out loss {loss.item():16.4f}")
-    together.end()
+        loss = bits(model, crops(held_out, 0, 64, 256))
+    group.print_once(f"held-out loss {loss.item():16.4f}")
+    group.close()
     return 0
 
 

@@ -15,8 +15,8 @@ import sys
 import torch
 import torch.nn.functional as F
 from interactions import World
+from process_group import ProcessGroup
 from recommender import Recommender, auc
-from together import Together
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -45,43 +45,43 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train, and print the losses."""
-    asked = options(arguments)
-    together = Together()
-    sizes = asked.rows, max(1, asked.rows // 4), max(1, asked.rows // 200)
+    args = options(arguments)
+    group = ProcessGroup()
+    sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
     world = World(*sizes, seed=0)
     torch.manual_seed(0)
     # Also tables of fewer than 100,000 entries, which convert would leave to torch.
-    model = hotrow.convert(Recommender(*sizes, asked.width), least=0)
+    model = hotrow.convert(Recommender(*sizes, args.width), min_entries=0)
 
-    model = shard(model, together.mesh)  # the tables
-    trained = DistributedDataParallel(model)  # all else
-    optimizer = hotrow.optim.Adam(model.parameters(), lr=asked.lr)
-    if asked.load:
-        together.load(asked.load, model, optimizer)
+    model = shard(model, group.mesh)  # the tables
+    ddp_model = DistributedDataParallel(model)  # all else
+    optimizer = hotrow.optim.Adam(model.parameters(), lr=args.lr)
+    if args.load:
+        group.load(args.load, model, optimizer)
 
     rows = sum(len(e.weight) for e in (model.user, model.item, model.category))
-    together.say(f"{together.count} processes; the first has {rows:,} rows of {sum(sizes):,}")
+    group.print_once(f"{group.size} processes; the first has {rows:,} rows of {sum(sizes):,}")
 
     def step(t: int) -> Tensor:
-        fields, liked = together.share(world.batch(asked.batch, 1 + t))
+        fields, liked = group.local_share(world.batch(args.batch, 1 + t))
         optimizer.zero_grad()
-        losses = F.binary_cross_entropy_with_logits(trained(*fields), liked, reduction="sum")
-        loss = together.mean(losses, asked.batch)
+        losses = F.binary_cross_entropy_with_logits(ddp_model(*fields), liked, reduction="sum")
+        loss = group.scale_to_mean(losses, args.batch)
         loss.backward()
         optimizer.step()
         return loss
 
-    together.train(range(asked.begin, asked.until or asked.steps), asked.steps, step)
-    if asked.save:
-        together.save(asked.save, model, optimizer)
-        together.say(f"saved in {asked.save}")
-    fields, liked = world.batch(20_000, 1 + asked.steps)
+    group.train(range(args.begin, args.until or args.steps), args.steps, step)
+    if args.save:
+        group.save(args.save, model, optimizer)
+        group.print_once(f"saved in {args.save}")
+    fields, liked = world.batch(20_000, 1 + args.steps)
     with torch.no_grad():  # a look-up by every rank
         logits = model(*fields)
     loss = F.binary_cross_entropy_with_logits(logits, liked)
-    together.say(f"held-out log loss {loss.item():12.4f}")
-    together.say(f"held-out AUC {auc(logits, liked):17.4f}")
-    together.end()
+    group.print_once(f"held-out log loss {loss.item():12.4f}")
+    group.print_once(f"held-out AUC {auc(logits, liked):17.4f}")
+    group.close()
     return 0
 
 

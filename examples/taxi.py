@@ -27,23 +27,23 @@ ROUNDING = 1e-5  # of the largest value, once they have learned: gradients add u
 OUTPUTS = "action logits", "values"
 
 
-def learner(model: PPO, taken: list[Tensor]) -> Step:
-    """A step: one rollout, and learning from it; notes the actions, returns the reward per move."""
-    numbers = random_numbers()
+def learner(model: PPO, actions: list[Tensor]) -> Step:
+    """A step: a rollout and learning from it; it keeps the actions and returns the mean reward."""
+    state = generator_state()
 
     def step(_: Any) -> Tensor:
-        nonlocal numbers
-        random_numbers(numbers)  # where this side left them
+        nonlocal state
+        generator_state(state)  # where this side left them
         model.learn(model.n_steps * model.n_envs, reset_num_timesteps=False, log_interval=None)
-        numbers = random_numbers()
-        taken.append(torch.tensor(model.rollout_buffer.actions))
+        state = generator_state()
+        actions.append(torch.tensor(model.rollout_buffer.actions))
         return torch.tensor(model.rollout_buffer.rewards).mean()
 
     return step
 
 
-def random_numbers(state: Any = None) -> Any:
-    """Where the generators are that Stable-Baselines3 draws from; put there first if given."""
+def generator_state(state: Any = None) -> Any:
+    """The state of the generators that Stable-Baselines3 draws from; set first if given."""
     if state is not None:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
@@ -65,7 +65,7 @@ def weights(model: PPO) -> Tensor:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run both, and return the exit code."""
-    asked = options(
+    args = options(
         arguments,
         __doc__,
         steps=(10, "rollouts, each followed by learning from it"),
@@ -78,45 +78,45 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
     def driver(adam: type[torch.optim.Adam]) -> PPO:
-        """As anywhere, with the eps that Stable-Baselines3 takes."""
+        """A plain PPO, with the eps that Stable-Baselines3 uses."""
         return PPO(
             "MlpPolicy",
-            make_vec_env("Taxi-v4", asked.taxis),
-            learning_rate=asked.lr,
-            n_steps=asked.moves,
-            batch_size=asked.batch,
+            make_vec_env("Taxi-v4", args.taxis),
+            learning_rate=args.lr,
+            n_steps=args.moves,
+            batch_size=args.batch,
             policy_kwargs={
-                "net_arch": [asked.width, asked.width],
+                "net_arch": [args.width, args.width],
                 "optimizer_class": adam,
                 "optimizer_kwargs": {"eps": 1e-5},
             },
-            seed=asked.seed,
+            seed=args.seed,
             device="cpu",
         )
 
-    taken: tuple[list[Tensor], list[Tensor]] = [], []
+    actions: tuple[list[Tensor], list[Tensor]] = [], []
     dense = driver(torch.optim.Adam)
-    steps = [learner(dense, taken[0])]
+    steps = [learner(dense, actions[0])]
 
     # With hotrow, its Adam and one more line:
     model = driver(hotrow.optim.Adam)
     hotrow.convert(model.policy)
-    steps.append(learner(model, taken[1]))
+    steps.append(learner(model, actions[1]))
 
-    print(f"{asked.taxis * asked.moves:,} moves in a rollout; reward for each move")
+    print(f"{args.taxis * args.moves:,} moves in a rollout; reward for each move")
     sides = SideBySide(steps)
     for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
-        sides.agree(f"{name} at first", a, b)
-    sides.train(lambda t: t, asked.steps, 1, "reward")
+        sides.compare_tensors(f"{name} at first", a, b)
+    sides.train(lambda t: t, args.steps, 1, "reward")
     print()
-    sides.agree("actions taken", *map(torch.cat, taken))
+    sides.compare_tensors("actions taken", *map(torch.cat, actions))
     for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
-        sides.agree(f"{name} at last", a, b, ROUNDING)
-    sides.agree("weights and biases", weights(dense), weights(model), ROUNDING)
+        sides.compare_tensors(f"{name} at last", a, b, ROUNDING)
+    sides.compare_tensors("weights and biases", weights(dense), weights(model), ROUNDING)
     print()
-    sides.times()
+    sides.print_times()
     print(f"\n{hotrow.convert.report(model.policy)}")
-    return sides.verdict("rewards")
+    return sides.print_verdict("rewards")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,19 @@
-"""What the whole suite shares: seeds, skips that are no surprise, a browser, a command line."""
+"""Fixtures for all tests: seeds, expected skips, a browser, and the command line."""
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
-from playwright.sync_api import Browser, Page, sync_playwright
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from playwright.sync_api import Browser, sync_playwright
 
 from hotrow.cli import main as cli
+from tests.support.browser import BROWSER_ARGUMENTS, OpenPage, RecordedPage
+from tests.support.command_line import Result, Run
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
@@ -34,8 +31,8 @@ def _seed() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_is_left() -> Generator[None]:
     yield
-    if "ranks" in sys.modules:
-        sys.modules["ranks"].close_all()
+    if "tests.support.ranks" in sys.modules:
+        sys.modules["tests.support.ranks"].close_all()
 
 
 @pytest.fixture
@@ -62,37 +59,13 @@ def pytest_runtest_makereport(
 @pytest.fixture(autouse=True)
 def _small_one_hots(monkeypatch) -> None:
     """What a converted model multiplies by a one-hot is looked up whatever its size."""
-    monkeypatch.setattr("hotrow.conversion.resting.LEAST", 0)
+    monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", 0)
 
 
 @pytest.fixture
 def small_tables(monkeypatch):
     """What is looked up becomes a table whatever its size."""
-    monkeypatch.setattr("hotrow.table.lookup.WORTHWHILE", 0)
-
-
-BROWSER_ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--host-resolver-rules=MAP * ~NOTFOUND",
-]
-
-
-@dataclass
-class Watched:
-    """A page, and everything that its browser context saw it do."""
-
-    page: Page
-    requests: list[str] = field(default_factory=list)
-    noise: list[str] = field(default_factory=list)
-
-
-Watch = Callable[..., Watched]
+    monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0)
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +82,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def watch(browser: Browser) -> Iterator[Watch]:
-    """Opens an address in a context of its own, and watches it."""
+def open_recorded(browser: Browser) -> Iterator[OpenPage]:
+    """Opens an address in a new browser context, and records what the page does."""
     contexts = []
 
-    def watch(address: str, width: int = 1280, scheme: str = "light", **options: Any) -> Watched:
+    def open_recorded(
+        address: str, width: int = 1280, scheme: str = "light", **options: Any
+    ) -> RecordedPage:
         context = browser.new_context(
             viewport={"width": width, "height": 800},
             color_scheme="dark" if scheme == "dark" else "light",
@@ -121,39 +96,23 @@ def watch(browser: Browser) -> Iterator[Watch]:
         )
         contexts.append(context)
         page = context.new_page()
-        watched = Watched(page)
-        context.on("request", lambda request: watched.requests.append(request.url))
-        context.on("console", lambda message: watched.noise.append(message.text))
-        context.on("weberror", lambda error: watched.noise.append(str(error.error)))
+        recorded = RecordedPage(page)
+        context.on("request", lambda request: recorded.requests.append(request.url))
+        context.on("console", lambda message: recorded.messages.append(message.text))
+        context.on("weberror", lambda error: recorded.messages.append(str(error.error)))
         context.on(
-            "dialog", lambda dialog: (watched.noise.append(dialog.message), dialog.dismiss())
+            "dialog", lambda dialog: (recorded.messages.append(dialog.message), dialog.dismiss())
         )
         page.goto(address)
-        return watched
+        return recorded
 
-    yield watch
+    yield open_recorded
     for context in contexts:
         context.close()
 
 
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
-def save_tokenizer(vocabulary: dict[str, int], path: Path) -> None:
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.save(str(path))
-
-
 @pytest.fixture
-def hotrow_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run_hotrow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """`hotrow` in this process."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrow import HotrowError
-from hotrow.ids import as_ids, checked, checked_offsets
+from hotrow.ids import as_ids, check_ids, check_offsets
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_the_first_id_out_of_range_is_named(ids, rows):
     wrong = [place for place, id in enumerate(ids) if not 0 <= id < rows]
     tensor = torch.tensor(ids)
     if not wrong:
-        assert torch.equal(checked(tensor, rows, mistakable=""), tensor)
+        assert torch.equal(check_ids(tensor, rows, refused_encoding=""), tensor)
         return
     with pytest.raises(IndexError) as caught:
-        checked(tensor, rows)
+        check_ids(tensor, rows)
     first = wrong[0]
     expected = f"ids[{first}] = {ids[first]}, but the table has {rows} rows (valid 0..{rows - 1})"
     assert str(caught.value).startswith(expected)
@@ -62,23 +62,23 @@ def test_the_position_has_every_dimension():
     ids = torch.zeros(5, 20, dtype=torch.int64)
     ids[3, 17] = 50257
     with pytest.raises(HotrowError) as caught:
-        checked(ids, 50257)
+        check_ids(ids, 50257)
     assert str(caught.value).startswith(
         "ids[3, 17] = 50257, but the table has 50257 rows (valid 0..50256)"
     )
     with pytest.raises(HotrowError, match=r"^ids = 9, but the table has 9 rows"):
-        checked(torch.tensor(9), 9)
+        check_ids(torch.tensor(9), 9)
 
 
 def test_a_table_without_rows_has_no_valid_id():
     with pytest.raises(IndexError, match=r"table has 0 rows \(no id is valid\)"):
-        checked(torch.tensor([0]), 0)
-    assert checked(torch.empty(0, dtype=torch.int64), 0).shape == (0,)
+        check_ids(torch.tensor([0]), 0)
+    assert check_ids(torch.empty(0, dtype=torch.int64), 0).shape == (0,)
 
 
 def test_checked_ids_are_a_tensor_of_their_own():
     ids = torch.tensor([1, 2])
-    checked(ids, 3)[0] = 0
+    check_ids(ids, 3)[0] = 0
     assert ids.tolist() == [1, 2]
 
 
@@ -98,17 +98,17 @@ def test_checked_ids_are_a_tensor_of_their_own():
 def test_offsets_that_do_not_cut_five_ids(offsets, last, message):
     dtype = torch.int64 if not offsets else None
     with pytest.raises(HotrowError) as caught:
-        checked_offsets(torch.tensor(offsets, dtype=dtype), 5, last)
+        check_offsets(torch.tensor(offsets, dtype=dtype), 5, last)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("offsets", "last"), [([0], False), ([0, 0, 5], False), ([0, 5], True)])
 def test_offsets_that_do(offsets, last):
-    assert checked_offsets(torch.tensor(offsets), 5, last).tolist() == offsets
+    assert check_offsets(torch.tensor(offsets), 5, last).tolist() == offsets
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_trace_keeps_the_check():
-    traced = torch.jit.trace(lambda ids: checked(ids, 5) + 1, torch.tensor([1, 2]))
+    traced = torch.jit.trace(lambda ids: check_ids(ids, 5) + 1, torch.tensor([1, 2]))
     with pytest.raises(RuntimeError, match="but the table has 5 rows"):  # the tracer's own
         traced(torch.tensor([1, 5]))

@@ -68,7 +68,7 @@ def test_the_wheel_works_alone(tmp_path):
         names = archive.namelist()
         archive.extractall(tmp_path / "site")
     assert "hotrow/py.typed" in names
-    assert "hotrow/templates/report.html" in names
+    assert "hotrow/cli/templates/report.html" in names
     lesson = Path(hotrow.__file__).parent / "lesson"
     sources = [path for path in lesson.rglob("*.*") if path.suffix != ".pyc"]
     assert {f"hotrow/lesson/{path.relative_to(lesson).as_posix()}" for path in sources} < set(names)

@@ -1,4 +1,4 @@
-"""One exception type: it names what is wrong, where, and what to do about it."""
+"""The exceptions: each names what is wrong, where, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HotrowError(ValueError):
     'ids is float32: use ids.long()'
     """
 
-    everywhere = False  # whether it is raised in all processes of a group
+    on_all_ranks = False  # whether all processes of a group raise it
 
     def __init__(self, problem: str, *, fix: str | None = None) -> None:
         super().__init__(problem if fix is None else f"{problem}: {fix}")

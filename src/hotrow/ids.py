@@ -1,7 +1,7 @@
-"""What counts as ids, and every check of them: dtype, range, and a one-hot in their place.
+"""Checks of ids, offsets and counts: dtype, range, and a one-hot passed as ids.
 
 Checks that need the values run inside two operators of torch's own dispatcher
-(`hotrow::checked_ids`, `hotrow::checked_offsets`), so that one implementation serves eager
+(`hotrow::check_ids`, `hotrow::check_offsets`), so that one implementation serves eager
 code, `torch.compile` (no graph break), `torch.export`, `vmap`, and meta tensors, which
 have no values and pass.
 """
@@ -9,6 +9,7 @@ have no values and pass.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from hotrow.errors import HotrowError, HotrowIndexError
 
 ID_DTYPES = (torch.int64, torch.int32)
-_CHANCE, _FLAT_CHANCE = 1 / 50, 1 / 10_000
+# Integers are refused as an encoding if evenly drawn ids look so in fewer batches than these; the
+# second is for 1-D ids.
+_MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
     torch.bool: "a one-hot or multi-hot must be floating, use {name}.float(); "
@@ -30,7 +33,7 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
     """Ids from a tensor, an array, a list (nested to any depth) or one int.
 
     Returns an int64 or int32 tensor of the same shape; raises `HotrowError` for
-    anything else. Does not know the table: `checked` does the range.
+    anything else. It does not check the range: `check_ids` does.
 
     >>> as_ids([2, 3, 1])
     tensor([2, 3, 1])
@@ -66,52 +69,52 @@ def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
     )
 
 
-def checked(
+def check_ids(
     ids: Tensor,
     rows: int,
     name: str = "ids",
     *,
-    mistakable: Literal["one-hot", "multi-hot", ""] = "one-hot",
+    refused_encoding: Literal["one-hot", "multi-hot", ""] = "one-hot",
 ) -> Tensor:
-    """The same ids, each known to lie in 0..rows-1.
+    """Return the ids after a check that each lies in 0..rows-1.
 
     Args:
         ids: int64 or int32, any shape, any device; empty is fine.
         rows: V, the table's rows.
         name: what the caller calls them, for the message.
-        mistakable: what integers of last dimension V >= 3 are refused as: "one-hot", all 0 but
-            a single 1; "multi-hot", 0 and some 1; "" for neither. Only where ids drawn evenly
-            would look so in less than one batch of 50 (flat ids, of 10,000).
+        refused_encoding: the encoding as which integers of last dimension V >= 3 are refused:
+            "one-hot", all 0 but a single 1; "multi-hot", 0 and some 1; "" for none. Only if
+            evenly drawn ids look so in less than one batch of 50 (1-D ids: of 10,000).
 
     Raises:
         HotrowIndexError: an id is negative or not below `rows`; names the first one.
-        HotrowError: wrong dtype, or `mistakable` applies.
+        HotrowError: wrong dtype, or `refused_encoding` applies.
 
     Cost: one pass over the ids; on a GPU it waits for them.
     """
     check_dtype(ids, name)
     if ids.is_nested:  # jagged: the ids themselves are in its values
-        checked(ids.values(), rows, name, mistakable="")
+        check_ids(ids.values(), rows, name, refused_encoding="")
         return ids
-    check = _check_ids if has_values(ids) else torch.ops.hotrow.checked_ids
-    result: Tensor = check(ids, rows, name, mistakable)
+    check = _check_ids if is_readable(ids) else torch.ops.hotrow.check_ids
+    result: Tensor = check(ids, rows, name, refused_encoding)
     return result
 
 
 def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
-    """Raise what `checked` raises, but for an encoding; no copy is made.
+    """Raise what `check_ids` raises, except for an encoding; no copy is made.
 
-    Nothing of it is in a graph: for code that no tracer sees.
+    It leaves nothing in a graph: for code that no tracer sees.
     """
     check_dtype(ids, name)
-    if ids.is_nested or not has_values(ids):
-        checked(ids, rows, name, mistakable="")
+    if ids.is_nested or not is_readable(ids):
+        check_ids(ids, rows, name, refused_encoding="")
     else:
         _check_range(ids, rows, name)
 
 
-def has_values(ids: Tensor) -> bool:
-    """Whether Python may look at them: no tracer, transform, mode or subclass takes part."""
+def is_readable(ids: Tensor) -> bool:
+    """Whether Python can read the values: no tracer, transform, mode or subclass is active."""
     return (
         type(ids) is Tensor
         and not torch.compiler.is_compiling()
@@ -122,8 +125,10 @@ def has_values(ids: Tensor) -> bool:
     )
 
 
-def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
-    """The same offsets, known to cut `count` ids into bags: 0 = o[0] <= o[1] <= ... <= count.
+def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
+    """Return the offsets after a check that they cut `count` ids into bags.
+
+    These satisfy 0 = o[0] <= o[1] <= ... <= count.
 
     Args:
         offsets: int64 or int32, 1-D; where each bag starts.
@@ -134,12 +139,12 @@ def checked_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
     check_dtype(offsets, "offsets", "offsets")
     if offsets.ndim != 1:
         raise HotrowError(f"offsets must be 1-D, but its shape is {tuple(offsets.shape)}")
-    result: Tensor = torch.ops.hotrow.checked_offsets(offsets, count, last)
+    result: Tensor = torch.ops.hotrow.check_offsets(offsets, count, last)
     return result
 
 
-def checked_padding(padding_idx: int | None, rows: int) -> int:
-    """The row that gets no gradient, counted from the first; -1 for none."""
+def normalize_padding(padding_idx: int | None, rows: int) -> int:
+    """The index from 0 of the row that gets no gradient; -1 for none."""
     if padding_idx is None:
         return -1
     if not -rows <= padding_idx < rows:
@@ -148,6 +153,17 @@ def checked_padding(padding_idx: int | None, rows: int) -> int:
             f"(valid {-rows}..{rows - 1})"
         )
     return padding_idx % rows
+
+
+def check_count(name: str, value: int) -> int:
+    """The count as an int; `HotrowError` if it is not an int of 0 or more."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if isinstance(value, bool) or count < 0:
+        raise HotrowError(f"{name} = {value!r}, but it counts, and must be an int of 0 or more")
+    return count
 
 
 def check_bag(
@@ -159,7 +175,7 @@ def check_bag(
     dtype: torch.dtype,
     last: bool,
 ) -> Tensor | None:
-    """The offsets, known to fit a bag's ids of this shape, as its weights do.
+    """Return the offsets after a check that they and the weights fit ids of this shape.
 
     Args:
         shape: of the ids: (B, L), or (N,) with offsets.
@@ -193,7 +209,7 @@ def check_bag(
                 f"{str(dtype).removeprefix('torch.')}",
                 fix=f"use per_sample_weights.to({dtype})",
             )
-    return None if offsets is None else checked_offsets(offsets, shape[0], last)
+    return None if offsets is None else check_offsets(offsets, shape[0], last)
 
 
 def check_soft(values: Tensor, rows: int, dtype: torch.dtype, name: str = "input") -> None:
@@ -221,13 +237,13 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
-    """Whether integers are surely an encoding: the classic slip of leaving out .float()."""
+    """Whether integers are surely an encoding: the common mistake of leaving out .float()."""
     if not encoding or rows < 3 or ids.ndim == 0 or ids.shape[-1] != rows:
         return False
-    # A few ids in a small table may look so by chance: leave them be.
+    # A few ids in a small table may look so by chance: these are accepted.
     chance = -(rows - 1) * math.log(rows) if encoding == "one-hot" else rows * math.log(2 / rows)
-    bearable = math.log(_FLAT_CHANCE if ids.ndim == 1 else _CHANCE)
-    if ids.numel() // rows * chance > bearable or not bool(((ids == 0) | (ids == 1)).all()):
+    max_chance = math.log(_MAX_FLAT_CHANCE if ids.ndim == 1 else _MAX_CHANCE)
+    if ids.numel() // rows * chance > max_chance or not bool(((ids == 0) | (ids == 1)).all()):
         return False
     ones = ids.sum(-1)
     return bool((ones == 1).all() if encoding == "one-hot" else (ones > 0).all())
@@ -237,18 +253,18 @@ def _check_range(ids: Tensor, rows: int, name: str) -> None:
     if ids.numel():
         low, high = torch.aminmax(ids)
         if int(low) < 0 or int(high) >= rows:
-            raise _out_of_range(ids, rows, name)
+            raise _range_error(ids, rows, name)
 
 
-def _check_ids(ids: Tensor, rows: int, name: str, mistakable: str) -> Tensor:
+def _check_ids(ids: Tensor, rows: int, name: str, refused_encoding: str) -> Tensor:
     _check_range(ids, rows, name)
-    if _is_encoded(ids, rows, mistakable):
+    if _is_encoded(ids, rows, refused_encoding):
         raise HotrowError(
-            f"{name} of shape {tuple(ids.shape)} looks like a {mistakable} in {_dtype(ids)}: its "
-            f"last dimension is the table's {rows} rows, and it holds only 0 and 1",
+            f"{name} of shape {tuple(ids.shape)} looks like a {refused_encoding} in {_dtype(ids)}: "
+            f"its last dimension is the table's {rows} rows, and it holds only 0 and 1",
             fix=(
                 "use {0}.argmax(-1) for its ids, or {0}.float() where a one-hot is taken"
-                if mistakable == "one-hot"
+                if refused_encoding == "one-hot"
                 else "use {0}.float()"
             ).format(name)
             + f"; if these are ids after all, reshape them so that their last dimension is not "
@@ -257,13 +273,13 @@ def _check_ids(ids: Tensor, rows: int, name: str, mistakable: str) -> Tensor:
     return ids.clone()
 
 
-def _out_of_range(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
-    wrong = (ids < 0) | (ids >= rows)
-    position = wrong.nonzero()[0].tolist()
+def _range_error(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
+    out_of_range = (ids < 0) | (ids >= rows)
+    position = out_of_range.nonzero()[0].tolist()
     value = int(ids[tuple(position)])
-    where = f"[{', '.join(map(str, position))}]" if position else ""
+    index = f"[{', '.join(map(str, position))}]" if position else ""
     valid = f"valid 0..{rows - 1}" if rows else "no id is valid"
-    others = int(wrong.sum()) - 1
+    other_count = int(out_of_range.sum()) - 1
     if value < 0:
         fix = "a negative id is often a padding or ignore mark; mask it or give it a row of its own"
     elif value == rows:
@@ -271,8 +287,8 @@ def _out_of_range(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
     else:
         fix = "were these ids made with another, larger vocabulary?"
     return HotrowIndexError(
-        f"{name}{where} = {value}, but the table has {rows} rows ({valid})"
-        + (f", and {others} more like it" if others else ""),
+        f"{name}{index} = {value}, but the table has {rows} rows ({valid})"
+        + (f", and {other_count} more like it" if other_count else ""),
         fix=fix,
     )
 
@@ -290,11 +306,11 @@ def _check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
     ends = torch.cat([offsets[1:], offsets.new_tensor([count])])
     backward = (offsets > ends).nonzero()
     if len(backward):
-        place = int(backward[0])
-        inner = place + 1 < len(offsets)
-        end = f"offsets[{place + 1}] = {int(ends[place])}" if inner else f"there are {count} ids"
+        i = int(backward[0])
+        has_next = i + 1 < len(offsets)
+        end = f"offsets[{i + 1}] = {int(ends[i])}" if has_next else f"there are {count} ids"
         raise HotrowError(
-            f"offsets[{place}] = {int(offsets[place])}, but {end}",
+            f"offsets[{i}] = {int(offsets[i])}, but {end}",
             fix="offsets say where each bag starts: in order, and within the ids",
         )
     if last and int(offsets[-1]) != count:
@@ -309,7 +325,7 @@ _library: Any = torch.library.Library("hotrow", "DEF")  # type: ignore[no-untype
 
 
 def _define(name: str, arguments: str, implementation: Any) -> None:
-    """One operator: values in, the same values out; opaque to tracers, batched by vmap."""
+    """Define an operator that returns its input; opaque to tracers, batched by vmap."""
     operator = f"hotrow::{name}"
     _library.define(f"{name}(Tensor {arguments}) -> Tensor")
     _library.impl(name, implementation, "CompositeExplicitAutograd")
@@ -321,5 +337,5 @@ def _define(name: str, arguments: str, implementation: Any) -> None:
     )
 
 
-_define("checked_ids", "ids, int rows, str name, str mistakable", _check_ids)
-_define("checked_offsets", "offsets, int count, bool last", _check_offsets)
+_define("check_ids", "ids, int rows, str name, str refused_encoding", _check_ids)
+_define("check_offsets", "offsets, int count, bool last", _check_offsets)

@@ -210,8 +210,8 @@ def measured(run, monkeypatch, tmp_path):
         monkeypatch.setattr(running, "measure", measure)
         code, _, said = run("--suite", "sgd-1k-16", *words)
         assert code == 0
-        assert ("hotrow learn shows" in said) == bool(times.kept() and not words)
-        return times.kept()
+        assert ("hotrow learn shows" in said) == bool(times.load_times() and not words)
+        return times.load_times()
 
     return measured
 
@@ -235,5 +235,5 @@ def test_times_that_cannot_be_read_are_none(measured, tmp_path, content):
     folder = tmp_path / "cache" / "hotrow"
     folder.mkdir(parents=True)
     (folder / "times.json").write_text(content)
-    assert times.kept() == []
+    assert times.load_times() == []
     assert len(measured(BOTH)) == 1

@@ -16,7 +16,7 @@ from torch import nn
 import hotrow
 from hotrow.distributed import look_up, replicate, shard
 from tests.support.paths import ROOT
-from tests.support.ranks import line, ranks
+from tests.support.ranks import mesh_of_all, rank_processes
 
 EXAMPLES = ROOT / "examples"
 SIZES = (50, 3), (7, 2)  # V, D
@@ -59,7 +59,7 @@ def of_step(way, count, together=False):
     """The bytes of a step of two tables; and the distinct ids, this rank's and others'."""
     rank = dist.get_rank()
     model = hotrow.convert(nn.ModuleList([nn.Embedding(*size) for size in SIZES]))
-    {"shard": shard, "replicate": replicate}[way](model, line(count))
+    {"shard": shard, "replicate": replicate}[way](model, mesh_of_all(count))
     optimizer = hotrow.optim.Adam(model.parameters())
     torch.manual_seed(rank)
     ids = [torch.randint(rows, (20 + 9 * rank,)) for rows, _ in SIZES]
@@ -81,7 +81,7 @@ def distinct(ids, rows, count, rank):
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
-    found = ranks(count).run(of_step, "shard", count, together)
+    found = rank_processes(count).run(of_step, "shard", count, together)
     exchanges = 1 if together else len(SIZES)
     expected = count * (exchanges * 32 + len(SIZES)) * (count - 1)
     if together:
@@ -95,7 +95,7 @@ def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
-    found = ranks(count).run(of_step, "replicate", count)
+    found = rank_processes(count).run(of_step, "replicate", count)
     expected = 0
     for _, every in found:
         for ids, (_, columns) in zip(every, SIZES, strict=True):
@@ -132,7 +132,7 @@ def example(name, words):
 
 def run(count, name, *words):
     """What an example prints, but for its first line; the first rank speaks for all."""
-    (first, *lines), *others = ranks(count).run(example, name, words)
+    (first, *lines), *others = rank_processes(count).run(example, name, words)
     assert re.match(rf"{count} processes; ", first)
     assert not any(others)
     return lines

@@ -241,7 +241,7 @@ def test_asking_for_state_leaves_rows_behind():
         peer.step(batches[t], torch.ones(50, 8))
     assert peer.bytes_held() == 3 * 20_000 * 8 * 4
     memory.touch(peer)
-    assert peer.module.weight.lag.settled == 0
+    assert peer.module.weight.lag.settled_steps == 0
     assert peer.bytes_kept() == 4 * 20_000
 
 
@@ -396,7 +396,7 @@ def test_goals_of_a_model_are_judged(monkeypatch, after, met):
 def test_the_bytes_that_a_model_must_move():
     model, draw = MODELS["recommender"].make(True)
     batch = draw(0)
-    side = Side(model, converted=True, least=0)
+    side = Side(model, converted=True, min_entries=0)
     for t in range(3):
         side.step(draw(t))
     ids, dense = batch

@@ -25,7 +25,8 @@ from hotrow.cli import main as cli
 from hotrow.cli import terminal
 from hotrow.inputs import examples, files
 from hotrow.optim.ledger import Ledger
-from tests.conftest import Result, Run, save_tokenizer
+from tests.support.command_line import Result, Run, save_tokenizer
+from tests.support.exhaustive import exhaustive, grid
 
 HOSTILE = ["[bold]loud[/bold]", "\x1b[31mred", "\u202ereversed", "<b>&amp;"]
 WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
@@ -73,16 +74,16 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, hotrow_: Run) -> Run:
+def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, run_hotrow: Run) -> Run:
     """`hotrow compare` in the folder of the inputs."""
     monkeypatch.chdir(inputs)
-    return partial(hotrow_, "compare")
+    return partial(run_hotrow, "compare")
 
 
 @pytest.fixture
-def check(hotrow_: Run) -> Run:
+def check(run_hotrow: Run) -> Run:
     """`hotrow check` on a small table, unless told otherwise."""
-    return partial(hotrow_, "check", "--rows", "40", "--columns", "5")
+    return partial(run_hotrow, "check", "--rows", "40", "--columns", "5")
 
 
 def launch(folder: Path, *arguments: str, **options: Any) -> Result:
@@ -562,7 +563,11 @@ def test_ids_are_shown_with_their_tokens(run: Run, source: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "text"), [("--text-file", "same numbers\n"), ("--ids-file", "2,\n3\n")]
+    ("option", "text"),
+    grid(
+        [("--text-file", "same numbers\n"), ("--ids-file", "2,\n3\n")],
+        lambda option, _: option == "--ids-file",
+    ),
 )
 def test_a_dash_reads_standard_input(inputs: Path, option: str, text: str) -> None:
     found = launch(inputs, "compare", *TEXT, option, "-", "--json", input=text)
@@ -593,7 +598,7 @@ def test_printing_survives_a_terminal_that_lacks_the_characters(
 ) -> None:
     bytes = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes, encoding="ascii"))
-    terminal.put(text)
+    terminal.write_output(text)
     assert (
         bytes.getvalue().decode("ascii") == f"{text.encode('ascii', 'backslashreplace').decode()}\n"
     )
@@ -846,9 +851,9 @@ def test_progress_is_shown_on_a_terminal_for_long_work_only(
     monkeypatch.setattr(
         terminal, "Console", lambda **_: Console(file=screen, force_terminal=is_terminal, width=80)
     )
-    monkeypatch.setattr(terminal, "PATIENCE", 0.3)
-    with terminal.progress() as tell:
-        tell("one-hot matmul", 3, 10)
+    monkeypatch.setattr(terminal, "PROGRESS_DELAY", 0.3)
+    with terminal.show_progress() as report_progress:
+        report_progress("one-hot matmul", 3, 10)
         assert screen.getvalue() == ""
         time.sleep(seconds)
     assert ("one-hot matmul" in screen.getvalue()) == shown
@@ -871,6 +876,7 @@ cli.main()
 """
 
 
+@exhaustive
 def test_on_a_real_terminal_progress_comes_after_two_seconds_and_goes(inputs: Path) -> None:
     master, slave = pty.openpty()
     with subprocess.Popen(

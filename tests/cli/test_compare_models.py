@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import hotrow
 from hotrow.cli import compare as cli_compare
 from hotrow.cli import main as cli
-from hotrow.inputs import loading
+from hotrow.inputs import loader
 from hotrow.onehot.rules import products
 
 pytestmark = pytest.mark.usefixtures("small_tables")
@@ -150,8 +150,8 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     """`hotrow compare` in that folder, with `nets.models:` written as `@`; quickly."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
-    real = cli_compare.saved
-    monkeypatch.setattr(cli_compare, "saved", lambda *a, **kw: real(*a, **kw, seconds=0))
+    real = cli_compare.compare_models
+    monkeypatch.setattr(cli_compare, "compare_models", lambda *a, **kw: real(*a, **kw, seconds=0))
 
     def run(arguments: str) -> Result:
         words = [word.replace("@", "nets.models:") for word in arguments.split()]
@@ -272,24 +272,24 @@ def test_in_a_process_of_its_own_the_current_directory_is_importable(folder: Pat
 
 
 def test_progress_says_what_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, int, int]] = []
-    real = cli_compare.saved
+    reported: list[tuple[str, int, int]] = []
+    real = cli_compare.compare_models
 
     def spy(*given: object, progress: Callable[..., None], **options: object) -> object:
-        return real(*given, **options, progress=lambda *what: told.append(what))  # type: ignore[arg-type]
+        return real(*given, **options, progress=lambda *what: reported.append(what))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cli_compare, "saved", spy)
+    monkeypatch.setattr(cli_compare, "compare_models", spy)
     assert run("@built --inputs @states").code == 0
-    assert [what for what, *_ in told][:4] == [
+    assert [what for what, *_ in reported][:4] == [
         "making the model",
         "plain",
         "converted",
         "comparing",
     ]
-    assert {"timing, forward", "memory, forward and gradient", "done"} <= {w for w, *_ in told}
-    done = [each for _, each, _ in told]
+    assert {"timing, forward", "memory, forward and gradient", "done"} <= {w for w, *_ in reported}
+    done = [each for _, each, _ in reported]
     assert done == sorted(done)
-    assert told[-1][1] == told[-1][2]
+    assert reported[-1][1] == reported[-1][2]
 
 
 # --- input that cannot be used ----------------------------------------------------------------
@@ -385,7 +385,8 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "@built --inputs classes.pt",
-        "classes.pt holds a test_cli_models.Batch, and nothing but tensors is ever unpickled",
+        "classes.pt holds a tests.cli.test_compare_models.Batch, and nothing but tensors is ever "
+        "unpickled",
         AGAIN,
     ),
     ("@built --inputs text.pt", "text.pt cannot be read as ", "save a tensor"),
@@ -484,5 +485,5 @@ def test_the_help_has_an_example(run: Run) -> None:
 
 
 def test_a_name_has_a_colon() -> None:
-    assert loading.is_name("a:b")
-    assert not loading.is_name("stray")
+    assert loader.is_import_name("a:b")
+    assert not loader.is_import_name("stray")

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from hotrow.lesson import times
 from hotrow.lesson.location import cache_folder
-from tests.conftest import Run, save_tokenizer
+from tests.support.command_line import Run, save_tokenizer
 from tests.support.paths import ROOT
 
 WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
@@ -31,7 +31,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def learn(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    hotrow_: Run,
+    run_hotrow: Run,
     opened: list[str],
 ) -> Run:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -42,7 +42,7 @@ def learn(
     save_tokenizer(WORDS, tmp_path / "words.json")
     (tmp_path / "odd.json").write_text('{"comparisons": [{"rows": 1}]}')
     monkeypatch.chdir(tmp_path)
-    return lambda *arguments: hotrow_("learn", *arguments)
+    return lambda *arguments: run_hotrow("learn", *arguments)
 
 
 def data_of(path: Path) -> Any:
@@ -103,8 +103,8 @@ def test_a_table_brings_its_rows(learn: Run) -> None:
     assert own["rows"] == rows.numpy().astype(">f4").tobytes().hex()
 
 
-def test_what_compare_measured_joins_the_page(learn: Run, hotrow_: Run, tmp_path: Path) -> None:
-    compared = hotrow_("compare", "--table", "one.safetensors", "--ids", "2,3", "--json")
+def test_what_compare_measured_joins_the_page(learn: Run, run_hotrow: Run, tmp_path: Path) -> None:
+    compared = run_hotrow("compare", "--table", "one.safetensors", "--ids", "2,3", "--json")
     (tmp_path / "times.json").write_text(compared.out)
     [timing] = data_of(Path(learn("--print-path", "--times", "times.json").out.strip()))["timings"]
     [measured] = json.loads(compared.out)["comparisons"]
@@ -115,7 +115,7 @@ def test_what_compare_measured_joins_the_page(learn: Run, hotrow_: Run, tmp_path
 
 def test_what_bench_left_joins_the_page(learn: Run) -> None:
     assert data_of(Path(learn("--print-path").out.strip()))["timings"] == []
-    times.keep([times.Timing(10, 4, 3, 2.5, 0.5)])
+    times.save_times([times.Timing(10, 4, 3, 2.5, 0.5)])
     [timing] = data_of(Path(learn("--print-path").out.strip()))["timings"]
     assert timing == {"V": 10, "D": 4, "N": 3, "matmul_ms": 2.5, "lookup_ms": 0.5}
 

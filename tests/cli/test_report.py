@@ -95,7 +95,7 @@ class Page(HTMLParser):
     ],
 )
 def test_a_size_has_three_digits_and_a_unit(count: int, text: str) -> None:
-    assert report.size(count) == text
+    assert report.format_size(count) == text
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_size_has_three_digits_and_a_unit(count: int, text: str) -> None:
     ],
 )
 def test_a_time_has_three_digits(value: float, text: str) -> None:
-    assert report.milliseconds(value) == text
+    assert report.format_milliseconds(value) == text
 
 
 # --- the terminal -----------------------------------------------------------------------------
@@ -174,8 +174,8 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_cut(width: int) -> Non
 
 def test_a_prefix_is_said_to_be_one() -> None:
     comparison = compared(100, 4, [1, 2, 3, 4, 5, 6], budget=32_000)
-    assert 0 < comparison.compared < 6
-    expected = f"6 ids; compared on the first {comparison.compared}: for all of them"
+    assert 0 < comparison.compared_count < 6
+    expected = f"6 ids; compared on the first {comparison.compared_count}: for all of them"
     assert expected in " ".join(on_terminal(comparison).split())
     assert expected in report.to_html([comparison])
 

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from hotrow import compare
 from hotrow.cli import report
 from hotrow.inputs import examples
-from tests.conftest import Watch, Watched
+from tests.support.browser import OpenPage, RecordedPage
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -27,7 +27,7 @@ HOSTILE = [
 TITLES = [examples.A.title, "<script>document.title='taken'</script> & \"more\"", "poisoned"]
 
 
-Open = Callable[..., Watched]
+Open = Callable[..., RecordedPage]
 
 
 @pytest.fixture(scope="module")
@@ -49,27 +49,27 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def open_page(watch: Watch, file: Path) -> Open:
-    return partial(watch, file.as_uri())
+def open_page(open_recorded: OpenPage, file: Path) -> Open:
+    return partial(open_recorded, file.as_uri())
 
 
 def test_it_opens_from_disk_with_no_request_and_no_complaint(open_page: Open, file: Path) -> None:
-    watched = open_page()
-    watched.page.mouse.wheel(0, 20_000)
-    for item in watched.page.locator(".ids li").all():
+    recorded = open_page()
+    recorded.page.mouse.wheel(0, 20_000)
+    for item in recorded.page.locator(".ids li").all():
         item.hover()
-    watched.page.wait_for_timeout(200)
-    assert watched.requests == [file.as_uri()]
-    assert watched.noise == []
+    recorded.page.wait_for_timeout(200)
+    assert recorded.requests == [file.as_uri()]
+    assert recorded.messages == []
 
 
 def test_the_watch_would_see_a_request_and_a_dialog(open_page: Open) -> None:
-    watched = open_page()
-    watched.page.goto("about:blank")  # away from the page's own policy
-    watched.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
-    watched.page.wait_for_timeout(200)
-    assert "http://127.0.0.1:9/x" in watched.requests
-    assert "seen" in watched.noise
+    recorded = open_page()
+    recorded.page.goto("about:blank")  # away from the page's own policy
+    recorded.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
+    recorded.page.wait_for_timeout(200)
+    assert "http://127.0.0.1:9/x" in recorded.requests
+    assert "seen" in recorded.messages
 
 
 def test_hostile_words_are_text_and_nothing_else(open_page: Open) -> None:

@@ -8,11 +8,11 @@ from torch import nn
 
 import hotrow
 from hotrow import HotrowError, convert
-from hotrow.conversion import resting
+from hotrow.conversion import sampling
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
-DEFAULT = resting.LEAST  # before a fixture sets it
+DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
 
 
 class Tied(nn.Module):
@@ -120,11 +120,11 @@ def test_a_table_that_turns_out_to_be_used_densely():
 
 
 @pytest.fixture
-def least(monkeypatch):
-    monkeypatch.setattr("hotrow.conversion.resting.LEAST", DEFAULT)
+def default_min_entries(monkeypatch):
+    monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
 
 
-def test_small_embeddings_are_left_to_torch_beside_large_ones(least):
+def test_small_embeddings_are_left_to_torch_beside_large_ones(default_min_entries):
     model = nn.ModuleList([nn.Embedding(5000, 20), nn.EmbeddingBag(4999, 20)])
     rival = copy.deepcopy(model)
     hotrow.convert(model)
@@ -142,12 +142,12 @@ def test_small_embeddings_are_left_to_torch_beside_large_ones(least):
             optimizer.step()
     assert_same_bits(model[1].weight.detach(), rival[1].weight.detach())
     torch.testing.assert_close(model[0].weight.detach(), rival[0].weight.detach())
-    assert all(hotrow.convert(layer, least=0) is layer for layer in model)
+    assert all(hotrow.convert(layer, min_entries=0) is layer for layer in model)
     assert all(type(layer.weight) is Table for layer in model)
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_sparse_ones_are_tables_whatever_their_size(kind, least):
+def test_sparse_ones_are_tables_whatever_their_size(kind, default_min_entries):
     layer = hotrow.convert(kind(10, 3, sparse=True))
     layer(torch.tensor([[1, 2]])).sum().backward()
     hotrow.optim.Adam(layer.parameters()).step()

@@ -17,7 +17,7 @@ import hotrow
 from hotrow import HotrowError, convert
 from hotrow.onehot.tensor import OneHot, one_hot
 from hotrow.table.parameter import Table
-from tests.support.onehots import IDS, Largest, assert_alike, outcome
+from tests.support.onehots import IDS, LargestAllocation, assert_alike, outcome
 from tests.support.tolerance import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("small_tables")
@@ -305,7 +305,7 @@ def test_the_report_names_the_module():
     convert(model)(IDS)
     first = str(convert.report(model)).splitlines()[0]
     assert first.startswith("second  one_hot, 5 columns, ")
-    assert "test_finding.py:" in first
+    assert "test_finder.py:" in first
 
 
 # --- A model of several modules ------------------------------------------------------------
@@ -404,7 +404,7 @@ def test_a_look_up_and_not_a_product():
             return self.linear(F.one_hot(x, 100_000).float())
 
     model = convert(Wide())
-    with Largest() as largest:
+    with LargestAllocation() as largest:
         model(torch.zeros(64, dtype=torch.int64))
     assert largest.size <= 2 * model.linear.weight.nbytes
 

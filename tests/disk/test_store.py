@@ -1,4 +1,4 @@
-"""Tables in files: the numbers of memory, and the last save whatever happens."""
+"""Tables in files: the numbers of tables in memory, and the last save after any crash."""
 
 import errno
 import gc
@@ -18,8 +18,9 @@ import torch
 import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk import journal
-from hotrow.disk.mapped import Mapped, write_new
+from hotrow.disk.mapped_tensor import MappedTensor, write_new
 from hotrow.optim.lag import RowLag
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.paths import ROOT
 from tests.support.tolerance import assert_same_bits
 
@@ -144,21 +145,21 @@ def test_what_is_written_by_hand_is_saved(tmp_path):
 
 def test_a_save_writes_the_pages_that_were_written_and_frees_them(tmp_path):
     write_new(tmp_path / "t.safetensors", "t", (4096, 4), torch.float32)
-    mapped = Mapped(tmp_path / "t.safetensors")
+    mapped = MappedTensor(tmp_path / "t.safetensors")
     values = mapped.tensor()
     assert not values[::256].any()  # read, every page
-    assert mapped.written().tolist() == []
+    assert mapped.written_pages().tolist() == []
     values[0], values[4095] = 1.0, 2.0
-    assert mapped.written().tolist() == [1, 16]  # the first has the header
-    mapped.forget()
+    assert mapped.written_pages().tolist() == [1, 16]  # the first has the header
+    mapped.discard_pages()
     assert not values.any()
     with create(tmp_path / "u") as store:
         step(store.layer, make("Adam", store.layer), 0)
-        files = [store._weight, *store._others.values()]
-        assert [len(file.written()) > 0 for file in files] == [True] * 4
+        files = [store._weight_file, *store._state_files.values()]
+        assert [len(file.written_pages()) > 0 for file in files] == [True] * 4
         before = store.layer.weight.detach().clone()
         store.save()
-        assert [len(file.written()) for file in files] == [0] * 4
+        assert [len(file.written_pages()) for file in files] == [0] * 4
         assert_same_bits(store.layer.weight.detach(), before)
 
 
@@ -194,23 +195,23 @@ def at_line(number, error):
     return trace
 
 
-def met_in_a_save(store, trace, kind):
-    """Whether a save met the error that is raised in it."""
+def save_raises(store, trace, kind):
+    """Whether a save runs into the error that `trace` raises in it."""
     before = sys.gettrace()
     sys.settrace(trace)
     try:
         store.save(6)
     except kind:
         return True
-    except HotrowError as told:
-        return "could not be saved" in str(told)
+    except HotrowError as caught:
+        return "could not be saved" in str(caught)
     finally:
         sys.settrace(before)
     return False
 
 
 def saved_runs(tmp_path, number, error):
-    """A run saved after 3 steps, and again after 6; an error is met in that save."""
+    """A run saved after 3 steps, and again after 6; an error is raised in that save."""
     path = tmp_path / f"t{number}"
     store = create(path)
     optimizer = make("AdamW", store.layer)
@@ -221,9 +222,9 @@ def saved_runs(tmp_path, number, error):
         step(store.layer, optimizer, t)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # files that it left open
-        met = met_in_a_save(store, at_line(number, error), type(error))
+        raised = save_raises(store, at_line(number, error), type(error))
         gc.collect()
-    return store, optimizer, met
+    return store, optimizer, raised
 
 
 def expected_after(count):
@@ -234,25 +235,27 @@ def expected_after(count):
     return layer.weight.detach().clone()
 
 
-def test_a_crash_in_any_line_of_a_save_leaves_that_save_or_the_one_before(tmp_path):
-    found, number, met = [], 1, True
+@pytest.mark.parametrize("stride", grid([13, 41], (41).__eq__))  # lines from crash to crash
+def test_a_crash_in_any_line_of_a_save_leaves_that_save_or_the_one_before(tmp_path, stride):
+    found, number, raised = [], 1, True
     values = {count: expected_after(count) for count in (3, 6)}
-    while met:
-        store, _, met = saved_runs(tmp_path, number, Crash())
+    while raised:
+        store, _, raised = saved_runs(tmp_path, number, Crash())
         store.close()
         with disk.open(store.folder) as again:
             found.append(again.rest)
             assert_same_bits(again.layer.weight.detach(), values[again.rest])
-        number += 13
+        number += stride
     assert found == sorted(found)
     assert set(found) == {3, 6}
 
 
-def test_a_full_disk_in_any_line_of_a_save_loses_nothing(tmp_path):
-    number, met = 1, True
-    while met:
+@pytest.mark.parametrize("stride", grid([31, 83], (83).__eq__))
+def test_a_full_disk_in_any_line_of_a_save_loses_nothing(tmp_path, stride):
+    number, raised = 1, True
+    while raised:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        store, optimizer, met = saved_runs(tmp_path, number, full)
+        store, optimizer, raised = saved_runs(tmp_path, number, full)
         with store:
             for t in range(6, 8):
                 step(store.layer, optimizer, t)
@@ -260,7 +263,7 @@ def test_a_full_disk_in_any_line_of_a_save_loses_nothing(tmp_path):
         with disk.open(store.folder) as again:
             assert again.rest == 8
             assert_same_bits(again.layer.weight.detach(), expected_after(8))
-        number += 31
+        number += stride
 
 
 def test_a_disk_that_is_full_when_a_save_is_carried_out_loses_nothing(tmp_path, monkeypatch):
@@ -269,7 +272,7 @@ def test_a_disk_that_is_full_when_a_save_is_carried_out_loses_nothing(tmp_path, 
     (tmp_path / "t" / "rest.pt").rename(tmp_path / "rest.pt")
     rest = (tmp_path / "rest.pt").read_bytes()
     monkeypatch.setattr(journal, "recover", lambda folder: False)
-    journal.commit(tmp_path / "t", [("rest.pt", journal.WHOLE, rest)])  # complete, and no more
+    journal.commit(tmp_path / "t", [("rest.pt", journal.WHOLE_FILE, rest)])  # complete, and no more
     monkeypatch.undo()
     with monkeypatch.context() as failing:
         full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -403,6 +406,7 @@ with disk.create(sys.argv[1], ROWS, 64) as store:
 """
 
 
+@exhaustive
 def test_a_table_of_20_gb_trains_in_2_gb(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", LARGE, str(tmp_path / "t")], capture_output=True, text=True

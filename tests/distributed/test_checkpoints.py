@@ -14,21 +14,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
-from tests.support.ranks import Ranks, ranks
-from tests.support.spreading import (
+from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
-    batch,
-    error_of,
-    fields,
-    make,
-    plain,
-    share,
-    spread,
-    train_alone,
-    train_together,
-    values_of,
+    converted_model,
+    dense_model,
+    distribute,
+    error_text,
+    make_batch,
+    make_optimizer,
+    rank_batch,
+    state_values,
+    train_rank,
+    train_single_process,
 )
+from tests.support.exhaustive import grid
+from tests.support.ranks import RankProcesses, rank_processes
 from tests.support.tolerance import assert_same_bits
 
 HALF = STEPS // 2
@@ -54,31 +55,31 @@ def resume(model, optimizer, path):
 
 
 def first_half(name, count, path):
-    model = spread(fields(), "shard", count)
-    optimizer = make(name, model)
-    train_together(model, optimizer, count, dist.get_rank(), range(HALF))
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer(name, model)
+    train_rank(model, optimizer, count, dist.get_rank(), range(HALF))
     dcp.save(whole(model, optimizer), checkpoint_id=path)
-    train_together(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
-    return values_of(model, optimizer)
+    train_rank(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
+    return state_values(model, optimizer)
 
 
 def second_half(name, count, path):
     torch.manual_seed(99)
-    model = spread(fields(), "shard", count)
-    optimizer = make(name, model)
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer(name, model)
     resume(model, optimizer, path)
-    train_together(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
-    return values_of(model, optimizer)
+    train_rank(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
+    return state_values(model, optimizer)
 
 
 def alone(name, before, after):
     """One process, which adds up the shares of as many ranks in each half."""
-    model = fields()
-    optimizer = make(name, model)
-    train_alone(model, optimizer, before, range(HALF))
+    model = converted_model()
+    optimizer = make_optimizer(name, model)
+    train_single_process(model, optimizer, before, range(HALF))
     model.state_dict(), optimizer.state_dict()  # saved: rows settle
-    train_alone(model, optimizer, after, range(HALF, STEPS))
-    return values_of(model, optimizer)
+    train_single_process(model, optimizer, after, range(HALF, STEPS))
+    return state_values(model, optimizer)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def saved(tmp_path_factory):
     found = {}
     for name in SAVED:
         path = tmp_path_factory.mktemp(name)
-        found[name] = path, ranks(2).run(first_half, name, 2, path)
+        found[name] = path, rank_processes(2).run(first_half, name, 2, path)
     return found
 
 
@@ -99,78 +100,78 @@ def test_saving_does_not_change_the_run(saved, name):
             assert_same_bits(found[key], value)
 
 
-@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("count", grid([1, 3, 4], (3).__eq__))
 @pytest.mark.parametrize("name", SAVED)
 def test_a_run_goes_on_with_another_number_of_ranks(saved, name, count):
     expected = alone(name, 2, count)
-    for found in ranks(count).run(second_half, name, count, saved[name][0]):
+    for found in rank_processes(count).run(second_half, name, count, saved[name][0]):
         for key, value in expected.items():
             assert_same_bits(found[key], value)
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_a_run_goes_on_in_one_plain_process(saved, name):
-    model = fields()
-    optimizer = make(name, model)
+    model = converted_model()
+    optimizer = make_optimizer(name, model)
     resume(model, optimizer, saved[name][0])
-    train_alone(model, optimizer, 1, range(HALF, STEPS))
-    found, expected = values_of(model, optimizer), alone(name, 2, 1)
+    train_single_process(model, optimizer, 1, range(HALF, STEPS))
+    found, expected = state_values(model, optimizer), alone(name, 2, 1)
     for key, value in expected.items():
         assert_same_bits(found[key], value)
 
 
 def from_torch(name, count, path):
     """What torch.save wrote in one process, into shards; and back as torch would have it."""
-    model = spread(fields(), "shard", count)
-    optimizer = make(name, model)
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer(name, model)
     weights, state = torch.load(path, weights_only=True)
     model.load_state_dict(weights)
     optimizer.load_state_dict(state)
-    train_together(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
+    train_rank(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return values_of(model, optimizer), get_state_dict(model, optimizer, options=options)
+    return state_values(model, optimizer), get_state_dict(model, optimizer, options=options)
 
 
 @pytest.mark.parametrize("name", SAVED)
 def test_a_checkpoint_of_torch_loads_into_shards_and_back(name, tmp_path):
-    model = plain()
+    model = dense_model()
     model.layer.requires_grad_(False)
     chosen = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = getattr(torch.optim, name)(chosen, **OPTIMIZERS[name])
-    train_alone(model, optimizer, 1, range(HALF))
+    train_single_process(model, optimizer, 1, range(HALF))
     path = tmp_path / "checkpoint.pt"
     torch.save((model.state_dict(), optimizer.state_dict()), path)
-    single = fields()
-    its = make(name, single)
+    single = converted_model()
+    its = make_optimizer(name, single)
     single.load_state_dict(model.state_dict())
     its.load_state_dict(optimizer.state_dict())
-    train_alone(single, its, 3, range(HALF, STEPS))
-    expected = values_of(single, its)
-    results = ranks(3).run(from_torch, name, 3, path)
+    train_single_process(single, its, 3, range(HALF, STEPS))
+    expected = state_values(single, its)
+    results = rank_processes(3).run(from_torch, name, 3, path)
     for found, _ in results:
         for key, value in expected.items():
             assert_same_bits(found[key], value)
     weights, state = results[0][1]  # full, on the first rank
     model.load_state_dict(weights)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
-    for key, value in values_of(model, optimizer).items():
+    for key, value in state_values(model, optimizer).items():
         torch.testing.assert_close(value, expected[key])
 
 
 def wrong_tables(count):
-    model = spread(fields(), "shard", count)
-    optimizer = make("AdamW", model)
-    other = make("AdamW", fields())
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer("AdamW", model)
+    other = make_optimizer("AdamW", converted_model())
     state = other.state_dict()
     state["state"][0] = {"exp_avg": torch.zeros(7, 6), "step": torch.tensor(1.0)}
-    before = values_of(model, optimizer)
-    error = error_of(optimizer.load_state_dict, state)
-    after = values_of(model, optimizer)
+    before = state_values(model, optimizer)
+    error = error_text(optimizer.load_state_dict, state)
+    after = state_values(model, optimizer)
     return error, all(torch.equal(before[key], after[key]) for key in before)
 
 
 def test_a_state_of_another_table_is_refused():
-    for error, unchanged in ranks(2).run(wrong_tables, 2):
+    for error, unchanged in rank_processes(2).run(wrong_tables, 2):
         assert "state[0]['exp_avg'] has shape (7, 6)" in error
         assert unchanged
 
@@ -178,11 +179,11 @@ def test_a_state_of_another_table_is_refused():
 def dies(count, path):
     """The last rank is killed in the middle of a step, after a checkpoint."""
     rank = dist.get_rank()
-    model = spread(fields(), "shard", count)
-    optimizer = make("AdamW", model)
-    train_together(model, optimizer, count, rank, range(HALF))
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer("AdamW", model)
+    train_rank(model, optimizer, count, rank, range(HALF))
     dcp.save(whole(model, optimizer), checkpoint_id=path)
-    inputs, gradient = share(batch(HALF), count, rank)
+    inputs, gradient = rank_batch(make_batch(HALF), count, rank)
     output = model(*inputs)
     if rank == count - 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -194,20 +195,20 @@ def dies(count, path):
 
 
 def test_a_rank_that_dies_ends_the_step_of_the_others_and_leaves_the_checkpoint(tmp_path):
-    world = Ranks(3)
+    processes = RankProcesses(3)
     try:
-        for pipe in world.pipes:
+        for pipe in processes.pipes:
             pipe.send((dies, (3, tmp_path)))
-        first, second, last = world.answers()
+        first, second, last = processes.answers()
     finally:
-        world.close()
+        processes.close()
     assert isinstance(last, EOFError)
     for error in (first, second):
         assert error in ("RuntimeError", "DistBackendError", "DistNetworkError")
-    model = fields()
-    optimizer = make("AdamW", model)
+    model = converted_model()
+    optimizer = make_optimizer("AdamW", model)
     resume(model, optimizer, tmp_path)
-    train_alone(model, optimizer, 1, range(HALF, STEPS))
-    found, expected = values_of(model, optimizer), alone("AdamW", 3, 1)
+    train_single_process(model, optimizer, 1, range(HALF, STEPS))
+    found, expected = state_values(model, optimizer), alone("AdamW", 3, 1)
     for key, value in expected.items():
         assert_same_bits(found[key], value)

@@ -9,24 +9,25 @@ from torch.nn.parallel import DistributedDataParallel
 import hotrow
 from hotrow.distributed import replicate
 from hotrow.table.gradient import RowGradient
-from tests.support.ranks import line, ranks
-from tests.support.spreading import (
+from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
-    WORLDS,
+    WORLD_SIZES,
     backward,
-    batch,
-    error_of,
-    fields,
-    make,
-    plain,
-    share,
-    spread,
-    together_with_ddp,
-    train_together,
-    values_of,
-    whole_batches,
+    converted_model,
+    dense_model,
+    distribute,
+    error_text,
+    make_batch,
+    make_optimizer,
+    rank_batch,
+    state_values,
+    train_rank,
+    train_whole_batches,
+    train_with_ddp,
 )
+from tests.support.exhaustive import grid
+from tests.support.ranks import mesh_of_all, rank_processes
 from tests.support.tolerance import assert_no_worse, assert_same_bits
 
 
@@ -37,10 +38,10 @@ def assert_all_the_same(results):
             assert_same_bits(found[key], value)
 
 
-@pytest.mark.parametrize("count", WORLDS)
+@pytest.mark.parametrize("count", grid(WORLD_SIZES, (3).__eq__))
 def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_process(count):
-    truth, rival = map(whole_batches, (torch.float64, torch.float32))
-    results = ranks(count).run(together_with_ddp, "replicate", count)
+    truth, rival = map(train_whole_batches, (torch.float64, torch.float32))
+    results = rank_processes(count).run(train_with_ddp, "replicate", count)
     assert_all_the_same(results)
     for name, value in truth.items():
         assert_no_worse(results[0][name], rival[name], value)
@@ -49,29 +50,29 @@ def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_proces
 def by_torch(count, name):
     """Dense gradients, all of them averaged by torch."""
     rank = dist.get_rank()
-    model = plain()
+    model = dense_model()
     trained = DistributedDataParallel(model)
     optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
-    train_together(trained, optimizer, count, rank, range(STEPS))
-    return values_of(model, optimizer)
+    train_rank(trained, optimizer, count, rank, range(STEPS))
+    return state_values(model, optimizer)
 
 
 def by_hotrow(count, name):
     rank = dist.get_rank()
-    model = spread(fields(dense=True), "replicate", count)
+    model = distribute(converted_model(dense=True), "replicate", count)
     trained = DistributedDataParallel(model)
-    optimizer = make(name, model)
-    train_together(trained, optimizer, count, rank, range(STEPS))
+    optimizer = make_optimizer(name, model)
+    train_rank(trained, optimizer, count, rank, range(STEPS))
     by_rows = all(
         isinstance(each.weight.grad, RowGradient) for each in (model.user, model.word, model.bag)
     )
-    return values_of(model, optimizer), by_rows
+    return state_values(model, optimizer), by_rows
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_is_what_ddp_makes_of_dense_gradients(name):
-    expected = ranks(2).run(by_torch, 2, name)[0]
-    results = ranks(2).run(by_hotrow, 2, name)
+    expected = rank_processes(2).run(by_torch, 2, name)[0]
+    results = rank_processes(2).run(by_hotrow, 2, name)
     assert_all_the_same([found for found, _ in results])
     assert all(by_rows for _, by_rows in results)
     for key, value in results[0][0].items():
@@ -81,7 +82,7 @@ def test_it_is_what_ddp_makes_of_dense_gradients(name):
 LOOKS = {
     "a checkpoint": lambda model, optimizer: (model.state_dict(), optimizer.state_dict()),
     "a value": lambda model, optimizer: model.user.weight[5].tolist(),
-    "an evaluation": lambda model, optimizer: model.eval()(*batch(2)[0]),
+    "an evaluation": lambda model, optimizer: model.eval()(*make_batch(2)[0]),
     "the state": lambda model, optimizer: optimizer.state[model.user.weight]["exp_avg"].sum(),
     "settle": lambda model, optimizer: optimizer.settle(),
 }
@@ -90,7 +91,7 @@ LOOKS = {
 def looked_at(count, name, when):
     """One rank reads its table, the others do not."""
     rank = dist.get_rank()
-    model = spread(fields(), "replicate", count)
+    model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
 
     def look():
@@ -101,39 +102,39 @@ def looked_at(count, name, when):
 
     for t in range(40):
         optimizer.zero_grad()
-        values = share(batch(t), count, rank)
+        values = rank_batch(make_batch(t), count, rank)
         if when == "before" and t in (11, 30):
             look()
         backward(model, values, count)
         if when == "between" and t in (11, 30):
             look()
         optimizer.step()
-    return values_of(model, optimizer)
+    return state_values(model, optimizer)
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
 @pytest.mark.parametrize("name", LOOKS)
 def test_replicas_keep_the_same_bits_whoever_looks(name, when):
-    assert_all_the_same(ranks(2).run(looked_at, 2, name, when))
+    assert_all_the_same(rank_processes(2).run(looked_at, 2, name, when))
 
 
 def an_alias(count):
     """One rank holds a table's storage, for which every step settles all of it there."""
     rank = dist.get_rank()
-    model = spread(fields(), "replicate", count)
+    model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
     held = model.user.weight.data if rank == 1 else None
     for t in range(8):
         optimizer.zero_grad()
-        backward(model, share(batch(t), count, rank), count)
+        backward(model, rank_batch(make_batch(t), count, rank), count)
         optimizer.step()
     same = held is None or torch.equal(held, model.user.weight)
     del held
-    return values_of(model, optimizer) | {"same": torch.tensor(float(same))}
+    return state_values(model, optimizer) | {"same": torch.tensor(float(same))}
 
 
 def test_replicas_keep_the_same_bits_whoever_holds_the_storage():
-    results = ranks(3).run(an_alias, 3)
+    results = rank_processes(3).run(an_alias, 3)
     assert_all_the_same(results)
     assert results[1]["same"]
 
@@ -142,12 +143,12 @@ def different_starts(count):
     torch.manual_seed(dist.get_rank())
     model = hotrow.convert(nn.Sequential(nn.Embedding(5, 2)))
     own = model[0].weight.detach().clone()
-    replicate(model, line(count))
+    replicate(model, mesh_of_all(count))
     return own, model[0].weight.detach().clone()
 
 
 def test_replicas_begin_with_the_values_of_the_first():
-    results = ranks(2).run(different_starts, 2)
+    results = rank_processes(2).run(different_starts, 2)
     assert not torch.equal(results[0][0], results[1][0])
     for _, found in results:
         assert_same_bits(found, results[0][0])
@@ -156,20 +157,20 @@ def test_replicas_begin_with_the_values_of_the_first():
 def bad_id(count):
     """In one rank's forward pass; then all go on."""
     rank = dist.get_rank()
-    model = spread(fields(dense=True), "replicate", count)
+    model = distribute(converted_model(dense=True), "replicate", count)
     trained = DistributedDataParallel(model)
-    optimizer = make("AdamW", model)
-    inputs, _ = share(batch(1), count, rank)
+    optimizer = make_optimizer("AdamW", model)
+    inputs, _ = rank_batch(make_batch(1), count, rank)
     if rank == 1:
         inputs[2] = inputs[2] + 17
-    error = error_of(trained, *inputs)
-    train_together(trained, optimizer, count, rank, range(STEPS))
-    return error, values_of(model, optimizer)
+    error = error_text(trained, *inputs)
+    train_rank(trained, optimizer, count, rank, range(STEPS))
+    return error, state_values(model, optimizer)
 
 
 def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs():
-    found = ranks(3).run(bad_id, 3)
-    expected, _ = ranks(3).run(by_hotrow, 3, "AdamW")[0]
+    found = rank_processes(3).run(bad_id, 3)
+    expected, _ = rank_processes(3).run(by_hotrow, 3, "AdamW")[0]
     for rank, (error, values) in enumerate(found):
         assert error.startswith("input[" if rank == 1 else "rank 1 of 3 could not look up in word")
         assert "but the table has 17 rows (valid 0..16)" in error
@@ -180,13 +181,13 @@ def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs():
 
 def refused(count):
     short = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, max_norm=1.0)))
-    twice = spread(fields(), "replicate", count)
+    twice = distribute(converted_model(), "replicate", count)
     return [
-        error_of(replicate, short, line(count)),
-        error_of(replicate, twice, line(count)),
-        error_of(lambda: twice.load_state_dict(twice.state_dict(), assign=True)),
-        error_of(lambda: nn.functional.linear(torch.ones(1, 6), twice.user.weight)),
-        error_of(twice.word, torch.eye(17)),
+        error_text(replicate, short, mesh_of_all(count)),
+        error_text(replicate, twice, mesh_of_all(count)),
+        error_text(lambda: twice.load_state_dict(twice.state_dict(), assign=True)),
+        error_text(lambda: nn.functional.linear(torch.ones(1, 6), twice.user.weight)),
+        error_text(twice.word, torch.eye(17)),
     ]
 
 
@@ -198,6 +199,6 @@ def test_what_cannot_be_replicated_is_refused_on_every_rank():
         "linear of a table that is sharded or replicated was to be differentiated",
         "one-hots or probabilities",
     ]
-    for found in ranks(2).run(refused, 2):
+    for found in rank_processes(2).run(refused, 2):
         for error, text in zip(found, texts, strict=True):
             assert text in error

@@ -1,6 +1,7 @@
 """Tables split over processes give the numbers of one, bit for bit."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -12,25 +13,27 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
 from hotrow.distributed import look_up, shard
-from tests.support.ranks import line, ranks
-from tests.support.spreading import (
+from tests.support.distributed_training import (
     OPTIMIZERS,
     STEPS,
-    WORLDS,
+    WORLD_SIZES,
     backward,
-    batch,
-    error_of,
-    fields,
-    make,
-    plain,
-    share,
-    spread,
-    together_with_ddp,
-    train_alone,
-    train_together,
-    values_of,
-    whole_batches,
+    converted_model,
+    dense_model,
+    distribute,
+    error_text,
+    make_batch,
+    make_optimizer,
+    rank_batch,
+    state_values,
+    train_rank,
+    train_single_process,
+    train_whole_batches,
+    train_with_ddp,
+    trainable_parameters,
 )
+from tests.support.exhaustive import grid
+from tests.support.ranks import mesh_of_all, rank_processes
 from tests.support.tolerance import assert_no_worse, assert_same_bits
 
 # --- The same numbers ----------------------------------------------------------------------------
@@ -38,30 +41,35 @@ from tests.support.tolerance import assert_no_worse, assert_same_bits
 
 def sharded(name, count, dtype):
     rank = dist.get_rank()
-    model = spread(fields(dtype), "shard", count)
-    optimizer = make(name, model)
-    train_together(model, optimizer, count, rank, range(STEPS), dtype)
-    return values_of(model, optimizer)
+    model = distribute(converted_model(dtype), "shard", count)
+    optimizer = make_optimizer(name, model)
+    train_rank(model, optimizer, count, rank, range(STEPS), dtype)
+    return state_values(model, optimizer)
 
 
-@pytest.mark.parametrize("count", WORLDS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    grid(
+        itertools.product(OPTIMIZERS, WORLD_SIZES),
+        lambda name, count: (name, count) in [("AdamW", 2), ("Adagrad", 3), ("RMSprop", 2)],
+    ),
+)
 def test_a_sharded_run_ends_with_the_bits_of_one_process(name, count):
     dtype = torch.float64 if name == "Adagrad" else torch.float32
-    model = fields(dtype)
-    optimizer = make(name, model)
-    train_alone(model, optimizer, count, range(STEPS), dtype)
-    expected = values_of(model, optimizer)
-    for found in ranks(count).run(sharded, name, count, dtype):
+    model = converted_model(dtype)
+    optimizer = make_optimizer(name, model)
+    train_single_process(model, optimizer, count, range(STEPS), dtype)
+    expected = state_values(model, optimizer)
+    for found in rank_processes(count).run(sharded, name, count, dtype):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             assert_same_bits(found[key], value)
 
 
-@pytest.mark.parametrize("count", WORLDS)
+@pytest.mark.parametrize("count", grid(WORLD_SIZES, (2).__eq__))
 def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_process(count):
-    truth, rival = map(whole_batches, (torch.float64, torch.float32))
-    for found in ranks(count).run(together_with_ddp, "shard", count):
+    truth, rival = map(train_whole_batches, (torch.float64, torch.float32))
+    for found in rank_processes(count).run(train_with_ddp, "shard", count):
         for name, value in truth.items():
             assert_no_worse(found[name], rival[name], value)
 
@@ -72,7 +80,7 @@ def several(count, together):
     model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
     model[1].double()
     model[1].padding_idx = 2
-    shard(model, line(count))
+    shard(model, mesh_of_all(count))
     a, b = model
     torch.manual_seed(2)
     ids = [
@@ -82,13 +90,15 @@ def several(count, together):
     pairs = list(zip((a, b, a), ids, strict=True))
     outputs = look_up(*pairs) if together else [layer(each) for layer, each in pairs]
     sum((each.double() ** 2).sum() for each in outputs).backward()
-    return [each.detach() for each in outputs] + [layer.weight.grad.dense() for layer in (a, b)]
+    return [each.detach() for each in outputs] + [layer.weight.grad.as_dense() for layer in (a, b)]
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_several_tables_in_one_exchange_are_as_one_by_one(count):
-    one_by_one = ranks(count).run(several, count, False)
-    for found, expected in zip(ranks(count).run(several, count, True), one_by_one, strict=True):
+    one_by_one = rank_processes(count).run(several, count, False)
+    for found, expected in zip(
+        rank_processes(count).run(several, count, True), one_by_one, strict=True
+    ):
         for a, b in zip(found, expected, strict=True):
             assert_same_bits(a, b)
     assert any(bool(each[3].any()) for each in one_by_one)
@@ -96,7 +106,9 @@ def test_several_tables_in_one_exchange_are_as_one_by_one(count):
 
 def unused(count, users):
     """Two tables in one exchange; some ranks use what the second gives, the others do not."""
-    model = shard(hotrow.convert(nn.ModuleList([nn.Embedding(4, 2) for _ in "ab"])), line(count))
+    model = shard(
+        hotrow.convert(nn.ModuleList([nn.Embedding(4, 2) for _ in "ab"])), mesh_of_all(count)
+    )
     optimizer = hotrow.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     before = model[1].weight.detach().clone()
     a, b = look_up(*((layer, torch.arange(4)) for layer in model))
@@ -107,27 +119,29 @@ def unused(count, users):
 
 @pytest.mark.parametrize("users", [(), (1,), (0, 1)])
 def test_a_table_whose_rows_nobody_used_makes_no_step(users):
-    assert ranks(2).run(unused, 2, users) == [(bool(users), not users)] * 2
+    assert rank_processes(2).run(unused, 2, users) == [(bool(users), not users)] * 2
 
 
 def other_losses(count, many):
     """Each rank's loss uses another of two look-ups, in tables of one size or of two."""
     sizes = (5, 7 if many else 5)
-    model = shard(hotrow.convert(nn.ModuleList([nn.Embedding(n, 2) for n in sizes])), line(count))
+    model = shard(
+        hotrow.convert(nn.ModuleList([nn.Embedding(n, 2) for n in sizes])), mesh_of_all(count)
+    )
     outputs = [layer(torch.arange(5)) for layer in model]
-    return error_of(outputs[dist.get_rank()].sum().backward)
+    return error_text(outputs[dist.get_rank()].sum().backward)
 
 
 @pytest.mark.parametrize("many", [False, True])
 def test_gradients_do_not_go_to_another_table(many):
-    for error in ranks(2).run(other_losses, 2, many):
+    for error in rank_processes(2).run(other_losses, 2, many):
         assert "the ranks do not do the same: rank 0 was to send back the gradients of" in error
 
 
 def norms(count):
     rank = dist.get_rank()
-    model = spread(fields(), "shard", count)
-    backward(model, share(batch(1), count, rank), count)
+    model = distribute(converted_model(), "shard", count)
+    backward(model, rank_batch(make_batch(1), count, rank), count)
     grads = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
     return [
         [torch.linalg.vector_norm(grad, order).item() for grad in grads]
@@ -137,10 +151,10 @@ def norms(count):
 
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_norm_of_a_gradient_is_that_of_all_rows(count):
-    model = fields()
-    backward(model, batch(1), 1)
-    grads = [parameter.grad.dense() for parameter in model.parameters() if parameter.requires_grad]
-    for found in ranks(count).run(norms, count):
+    model = converted_model()
+    backward(model, make_batch(1), 1)
+    grads = [parameter.grad.as_dense() for parameter in trainable_parameters(model)]
+    for found in rank_processes(count).run(norms, count):
         for order, each in zip((2, 1, float("inf")), found, strict=True):
             expected = torch.tensor([torch.linalg.vector_norm(grad, order) for grad in grads])
             torch.testing.assert_close(torch.tensor(each), expected)
@@ -148,7 +162,7 @@ def test_the_norm_of_a_gradient_is_that_of_all_rows(count):
 
 def scaled(count):
     """A gradient that is infinite in a row of the last rank: no rank makes the step."""
-    model = shard(hotrow.convert(nn.Sequential(nn.Embedding(9, 2))), line(count))
+    model = shard(hotrow.convert(nn.Sequential(nn.Embedding(9, 2))), mesh_of_all(count))
     optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     before = model[0].weight.detach().clone()
@@ -160,32 +174,32 @@ def scaled(count):
 
 
 def test_a_scaler_finds_what_is_infinite_on_another_rank():
-    assert ranks(3).run(scaled, 3) == [(2.0, True)] * 3
+    assert rank_processes(3).run(scaled, 3) == [(2.0, True)] * 3
 
 
 def a_mesh_of_two_dimensions():
     """Shards over one dimension, replicas of them over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    model = shard(fields(), mesh["shards"])
+    model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
-    optimizer = make("AdamW", model)
-    train_together(model, optimizer, 4, dist.get_rank(), range(STEPS))
-    return values_of(model, optimizer)
+    optimizer = make_optimizer("AdamW", model)
+    train_rank(model, optimizer, 4, dist.get_rank(), range(STEPS))
+    return state_values(model, optimizer)
 
 
 def test_shards_may_be_replicated():
-    model = plain().double()
+    model = dense_model().double()
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
-    rival = plain()
+    rival = dense_model()
     other = torch.optim.AdamW(rival.parameters(), **OPTIMIZERS["AdamW"])
     for each in (model, rival):
         each.layer.requires_grad_(False)
     for t in range(STEPS):
         for each, its, dtype in ((model, optimizer, torch.float64), (rival, other, torch.float32)):
             its.zero_grad()
-            backward(each, batch(t, dtype), 1)
+            backward(each, make_batch(t, dtype), 1)
             its.step()
-    results = ranks(4).run(a_mesh_of_two_dimensions)
+    results = rank_processes(4).run(a_mesh_of_two_dimensions)
     for found in results:
         for name, value in model.state_dict().items():
             assert_no_worse(found[name], rival.state_dict()[name], value)
@@ -196,22 +210,22 @@ def test_shards_may_be_replicated():
 
 
 def memory(count):
-    model = spread(fields(), "shard", count)
-    optimizer = make("AdamW", model)
-    backward(model, share(batch(1), count, dist.get_rank()), count)
+    model = distribute(converted_model(), "shard", count)
+    optimizer = make_optimizer("AdamW", model)
+    backward(model, rank_batch(make_batch(1), count, dist.get_rank()), count)
     optimizer.step()
     state = optimizer.state[model.user.weight]
     return [
         model.user.weight.untyped_storage().nbytes(),
         state["exp_avg"].untyped_storage().nbytes(),
-        len(model.user.weight.lag.last) if model.user.weight.lag else 0,
+        len(model.user.weight.lag.row_steps) if model.user.weight.lag else 0,
         len(model.day.weight),
     ]
 
 
 def test_a_rank_holds_its_rows_and_their_state_only():
     row = 6 * 4
-    found = ranks(4).run(memory, 4)
+    found = rank_processes(4).run(memory, 4)
     assert [each[0] for each in found] == [26 * row, 26 * row, 26 * row, 23 * row]  # of 101
     assert [each[1] for each in found] == [each[0] for each in found]
     assert [each[2] * row for each in found] == [each[0] for each in found]
@@ -219,15 +233,15 @@ def test_a_rank_holds_its_rows_and_their_state_only():
 
 
 def copies(count):
-    model = spread(fields(), "shard", count)
+    model = distribute(converted_model(), "shard", count)
     copied = copy.deepcopy(model)
     ids = torch.tensor([100, 0])
     same = torch.equal(copied.user(ids), model.user(ids))
-    return same, error_of(pickle.dumps, model.user.weight)
+    return same, error_text(pickle.dumps, model.user.weight)
 
 
 def test_a_copy_is_sharded_and_a_pickle_is_refused():
-    for same, error in ranks(2).run(copies, 2):
+    for same, error in rank_processes(2).run(copies, 2):
         assert same
         assert "a sharded table was to be pickled" in error
         assert "torch.distributed.checkpoint" in error
@@ -236,12 +250,12 @@ def test_a_copy_is_sharded_and_a_pickle_is_refused():
 def of_meta(count):
     with torch.device("meta"):
         model = hotrow.convert(nn.Sequential(nn.Embedding(9, 4, padding_idx=8)))
-    shard(model, line(count))
+    shard(model, mesh_of_all(count))
     return model(torch.arange(9)).detach()
 
 
 def test_a_table_that_no_process_could_hold_is_made_in_parts():
-    for found in ranks(2).run(of_meta, 2):
+    for found in rank_processes(2).run(of_meta, 2):
         assert found.device.type == "cpu"
         assert 0.3 < float(found[:8].std()) < 3
         assert not found[8].any()  # padding
@@ -253,10 +267,10 @@ def test_a_table_that_no_process_could_hold_is_made_in_parts():
 
 def bad_ids(count, bad):
     """One rank's ids are bad in one look-up; then all go on."""
-    model = spread(fields(), "shard", count)
+    model = distribute(converted_model(), "shard", count)
     ids = torch.tensor([0, 5])
     mine = bad if dist.get_rank() == 1 else ids
-    found = error_of(model.user, mine)
+    found = error_text(model.user, mine)
     return found, model.user(ids).tolist() == model.user(ids).tolist()
 
 
@@ -270,7 +284,7 @@ def bad_ids(count, bad):
     ],
 )
 def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
-    found = ranks(3).run(bad_ids, 3, bad)
+    found = rank_processes(3).run(bad_ids, 3, bad)
     assert text in found[1][0]
     for error, goes_on in (found[0], found[2]):
         assert error.startswith("rank 1 of 3 could not look up in user to train: ")
@@ -280,24 +294,24 @@ def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
 
 def bad_layers(count):
     """The checks of hotrow's own layers, and of a bag of torch's."""
-    model = spread(fields(), "shard", count)
-    plain = shard(hotrow.convert(nn.EmbeddingBag(5, 2)), line(count))
+    model = distribute(converted_model(), "shard", count)
+    bag = shard(hotrow.convert(nn.EmbeddingBag(5, 2)), mesh_of_all(count))
     first = dist.get_rank() == 0
     word = torch.tensor([17] if first else [3])
     offsets = torch.tensor([0, 9] if first else [0, 1])
     ids = torch.tensor([1, 2])
     return [
-        error_of(model.word, word),
-        error_of(model.bag, ids, offsets),
-        error_of(model.word, torch.eye(17)),
-        error_of(model.word, torch.tensor([]) if first else torch.tensor([3])),
-        error_of(plain, ids, offsets),
-        error_of(look_up, (model.user, word), (model.day, torch.tensor([0, 2 if first else 1]))),
+        error_text(model.word, word),
+        error_text(model.bag, ids, offsets),
+        error_text(model.word, torch.eye(17)),
+        error_text(model.word, torch.tensor([]) if first else torch.tensor([3])),
+        error_text(bag, ids, offsets),
+        error_text(look_up, (model.user, word), (model.day, torch.tensor([0, 2 if first else 1]))),
     ]
 
 
 def test_layers_of_hotrow_tell_the_others():
-    mine, other = ranks(2).run(bad_layers, 2)
+    mine, other = rank_processes(2).run(bad_layers, 2)
     assert "input[0] = 17, but the table has 17 rows" in mine[0]
     assert "offsets[1] = 9, but there are 2 ids" in mine[1]
     assert "one-hots or probabilities" in mine[2]
@@ -311,17 +325,20 @@ def test_layers_of_hotrow_tell_the_others():
 def bad_id_on_a_mesh():
     """Of two dimensions: whoever has the same rows is told as well; then all go on."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    model = shard(fields(), mesh["shards"])
+    model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
     ids = torch.tensor([101 if dist.get_rank() == 2 else 5])
-    errors = [error_of(model.user, ids), error_of(look_up, (model.day, ids % 2), (model.user, ids))]
-    optimizer = make("AdamW", model)
-    train_together(model, optimizer, 4, dist.get_rank(), range(2))
-    return errors, values_of(model, optimizer)
+    errors = [
+        error_text(model.user, ids),
+        error_text(look_up, (model.day, ids % 2), (model.user, ids)),
+    ]
+    optimizer = make_optimizer("AdamW", model)
+    train_rank(model, optimizer, 4, dist.get_rank(), range(2))
+    return errors, state_values(model, optimizer)
 
 
 def test_a_bad_id_on_a_mesh_of_two_dimensions_is_an_error_on_all():
-    found = ranks(4).run(bad_id_on_a_mesh)
+    found = rank_processes(4).run(bad_id_on_a_mesh)
     for errors, values in found:
         for error in errors:
             assert "input[0] = 101, but the table has 101 rows (valid 0..100)" in error
@@ -331,39 +348,39 @@ def test_a_bad_id_on_a_mesh_of_two_dimensions_is_an_error_on_all():
 
 def one_evaluates_on_a_mesh():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    model = shard(fields(), mesh["shards"])
+    model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
     with torch.set_grad_enabled(dist.get_rank() != 0):
-        return error_of(model.user, torch.tensor([5]))
+        return error_text(model.user, torch.tensor([5]))
 
 
 def test_one_that_evaluates_on_a_mesh_of_two_dimensions_is_an_error_on_all():
-    for error in ranks(4).run(one_evaluates_on_a_mesh):
+    for error in rank_processes(4).run(one_evaluates_on_a_mesh):
         assert "the ranks do not do the same" in error
 
 
 def other_look_ups(count):
-    model = spread(fields(), "shard", count)
+    model = distribute(converted_model(), "shard", count)
     layer = model.user if dist.get_rank() else model.word
-    return error_of(layer, torch.tensor([0]))
+    return error_text(layer, torch.tensor([0]))
 
 
 def test_ranks_that_do_different_things_are_told_so():
-    for error in ranks(2).run(other_look_ups, 2):
+    for error in rank_processes(2).run(other_look_ups, 2):
         assert "the ranks do not do the same: rank 0 was to look up in word to train; " in error
         assert "rank 1 was to look up in user to train" in error
 
 
 def ids_of_other_dtypes(count):
-    model = spread(fields(), "shard", count)
+    model = distribute(converted_model(), "shard", count)
     ids = torch.tensor([100, 3, 100])
     rows = model.user(ids.int() if dist.get_rank() else ids)
     return rows.detach()
 
 
 def test_dtypes_of_ids_may_differ():
-    for found in ranks(2).run(ids_of_other_dtypes, 2):
-        assert_same_bits(found, fields().user(torch.tensor([100, 3, 100])).detach())
+    for found in rank_processes(2).run(ids_of_other_dtypes, 2):
+        assert_same_bits(found, converted_model().user(torch.tensor([100, 3, 100])).detach())
 
 
 def refused(count):
@@ -373,29 +390,29 @@ def refused(count):
     bag = nn.EmbeddingBag(5, 2, mode="sum", include_last_offset=rank == 0)
     frozen = hotrow.convert(nn.Sequential(nn.Embedding(5, 2))).requires_grad_(rank == 0)
     counted = hotrow.convert(nn.Sequential(nn.Embedding(5, 2, scale_grad_by_freq=True)))
-    tied = spread(fields(), "shard", count)
-    none = nn.Linear(2, 2) if rank else fields()
-    inner = shard(hotrow.convert(nn.Sequential(nn.Embedding(2 * count, 2))), line(count))
+    tied = distribute(converted_model(), "shard", count)
+    none = nn.Linear(2, 2) if rank else converted_model()
+    inner = shard(hotrow.convert(nn.Sequential(nn.Embedding(2 * count, 2))), mesh_of_all(count))
     wrapped = DistributedDataParallel(nn.Sequential(inner, nn.Linear(2, 2)))
     wide = init_device_mesh("cpu", (count, 1), mesh_dim_names=("a", "b"))
-    mesh = line(count)
+    mesh = mesh_of_all(count)
     return [
-        error_of(shard, other, mesh),
-        error_of(shard, padded, mesh),
-        error_of(shard, frozen, mesh),
-        error_of(shard, hotrow.convert(nn.Sequential(bag)), mesh),
-        error_of(shard, counted, mesh),
-        error_of(shard, nn.Linear(2, 2), mesh),
-        error_of(shard, none, mesh),
-        error_of(wrapped, torch.tensor([0])),
-        error_of(shard, fields(), wide),
-        error_of(shard, fields(), "cpu"),
-        error_of(shard, tied, mesh),
-        error_of(shard, DistributedDataParallel(nn.Linear(2, 2)), mesh),
-        error_of(lambda: tied.load_state_dict(tied.state_dict(), assign=True)),
-        error_of(lambda: tied.user.weight.norm()),
-        error_of(lambda: nn.functional.linear(torch.ones(1, 6), tied.user.weight)),
-        error_of(lambda: look_up((nn.Embedding(3, 2), torch.tensor([0])))),
+        error_text(shard, other, mesh),
+        error_text(shard, padded, mesh),
+        error_text(shard, frozen, mesh),
+        error_text(shard, hotrow.convert(nn.Sequential(bag)), mesh),
+        error_text(shard, counted, mesh),
+        error_text(shard, nn.Linear(2, 2), mesh),
+        error_text(shard, none, mesh),
+        error_text(wrapped, torch.tensor([0])),
+        error_text(shard, converted_model(), wide),
+        error_text(shard, converted_model(), "cpu"),
+        error_text(shard, tied, mesh),
+        error_text(shard, DistributedDataParallel(nn.Linear(2, 2)), mesh),
+        error_text(lambda: tied.load_state_dict(tied.state_dict(), assign=True)),
+        error_text(lambda: tied.user.weight.norm()),
+        error_text(lambda: nn.functional.linear(torch.ones(1, 6), tied.user.weight)),
+        error_text(lambda: look_up((nn.Embedding(3, 2), torch.tensor([0])))),
     ]
 
 
@@ -420,7 +437,7 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
         "linear of a table that is sharded or replicated was to be differentiated",
         "Embedding(3, 2) is not sharded",
     ]
-    for found in ranks(2).run(refused, 2):
+    for found in rank_processes(2).run(refused, 2):
         for error, text in zip(found, texts, strict=True):
             assert error is not None, text
             assert text in error
@@ -443,7 +460,7 @@ def trained_before(count):
 
 
 def test_rows_settle_before_they_are_split():
-    for found, expected in ranks(2).run(trained_before, 2):
+    for found, expected in rank_processes(2).run(trained_before, 2):
         assert_same_bits(found, expected)
 
 
@@ -461,6 +478,6 @@ def parts_for_the_whole(count):
 
 
 def test_what_would_take_a_part_for_the_whole_is_refused():
-    for load, transform in ranks(2).run(parts_for_the_whole, 2):
+    for load, transform in rank_processes(2).run(parts_for_the_whole, 2):
         assert "weight has 10 rows on all ranks, but what is loaded has 5" in load
         assert "cannot be looked up in a transform of torch.func" in transform

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hotrow import HotrowError, cost
 from hotrow.figures.figure import figure
 from hotrow.figures.words import WORDS
-from hotrow.inputs.text import size
-from tests.support.drawn import SVG, Drawn, without_overlap
+from hotrow.inputs.text import format_size
+from tests.support.parsed_figure import SVG, ParsedFigure, assert_no_overlap
 
 POWERS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "ms": 1}
@@ -26,7 +26,7 @@ def value(text):
     return float(digits.replace(",", "")) * UNITS[unit or "B"]
 
 
-class Chart(Drawn):
+class Chart(ParsedFigure):
     """The curves of a chart in the units of its axes, which are read from its own labels."""
 
     def paths(self, css):
@@ -80,7 +80,7 @@ COUNTS = st.integers(1, 10**9) | st.sampled_from([1, 2**63 - 1])
 @given(COUNTS, COUNTS, st.sampled_from(sorted(WORDS)))
 def test_the_curves_are_the_formulas(D, N, lang):
     chart = Chart(figure("cost", D=D, N=N, lang=lang))
-    without_overlap(chart)
+    assert_no_overlap(chart)
     operations, written = chart.panels()
 
     def counted(V):
@@ -99,7 +99,7 @@ def test_the_curves_are_the_formulas(D, N, lang):
                 assert math.log10(y) == pytest.approx(math.log10(expected), abs=0.03)
     told = chart.words("desc")[0]
     for V in DECADES:
-        pair = [size(x) for x in counted(V)[1]]
+        pair = [format_size(x) for x in counted(V)[1]]
         says = WORDS[lang]["at"].format(V=f"{V:,}", matmul=pair[0], lookup=pair[1])
         assert says in told
     assert f"{D:,}" in chart.words()[1]
@@ -110,8 +110,8 @@ def test_the_readmes_numbers_are_told():
     chart = Chart(figure("cost", D=768, N=300))
     found = cost(10_000_000, 768, 300)
     words = chart.words()
-    assert f"one-hot matmul: {size(found.matmul.bytes_written)}" in words
-    assert f"look-up: {size(found.lookup.bytes_written)}" in words
+    assert f"one-hot matmul: {format_size(found.matmul.bytes_written)}" in words
+    assert f"look-up: {format_size(found.lookup.bytes_written)}" in words
     assert "look-up: 230,400" in words
     assert "ids: 300, columns: 768; both axes are logarithmic" in words
 
@@ -122,7 +122,7 @@ TIMES = st.floats(1e-6, 1e6)
 @given(st.lists(st.tuples(st.integers(1, 10**12), TIMES, TIMES), min_size=1, max_size=5))
 def test_measured_points_stand_where_they_were_measured(points):
     chart = Chart(figure("cost", D=256, N=100, measured=points))
-    without_overlap(chart)
+    assert_no_overlap(chart)
     curves = chart.panels()[-1]
     told = chart.words("desc")[0]
     for way, curve in enumerate(curves):

@@ -11,11 +11,19 @@ from hotrow.errors import HotrowError
 from hotrow.figures.figure import figure
 from hotrow.figures.words import WORDS
 from hotrow.inputs.tables import TABLE_DTYPES
-from hotrow.inputs.text import number
-from tests.support.drawn import VALUES, Drawn, column_ids, ends, of_kind, tables, without_overlap
+from hotrow.inputs.text import format_number
+from tests.support.parsed_figure import (
+    VALUES,
+    ParsedFigure,
+    arrow_ends,
+    assert_no_overlap,
+    column_ids,
+    draw_kind,
+    tables,
+)
 
 
-class Scattered(Drawn):
+class Scattered(ParsedFigure):
     """What the drawing says of both gradients."""
 
     @property
@@ -33,7 +41,7 @@ class Scattered(Drawn):
 
 
 def shortened(values):
-    texts = [number(x) for x in values]
+    texts = [format_number(x) for x in values]
     return texts if len(texts) <= 6 else [*texts[:4], "…", texts[-1]]
 
 
@@ -49,8 +57,8 @@ def test_every_sum_is_torchs_and_every_row_is_counted(data, lang):
     layer(torch.tensor(ids, dtype=torch.long)).backward(upstream)
 
     drawn = Scattered(figure("gradient", table, column_ids(ids), gradient=upstream, lang=lang))
-    without_overlap(drawn)
-    sent, _ = drawn.picked()
+    assert_no_overlap(drawn)
+    sent, _ = drawn.selected_rows()
     shown = zip(ids[:6], upstream[:6].tolist(), strict=True)
     assert sent == [(str(row), shortened(line)) for row, line in shown]
     for row, (*texts, uses) in drawn.rows():
@@ -66,20 +74,20 @@ def test_every_sum_is_torchs_and_every_row_is_counted(data, lang):
     said = WORDS[lang]["untouched"]
     said = said if isinstance(said, str) else said[rows - len(set(ids)) != 1]
     assert said.format(n=rows - len(set(ids)), rows=rows) in drawn.words()
-    assert len(ends(drawn)) == min(len(ids), 6)
+    assert len(arrow_ends(drawn)) == min(len(ids), 6)
 
 
 @pytest.mark.parametrize("ids", [[2, 3, 2], [1] * 6, [7, 0, 5, 3, 1, 2]])
 def test_each_arrow_leads_from_the_ids_row_to_the_row_of_that_number(ids):
-    drawn = Scattered(of_kind("gradient", torch.ones(8, 3), ids))
+    drawn = Scattered(draw_kind("gradient", torch.ones(8, 3), ids))
     boxes = [box for box in drawn.boxes if "hr-pill" in box.css]
-    for row, (start, end) in zip(ids, ends(drawn), strict=True):
+    for row, (start, end) in zip(ids, arrow_ends(drawn), strict=True):
         for x, y in (start, end):
             near = [box for box in boxes if box.top <= y <= box.bottom]
             near = [
                 box for box in near if (box.left >= drawn.output_x) == (x > drawn.output_x - 10)
             ]
-            [label] = [text.text for box in near for text in drawn.texts if box.holds(text)]
+            [label] = [text.text for box in near for text in drawn.texts if box.contains(text)]
             assert label == str(row)
 
 
@@ -139,7 +147,7 @@ def test_bags_and_batches_are_taken_in_order(dtype):
 @pytest.mark.parametrize("shape", [(4, 0), (0, 3), (0, 0), (9, 0)])
 def test_empty_tables_and_no_ids(shape):
     drawn = Scattered(figure("gradient", torch.zeros(shape), [], gradient=torch.zeros(0, shape[1])))
-    without_overlap(drawn)
+    assert_no_overlap(drawn)
     assert "no ids" in drawn.words()
     assert f"{shape[0]} of {shape[0]} rows are untouched: their gradient is zero." in drawn.words()
 

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from hotrow.kernels import compile_notice as patience
+from hotrow.kernels import compile_notice
+from hotrow.kernels.compile_notice import show_compile_notice
 
 
 class Terminal(io.StringIO):
@@ -15,14 +16,14 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(patience, "SECONDS", 0.01)
-    monkeypatch.setattr(patience, "_done", set())
+    monkeypatch.setattr(compile_notice, "DELAY_SECONDS", 0.01)
+    monkeypatch.setattr(compile_notice, "_compiled_kernels", set())
 
 
 def seen(monkeypatch, stream, wait, times=1):
     monkeypatch.setattr("sys.stderr", stream)
     for _ in range(times):
-        with patience.first_time("kernel", "hotrow.optim.rules.adam"):
+        with show_compile_notice("kernel", "hotrow.optim.rules.adam"):
             deadline = time.monotonic() + wait
             while time.monotonic() < deadline and not stream.getvalue():
                 time.sleep(0.001)
@@ -41,11 +42,11 @@ def test_nobody_looks(quick, monkeypatch):
 
 
 def test_it_was_quick(monkeypatch):
-    monkeypatch.setattr(patience, "_done", set())
+    monkeypatch.setattr(compile_notice, "_compiled_kernels", set())
     assert seen(monkeypatch, Terminal(), 0) == ""
 
 
 def test_what_failed_is_not_done(quick, monkeypatch):
-    with pytest.raises(ZeroDivisionError), patience.first_time("kernel", "hotrow.optim.rules.adam"):
+    with pytest.raises(ZeroDivisionError), show_compile_notice("kernel", "hotrow.optim.rules.adam"):
         raise ZeroDivisionError
     assert "compiling" in seen(monkeypatch, Terminal(), 30)

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 import hotrow
 from hotrow.errors import HotrowError, HotrowIndexError
-from hotrow.kernels.cpu import grouping as adding
-from hotrow.kernels.grouping import distinct
-from hotrow.kernels.operators import select
-from hotrow.table.autograd import uses
+from hotrow.kernels.cpu.grouping import hash_ids, order_by_row
+from hotrow.kernels.grouping import find_distinct
+from hotrow.kernels.operators import select_rows
+from hotrow.table.autograd import storage_use_count
 
 SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 
@@ -21,47 +21,47 @@ SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 @pytest.mark.parametrize("count", SIZES)
 def test_they_are_those_of_unique(rows, count):
     ids = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(count))
-    at = distinct(ids, rows)
-    expected, places = torch.unique(ids, return_inverse=True)
-    assert torch.equal(at.rows, expected)
-    assert torch.equal(at.places, places)
-    order, offsets = at.order
-    assert order.tolist() == torch.argsort(places, stable=True).tolist()
-    assert offsets.tolist() == [0, *places.bincount(minlength=len(expected)).cumsum(0).tolist()]
+    distinct = find_distinct(ids, rows)
+    expected, inverse = torch.unique(ids, return_inverse=True)
+    assert torch.equal(distinct.rows, expected)
+    assert torch.equal(distinct.inverse, inverse)
+    order, offsets = distinct.order
+    assert order.tolist() == torch.argsort(inverse, stable=True).tolist()
+    assert offsets.tolist() == [0, *inverse.bincount(minlength=len(expected)).cumsum(0).tolist()]
 
 
 def test_the_order_is_the_same_however_it_is_found():
-    at = distinct(torch.tensor([[5, 9, 5], [1, 9, 5]]), 10)
-    assert at.places.tolist() == [[1, 2, 1], [0, 2, 1]]
-    again = adding.by_place(at.places.reshape(-1).numpy(), 3)
-    assert [each.tolist() for each in again] == [each.tolist() for each in at.order]
-    assert at.order[0].tolist() == [3, 0, 2, 5, 1, 4]
+    distinct = find_distinct(torch.tensor([[5, 9, 5], [1, 9, 5]]), 10)
+    assert distinct.inverse.tolist() == [[1, 2, 1], [0, 2, 1]]
+    again = order_by_row(distinct.inverse.reshape(-1).numpy(), 3)
+    assert [each.tolist() for each in again] == [each.tolist() for each in distinct.order]
+    assert distinct.order[0].tolist() == [3, 0, 2, 5, 1, 4]
 
 
 @pytest.mark.parametrize("stride", [1, 2**10, 2**20, 46_368, 832_040, 3**10])
 def test_regular_ids_do_not_meet_in_the_hash_table(stride):
-    class Table(np.ndarray):
-        tried = 0
+    class CountingTable(np.ndarray):
+        reads = 0
 
-        def __getitem__(self, at):
-            Table.tried += 1
-            return super().__getitem__(at)
+        def __getitem__(self, position):
+            CountingTable.reads += 1
+            return super().__getitem__(position)
 
     ids = np.arange(0, 1000 * stride, stride)
-    table = np.full(2 << 10, -1, np.int32).view(Table)
+    table = np.full(2 << 10, -1, np.int32).view(CountingTable)
     with np.errstate(over="ignore"):  # meant to
-        found, _, _ = adding.distinct.py_func(ids, table, 10)
-    assert len(found) == 1000
-    assert Table.tried < 2000
+        distinct, _, _ = hash_ids.py_func(ids, table, 10)
+    assert len(distinct) == 1000
+    assert CountingTable.reads < 2000
 
 
 @pytest.mark.parametrize("wrong", [-1, -(2**63), 10, 2**31 + 3, 2**57 + 5, 2**63 - 1])
-@pytest.mark.parametrize("place", [0, 63])
-def test_ids_that_no_row_has_are_not_within(wrong, place):
+@pytest.mark.parametrize("position", [0, 63])
+def test_ids_that_no_row_has_are_out_of_range(wrong, position):
     ids = torch.arange(64) % 10
-    assert distinct(ids, 10).within(10)
-    ids[place] = wrong
-    assert not distinct(ids, 10).within(10)
+    assert find_distinct(ids, 10).are_in_range(10)
+    ids[position] = wrong
+    assert not find_distinct(ids, 10).are_in_range(10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -76,7 +76,7 @@ def test_selected_rows_are_those_of_torch(dtype, threads):
             table = torch.randn(rows, columns).to(dtype)
             ids = torch.randint(rows, shape)
             for given in (ids, ids.int(), ids.t().contiguous().t() if ids.ndim == 2 else ids):
-                assert torch.equal(select(table, given), F.embedding(given, table))
+                assert torch.equal(select_rows(table, given), F.embedding(given, table))
     finally:
         torch.set_num_threads(before)
 
@@ -84,26 +84,26 @@ def test_selected_rows_are_those_of_torch(dtype, threads):
 @pytest.mark.parametrize("wrong", [-1, 300, 2**57 + 5, -(2**63)])
 @pytest.mark.parametrize("behind", [False, True])
 def test_an_id_that_no_row_has_changes_nothing(wrong, behind):
-    layer = hotrow.convert(torch.nn.Embedding(300, 4), least=0)
+    layer = hotrow.convert(torch.nn.Embedding(300, 4), min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters())
     for t in range(3 * behind):
         optimizer.zero_grad()
         layer(torch.arange(t, t + 9)).sum().backward()
         optimizer.step()
-    assert layer.weight.behind == behind
+    assert layer.weight.has_stale_rows == behind
     lag = layer.weight.lag
-    before = layer.weight.stored.clone(), lag.last.clone() if behind else None
+    before = layer.weight.raw_data.clone(), lag.row_steps.clone() if behind else None
     ids = torch.arange(0, 300, 7)
     ids[5] = wrong
     for context in (torch.enable_grad, torch.no_grad):
         with context(), pytest.raises(HotrowIndexError, match=rf"^input\[5\] = {wrong}, but"):
             layer(ids)
-    assert torch.equal(layer.weight.stored, before[0])
-    assert not behind or torch.equal(lag.last, before[1])
+    assert torch.equal(layer.weight.raw_data, before[0])
+    assert not behind or torch.equal(lag.row_steps, before[1])
 
 
 def test_ids_are_checked_where_rows_have_no_columns():
-    layer = hotrow.convert(torch.nn.Embedding(9, 0), least=0)
+    layer = hotrow.convert(torch.nn.Embedding(9, 0), min_entries=0)
     assert layer(torch.tensor([3, 8])).shape == (2, 0)
     with pytest.raises(HotrowIndexError, match=r"^input\[1\] = 9, but"):
         layer(torch.tensor([3, 9]))
@@ -111,23 +111,23 @@ def test_ids_are_checked_where_rows_have_no_columns():
 
 @pytest.mark.parametrize("ids", [[1, 2], 3, None])
 def test_ids_that_are_no_tensor_are_named(ids):
-    layer = hotrow.convert(torch.nn.Embedding(9, 2), least=0)
+    layer = hotrow.convert(torch.nn.Embedding(9, 2), min_entries=0)
     with pytest.raises(HotrowError, match=f"^input is a {type(ids).__name__}"):
         layer(ids)
 
 
 def test_negated_ids_are_looked_up():
-    layer = hotrow.convert(torch.nn.Embedding(9, 2), least=0)
+    layer = hotrow.convert(torch.nn.Embedding(9, 2), min_entries=0)
     ids = torch._neg_view(torch.tensor([-3, -8]))
     assert torch.equal(layer(ids), layer(torch.tensor([3, 8])))
 
 
 def test_an_error_leaves_nobody_holding_the_rows():
-    layer = hotrow.convert(torch.nn.Embedding(9, 2, max_norm=1.0), least=0)
+    layer = hotrow.convert(torch.nn.Embedding(9, 2, max_norm=1.0), min_entries=0)
     gc.disable()
     try:
         with pytest.raises(HotrowIndexError):
             layer(torch.tensor([9]))
-        assert uses(layer.weight) == 1
+        assert storage_use_count(layer.weight) == 1
     finally:
         gc.enable()

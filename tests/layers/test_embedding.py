@@ -1,4 +1,4 @@
-"""Embedding and OneHotLinear: the one-hot's numbers, torch's options, torch's edges."""
+"""`Embedding`, and what `OneHotLinear` has in common with it."""
 
 import copy
 import pickle
@@ -13,7 +13,8 @@ from torch import nn
 
 from hotrow import Embedding, HotrowError, OneHotLinear
 from hotrow.verify import reference
-from tests.support.cases import DTYPES, bad_table, case_table
+from tests.support.cases import DTYPES, bad_input_table, case_table
+from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
 
 OPTIONS = [{}, {"padding_idx": 2}, {"max_norm": 1.5}, {"max_norm": 1.0, "norm_type": 1.0}]
@@ -62,20 +63,6 @@ def test_one_hot_input_gives_what_its_ids_give(case, dtype):
     table, ids = case.table(dtype), case.ids()
     layer = Embedding.from_pretrained(table)
     assert_same_bits(layer(reference.one_hot(ids, case.rows, dtype)), layer(ids))
-
-
-@case_table
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # on "meta", too
-def test_linear_on_ids_is_linear_on_their_one_hot(case, bias):
-    ids = case.ids()
-    linear = nn.Linear(case.rows, case.columns, bias=bias, device="meta")
-    linear.weight = nn.Parameter(case.table().t().contiguous())
-    linear.bias = nn.Parameter(torch.randn(case.columns)) if bias else None
-    layer = OneHotLinear.from_linear(linear)
-    one_hot = reference.one_hot(ids, case.rows, torch.float32)
-    assert_same_bits(layer(ids), F.linear(one_hot, layer.weight, layer.bias))
-    assert_same_bits(layer(one_hot), F.linear(one_hot, layer.weight, layer.bias))
 
 
 def test_probabilities_mix_rows():
@@ -133,20 +120,6 @@ def _holding(leaf):
     del layer.weight
     layer.weight = leaf
     return layer
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_linear_gradients(bias):
-    ids = torch.randint(0, 5, (50,))
-    ours = OneHotLinear(11, 6, bias=bias)
-    theirs = ours.to_linear()
-    output_gradient = torch.randn(50, 6)
-    ours(ids).backward(output_gradient)
-    theirs(reference.one_hot(ids, 11, torch.float32)).backward(output_gradient)
-    truth = reference.one_hot(ids, 11, torch.float64).T @ output_gradient.double()
-    assert_no_worse(ours.weight.grad, theirs.weight.grad, truth.T)
-    if bias:
-        assert_same_bits(ours.bias.grad, theirs.bias.grad)
 
 
 def test_gradient_reaches_soft_input():
@@ -237,13 +210,6 @@ def test_to_linear_copies_and_keeps_the_function(kind):
     assert_same_bits(layer.weight, before)
 
 
-def test_one_hot_linear_from_linear_keeps_the_bias():
-    linear = nn.Linear(7, 3)
-    layer = OneHotLinear.from_linear(linear)
-    assert_same_bits(layer(torch.arange(7)), linear(torch.eye(7)))
-    assert layer.bias.data_ptr() != linear.bias.data_ptr()
-
-
 @pytest.mark.parametrize(
     "share",
     [
@@ -291,7 +257,7 @@ def test_conversions_that_would_change_the_function_are_refused(convert, message
 # --- No quiet wrong answer ---------------------------------------------------------------
 
 
-@bad_table
+@bad_input_table
 @pytest.mark.parametrize("kind", [Embedding, OneHotLinear])
 def test_bad_input_is_one_clear_error(kind, bad):
     with pytest.raises(HotrowError) as caught:
@@ -300,7 +266,7 @@ def test_bad_input_is_one_clear_error(kind, bad):
     assert bad.message in str(caught.value)
 
 
-@bad_table
+@bad_input_table
 def test_bad_input_changes_nothing(bad):
     layer = Embedding(7, 3, max_norm=0.1)  # a forward pass rescales the rows it reads
     before = layer.weight.detach().clone()
@@ -390,6 +356,7 @@ def test_compiles_without_a_graph_break_and_still_checks(kind):
         compiled(torch.tensor([1, 6, 7]))
 
 
+@exhaustive
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_compiles_with_the_default_backend():
     layer = nn.Sequential(Embedding(7, 3), nn.Linear(3, 2))
@@ -431,23 +398,6 @@ def test_meta_tensors_have_no_values_and_pass():
     ).shape == (2, 4, 3)
 
 
-def test_linear_autocasts_as_torchs():
-    layer = OneHotLinear(7, 3)
-    ids = torch.tensor([1, 6, 1])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, expected = layer(ids), layer.to_linear()(torch.eye(7)[ids])
-    assert output.dtype == torch.bfloat16
-    assert_same_bits(output, expected)
-
-
-def test_linear_in_float64_is_left_alone_by_autocast():
-    layer = OneHotLinear(7, 3, dtype=torch.float64)
-    ids = torch.tensor([1, 6, 1])
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, expected = layer(ids), layer.to_linear()(torch.eye(7, dtype=torch.float64)[ids])
-    assert_same_bits(output, expected)
-
-
 @pytest.mark.parametrize("padding_idx", [None, 0])
 def test_soft_input_autocasts(padding_idx):
     layer = Embedding(7, 3, padding_idx=padding_idx)
@@ -464,13 +414,6 @@ def test_jagged_ids_are_looked_up_and_checked():
     parts[1][0] = 7
     with pytest.raises(HotrowError, match="= 7, but the table has 7 rows"):
         layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
-
-
-def test_conversion_keeps_each_parameters_frozenness():
-    linear = nn.Linear(7, 3)
-    linear.bias.requires_grad_(False)
-    layer = OneHotLinear.from_linear(linear)
-    assert (layer.weight.requires_grad, layer.bias.requires_grad) == (True, False)
 
 
 # --- Same every time ---------------------------------------------------------------------

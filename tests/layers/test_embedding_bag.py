@@ -9,7 +9,7 @@ from torch import nn
 
 from hotrow import EmbeddingBag, HotrowError
 from hotrow.verify import reference
-from tests.support.cases import BAD, bag_table
+from tests.support.cases import BAD_INPUTS, bag_table
 from tests.support.tolerance import assert_no_worse, assert_rounded, assert_same_bits
 
 IDS = torch.tensor([[4, 1, 1], [0, 6, 2]])
@@ -158,7 +158,7 @@ def test_options_mean_what_they_mean_in_torch(options):
     assert_all_same_bits(run(ours, output_gradient, ids), run(theirs, output_gradient, ids))
 
 
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+@pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
 def test_bad_input_is_one_clear_error_and_changes_nothing(bad):
     layer = EmbeddingBag(7, 3, max_norm=0.1)
     before = layer.weight.detach().clone()

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page
 import hotrow
 from hotrow import lesson
 from hotrow.inputs import examples
-from hotrow.inputs.text import number, size
+from hotrow.inputs.text import format_number, format_size
 from hotrow.lesson.page import SCRIPTS
 from tests.support.tolerance import assert_no_worse, assert_rounded, assert_same_bits
 
@@ -23,7 +23,7 @@ from tests.support.tolerance import assert_no_worse, assert_rounded, assert_same
 @pytest.fixture(scope="module")
 def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path = tmp_path_factory.mktemp("lesson") / "learn.html"
-    path.write_text(lesson.page("en"), encoding="utf-8")
+    path.write_text(lesson.build_page("en"), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri())
     yield page
@@ -213,7 +213,8 @@ def test_the_cost_is_hotrows_to_the_last_digit(page: Page) -> None:
     written = hotrow.cost(V, D, N)
     assert page.inner_text("#cost-verdict") == (
         f"With V = {V:,}, D = {D:,} and N = {N:,} the one-hot way writes "
-        f"{size(written.matmul.bytes_written)}, the look-up {size(written.lookup.bytes_written)}."
+        f"{format_size(written.matmul.bytes_written)}, "
+        f"the look-up {format_size(written.lookup.bytes_written)}."
     )
     for (V, D, N), (matmul, lookup) in zip(sizes, found, strict=True):
         expected = hotrow.cost(V, D, N)
@@ -237,7 +238,7 @@ def test_numbers_are_written_as_hotrow_and_python_write_them(page: Page) -> None
         bits(values),
     )
     for value, (shown, code, text, again) in zip(values, found, strict=True):
-        assert shown == number(value.item())
+        assert shown == format_number(value.item())
         back = torch.stack([torch.tensor(eval(code)), torch.tensor(float(text))])
         assert_same_bits(back, value.expand(2))
         assert again == bits(value)
@@ -272,7 +273,7 @@ def shown(page: Page, region: str) -> list[list[str]]:
 
 
 def texts(values: torch.Tensor) -> list[list[str]]:
-    return [[number(value) for value in row] for row in values.tolist()]
+    return [[format_number(value) for value in row] for row in values.tolist()]
 
 
 @pytest.mark.parametrize("name", ["A", "B"])

@@ -9,6 +9,7 @@ import nbformat
 import pytest
 import torch
 
+from tests.support.exhaustive import grid
 from tests.support.paths import ROOT
 
 LESSONS = ROOT / "lessons"
@@ -115,7 +116,7 @@ def numbers(svg):
 # Built, and run
 
 
-@pytest.mark.parametrize("lang", LANGS)
+@pytest.mark.parametrize("lang", grid(LANGS, "en".__eq__))  # one code, two texts
 def test_built_again_and_run_it_is_the_committed_one(build, cells, committed, lang):
     again = build.run(build.notebook(cells, lang))
     book = committed[lang]

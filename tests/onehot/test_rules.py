@@ -7,10 +7,17 @@ import torch.nn.functional as F
 from hypothesis import given, reject, settings
 
 from hotrow.onehot.tensor import OneHot, one_hot
-from tests.support.onehots import CLASSES, assert_alike, never_written, outcome, plain, twins
+from tests.support.onehots import (
+    CLASSES,
+    assert_alike,
+    never_materialized,
+    outcome,
+    to_dense,
+    twins,
+)
 from tests.support.tolerance import assert_rounded, assert_same_numbers
 
-__all__ = ["never_written"]  # a fixture
+__all__ = ["never_materialized"]  # a fixture
 
 TABLE = torch.randint(-9, 10, (CLASSES, 4), generator=torch.Generator().manual_seed(5)).float()
 NAMES = {"torch": torch, "F": F, "W": TABLE, "OneHot": OneHot}
@@ -248,7 +255,7 @@ def test_any_expression(data):
         if not x.dense.ndim:
             return
     result = ending(scene, x)
-    assert_same_numbers(plain(result.ours).detach(), result.dense.detach())
+    assert_same_numbers(to_dense(result.ours).detach(), result.dense.detach())
     if x.dense.numel():  # the strides of an axis of one mean nothing
         found, expected = (
             [s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1]
@@ -267,7 +274,7 @@ def test_any_expression(data):
         ours = leaf.ours.grad
         if ours is None:  # as of a tensor that nothing depends on
             ours = torch.zeros_like(theirs)
-        assert_same_numbers(plain(ours), theirs)
+        assert_same_numbers(to_dense(ours), theirs)
 
 
 # --- Each rule -----------------------------------------------------------------------------
@@ -401,12 +408,12 @@ KEPT = """
 
 
 @expressions(KEPT)
-def test_is_not_written_out(run, never_written):
+def test_is_not_written_out(run, never_materialized):
     x = twins()[1]
     result = run(x)
     for each in result if isinstance(result, tuple | list) else [result]:
         if isinstance(each, OneHot):
-            assert not each.changed
+            assert not each.is_modified
 
 
 @expressions(KEPT)
@@ -777,7 +784,7 @@ def test_a_mean_of_many_in_low_precision():
     for dtype in (torch.float16, torch.bfloat16):
         dense = F.one_hot(x, 3).to(dtype).expand(200_000, 3).mean(0)
         ours = one_hot(x, 3, dtype).expand(200_000, 3).mean(0)
-        assert_same_numbers(plain(ours), dense)
+        assert_same_numbers(to_dense(ours), dense)
 
 
 @expressions(

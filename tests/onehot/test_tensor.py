@@ -13,7 +13,16 @@ import torch.nn.functional as F
 
 from hotrow import HotrowError
 from hotrow.onehot.tensor import OneHot, one_hot
-from tests.support.onehots import CLASSES, IDS, Largest, assert_alike, outcome, plain, twins
+from tests.support.onehots import (
+    CLASSES,
+    IDS,
+    LargestAllocation,
+    assert_alike,
+    outcome,
+    saved_file,
+    to_dense,
+    twins,
+)
 from tests.support.tolerance import assert_rounded, assert_same_bits, assert_same_numbers
 
 TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
@@ -22,6 +31,7 @@ TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
 def expressions(text):
     """One test for each line, of what it gives for `x`."""
     names = {"torch": torch, "F": F, "np": np, "copy": copy, "W": TABLE, "pickle": pickle}
+    names["saved_file"] = saved_file
     lines = [line.strip() for line in text.strip().splitlines()]
     runs = [eval(f"lambda x: ({line})", names) for line in lines]
     return pytest.mark.parametrize(
@@ -217,8 +227,8 @@ def test_has_a_hash_and_attributes():
     copy.deepcopy(x)
     copy.deepcopy({"a": [x, x[0]]})["a"]
     copy.copy(x)
-    torch.load(__import__("onehots").saved(x))
-    torch.load(__import__("onehots").saved([x, x[0]]), weights_only=True)
+    torch.load(saved_file(x))
+    torch.load(saved_file([x, x[0]]), weights_only=True)
     """
 )
 def test_goes_elsewhere_as_a_tensor(run):
@@ -242,7 +252,7 @@ def test_a_copy_of_one_with_a_gradient():
         (x @ TABLE).sum().backward()
     copied = copy.deepcopy(ours)
     assert copied.requires_grad
-    assert_same_bits(plain(copied.grad), dense.grad)
+    assert_same_bits(to_dense(copied.grad), dense.grad)
 
 
 def test_a_state_dict_holds_a_plain_tensor():
@@ -261,7 +271,7 @@ def test_a_parameter_of_one():
     assert isinstance(ours, torch.nn.Parameter)
     for parameter in (dense, ours):
         (parameter @ TABLE).sum().backward()
-    assert_same_bits(plain(ours.grad), dense.grad)
+    assert_same_bits(to_dense(ours.grad), dense.grad)
     for parameter in (dense, ours):
         torch.optim.SGD([parameter], lr=0.5).step()
     assert_same_bits((ours @ TABLE).detach(), (dense @ TABLE).detach())
@@ -358,7 +368,7 @@ def assert_values(actual, expected):
         *(r if isinstance(r, tuple) else (r,) for r in (actual, expected)), strict=True
     ):
         if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(plain(one), other, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(to_dense(one), other, rtol=1e-6, atol=1e-6)
         else:
             assert one == other
 
@@ -502,7 +512,7 @@ def test_the_gradient_of_a_gradient(wanted):
     for ours, dense in zip(grads[1], grads[0], strict=True):
         assert (ours is None) == (dense is None)
         if dense is not None:
-            torch.testing.assert_close(plain(ours), dense)
+            torch.testing.assert_close(to_dense(ours), dense)
 
 
 @pytest.mark.parametrize("bag", [False, True])
@@ -565,7 +575,7 @@ def test_the_forward_pass_holds_no_zeros(run, requires_grad):
     table = torch.zeros(100_000, 1)
     run.__globals__["W"], before = table, run.__globals__["W"]
     try:
-        with Largest() as largest:
+        with LargestAllocation() as largest:
             x = one_hot(torch.zeros(8, 4, dtype=torch.int64), 100_000, torch.float32)
             run(x.requires_grad_(requires_grad))
     finally:
@@ -575,7 +585,7 @@ def test_the_forward_pass_holds_no_zeros(run, requires_grad):
 
 def test_the_backward_pass_holds_no_zeros_if_nobody_asks_for_its_gradient():
     table = torch.zeros(100_000, 1, requires_grad=True)
-    with Largest() as largest:
+    with LargestAllocation() as largest:
         x = one_hot(torch.zeros(8, 4, dtype=torch.int64), 100_000, torch.float32)
         (x * torch.ones(8, 4, 1)).sum(1).matmul(table).sum().backward()
     assert largest.size <= 2 * table.nbytes
@@ -668,6 +678,6 @@ def test_many_threads_write_it_out_once():
 
     ours = twins()[1]
     with ThreadPoolExecutor(8) as pool:
-        written = list(pool.map(lambda _: ours.exp() is not None and ours.write_out(), range(64)))
+        written = list(pool.map(lambda _: ours.exp() is not None and ours.materialize(), range(64)))
     assert_same_numbers(written[0], twins()[0])
     assert isinstance(ours, OneHot)

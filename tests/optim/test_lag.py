@@ -1,4 +1,4 @@
-"""Whoever holds a table's storage or its optimizer's state sees what dense training would show."""
+"""Aliases of a table's storage or of its optimizer state show the values of dense training."""
 
 import copy
 import gc
@@ -16,17 +16,17 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError
 from hotrow.optim.lag import RowLag
-from tests.optim.test_optimizer import COLUMNS, ROWS, batches, model, tabled, train
+from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.tolerance import assert_same_bits
 
-# Decay moves every row at every step, and is replayed: the bits do not depend on who reads when.
+# Decay moves every row at every step, and is replayed: the bits do not depend on when rows settle.
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
-def runs(steps=6):
-    """The same run with tables, and densely; the second half is still to come."""
+def make_runs(steps=6):
+    """The first half of the same training, with tables and densely."""
     found = []
-    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+    for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
         optimizer = package.Adam(layers.parameters(), **OPTIONS)
         train(layers, optimizer, list(batches(2 * steps))[:steps])
@@ -34,7 +34,7 @@ def runs(steps=6):
     return found
 
 
-def go_on(layers, optimizer, steps=6):
+def continue_training(layers, optimizer, steps=6):
     train(layers, optimizer, list(batches(2 * steps))[steps:])
 
 
@@ -68,49 +68,49 @@ ALIASES = {
 @pytest.mark.parametrize("name", ALIASES)
 def test_an_alias_follows_the_training(name):
     found = []
-    for layers, optimizer in runs():
+    for layers, optimizer in make_runs():
         alias = ALIASES[name](layers, layers[0].weight)
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         found.append(as_tensor(alias.detach() if isinstance(alias, torch.Tensor) else alias))
     assert_close(*found)
 
 
-def test_a_live_alias_is_said_once_and_a_dead_one_costs_nothing():
-    (layers, optimizer), _ = runs()
+def test_a_live_alias_warns_once_and_a_dead_one_costs_nothing():
+    (layers, optimizer), _ = make_runs()
     alias = layers[0].weight.data
-    go_on(layers, optimizer)
+    continue_training(layers, optimizer)
     with pytest.warns(UserWarning, match=r"shares the storage of a \(200, 5\) table") as caught:
-        [go_on(layers, optimizer) for _ in range(2)]
+        [continue_training(layers, optimizer) for _ in range(2)]
     assert len(caught) == 1
     assert caught[0].filename == __file__.replace("test_lag", "test_optimizer")  # who called step
-    assert not layers[0].weight.lag.behind
+    assert not layers[0].weight.lag.has_stale_rows
     del alias
-    go_on(layers, optimizer)
-    assert layers[0].weight.lag.behind
+    continue_training(layers, optimizer)
+    assert layers[0].weight.lag.has_stale_rows
 
 
 def test_a_copy_is_no_alias():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     kept = [layers[0].weight.detach().clone(), copy.deepcopy(layers), layers[0].weight.tolist()]
     kept += [copy.deepcopy(layers.state_dict()), copy.deepcopy(optimizer.state_dict())]
     kept += [nn.utils.parameters_to_vector(layers.parameters()).detach()]
-    go_on(layers, optimizer)
-    assert layers[0].weight.lag.behind
+    continue_training(layers, optimizer)
+    assert layers[0].weight.lag.has_stale_rows
     assert len(kept) == 6
 
 
 def test_writing_through_an_alias():
     found = []
-    for layers, optimizer in runs():
+    for layers, optimizer in make_runs():
         alias = layers[0].weight.data
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         alias[3] = 7.0
         alias.mul_(0.5)
         del alias
         layers[0].weight.data[4] += 1
         with torch.no_grad():
             layers[0].weight[5].zero_()
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         found.append(layers[0].weight.detach())
     assert_close(*found)
 
@@ -118,7 +118,7 @@ def test_writing_through_an_alias():
 @pytest.mark.parametrize("how", ["data", "vector", "load", "swap"])
 def test_the_table_gets_other_values(how):
     found = []
-    for layers, optimizer in runs():
+    for layers, optimizer in make_runs():
         new = torch.linspace(-1, 1, ROWS * COLUMNS).view(ROWS, COLUMNS)
         if how == "data":
             layers[0].weight.data = new
@@ -129,16 +129,16 @@ def test_the_table_gets_other_values(how):
             layers.load_state_dict(layers.state_dict() | {"0.weight": new})
         else:
             layers[0].weight.data, new = new, layers[0].weight.data
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         found.append(layers[0].weight.detach())
     assert_close(*found)
 
 
 def test_memory_shared_with_another_process_settles_at_each_step():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     layers[0].weight.share_memory_()
-    go_on(layers, optimizer)
-    assert not layers[0].weight.lag.behind
+    continue_training(layers, optimizer)
+    assert not layers[0].weight.lag.has_stale_rows
 
 
 # --- The state ------------------------------------------------------------------------------
@@ -159,31 +159,31 @@ STATES = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_the_state_settles_before_it_is_read(name):
-    found = [STATES[name](optimizer.state[layers[0].weight]) for layers, optimizer in runs()]
+    found = [STATES[name](optimizer.state[layers[0].weight]) for layers, optimizer in make_runs()]
     assert_close(*found)
 
 
 @pytest.mark.parametrize("route", ["state", "state_dict"])
 def test_an_alias_of_the_state_follows_the_training(route):
     found = []
-    for layers, optimizer in runs():
+    for layers, optimizer in make_runs():
         if route == "state":
             alias = optimizer.state[layers[0].weight]["exp_avg"]
         else:
             alias = optimizer.state_dict()["state"][0]["exp_avg"]
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         found.append(alias)
     assert_close(*found)
 
 
-def test_a_checkpoint_that_is_held_while_the_run_goes_on():
-    (layers, optimizer), (rival, other) = runs()
+def test_a_checkpoint_in_memory_does_not_slow_the_training():
+    (layers, optimizer), (rival, other) = make_runs()
     saved, expected = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(other.state_dict())
     optimizer.load_state_dict(saved)
     other.load_state_dict(expected)
-    go_on(layers, optimizer)
-    go_on(rival, other)
-    assert layers[0].weight.lag.behind  # the tables' state was copied: no alias
+    continue_training(layers, optimizer)
+    continue_training(rival, other)
+    assert layers[0].weight.lag.has_stale_rows  # the tables' state was copied: no alias
     assert_close(layers[0].weight.data, rival[0].weight.data)
 
 
@@ -199,9 +199,9 @@ RESETS = {
 @pytest.mark.parametrize("name", RESETS)
 def test_the_state_may_be_written(name):
     found = []
-    for layers, optimizer in runs():
+    for layers, optimizer in make_runs():
         RESETS[name](optimizer, optimizer.state[layers[0].weight])
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         found.append(layers[0].weight.detach())
     assert_close(*found)
 
@@ -210,9 +210,9 @@ def test_the_state_may_be_written(name):
 
 
 def test_a_ledger_ends_and_the_next_begins(monkeypatch):
-    plain, (expected, _) = runs(12)[0], runs(12)[0]
-    monkeypatch.setattr("hotrow.optim.lag.LONGEST", 5)
-    (layers, optimizer), _ = runs(12)
+    plain, (expected, _) = make_runs(12)[0], make_runs(12)[0]
+    monkeypatch.setattr("hotrow.optim.lag.MAX_LEDGER_ENTRIES", 5)
+    (layers, optimizer), _ = make_runs(12)
     assert len(layers[0].weight.lag.ledger) == 2
     assert_same_bits(layers[0].weight.data, plain[0][0].weight.data)
     assert_same_bits(layers[0].weight.data, expected[0].weight.data)
@@ -221,12 +221,12 @@ def test_a_ledger_ends_and_the_next_begins(monkeypatch):
 
 def test_two_optimizers_take_turns():
     found = []
-    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+    for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
         first = package.Adam(layers.parameters(), **OPTIONS)
         second = package.SGD(layers.parameters(), lr=0.1, momentum=0.9)
         for optimizer in (first, second, first, second):
-            go_on(layers, optimizer)
+            continue_training(layers, optimizer)
         found.append(layers[0].weight.detach())
     assert_close(*found)
 
@@ -262,7 +262,7 @@ IDLE = torch.tensor([7, 8])
 
 def test_function_transforms_see_a_settled_table():
     found = []
-    for layers, _ in runs():
+    for layers, _ in make_runs():
         parameters = {name: each.detach() for name, each in layers.named_parameters()}
 
         def loss(given, layers=layers):
@@ -276,7 +276,7 @@ def test_function_transforms_see_a_settled_table():
 
 def test_readers_in_many_threads_settle_once():
     for _ in range(5):
-        (layers, optimizer), (dense, rival) = runs()
+        (layers, optimizer), (dense, rival) = make_runs()
         for _ in range(10):
             for each, stepping in ((layers, optimizer), (dense, rival)):
                 stepping.zero_grad()
@@ -290,7 +290,7 @@ def test_readers_in_many_threads_settle_once():
 
 
 def test_a_step_is_a_write_to_the_table():
-    for layers, optimizer in runs():
+    for layers, optimizer in make_runs():
         scale = torch.ones(ROWS, COLUMNS, requires_grad=True)
         loss = (layers[0].weight * scale).sum()
         layers[0](IDLE).sum().backward()
@@ -302,21 +302,21 @@ def test_a_step_is_a_write_to_the_table():
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
 def test_scalars_of_the_state_are_there_and_may_be_written(name):
     found = []
-    for make, package in ((tabled, hotrow.optim), (model, torch.optim)):
+    for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
         optimizer = getattr(package, name)(layers.parameters(), lr=0.01)
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         state = optimizer.state[layers[0].weight]
         names = sorted(state)
         assert names == sorted(name for name, _ in state.items())
         assert all(state[name].dtype == torch.float32 for name in names)
-        held = [state[name] for name in names if not state[name].ndim]
-        go_on(layers, optimizer)
-        followed = [float(each) for each in held]  # torch's own ASGD puts others in their place
+        scalars = [state[name] for name in names if not state[name].ndim]
+        continue_training(layers, optimizer)
+        followed = [float(each) for each in scalars]  # torch's own ASGD replaces them
         for scalar in (optimizer.state[layers[0].weight][name] for name in names):
             if not scalar.ndim:
                 scalar.fill_(3.0)
-        go_on(layers, optimizer)
+        continue_training(layers, optimizer)
         found.append((names, followed if name != "ASGD" else [], layers[0].weight.detach()))
     assert found[0][0] == found[1][0]
     assert found[0][1] == found[1][1]
@@ -358,15 +358,15 @@ def test_a_table_from_an_array_has_storage_of_its_own():
 
 
 def test_a_storage_object_is_an_alias():
-    (layers, optimizer), (dense, _) = runs()
+    (layers, optimizer), (dense, _) = make_runs()
     storage = layers[0].weight.untyped_storage()
-    go_on(layers, optimizer)
-    assert not layers[0].weight.lag.behind
+    continue_training(layers, optimizer)
+    assert not layers[0].weight.lag.has_stale_rows
     assert len(storage) == dense[0].weight.nbytes
 
 
 def test_nothing_is_kept_alive():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     lag = weakref.ref(layers[0].weight.lag)
     gc.disable()
     try:
@@ -380,7 +380,7 @@ def test_nothing_is_kept_alive():
 
 
 def test_a_table_cast_under_the_optimizer():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     layers.double()
     before = layers[0].weight.detach().clone()
     layers(IDLE).sum().backward()
@@ -390,7 +390,7 @@ def test_a_table_cast_under_the_optimizer():
 
 
 def test_a_table_resized_under_the_optimizer():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     layers[0].weight.data = torch.zeros(ROWS + 1, COLUMNS)
     layers[0].weight.grad = None
     layers(IDLE).sum().backward()
@@ -400,7 +400,7 @@ def test_a_table_resized_under_the_optimizer():
 
 
 def test_storage_replaced_behind_its_back():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     layers(IDLE).sum().backward()
     with torch._C.DisableTorchFunctionSubclass():
         layers[0].weight.data = torch.zeros(ROWS, COLUMNS)
@@ -411,7 +411,7 @@ def test_storage_replaced_behind_its_back():
 
 
 def test_a_part_of_a_state():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     state = copy.deepcopy(optimizer.state_dict())
     del state["state"][0]["exp_avg_sq"]
     optimizer.load_state_dict(state)
@@ -425,13 +425,13 @@ def test_a_part_of_a_state():
 @pytest.mark.parametrize("padding", [ROWS, -ROWS - 1])
 @pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
 def test_padding_outside_the_table(look_up, padding):
-    (layers, _), _ = runs()
+    (layers, _), _ = make_runs()
     with pytest.raises(HotrowError, match=rf"padding_idx = {padding}, but the table has 200 rows"):
         look_up(IDLE[None], layers[0].weight, padding_idx=padding)
 
 
 def test_options_that_come_later():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     optimizer.param_groups[0]["differentiable"] = True
     layers(IDLE).sum().backward()
     with pytest.raises(HotrowError, match="cannot honour differentiable=True"):
@@ -439,7 +439,7 @@ def test_options_that_come_later():
 
 
 def test_a_gradient_of_another_shape():
-    (layers, _), _ = runs()
+    (layers, _), _ = make_runs()
     other = hotrow.convert(nn.Embedding(ROWS + 1, COLUMNS))
     other(IDLE).sum().backward()
     with pytest.raises(RuntimeError, match="size"):
@@ -447,7 +447,7 @@ def test_a_gradient_of_another_shape():
 
 
 def test_the_state_of_another_table():
-    (_, optimizer), _ = runs()
+    (_, optimizer), _ = make_runs()
     other = hotrow.convert(nn.Sequential(nn.Embedding(ROWS + 1, COLUMNS), nn.Linear(COLUMNS, 2)))
     foreign = hotrow.optim.Adam(other.parameters(), **OPTIONS)
     other(IDLE).sum().backward()
@@ -461,7 +461,7 @@ def test_the_state_of_another_table():
 
 
 def test_a_saved_model_and_optimizer_hold_nothing_of_ours():
-    (layers, optimizer), _ = runs()
+    (layers, optimizer), _ = make_runs()
     file = io.BytesIO()
     torch.save({"model": layers.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)

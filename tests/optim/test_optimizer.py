@@ -1,4 +1,4 @@
-"""torch's optimizers over tables: the same training, through the loop that people write."""
+"""torch's optimizers over tables: the same training, with an ordinary training loop."""
 
 import copy
 import io
@@ -13,6 +13,7 @@ import hotrow.optim
 from hotrow import HotrowError
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits
 
 ROWS, COLUMNS = 200, 5
@@ -41,46 +42,53 @@ CONFIGURATIONS = [
     ("ASGD", {"t0": 10.0}),
     ("Rprop", {}),
 ]
-every = pytest.mark.parametrize(("name", "options"), CONFIGURATIONS, ids=str)
-some = pytest.mark.parametrize(
+# One for each kind of closed form, and one that has none.
+DECISIVE = [CONFIGURATIONS[i] for i in (1, 5, 7, 9, 11, 15, 19, 21)]
+all_configurations = pytest.mark.parametrize(
+    ("name", "options"), grid(CONFIGURATIONS, lambda *case: case in DECISIVE), ids=str
+)
+some_configurations = pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("AdamW", {"lr": 0.01}),
-        ("SGD", {"lr": 0.1, "momentum": 0.9}),
-        ("Adagrad", {}),
-        ("NAdam", {}),
-        ("ASGD", {}),
-    ],
+    grid(
+        [
+            ("AdamW", {"lr": 0.01}),
+            ("SGD", {"lr": 0.1, "momentum": 0.9}),
+            ("Adagrad", {}),
+            ("NAdam", {}),
+            ("ASGD", {}),
+        ],
+        lambda name, _: name in ("AdamW", "SGD"),
+    ),
     ids=str,
 )
 
 
-def model(dtype=torch.float32):
+def dense_model(dtype=torch.float32):
     torch.manual_seed(3)
     layers = nn.Sequential(nn.Embedding(ROWS, COLUMNS), nn.Linear(COLUMNS, 2)).to(dtype)
     return layers
 
 
-def tabled(dtype=torch.float32):
-    layers = model(dtype)
+def table_model(dtype=torch.float32):
+    layers = dense_model(dtype)
     Table.adopt(layers[0].weight)
     return layers
 
 
-def ours(name, layers, options):
-    return getattr(hotrow.optim, name)(layers.parameters(), **_copy(options))
+def hotrow_optimizer(name, layers, options):
+    return getattr(hotrow.optim, name)(layers.parameters(), **copy_options(options))
 
 
-def torchs(name, layers, options):
-    return getattr(torch.optim, name)(layers.parameters(), **_copy(options))
+def torch_optimizer(name, layers, options):
+    return getattr(torch.optim, name)(layers.parameters(), **copy_options(options))
 
 
-def _copy(options):  # a schedule writes into a learning rate that is a tensor
+def copy_options(options):  # a schedule changes a learning rate that is a tensor in place
     return copy.deepcopy(options)
 
 
 def batches(count, seed=0):
-    """Ids as words are: a few rows often, some never, repeated within a batch; and gradients."""
+    """Ids distributed as words (few rows often, some never, repeated in a batch), and gradients."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         ids = (torch.rand(12, generator=generator) ** 4 * ROWS).long()
@@ -88,7 +96,7 @@ def batches(count, seed=0):
 
 
 def loss_of(layers, batch):
-    """The table's gradient is given, so that no rounding feeds back; the linear layer's is not."""
+    """A loss that fixes the table's gradient, so that no rounding feeds back into it."""
     ids, gradient = batch
     gradient = gradient.to(layers[0].weight.dtype)
     return (layers[0](ids) * gradient).sum() + layers[1](gradient).pow(2).mean()
@@ -107,7 +115,7 @@ def train(layers, optimizer, steps, *, after=None, prepare=None, scheduler=None)
             after(layers, optimizer)
 
 
-def trained(make_model, make_optimizer, name, options, dtype=torch.float32, steps=60, **how):
+def train_model(make_model, make_optimizer, name, options, dtype=torch.float32, steps=60, **how):
     layers = make_model(dtype)
     optimizer = make_optimizer(name, layers, options)
     scheduler = None
@@ -118,40 +126,40 @@ def trained(make_model, make_optimizer, name, options, dtype=torch.float32, step
 
 
 def assert_three_way(name, options, **how):
-    rows, _ = trained(tabled, ours, name, options, **how)
-    dense, _ = trained(model, torchs, name, options, **how)
-    truth, _ = trained(model, torchs, name, options, dtype=torch.float64, **how)
-    assert_no_worse(*map(vector, (rows, dense, truth)))
+    rows, _ = train_model(table_model, hotrow_optimizer, name, options, **how)
+    dense, _ = train_model(dense_model, torch_optimizer, name, options, **how)
+    truth, _ = train_model(dense_model, torch_optimizer, name, options, dtype=torch.float64, **how)
+    assert_no_worse(*map(parameter_vector, (rows, dense, truth)))
 
 
-def vector(layers):
+def parameter_vector(layers):
     """All parameters in one: a layer of few numbers may be right by luck."""
     return nn.utils.parameters_to_vector(layers.parameters()).detach()
 
 
-@every
+@all_configurations
 def test_every_row_is_what_dense_training_holds(name, options):
     assert_three_way(name, options)
 
 
-@some
+@some_configurations
 def test_under_a_schedule(name, options):
     assert_three_way(name, options, schedule=True)
 
 
-@some
+@some_configurations
 def test_with_clipping(name, options):
     assert_three_way(name, options, prepare=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.5))
 
 
-@some
+@some_configurations
 def test_in_float64(name, options):
-    rows, _ = trained(tabled, ours, name, options, dtype=torch.float64)
-    dense, _ = trained(model, torchs, name, options, dtype=torch.float64)
+    rows, _ = train_model(table_model, hotrow_optimizer, name, options, dtype=torch.float64)
+    dense, _ = train_model(dense_model, torch_optimizer, name, options, dtype=torch.float64)
     torch.testing.assert_close(rows[0].weight.data, dense[0].weight.data, rtol=1e-12, atol=1e-13)
 
 
-@some
+@some_configurations
 def test_reading_early_and_often_changes_nothing(name, options):
     def read(layers, optimizer):
         layers.state_dict()
@@ -162,11 +170,11 @@ def test_reading_early_and_often_changes_nothing(name, options):
 
 
 def test_rows_not_in_the_batch_move_as_in_dense_training():
-    rows, _ = trained(tabled, ours, "AdamW", {"lr": 0.01})
-    start = model()[0].weight
+    rows, _ = train_model(table_model, hotrow_optimizer, "AdamW", {"lr": 0.01})
+    start = dense_model()[0].weight
     moved = (rows[0].weight.data != start).any(1)
     assert moved.all()  # decay moves every row, selected or not
-    sgd, _ = trained(tabled, ours, "SGD", {"lr": 0.01})
+    sgd, _ = train_model(table_model, hotrow_optimizer, "SGD", {"lr": 0.01})
     idle = set(range(ROWS)) - {int(id) for ids, _ in batches(60) for id in ids}
     assert idle
     assert_same_bits(sgd[0].weight.data[list(idle)], start[list(idle)])
@@ -175,10 +183,10 @@ def test_rows_not_in_the_batch_move_as_in_dense_training():
 # --- The loop ----------------------------------------------------------------------------
 
 
-@some
+@some_configurations
 def test_one_optimizer_steps_dense_parameters_as_torch_does(name, options):
-    rows, _ = trained(tabled, ours, name, options)
-    dense, _ = trained(model, torchs, name, options)
+    rows, _ = train_model(table_model, hotrow_optimizer, name, options)
+    dense, _ = train_model(dense_model, torch_optimizer, name, options)
     assert_same_bits(rows[1].weight, dense[1].weight)
     assert_same_bits(rows[1].bias, dense[1].bias)
 
@@ -186,8 +194,8 @@ def test_one_optimizer_steps_dense_parameters_as_torch_does(name, options):
 def test_accumulation_a_forward_without_a_step_and_a_step_without_a_forward():
     results = []
     for layers, optimizer in (
-        (tabled(), hotrow.optim.AdamW),
-        (model(), torch.optim.AdamW),
+        (table_model(), hotrow.optim.AdamW),
+        (dense_model(), torch.optim.AdamW),
     ):
         optimizer = optimizer(layers.parameters(), lr=0.01)
         for step, batch in enumerate(batches(20)):
@@ -204,12 +212,12 @@ def test_accumulation_a_forward_without_a_step_and_a_step_without_a_forward():
 
 
 def test_closures_and_hooks():
-    layers = tabled()
+    layers = table_model()
     optimizer = hotrow.optim.SGD(layers.parameters(), lr=0.1)
     before, after = [], []
     optimizer.register_step_pre_hook(lambda *_: before.append(1))
     optimizer.register_step_post_hook(lambda *_: after.append(1))
-    torch.optim.SGD(model().parameters(), lr=0.1)  # has torch hook its own class too
+    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # has torch hook its own class too
 
     def closure():
         optimizer.zero_grad()
@@ -223,7 +231,7 @@ def test_closures_and_hooks():
 
 
 def test_gradient_scaler_skips_a_step():
-    layers = tabled()
+    layers = table_model()
     optimizer = hotrow.optim.AdamW(layers.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     start = layers[0].weight.data.clone()
@@ -238,7 +246,7 @@ def test_gradient_scaler_skips_a_step():
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 def test_gradient_scaler_with_a_fused_optimizer(name):
     results = []
-    for layers, package in ((tabled(), hotrow.optim), (model(), torch.optim)):
+    for layers, package in ((table_model(), hotrow.optim), (dense_model(), torch.optim)):
         optimizer = getattr(package, name)(layers.parameters(), lr=0.1, fused=True)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         for factor in (1.0, float("inf"), 1.0):
@@ -246,19 +254,19 @@ def test_gradient_scaler_with_a_fused_optimizer(name):
             scaler.scale(layers(torch.tensor([1, 2])).sum() * factor).backward()
             scaler.step(optimizer)
             scaler.update()
-        results.append(vector(layers))
+        results.append(parameter_vector(layers))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_a_graph_of_the_gradient():
     results = []
-    for layers, package in ((tabled(), hotrow.optim), (model(), torch.optim)):
+    for layers, package in ((table_model(), hotrow.optim), (dense_model(), torch.optim)):
         optimizer = package.Adam(layers.parameters(), lr=0.1)
         layers(torch.tensor([1, 2])).pow(2).sum().backward(create_graph=True)
         optimizer.step()
         optimizer.zero_grad()
-        results.append(vector(layers))
+        results.append(parameter_vector(layers))
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
@@ -275,7 +283,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_rows(value):
 
 def test_a_dense_gradient_takes_torchs_own_step():
     results = []
-    for layers, kind in ((tabled(), hotrow.optim.AdamW), (model(), torch.optim.AdamW)):
+    for layers, kind in ((table_model(), hotrow.optim.AdamW), (dense_model(), torch.optim.AdamW)):
         optimizer = kind(layers.parameters(), lr=0.01)
         train(layers, optimizer, batches(5))
         for _ in range(2):  # used densely, as a tied head does
@@ -290,17 +298,23 @@ def test_a_dense_gradient_takes_torchs_own_step():
 # --- Checkpoints -------------------------------------------------------------------------
 
 
-@every
+@all_configurations
 def test_a_run_moves_from_torch_and_back(name, options):
     """10 steps each with torch, hotrow and torch again, against 30 with torch."""
     steps = list(batches(30))
-    truth = model(torch.float64)
-    train(truth, torchs(name, truth, options), steps)
-    rival = model()
-    train(rival, torchs(name, rival, options), steps)
-    layers = model()
-    optimizer = torchs(name, layers, options)
-    for part, (make, others) in enumerate(((model, torchs), (tabled, ours), (model, torchs))):
+    truth = dense_model(torch.float64)
+    train(truth, torch_optimizer(name, truth, options), steps)
+    rival = dense_model()
+    train(rival, torch_optimizer(name, rival, options), steps)
+    layers = dense_model()
+    optimizer = torch_optimizer(name, layers, options)
+    for part, (make, others) in enumerate(
+        (
+            (dense_model, torch_optimizer),
+            (table_model, hotrow_optimizer),
+            (dense_model, torch_optimizer),
+        )
+    ):
         if part:
             following = make()
             following.load_state_dict(layers.state_dict())
@@ -308,13 +322,13 @@ def test_a_run_moves_from_torch_and_back(name, options):
             successor.load_state_dict(optimizer.state_dict())
             layers, optimizer = following, successor
         train(layers, optimizer, steps[10 * part : 10 * part + 10])
-    assert_no_worse(*map(vector, (layers, rival, truth)))
+    assert_no_worse(*map(parameter_vector, (layers, rival, truth)))
 
 
-@some
+@some_configurations
 def test_state_is_in_torchs_format(name, options):
-    _, optimizer = trained(tabled, ours, name, options, steps=7)
-    _, other = trained(model, torchs, name, options, steps=7)
+    _, optimizer = train_model(table_model, hotrow_optimizer, name, options, steps=7)
+    _, other = train_model(dense_model, torch_optimizer, name, options, steps=7)
     state, expected = optimizer.state_dict(), other.state_dict()
     assert state["param_groups"] == expected["param_groups"]
     assert state["state"].keys() == expected["state"].keys()
@@ -333,17 +347,17 @@ def test_state_is_in_torchs_format(name, options):
     torch.load(file, weights_only=True)
 
 
-@some
+@some_configurations
 def test_resuming_continues_the_run(name, options):
     steps = list(batches(24))
-    layers = tabled()
-    optimizer = ours(name, layers, options)
+    layers = table_model()
+    optimizer = hotrow_optimizer(name, layers, options)
     train(layers, optimizer, steps[:12])
     saved = copy.deepcopy((layers.state_dict(), optimizer.state_dict()))
     train(layers, optimizer, steps[12:])
-    resumed = tabled()
+    resumed = table_model()
     resumed.load_state_dict(saved[0])
-    other = ours(name, resumed, options)
+    other = hotrow_optimizer(name, resumed, options)
     other.load_state_dict(saved[1])
     train(resumed, other, steps[12:])
     assert_same_bits(resumed[0].weight.data, layers[0].weight.data)
@@ -352,8 +366,8 @@ def test_resuming_continues_the_run(name, options):
 @pytest.mark.parametrize("centered", [True, False])
 def test_rmsprop_with_decay_has_torchs_bits(centered):
     options = {"weight_decay": 0.1, "centered": centered, "momentum": 0.5}
-    rows, optimizer = trained(tabled, ours, "RMSprop", options)
-    dense, other = trained(model, torchs, "RMSprop", options)
+    rows, optimizer = train_model(table_model, hotrow_optimizer, "RMSprop", options)
+    dense, other = train_model(dense_model, torch_optimizer, "RMSprop", options)
     assert isinstance(rows[0].weight.grad, RowGradient)
     assert_same_bits(rows[0].weight.data, dense[0].weight.data)
     for name, value in other.state[dense[0].weight].items():
@@ -362,12 +376,16 @@ def test_rmsprop_with_decay_has_torchs_bits(centered):
 
 def test_decay_that_comes_and_goes():
     results = []
-    for layers, make in ((tabled(), ours), (model(), torchs), (model(torch.float64), torchs)):
+    for layers, make in (
+        (table_model(), hotrow_optimizer),
+        (dense_model(), torch_optimizer),
+        (dense_model(torch.float64), torch_optimizer),
+    ):
         optimizer = make("RMSprop", layers, {"momentum": 0.5})
         for decay in (0.0, 0.1, 0.0):
             optimizer.param_groups[0]["weight_decay"] = decay
             train(layers, optimizer, batches(10))
-        results.append(vector(layers))
+        results.append(parameter_vector(layers))
     assert_no_worse(*results)
 
 
@@ -387,8 +405,11 @@ ACTIONS = ["step", "step", "read", "state", "eval", "copy", "settle", "resume", 
 @given(st.sampled_from(REPLAYED), st.lists(st.sampled_from(ACTIONS), max_size=25))
 def test_any_interleaving_leaves_the_same_table(configuration, actions):
     name, options = configuration
-    layers, quiet = tabled(), tabled()
-    optimizer, other = ours(name, layers, options), ours(name, quiet, options)
+    layers, quiet = table_model(), table_model()
+    optimizer, other = (
+        hotrow_optimizer(name, layers, options),
+        hotrow_optimizer(name, quiet, options),
+    )
     threads, aliases = torch.get_num_threads(), []
     for action, batch in zip(actions, batches(len(actions)), strict=True):
         if action == "step":
@@ -410,7 +431,7 @@ def test_any_interleaving_leaves_the_same_table(configuration, actions):
             copy.deepcopy(layers)
         else:
             layers, saved = copy.deepcopy(layers), copy.deepcopy(optimizer.state_dict())
-            optimizer, aliases = ours(name, layers, options), []
+            optimizer, aliases = hotrow_optimizer(name, layers, options), []
             optimizer.load_state_dict(saved)
     torch.set_num_threads(threads)
     assert all(torch.equal(alias, layers[0].weight) for alias in aliases)
@@ -425,8 +446,8 @@ def test_any_interleaving_leaves_the_same_table(configuration, actions):
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])
 def test_options_that_a_table_cannot_honour(option):
     with pytest.raises(HotrowError, match=f"cannot honour {option}=True for a table"):
-        hotrow.optim.Adam(tabled().parameters(), **{option: True})
-    hotrow.optim.Adam(model().parameters(), differentiable=True)
+        hotrow.optim.Adam(table_model().parameters(), **{option: True})
+    hotrow.optim.Adam(dense_model().parameters(), differentiable=True)
 
 
 def test_there_are_eleven():
@@ -438,7 +459,7 @@ def test_there_are_eleven():
 
 
 def test_without_tables_it_is_torchs():
-    layers, _ = trained(model, ours, "AdamW", {"lr": 0.01})
-    dense, _ = trained(model, torchs, "AdamW", {"lr": 0.01})
+    layers, _ = train_model(dense_model, hotrow_optimizer, "AdamW", {"lr": 0.01})
+    dense, _ = train_model(dense_model, torch_optimizer, "AdamW", {"lr": 0.01})
     assert not isinstance(layers[0].weight.grad, RowGradient)
     assert_same_bits(layers[0].weight, dense[0].weight)

@@ -1,4 +1,4 @@
-"""One table of cases for every layer: sizes and ids, good and bad."""
+"""Cases for every layer: sizes and ids, valid and invalid."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,8 +55,8 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 @dataclass(frozen=True)
-class Bad:
-    """Input that every layer of 7 rows and 3 columns refuses, and what it says."""
+class BadInput:
+    """Input that every layer of 7 rows and 3 columns refuses, with the error that it raises."""
 
     name: str
     input: Callable[[], Tensor]
@@ -64,80 +64,80 @@ class Bad:
     message: str
 
 
-BAD = [
-    Bad(
+BAD_INPUTS = [
+    BadInput(
         "too large",
         lambda: torch.tensor([[1, 2, 3], [4, 7, 7]]),
         IndexError,
         "input[1, 1] = 7, but the table has 7 rows (valid 0..6), and 1 more like it: "
         "ids count from 0; were these counted from 1, or is a row missing?",
     ),
-    Bad(
+    BadInput(
         "far too large",
         lambda: torch.tensor([[0, 50257]]),
         IndexError,
         "input[0, 1] = 50257, but the table has 7 rows (valid 0..6): "
         "were these ids made with another, larger vocabulary?",
     ),
-    Bad(
+    BadInput(
         "negative",
         lambda: torch.tensor([[3, -100]]),
         IndexError,
         "input[0, 1] = -100, but the table has 7 rows (valid 0..6): a negative id is often a "
         "padding or ignore mark; mask it or give it a row of its own",
     ),
-    Bad(
+    BadInput(
         "float ids",
         lambda: torch.tensor([[1.0, 2.0]]),
         ValueError,
         "input is float32 of shape (1, 2), and a floating input is one-hot or probabilities, "
         "whose last dimension must be the table's 7 rows: if these are ids, use input.long()",
     ),
-    Bad(
+    BadInput(
         "probabilities of another width",
         lambda: torch.rand(4, 6),
         ValueError,
         "input is float32 of shape (4, 6), and a floating input is one-hot or probabilities, "
         "whose last dimension must be the table's 7 rows: if these are ids, use input.long()",
     ),
-    Bad(
+    BadInput(
         "one-hot of another dtype",
         lambda: torch.eye(7, dtype=torch.float64),
         ValueError,
         "input is float64, but the table is float32: use input.to(torch.float32)",
     ),
-    Bad(
+    BadInput(
         "bool",
         lambda: torch.tensor([[True, False]]),
         ValueError,
         "input is bool of shape (1, 2), but ids are int64 or int32: a one-hot or multi-hot must be "
         "floating, use input.float(); for the ids that a mask marks, input.nonzero()",
     ),
-    Bad(
+    BadInput(
         "uint8",
         lambda: torch.tensor([[1, 2]], dtype=torch.uint8),
         ValueError,
         "input is uint8 of shape (1, 2), but ids are int64 or int32: "
         "torch takes uint8 for a mask elsewhere; use input.long()",
     ),
-    Bad(
+    BadInput(
         "int16",
         lambda: torch.tensor([[1, 2]], dtype=torch.int16),
         ValueError,
         "input is int16 of shape (1, 2), but ids are int64 or int32: "
         "if these are ids, use input.long()",
     ),
-    Bad(
+    BadInput(
         "complex",
         lambda: torch.ones(2, 7, dtype=torch.complex64),
         ValueError,
         "input is complex64 of shape (2, 7), but ids are int64 or int32",
     ),
-    Bad(
+    BadInput(
         "one-hot in integers",
         lambda: torch.nn.functional.one_hot(torch.tensor([[2, 6]]), 7).flatten(0, 1),
         ValueError,
         "-hot in int64: its last dimension is the table's 7 rows, and it holds only 0 and 1",
     ),
 ]
-bad_table = pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
+bad_input_table = pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)

@@ -1,4 +1,4 @@
-"""torch's one-hot and ours side by side, for every test of what ours does."""
+"""Torch's one-hot and ours, and assertions that both behave alike."""
 
 import io
 
@@ -16,18 +16,18 @@ CLASSES = 5
 
 
 def twins(dtype=torch.float32, requires_grad=False, ids=IDS, classes=CLASSES):
-    """(torch's, ours), of ids that nobody else holds."""
+    """(torch's, ours), of copies of the ids."""
     dense = F.one_hot(ids.clone(), classes).to(dtype).requires_grad_(requires_grad)
     return dense, one_hot(ids.clone(), classes, dtype, requires_grad=requires_grad)
 
 
-def plain(x):
-    """What a one-hot stands for."""
-    return x.write_out() if isinstance(x, OneHot) else x
+def to_dense(x):
+    """The dense tensor of a one-hot; any other value as it is."""
+    return x.materialize() if isinstance(x, OneHot) else x
 
 
 def outcome(run, *arguments):
-    """What it gives, or what it raises."""
+    """The result of `run`, or the exception that it raises."""
     try:
         return run(*arguments)
     except Exception as error:
@@ -35,10 +35,9 @@ def outcome(run, *arguments):
 
 
 def assert_alike(actual, expected, strides=True):
-    """The same types, values, shapes, dtypes, strides and wishes for a gradient; or errors."""
+    """Assert the same types, values, shapes, dtypes, strides and requires_grad; or errors."""
     if isinstance(expected, Exception):
-        # What catches torch's error catches ours; where torch's is its own, by accident of the
-        # kernel that is met, any error that is not a slip of ours will do.
+        # Our error is of the type of torch's, or of a subclass; the text may differ.
         assert isinstance(actual, Exception), f"torch raises {expected!r}, ours gives {actual}"
         assert isinstance(actual, type(expected)), f"{actual!r} is no {expected!r}"
         return
@@ -53,7 +52,7 @@ def assert_alike(actual, expected, strides=True):
         if strides:
             assert actual.stride() == expected.stride()
         torch.testing.assert_close(
-            plain(actual).detach(), expected.detach(), rtol=0, atol=0, equal_nan=True
+            to_dense(actual).detach(), expected.detach(), rtol=0, atol=0, equal_nan=True
         )
         return
     if isinstance(expected, tuple | list):
@@ -67,17 +66,17 @@ def assert_alike(actual, expected, strides=True):
 
 
 @pytest.fixture
-def never_written(monkeypatch):
-    """Fails where a one-hot is written out."""
+def never_materialized(monkeypatch):
+    """Fails where a one-hot is materialized."""
 
-    def refuse(self, for_good=False):
-        raise AssertionError("written out")
+    def refuse(self, permanent=False):
+        raise AssertionError("materialized")
 
-    monkeypatch.setattr(OneHot, "write_out", refuse)
+    monkeypatch.setattr(OneHot, "materialize", refuse)
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the largest memory of a tensor that an operation gave, in bytes."""
+class LargestAllocation(TorchDispatchMode):
+    """Records the size of the largest tensor that an operation returned, in bytes."""
 
     size = 0
 
@@ -89,8 +88,8 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def saved(x):
-    """A file of it."""
+def saved_file(x):
+    """A file to which x was saved."""
     buffer = io.BytesIO()
     torch.save(x, buffer)
     buffer.seek(0)

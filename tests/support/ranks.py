@@ -1,4 +1,4 @@
-"""Processes that run a test's functions as the ranks of a process group, kept from test to test."""
+"""Processes that run a test's functions as the ranks of a process group, shared by all tests."""
 
 import contextlib
 import datetime
@@ -9,9 +9,9 @@ import socket
 import traceback
 from multiprocessing.connection import wait
 
-PATIENCE = 60.0  # seconds; then whoever still waits is ended
-AFTER_ERROR = 5.0  # for the other ranks
-STEP = 20.0  # of a collective
+TIMEOUT = 60.0  # seconds, for the answers of all ranks
+TIMEOUT_AFTER_ERROR = 5.0  # for the other ranks
+COLLECTIVE_TIMEOUT = 20.0
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -20,28 +20,28 @@ _context.set_forkserver_preload(
 
 
 class RankError(Exception):
-    """What a rank raised, with its traceback."""
+    """An error of a rank, with its traceback."""
 
 
-class Ranks:
-    """As many processes, each of which waits for a function to run."""
+class RankProcesses:
+    """`count` processes, each of which waits for functions to run."""
 
     def __init__(self, count):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
         self.pipes, self.processes = [], []
         for rank in range(count):
-            ours, theirs = _context.Pipe()
-            arguments = rank, count, port, theirs
-            process = _context.Process(target=serve, args=arguments, daemon=True)
+            parent_end, child_end = _context.Pipe()
+            arguments = rank, count, port, child_end
+            process = _context.Process(target=run_rank, args=arguments, daemon=True)
             process.start()
-            theirs.close()
-            self.pipes.append(ours)
+            child_end.close()
+            self.pipes.append(parent_end)
             self.processes.append(process)
 
     def run(self, function, *arguments):
-        """`function(*arguments)` on every rank; what each returns."""
+        """Run `function(*arguments)` on every rank; returns the results of all."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         answers = self.answers()
@@ -52,58 +52,58 @@ class Ranks:
         return answers
 
     def answers(self):
-        """Of each rank, what it returned, or the error; EOFError if it is dead."""
-        found, left = {}, dict(enumerate(self.pipes))
-        while left:
-            errors = [error for error in found.values() if isinstance(error, RankError)]
-            ready = wait(left.values(), AFTER_ERROR if errors else PATIENCE)
+        """The result or the error of each rank; EOFError if it has died."""
+        results, pending = {}, dict(enumerate(self.pipes))
+        while pending:
+            errors = [error for error in results.values() if isinstance(error, RankError)]
+            ready = wait(pending.values(), TIMEOUT_AFTER_ERROR if errors else TIMEOUT)
             if not ready:
                 self.close()
-                raise RankError(f"ranks {list(left)} still wait; the others: {errors}")
-            for rank, pipe in list(left.items()):
+                raise RankError(f"ranks {list(pending)} still wait; the others: {errors}")
+            for rank, pipe in list(pending.items()):
                 if pipe in ready:
-                    del left[rank]
+                    del pending[rank]
                     try:
-                        found[rank] = pipe.recv()
+                        results[rank] = pipe.recv()
                     except EOFError as error:
-                        found[rank] = error
-        return [found[rank] for rank in range(len(self.pipes))]
+                        results[rank] = error
+        return [results[rank] for rank in range(len(self.pipes))]
 
     def close(self):
         """End the processes."""
         for process in self.processes:
             process.kill()
             process.join()
-        _kept.pop(len(self.processes), None)
+        _started.pop(len(self.processes), None)
 
 
-_kept = {}
+_started = {}
 
 
-def ranks(count):
-    """The processes of this number, begun when first asked for."""
-    if count not in _kept:
-        _kept[count] = Ranks(count)
-    return _kept[count]
+def rank_processes(count):
+    """The `count` processes, started by the first call."""
+    if count not in _started:
+        _started[count] = RankProcesses(count)
+    return _started[count]
 
 
 def close_all():
-    """End all that were kept."""
-    for each in list(_kept.values()):
-        each.close()
+    """End all processes."""
+    for processes in list(_started.values()):
+        processes.close()
 
 
-def serve(rank, count, port, pipe):
-    """A rank's process: run what comes."""
+def run_rank(rank, count, port, pipe):
+    """The process of a rank: run the functions that it receives."""
     import torch
     import torch.distributed as dist
 
-    from hotrow.conversion import resting
+    from hotrow.conversion import sampling
 
     torch.set_num_threads(1)
-    resting.LEAST = 0  # as in the tests' own process
+    sampling.MIN_ENTRIES = 0  # as in the tests' own process
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    timeout = datetime.timedelta(seconds=STEP)
+    timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT)
     dist.init_process_group("gloo", rank=rank, world_size=count, timeout=timeout)
     with contextlib.suppress(EOFError):
         while True:
@@ -116,8 +116,8 @@ def serve(rank, count, port, pipe):
 
 
 @functools.cache
-def line(count):
-    """The mesh of all ranks; one a process, as torch keeps its groups."""
+def mesh_of_all(count):
+    """The mesh of all ranks; made once in a process, as torch keeps its groups."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", (count,))

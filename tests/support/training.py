@@ -1,4 +1,4 @@
-"""Sparse training runs, by torch.optim on a dense parameter and by the rules on touched rows."""
+"""Sparse training runs: torch.optim on a dense parameter, and the rules on touched rows."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.common_optimizers import optim_db
 
 from hotrow import optim
-from hotrow.cli.optimizer_options import MECHANICS
+from hotrow.cli.optimizer_options import EXECUTION_OPTIONS
 from hotrow.kernels.grouping import group
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import settle, step
@@ -15,7 +15,7 @@ from hotrow.verify.sameness import Batches
 
 RULES = {name: getattr(optim, name).rule for name in optim.__all__}
 
-OWN = {
+EXTRA_OPTIONS = {
     "SGD": [
         {"momentum": 0.9},
         {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
@@ -48,18 +48,18 @@ OWN = {
 
 
 def configurations():
-    """(torch's class name, its arguments): those of torch's own tests, and ours."""
-    found = []
+    """(torch's class name, its arguments): the ones of torch's own tests, and EXTRA_OPTIONS."""
+    result = []
     for info in optim_db:
         name = info.optim_cls.__name__
         if name not in RULES:
             continue
         inputs = [i.kwargs for i in info.optim_inputs_func(device="cpu")]
-        for kwargs in [*inputs, *OWN[name]]:
-            kept = {k: v for k, v in kwargs.items() if k not in MECHANICS}
-            if (name, kept) not in found:
-                found.append((name, kept))
-    return found
+        for kwargs in [*inputs, *EXTRA_OPTIONS[name]]:
+            options = {k: v for k, v in kwargs.items() if k not in EXECUTION_OPTIONS}
+            if (name, options) not in result:
+                result.append((name, options))
+    return result
 
 
 def label(value):
@@ -69,28 +69,32 @@ def label(value):
     return str(value)
 
 
-def optimizer(name, kwargs, weights):
-    """torch's own, with the plain single-tensor code, and its parameter."""
+def make_torch_optimizer(name, kwargs, weights):
+    """torch's optimizer, with its single-tensor code, and its parameter."""
     parameter = torch.nn.Parameter(weights.clone())
     return getattr(torch.optim, name)([parameter], **kwargs, foreach=False), parameter
 
 
-def dense(name, kwargs, batches, dtype):
+def train_dense(name, kwargs, batches, dtype):
     """torch.optim on a dense parameter: (weights, state slots)."""
-    chosen, parameter = optimizer(name, kwargs, batches.weights.to(dtype))
-    base = chosen.param_groups[0]["lr"]
+    torch_optimizer, parameter = make_torch_optimizer(name, kwargs, batches.weights.to(dtype))
+    base_lr = torch_optimizer.param_groups[0]["lr"]
     for t, ids in enumerate(batches.all_ids):
-        chosen.param_groups[0]["lr"] = base * batches.rate(t)
-        grouped = group(ids, batches.grads(t).to(dtype), batches.rows)
-        parameter.grad = torch.zeros_like(parameter).index_copy_(0, grouped.at.rows, grouped.sums())
-        chosen.step()
-    rule, state = RULES[name], chosen.state[parameter]
-    return parameter.detach(), [state[key] for key in rule.slots(chosen.param_groups[0])]
+        torch_optimizer.param_groups[0]["lr"] = base_lr * batches.learning_rate_factor(t)
+        grouped = group(ids, batches.gradients(t).to(dtype), batches.rows)
+        parameter.grad = torch.zeros_like(parameter).index_copy_(
+            0, grouped.ids.rows, grouped.sums()
+        )
+        torch_optimizer.step()
+    rule, state = RULES[name], torch_optimizer.state[parameter]
+    return parameter.detach(), [
+        state[key] for key in rule.initial_slots(torch_optimizer.param_groups[0])
+    ]
 
 
 @dataclass
-class Touched:
-    """A table trained by its rule, on touched rows only."""
+class RowRun:
+    """The training of a table by its rule, on touched rows only."""
 
     name: str
     kwargs: dict
@@ -99,30 +103,34 @@ class Touched:
     exact: bool = True
 
     def __post_init__(self):
-        chosen, parameter = optimizer(self.name, self.kwargs, self.batches.weights.to(self.dtype))
-        self.group = dict(chosen.param_groups[0])
-        self.base = self.group["lr"]
-        self.group["lr"] = self.base * self.batches.rate(0)  # Rprop's state begins with it
+        torch_optimizer, parameter = make_torch_optimizer(
+            self.name, self.kwargs, self.batches.weights.to(self.dtype)
+        )
+        self.group = dict(torch_optimizer.param_groups[0])
+        self.base_lr = self.group["lr"]
+        # Rprop's state starts with it.
+        self.group["lr"] = self.base_lr * self.batches.learning_rate_factor(0)
         self.rule = RULES[self.name]
         self.table = parameter.detach()
         self.slots = [
-            torch.full_like(self.table, value) for value in self.rule.slots(self.group).values()
+            torch.full_like(self.table, value)
+            for value in self.rule.initial_slots(self.group).values()
         ]
-        self.last = torch.zeros(len(self.table), dtype=torch.int32)
+        self.row_steps = torch.zeros(len(self.table), dtype=torch.int32)
         self.ledger = Ledger(self.rule, self.group, exact=self.exact)
 
     def step(self, t):
         """One step on batch t."""
-        self.group["lr"] = self.base * self.batches.rate(t)
-        self.ledger.record(self.group)
-        grads = self.batches.grads(t).to(self.dtype)
+        self.group["lr"] = self.base_lr * self.batches.learning_rate_factor(t)
+        self.ledger.record_step(self.group)
+        grads = self.batches.gradients(t).to(self.dtype)
         grouped = group(self.batches.all_ids[t], grads, self.batches.rows)
-        step(self.ledger, self.table, self.slots, self.last, grouped)
+        step(self.ledger, self.table, self.slots, self.row_steps, grouped)
 
     def settle(self, rows=None):
         """Settle some rows, or all."""
         rows = torch.arange(len(self.table)) if rows is None else rows
-        settle(self.ledger, self.table, self.slots, self.last, rows)
+        settle(self.ledger, self.table, self.slots, self.row_steps, rows)
 
     def run(self):
         """All batches, then all rows settled."""
@@ -132,8 +140,8 @@ class Touched:
         return self.table, self.slots
 
 
-class Wide:
-    """Numbers of numpy's long double, with the operations of torch that rules are written in."""
+class LongDouble:
+    """numpy's long doubles, with the operations of tensors that rules use."""
 
     def __init__(self, values):
         self.values = np.asarray(values, np.longdouble)
@@ -144,25 +152,25 @@ class Wide:
         return cls(np.maximum(*(each.values for each in arguments)))
 
     def __neg__(self):
-        return Wide(-self.values)
+        return LongDouble(-self.values)
 
     def __abs__(self):
-        return Wide(abs(self.values))
+        return LongDouble(abs(self.values))
 
     def __add__(self, other):
-        return Wide(self.values + plain(other))
+        return LongDouble(self.values + to_numpy(other))
 
     def __sub__(self, other):
-        return Wide(self.values - plain(other))
+        return LongDouble(self.values - to_numpy(other))
 
     def __mul__(self, other):
-        return Wide(self.values * plain(other))
+        return LongDouble(self.values * to_numpy(other))
 
     def __truediv__(self, other):
-        return Wide(self.values / plain(other))
+        return LongDouble(self.values / to_numpy(other))
 
     def __rtruediv__(self, other):
-        return Wide(plain(other) / self.values)
+        return LongDouble(to_numpy(other) / self.values)
 
     def add(self, b, alpha):
         return self + b * alpha
@@ -177,29 +185,33 @@ class Wide:
         return self + b / c * value
 
     def sqrt(self):
-        return Wide(np.sqrt(self.values))
+        return LongDouble(np.sqrt(self.values))
 
 
-def plain(value):
-    """What numpy computes with."""
-    return value.values if isinstance(value, Wide) else np.longdouble(value)
+def to_numpy(value):
+    """The values as numpy's long double."""
+    return value.values if isinstance(value, LongDouble) else np.longdouble(value)
 
 
-def wide(name, kwargs, batches):
-    """The rule on a dense parameter in long double: what float64 is held against."""
-    rule, chosen = RULES[name], optimizer(name, kwargs, batches.weights.double())[0]
-    given = dict(chosen.param_groups[0])
-    base, carried, w = given["lr"], None, Wide(batches.weights.numpy())
+def train_long_double(name, kwargs, batches):
+    """Train a dense parameter by the rule in long double, the reference for float64."""
+    rule, torch_optimizer = (
+        RULES[name],
+        make_torch_optimizer(name, kwargs, batches.weights.double())[0],
+    )
+    options = dict(torch_optimizer.param_groups[0])
+    base_lr, scalars, w = options["lr"], None, LongDouble(batches.weights.numpy())
     for t, ids in enumerate(batches.all_ids):
-        given["lr"] = base * batches.rate(t)
-        if carried is None:
-            carried = rule.carry(given, {})
+        options["lr"] = base_lr * batches.learning_rate_factor(t)
+        if scalars is None:
+            scalars = rule.initial_scalars(options, {})
             slots = tuple(
-                Wide(np.full(w.values.shape, value)) for value in rule.slots(given).values()
+                LongDouble(np.full(w.values.shape, value))
+                for value in rule.initial_slots(options).values()
             )
-        grouped = group(ids, batches.grads(t).double(), batches.rows)
+        grouped = group(ids, batches.gradients(t).double(), batches.rows)
         g = torch.zeros(w.values.shape, dtype=torch.float64)
-        g.index_copy_(0, grouped.at.rows, grouped.sums())
-        entry = tuple(map(float, rule.entry(given, t + 1, carried)))
-        w, slots = rule.update(w, Wide(g.numpy()), slots, entry, rule.flags(given))
+        g.index_copy_(0, grouped.ids.rows, grouped.sums())
+        entry = tuple(map(float, rule.ledger_entry(options, t + 1, scalars)))
+        w, slots = rule.update(w, LongDouble(g.numpy()), slots, entry, rule.flags(options))
     return w.values

@@ -29,7 +29,7 @@ def twins():
 class Recorder:
     """A lag that writes down what it was asked for."""
 
-    behind = True
+    has_stale_rows = True
 
     def __init__(self):
         self.asked = []
@@ -42,7 +42,7 @@ class Recorder:
 
     def look_up(self, at):
         self.asked.append(at.rows.tolist())
-        return torch.full((at.places.numel(), 3), 7.0)
+        return torch.full((at.inverse.numel(), 3), 7.0)
 
 
 # --- The gradient ------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_gradient_is_the_dense_one(batches):
     gradient = rows[0].weight.grad
     assert isinstance(gradient, RowGradient)
     assert gradient.shape == (10, 3)
-    assert_same_bits(gradient.dense(), plain[0].weight.grad)
+    assert_same_bits(gradient.as_dense(), plain[0].weight.grad)
 
 
 def test_gradient_holds_touched_rows_only():
@@ -82,7 +82,7 @@ def test_options_mean_what_they_mean_in_torch(options):
     cotangent = torch.randn(2, 3, 3)
     for layer in (rows, plain):
         layer(IDS).backward(cotangent)
-    assert_same_bits(rows.weight.grad.dense(), plain.weight.grad)
+    assert_same_bits(rows.weight.grad.as_dense(), plain.weight.grad)
     assert_same_bits(rows.weight.data, plain.weight.data)
 
 
@@ -97,7 +97,7 @@ def test_clip_grad_norm(foreach, norm):
         for model in (rows, plain)
     ]
     torch.testing.assert_close(*clipped)
-    torch.testing.assert_close(rows[0].weight.grad.dense(), plain[0].weight.grad)
+    torch.testing.assert_close(rows[0].weight.grad.as_dense(), plain[0].weight.grad)
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])
@@ -107,7 +107,7 @@ def test_clip_grad_value(foreach):
     backward(plain, IDS)
     for model in (rows, plain):
         nn.utils.clip_grad_value_(model.parameters(), 0.01, foreach=foreach)
-    assert_same_bits(rows[0].weight.grad.dense(), plain[0].weight.grad)
+    assert_same_bits(rows[0].weight.grad.as_dense(), plain[0].weight.grad)
 
 
 def test_clipping_leaves_other_gradients_alone():
@@ -148,21 +148,21 @@ def test_ids_and_gradients_may_be_reused_after_backward(name):
         for each in held:
             each.detach().numpy()[:] = -7.0
         gradient = model[0].weight.grad
-        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+        results.append(gradient.as_dense() if isinstance(gradient, RowGradient) else gradient)
     assert_same_bits(*results)
 
 
 def test_a_gradient_that_nobody_holds_is_not_copied():
     model, _ = twins()
     model[0](IDS).pow(2).sum().backward()
-    assert not model[0].weight.grad.held.merged
+    assert not model[0].weight.grad.row_storage.is_merged
 
 
 def test_a_gradient_that_was_written_to_all_the_same_is_an_error():
     model, _ = twins()
     model[0](IDS).pow(2).sum().backward()
     gradient = model[0].weight.grad
-    gradient.held.rows.zero_()
+    gradient.row_storage.rows.zero_()
     with pytest.raises(HotrowError, match="was written to after backward"):
         gradient.merge()
 
@@ -174,7 +174,9 @@ def test_an_alias_of_a_gradient_is_the_gradient():
         gradient = model[0].weight.grad
         gradient.data.mul_(3)
         gradient.detach().clamp_(-1, 1)
-        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient.clone())
+        results.append(
+            gradient.as_dense() if isinstance(gradient, RowGradient) else gradient.clone()
+        )
         gradient.data.zero_()
         assert not gradient.abs().sum()
         backward(model, IDS)
@@ -192,7 +194,7 @@ def test_gradient_scaler():
         scaler.scale(model(IDS).sum()).backward()
         scaler.unscale_(optimizer)
         gradient = model[0].weight.grad
-        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+        results.append(gradient.as_dense() if isinstance(gradient, RowGradient) else gradient)
     assert_same_bits(*results)
 
 
@@ -200,7 +202,7 @@ def test_zeroing():
     rows, _ = twins()
     backward(rows, IDS)
     rows.zero_grad(set_to_none=False)
-    assert rows[0].weight.grad.dense().abs().sum() == 0
+    assert rows[0].weight.grad.as_dense().abs().sum() == 0
     backward(rows, IDS)
     rows.zero_grad()
     assert rows[0].weight.grad is None
@@ -214,7 +216,7 @@ def test_what_is_not_elementwise_gets_it_written_out():
     assert_same_bits(gradient + 1, expected + 1)
     assert_same_bits(gradient.sum(0), expected.sum(0))
     assert_same_bits(gradient[2], expected[2])
-    assert_same_bits(gradient.abs().dense(), expected.abs())
+    assert_same_bits(gradient.abs().as_dense(), expected.abs())
     assert_same_bits(gradient.exp(), expected.exp())  # zero does not stay zero
     assert "RowGradient(10 x 3" in repr(gradient)
 
@@ -252,7 +254,7 @@ def test_a_gradient_may_be_written_to(name):
         WRITES[name](model[0].weight.grad)
         backward(model, IDS[:1])
         gradient = model[0].weight.grad
-        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+        results.append(gradient.as_dense() if isinstance(gradient, RowGradient) else gradient)
     torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
@@ -293,7 +295,7 @@ def test_a_table_that_is_used_densely_as_well_has_both_gradients(dense_first):
         for use in reversed(uses) if dense_first else uses:
             use()
         gradient = model[0].weight.grad
-        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+        results.append(gradient.as_dense() if isinstance(gradient, RowGradient) else gradient)
     torch.testing.assert_close(*results)
 
 
@@ -303,7 +305,7 @@ def test_both_uses_in_one_backward():
         hidden = model[0](IDS)
         (hidden @ model[0].weight.t()).pow(2).sum().backward()  # a tied head
         gradient = model[0].weight.grad
-        results.append(gradient.dense() if isinstance(gradient, RowGradient) else gradient)
+        results.append(gradient.as_dense() if isinstance(gradient, RowGradient) else gradient)
     torch.testing.assert_close(*results)
 
 
@@ -417,7 +419,7 @@ def lagging():
         optimizer.zero_grad()
         model(torch.tensor([i])).sum().backward()
         optimizer.step()
-    assert model.weight.lag.behind
+    assert model.weight.lag.has_stale_rows
     return model, optimizer
 
 
@@ -432,7 +434,7 @@ def test_an_output_may_be_written_in_place(lags, shape):
         output += 1
         output.relu_()
         output.pow(2).sum().backward()
-    assert_same_bits(model.weight.grad.dense(), plain.weight.grad)
+    assert_same_bits(model.weight.grad.as_dense(), plain.weight.grad)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
@@ -455,10 +457,10 @@ def test_other_storage_is_noticed_by_a_look_up():
 
 def test_a_gradient_can_be_shared_with_processes():
     model, _ = lagging()
-    expected = model.weight.grad.dense()
+    expected = model.weight.grad.as_dense()
     model.share_memory()
     assert model.weight.is_shared()
-    assert_same_bits(model.weight.grad.dense(), expected)
+    assert_same_bits(model.weight.grad.as_dense(), expected)
     assert model.weight.grad.untyped_storage().is_shared()
 
 

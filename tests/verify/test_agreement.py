@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrow import HotrowError
-from hotrow.verify import agreement as _agreement
-from hotrow.verify.agreement import agreement
+from hotrow.verify import agreement as agreement_module
+from hotrow.verify.agreement import compare_tensors
 
 
 def next_up(x, steps=1):
@@ -20,9 +20,14 @@ def next_up(x, steps=1):
 
 def test_equal():
     x = torch.randn(4, 5)
-    found = agreement("output", x, x.clone())
-    assert (found.verdict, found.equal, found.bitwise, found.values) == ("bitwise", True, 20, 20)
-    assert (found.max_ulp, found.max_error, found.first) == (0, 0.0, None)
+    found = compare_tensors("output", x, x.clone())
+    assert (found.verdict, found.equal, found.bitwise_count, found.value_count) == (
+        "bitwise",
+        True,
+        20,
+        20,
+    )
+    assert (found.max_ulp, found.max_error, found.first_difference) == (0, 0.0, None)
     assert str(found) == "equal, 20 of 20 values bit for bit"
 
 
@@ -32,12 +37,12 @@ def test_one_value_off_by_some_ulp(steps, dtype):
     a = torch.randn(4, 5).to(dtype)
     b = a.clone()
     b[2, 3] = next_up(a[2, 3], steps)
-    found = agreement("output", a, b)
+    found = compare_tensors("output", a, b)
     assert not found.equal
     assert found.verdict == "different"
     assert found.max_ulp == steps
-    assert found.bitwise == 19
-    assert found.first.position == (2, 3)
+    assert found.bitwise_count == 19
+    assert found.first_difference.position == (2, 3)
     assert found.max_error == abs(float(b[2, 3]) - float(a[2, 3]))
     assert str(found).startswith(
         f"NOT equal, 19 of 20 values bit for bit; max {steps} ulp, max err"
@@ -48,7 +53,7 @@ def test_one_value_off_by_some_ulp(steps, dtype):
 @given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
 def test_ulp_counts_the_floats_between(x, y):
     a, b = torch.tensor([x], dtype=torch.float32), torch.tensor([y], dtype=torch.float32)
-    found = agreement("x", a, b)
+    found = compare_tensors("x", a, b)
 
     def place(value):  # of a float among all floats: bits are sign and magnitude
         bits = int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
@@ -60,21 +65,21 @@ def test_ulp_counts_the_floats_between(x, y):
 
 def test_float64_at_opposite_ends_does_not_overflow():
     big = torch.tensor([1.7e308], dtype=torch.float64)
-    found = agreement("x", big, -big)
+    found = compare_tensors("x", big, -big)
     assert found.max_ulp > 2**62
     assert not found.equal
 
 
 def test_signs_of_zeros():
-    found = agreement("output", torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
-    assert (found.verdict, found.equal, found.max_ulp, found.bitwise) == ("zeros", True, 0, 1)
+    found = compare_tensors("output", torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
+    assert (found.verdict, found.equal, found.max_ulp, found.bitwise_count) == ("zeros", True, 0, 1)
     assert "but for the sign of a zero; first at [0]: 0.0 against -0.0" in str(found)
 
 
 @pytest.mark.parametrize("other", [1.0, math.inf, -math.inf])
 def test_a_nan_on_one_side_is_a_difference(other):
     a, b = torch.tensor([math.nan, 2.0]), torch.tensor([other, 2.0])
-    for found in (agreement("x", a, b), agreement("x", b, a)):
+    for found in (compare_tensors("x", a, b), compare_tensors("x", b, a)):
         assert not found.equal
         assert found.max_error == math.inf
         assert found.to_dict()["max_ulp"] is None
@@ -83,16 +88,16 @@ def test_a_nan_on_one_side_is_a_difference(other):
 
 def test_infinities():
     inf = torch.tensor([math.inf])
-    assert agreement("x", inf, inf.clone()).equal
-    assert not agreement("x", inf, -inf).equal
-    assert agreement("x", inf, -inf).max_error == math.inf
+    assert compare_tensors("x", inf, inf.clone()).equal
+    assert not compare_tensors("x", inf, -inf).equal
+    assert compare_tensors("x", inf, -inf).max_error == math.inf
 
 
 def test_two_nan_of_other_bits_are_no_difference():
     a = torch.tensor([0x7FC00000, 0x7FC00000], dtype=torch.int32).view(torch.float32)
     b = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
-    found = agreement("x", a, b)
-    assert (found.equal, found.bitwise, found.max_error) == (True, 1, 0.0)
+    found = compare_tensors("x", a, b)
+    assert (found.equal, found.bitwise_count, found.max_error) == (True, 1, 0.0)
 
 
 def test_a_bound_permits_rounding_where_it_says_so():
@@ -104,12 +109,16 @@ def test_a_bound_permits_rounding_where_it_says_so():
     def bound(places):
         return torch.where(places[:, 0] == 1, 1e-2, 0.0).double()
 
-    found = agreement("x", a, b, bound)
+    found = compare_tensors("x", a, b, bound)
     assert found.verdict == "different"
-    assert found.first.position == (2, 1)  # the first one differs, but may
+    assert found.first_difference.position == (2, 1)  # the first one differs, but may
     b[2, 1] = 1.0
-    found = agreement("x", a, b, bound)
-    assert (found.verdict, found.equal, found.first.position) == ("rounding", True, (1, 0))
+    found = compare_tensors("x", a, b, bound)
+    assert (found.verdict, found.equal, found.first_difference.position) == (
+        "rounding",
+        True,
+        (1, 0),
+    )
     assert str(found).startswith("equal within rounding, 5 of 6 values bit for bit")
 
 
@@ -119,39 +128,46 @@ def test_where_the_bound_says_nothing_it_cannot_tell():
     def bound(places):
         return torch.full((len(places),), math.inf, dtype=torch.float64)
 
-    found = agreement("x", a, b, bound)
-    assert (found.verdict, found.equal, found.first.position) == ("unsure", False, (1, 0))
+    found = compare_tensors("x", a, b, bound)
+    assert (found.verdict, found.equal, found.first_difference.position) == (
+        "unsure",
+        False,
+        (1, 0),
+    )
     assert str(found).startswith("CANNOT TELL, 1 of 2 values bit for bit; ")
-    assert agreement("x", a, a.clone(), bound).equal
+    assert compare_tensors("x", a, a.clone(), bound).equal
 
 
 def test_nan_is_never_within_a_bound():
     a, b = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1), math.nan).double()
-    assert not agreement(
+    assert not compare_tensors(
         "x", a, b, lambda places: torch.full((1,), 1e300, dtype=torch.float64)
     ).equal
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 def test_parts_are_put_together(monkeypatch, chunk):
-    monkeypatch.setattr(_agreement, "_CHUNK", chunk)
+    monkeypatch.setattr(agreement_module, "_CHUNK", chunk)
     a = torch.randn(5, 4)
     b = a.clone()
     b[1, 2] += 2
     b[4, 3] += 1
-    zeros = agreement("x", torch.tensor([1.0, 0.0]), torch.tensor([2.0, -0.0]))
+    zeros = compare_tensors("x", torch.tensor([1.0, 0.0]), torch.tensor([2.0, -0.0]))
     assert zeros.verdict == "different"
-    found = agreement("x", a, b)
-    assert found.first.position == (1, 2)
-    assert found.bitwise == 18
+    found = compare_tensors("x", a, b)
+    assert found.first_difference.position == (1, 2)
+    assert found.bitwise_count == 18
     assert math.isclose(found.max_error, 2, rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), ()])
 def test_empty_and_scalar(shape):
-    assert agreement("x", torch.zeros(shape), torch.zeros(shape)).equal
+    assert compare_tensors("x", torch.zeros(shape), torch.zeros(shape)).equal
     if not shape:
-        assert agreement("x", torch.tensor(1.0), torch.tensor(2.0)).first.position == ()
+        assert (
+            compare_tensors("x", torch.tensor(1.0), torch.tensor(2.0)).first_difference.position
+            == ()
+        )
 
 
 @pytest.mark.parametrize(
@@ -168,11 +184,11 @@ def test_empty_and_scalar(shape):
 )
 def test_what_cannot_be_compared(a, b, message):
     with pytest.raises(HotrowError) as caught:
-        agreement("output", a, b)
+        compare_tensors("output", a, b)
     assert message in str(caught.value)
 
 
 def test_json_has_no_infinity():
-    found = agreement("x", torch.tensor([math.inf]), torch.tensor([1.0])).to_dict()
+    found = compare_tensors("x", torch.tensor([math.inf]), torch.tensor([1.0])).to_dict()
     assert found["max_error"] == "inf"
     assert found["first_difference"] == {"position": [0], "a": "inf", "b": 1.0}

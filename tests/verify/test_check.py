@@ -10,7 +10,7 @@ import hotrow
 from hotrow import Embedding, EmbeddingBag, HotrowError, OneHotLinear, check
 from hotrow.verify.bounds import rounding_bounds
 from hotrow.verify.check import draw_cotangent
-from hotrow.verify.sides import Batch, matmul_side
+from hotrow.verify.sides import Batch, make_matmul_side
 from tests.support.cases import DTYPES, bag_table, case_table
 from tests.support.tolerance import assert_same_bits
 
@@ -18,7 +18,7 @@ IDS = torch.tensor([[2, 3, 1, 2], [5, 2, 2, 0]])  # row 2 is used four times
 
 
 def found(report, what):
-    return next(each for each in report.agreements if each.what == what)
+    return next(each for each in report.agreements if each.name == what)
 
 
 @case_table
@@ -29,7 +29,7 @@ def test_the_look_up_is_the_matmul(case, dtype):
     assert report
     assert report.equal
     assert found(report, "output").verdict == "bitwise"
-    assert found(report, "gradient").values == case.rows * case.columns
+    assert found(report, "gradient").value_count == case.rows * case.columns
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_weighted_bags_compare_the_weights_gradient_too():
     bag = nn.EmbeddingBag(7, 3, mode="sum")
     report = check(bag.weight, bag, IDS, per_sample_weights=torch.randn(2, 4))
     assert report
-    assert found(report, "gradient of per_sample_weights").values == 8
+    assert found(report, "gradient of per_sample_weights").value_count == 8
 
 
 def test_include_last_offset():
@@ -197,7 +197,7 @@ def test_a_mutant_is_caught(name, first):
     mutant = Mutant(table, fault)
     report = check(mutant, table, IDS) if first else check(table, mutant, IDS)
     assert not report
-    assert [each.what for each in report.agreements if not each.equal] == [where]
+    assert [each.name for each in report.agreements if not each.equal] == [where]
     assert "NOT equal" in str(report)
 
 
@@ -274,7 +274,7 @@ def test_no_order_of_adding_is_beyond_the_bound(seed, count, dtype, mean):
     table = torch.randn(count, 2, generator=generator).to(dtype)
     batch = Batch(torch.arange(count)[None], "mean" if mean else "sum", torch.tensor([0]))
     cotangent = torch.ones(1, 2, dtype=dtype)
-    allowed = rounding_bounds(matmul_side(table, batch), batch, cotangent)["output"](
+    allowed = rounding_bounds(make_matmul_side(table, batch), batch, cotangent)["output"](
         torch.tensor([[0, 0], [0, 1]])
     )
     sums = []
@@ -292,7 +292,7 @@ def test_no_order_of_adding_is_beyond_the_bound(seed, count, dtype, mean):
 @given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from(DTYPES))
 def test_the_output_gradient_adds_up_exactly_in_any_order(seed, count, dtype):
     batch = Batch(torch.zeros(count, dtype=torch.int64))
-    side = matmul_side(torch.zeros(3, 2, dtype=dtype), batch)
+    side = make_matmul_side(torch.zeros(3, 2, dtype=dtype), batch)
     terms = draw_cotangent(side, batch, seed)
     assert (terms != 0).all()
     bounds = rounding_bounds(side, batch, terms)["gradient"]
@@ -310,7 +310,7 @@ def test_the_bias_gradient_is_compared():
 
     a = nn.Linear(7, 3)
     report = check(a, Faulty.from_linear(a), IDS)
-    assert [each.what for each in report.agreements if not each.equal] == ["gradient of bias"]
+    assert [each.name for each in report.agreements if not each.equal] == ["gradient of bias"]
 
 
 def test_a_bias_on_one_side_is_refused():
@@ -454,4 +454,4 @@ def test_only_the_sides_import_the_reference():
         for path in Path(hotrow.__file__).parent.rglob("*.py")
         if "import reference" in path.read_text() or "hotrow.verify.reference" in path.read_text()
     ]
-    assert importers == ["_sides.py"]
+    assert importers == ["sides.py"]

@@ -7,9 +7,9 @@ import torch
 
 import hotrow
 from hotrow import HotrowError, compare
-from hotrow.verify import compare as _compare
-from hotrow.verify.compare import needed_bytes
-from hotrow.verify.measure import peak_memory
+from hotrow.verify import compare as compare_module
+from hotrow.verify.compare import estimate_bytes
+from hotrow.verify.measure import measure_peak_memory
 from tests.support.cases import DTYPES
 
 
@@ -22,7 +22,7 @@ def test_example_a():
         "equal, 15 of 15 values bit for bit",
         "equal, 20 of 20 values bit for bit",
     ]
-    assert found.compared == 3
+    assert found.compared_count == 3
     assert found.cost == hotrow.cost(4, 5, 3)
     half = compare(torch.randn(4, 5).half(), [2], seconds=0)
     assert half.cost == hotrow.cost(4, 5, 1, dtype=torch.float16)
@@ -52,51 +52,55 @@ def test_a_different_gradient_or_table_is_not_equal():
 def test_no_ids_is_fine():
     found = compare(torch.randn(6, 3), [])
     assert found
-    assert found.check.agreements[0].values == 0
+    assert found.check.agreements[0].value_count == 0
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.999])
 def test_a_budget_takes_the_longest_run_of_ids_that_fits(share):
     table, ids = torch.randn(500, 3), torch.arange(400)
-    fixed = needed_bytes(table, 0)
-    budget = fixed + int(share * (needed_bytes(table, 400) - fixed))
+    fixed = estimate_bytes(table, 0)
+    budget = fixed + int(share * (estimate_bytes(table, 400) - fixed))
     found = compare(table, ids, budget=budget, seconds=0)
-    assert 0 < found.compared < 400
-    assert needed_bytes(table, found.compared) <= budget < needed_bytes(table, found.compared + 1)
-    assert found.needed == needed_bytes(table, 400) > budget
-    assert found.check.agreements[0].values == found.compared * 3
+    assert 0 < found.compared_count < 400
+    assert (
+        estimate_bytes(table, found.compared_count)
+        <= budget
+        < estimate_bytes(table, found.compared_count + 1)
+    )
+    assert found.needed_bytes == estimate_bytes(table, 400) > budget
+    assert found.check.agreements[0].value_count == found.compared_count * 3
     assert len(found.ids) == 400
 
 
 def test_the_ids_compared_are_the_first():
     table, ids = torch.randn(500, 3), torch.arange(100, 500)
-    fixed, per_id = _compare._needs(table)
+    fixed, per_id = compare_module._fixed_and_per_id_bytes(table)
     seen = []
-    real = _compare.lookup_side
+    real = compare_module.make_lookup_side
 
     def spy(table, batch):
         seen.append(batch.ids.tolist())
         return real(table, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_compare, "lookup_side", spy)
+        patch.setattr(compare_module, "make_lookup_side", spy)
         compare(table, ids, budget=fixed + 5 * per_id, seconds=0)
     assert seen == [[100, 101, 102, 103, 104]]
 
 
 def test_the_default_budget_is_half_of_what_is_free(monkeypatch):
-    monkeypatch.setattr(_compare, "free_memory", lambda: 2_000_001)
+    monkeypatch.setattr(compare_module, "free_memory", lambda: 2_000_001)
     assert compare(torch.randn(6, 3), [1], seconds=0).budget == 1_000_000
 
 
 def test_times_are_of_their_side(monkeypatch):
-    def in_turn(works, seconds, most):
+    def time_interleaved(works, seconds, max_rounds):
         assert [set(work()) for work in works] == [{"output", "gradient"}] * 2
         assert [work()["gradient"].is_sparse for work in works] == [False, True]
         yield [30.0, 3.0]
         yield [50.0, 5.0]
 
-    monkeypatch.setattr(_compare, "in_turn", in_turn)
+    monkeypatch.setattr(compare_module, "time_interleaved", time_interleaved)
     found = compare(torch.randn(6, 3), [1, 2])
     assert found.matmul.milliseconds == (30.0, 50.0)
     assert found.lookup.milliseconds == (3.0, 5.0)
@@ -105,7 +109,9 @@ def test_times_are_of_their_side(monkeypatch):
 
 def test_a_budget_that_suffices_takes_all():
     table = torch.randn(500, 3)
-    assert compare(table, torch.arange(400), budget=needed_bytes(table, 400)).compared == 400
+    assert (
+        compare(table, torch.arange(400), budget=estimate_bytes(table, 400)).compared_count == 400
+    )
 
 
 def test_a_budget_below_one_id_is_an_error():
@@ -120,11 +126,11 @@ def test_a_budget_below_one_id_is_an_error():
 def test_the_estimate_is_no_less_than_what_is_used(monkeypatch, rows, columns, count, dtype):
     table, ids = torch.randn(rows, columns).to(dtype), torch.randint(0, rows, (count,))
     found = compare(table, ids, seconds=0)
-    assert found.matmul.bytes_peak <= found.needed
+    assert found.matmul.bytes_peak <= found.needed_bytes
     # The profiler does not nest: all in all, without what compare itself measures.
-    monkeypatch.setattr(_compare, "peak_memory", lambda work: (work(), 0))
-    _, used = peak_memory(lambda: compare(table, ids, seconds=0))
-    assert used <= found.needed
+    monkeypatch.setattr(compare_module, "measure_peak_memory", lambda work: (work(), 0))
+    _, used = measure_peak_memory(lambda: compare(table, ids, seconds=0))
+    assert used <= found.needed_bytes
 
 
 def test_memory_that_the_system_refuses_is_an_error(monkeypatch):

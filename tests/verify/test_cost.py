@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrow import HotrowError, cost
-from hotrow.verify.measure import peak_memory
-from hotrow.verify.sides import Batch, lookup_side, matmul_side
+from hotrow.verify.measure import measure_peak_memory
+from hotrow.verify.sides import Batch, make_lookup_side, make_matmul_side
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 5))
@@ -40,13 +40,13 @@ def test_bytes_are_those_that_torch_allocates(dtype):
     table, ids = torch.randn(1000, 40).to(dtype), torch.arange(300)
     gradient = torch.randn(300, 40).to(dtype)
     found = cost(1000, 40, 300, dtype=dtype)
-    matmul, lookup = matmul_side(table, Batch(ids)), lookup_side(table, Batch(ids))
-    _, dense = peak_memory(lambda: matmul.results(gradient))
+    matmul, lookup = make_matmul_side(table, Batch(ids)), make_lookup_side(table, Batch(ids))
+    _, dense = measure_peak_memory(lambda: matmul.compute_results(gradient))
     if dtype == torch.bfloat16:  # its matmul converts, in memory of its own
         assert dense >= found.matmul.bytes_written
     else:
         assert dense == found.matmul.bytes_written
-    _, rows = peak_memory(lambda: lookup.results(gradient))
+    _, rows = measure_peak_memory(lambda: lookup.compute_results(gradient))
     # Beside output, rows and ids: a checked copy of the ids, and what sorting them takes.
     assert found.lookup.bytes_written <= rows <= found.lookup.bytes_written + 8 * 8 * 300
 

@@ -4,8 +4,8 @@ import psutil
 import pytest
 import torch
 
-from hotrow.verify import measure as _measure
-from hotrow.verify.measure import Measured, free_memory, in_turn, peak_memory
+from hotrow.verify import measure
+from hotrow.verify.measure import Measurement, free_memory, measure_peak_memory, time_interleaved
 
 
 def test_peak_is_the_most_held_at_once():
@@ -17,13 +17,13 @@ def test_peak_is_the_most_held_at_once():
         del second
         return third.sum()
 
-    result, peak = peak_memory(work)
+    result, peak = measure_peak_memory(work)
     assert peak == 16_000
     assert result.item() == 3000
 
 
 def test_peak_of_nothing_is_nothing(capfd):
-    assert peak_memory(lambda: 5) == (5, 0)
+    assert measure_peak_memory(lambda: 5) == (5, 0)
     assert capfd.readouterr() == ("", "")
 
 
@@ -31,7 +31,7 @@ def test_peak_of_nothing_is_nothing(capfd):
 def clock(monkeypatch):
     """A clock that only the works move, in seconds."""
     now = [0.0]
-    monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
 
     def work(name, seconds, runs):
         def run():
@@ -46,7 +46,7 @@ def clock(monkeypatch):
 def test_works_run_in_turn(clock):
     runs = []
     works = [clock("a", 1.0, runs), clock("b", 2.0, runs)]
-    rounds = list(in_turn(works, seconds=60, most=3))
+    rounds = list(time_interleaved(works, seconds=60, max_rounds=3))
     assert runs == ["a", "b", "a", "b", "a", "b"]
     assert rounds == [[1000.0, 2000.0]] * 3
 
@@ -54,18 +54,18 @@ def test_works_run_in_turn(clock):
 def test_a_short_work_runs_several_times_in_its_turn(clock):
     runs = []
     works = [clock("long", 1.0, runs), clock("short", 0.001, runs)]
-    (times,) = in_turn(works, seconds=0, most=5)
-    assert runs == ["long"] + ["short"] * _measure._IN_ONE_TURN
+    (times,) = time_interleaved(works, seconds=0, max_rounds=5)
+    assert runs == ["long"] + ["short"] * measure._MAX_RUNS_PER_TURN
     assert times == pytest.approx([1000, 1])
 
 
 def test_rounds_stop_when_time_is_over(clock):
-    assert len(list(in_turn([clock("a", 1.0, [])], seconds=2.5, most=5))) == 3
-    assert len(list(in_turn([clock("a", 1.0, [])], seconds=0, most=5))) == 1
+    assert len(list(time_interleaved([clock("a", 1.0, [])], seconds=2.5, max_rounds=5))) == 3
+    assert len(list(time_interleaved([clock("a", 1.0, [])], seconds=0, max_rounds=5))) == 1
 
 
 def test_median():
-    assert Measured((3.0, 1.0, 200.0), 0).median_ms == 3.0
+    assert Measurement((3.0, 1.0, 200.0), 0).median_ms == 3.0
 
 
 def test_free_memory_is_below_all_memory():
@@ -87,5 +87,5 @@ def test_a_control_group_lowers_it(monkeypatch, limit, used, expected):
                 raise FileNotFoundError(self.path)
             return files[self.path] + "\n"
 
-    monkeypatch.setattr(_measure, "Path", FakePath)
-    assert list(_measure._group_limits()) == expected
+    monkeypatch.setattr(measure, "Path", FakePath)
+    assert list(measure._cgroup_free_memory()) == expected

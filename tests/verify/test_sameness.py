@@ -13,20 +13,33 @@ import torch
 
 import hotrow.optim
 from hotrow import HotrowError
-from hotrow.cli.optimizer_options import MECHANICS, defaults, optimizer_name, parse_options
-from hotrow.conversion import resting
+from hotrow.cli.optimizer_options import (
+    EXECUTION_OPTIONS,
+    default_options,
+    parse_optimizer,
+    parse_options,
+)
+from hotrow.conversion import sampling
+from hotrow.kernels import operators
 from hotrow.optim import lag
-from hotrow.optim import settle as settling
 from hotrow.optim.ledger import Ledger
 from hotrow.table import gradient
-from hotrow.verify.sameness import SCALES, SLACK, Batches, Sameness, distance, measure, train
+from hotrow.verify.sameness import (
+    SCALES,
+    SLACK,
+    Batches,
+    Sameness,
+    measure_distance,
+    measure_sameness,
+    train,
+)
 from tests.support import tolerance
 from tests.support.paths import ROOT
-from tests.support.training import Touched, configurations, dense, label
+from tests.support.training import RowRun, configurations, label, train_dense
 
 SMALL = {"steps": 60, "rows": 40, "columns": 5}
 STRONG = {"lr": 0.01, "weight_decay": 0.1}
-DEFAULT = resting.LEAST  # before a fixture sets it
+DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
 
 
 # --- the figures ------------------------------------------------------------------------------
@@ -35,16 +48,16 @@ DEFAULT = resting.LEAST  # before a fixture sets it
 def test_the_figures_are_those_of_runs_below_the_public_path():
     """The dense gradient written out by hand, and the kernels driven by hand."""
     for name, kwargs in [("AdamW", STRONG), ("RMSprop", {"momentum": 0.9})]:
-        found = measure(name, kwargs, Batches(**SMALL), scales=(1.0, 1e-4))
+        found = measure_sameness(name, kwargs, Batches(**SMALL), scales=(1.0, 1e-4))
         for each in found.distances:
             batches = Batches(**SMALL, scale=each.scale)
-            truth, _ = dense(name, kwargs, batches, torch.float64)
-            rival, _ = dense(name, kwargs, batches, torch.float32)
-            ours, _ = Touched(name, kwargs, batches, torch.float32, exact=False).run()
-            assert each.torch == float((rival.double() - truth).abs().max()) > 0
-            assert each.hotrow == float((ours.double() - truth).abs().max()) > 0
-            assert each.same == int((ours == rival).sum()) > 0
-            assert each.values == ours.numel() == 200
+            truth, _ = train_dense(name, kwargs, batches, torch.float64)
+            rival, _ = train_dense(name, kwargs, batches, torch.float32)
+            ours, _ = RowRun(name, kwargs, batches, torch.float32, exact=False).run()
+            assert each.torch_error == float((rival.double() - truth).abs().max()) > 0
+            assert each.hotrow_error == float((ours.double() - truth).abs().max()) > 0
+            assert each.bitwise_count == int((ours == rival).sum()) > 0
+            assert each.value_count == ours.numel() == 200
 
 
 def test_the_truth_is_the_formulas():
@@ -56,7 +69,7 @@ def test_the_truth_is_the_formulas():
     buffer = np.zeros_like(w)
     for t, ids in enumerate(batches.all_ids):
         g = 0.01 * w
-        np.add.at(g, ids.numpy(), (batches.grads(t) * 0.5).double().numpy())
+        np.add.at(g, ids.numpy(), (batches.gradients(t) * 0.5).double().numpy())
         buffer = 0.9 * buffer + g
         falls = 0.55 + 0.45 * math.cos(math.pi * (t - 6) / 54)
         w = w - 0.05 * ((t + 1) / 6 if t < 6 else falls) * buffer
@@ -67,11 +80,11 @@ def test_a_distance():
     truth = torch.tensor([[1.0, -3.0, 0.5]], dtype=torch.float64)
     rival = torch.tensor([[1.0, -3.0, 0.75]])
     ours = torch.tensor([[1.0, -3.5, 0.5]])
-    found = distance(1e-4, ours, rival, truth)
-    assert (found.scale, found.hotrow, found.torch) == (1e-4, 0.5, 0.25)
-    assert (found.same, found.values) == (1, 3)
+    found = measure_distance(1e-4, ours, rival, truth)
+    assert (found.scale, found.hotrow_error, found.torch_error) == (1e-4, 0.5, 0.25)
+    assert (found.bitwise_count, found.value_count) == (1, 3)
     assert found.ulp == 2.0**-22  # of 3.0
-    assert not found.within
+    assert not found.within_bound
     assert 0 < SLACK * found.ulp <= 2 * tolerance.ulp(truth, torch.float32)
 
 
@@ -80,14 +93,14 @@ def test_two_ulp_are_granted_and_no_more(ulps, within):
     truth = torch.tensor([[1.0, 0.25]], dtype=torch.float64)
     rival = truth.float() + torch.tensor([[0.0, 2.0**-10]])
     ours = truth.float() + torch.tensor([[2.0**-10 + ulps * 2.0**-23, 0.0]])
-    assert distance(1.0, ours, rival, truth).within == within
+    assert measure_distance(1.0, ours, rival, truth).within_bound == within
 
 
 def test_weights_that_are_not_finite_are_not_within():
     truth = torch.ones(1, 2, dtype=torch.float64)
-    found = distance(1.0, torch.tensor([[1.0, math.nan]]), truth.float(), truth)
-    assert found.hotrow == math.inf
-    assert not found.within
+    found = measure_distance(1.0, torch.tensor([[1.0, math.nan]]), truth.float(), truth)
+    assert found.hotrow_error == math.inf
+    assert not found.within_bound
     assert found.to_dict()["hotrow_error"] is None
 
 
@@ -96,9 +109,9 @@ def test_rows_that_are_idle_are_counted():
     seen = [[t for t, ids in enumerate(batches.all_ids) if row in ids] for row in range(30)]
     never = sum(not steps for steps in seen)
     gaps = [b - a - 1 for steps in seen if steps for a, b in zip(steps, [*steps[1:], 90])]  # noqa: B905
-    assert batches.idle() == (never, max(gaps))
+    assert batches.count_idle() == (never, max(gaps))
     assert never >= 30 // 4
-    never, longest = Batches(steps=2500, rows=300).idle()
+    never, longest = Batches(steps=2500, rows=300).count_idle()
     assert never >= 75
     assert longest > 2000
 
@@ -120,21 +133,23 @@ def test_one_thread_is_used_and_the_number_of_threads_restored(threads, monkeypa
     monkeypatch.setattr(
         torch.optim.SGD, "step", lambda self: (seen.append(torch.get_num_threads()), real(self))
     )
-    found = measure("SGD", {}, Batches(steps=2))
+    found = measure_sameness("SGD", {}, Batches(steps=2))
     assert set(seen) == {1} == {found.to_dict()["threads"]}
     assert torch.get_num_threads() == 3
 
 
-def test_options_are_not_changed_and_progress_is_told():
-    told = []
+def test_options_are_not_changed_and_progress_is_reported():
+    reported = []
     options = {"lr": torch.tensor(0.01)}
     batches = Batches(steps=120, rows=8, columns=2)
-    found = measure("SGD", options, batches, progress=lambda *given: told.append(given))
+    found = measure_sameness(
+        "SGD", options, batches, progress=lambda *given: reported.append(given)
+    )
     assert options == {"lr": torch.tensor(0.01)}
     assert found.to_dict()["options"] == {"lr": "tensor(0.01)"}
-    assert [done for _, done, _ in told] == [0, 50, 100, 120, 170, 220, 240, 290, 340]
-    assert {total for _, _, total in told} == {360}
-    assert {what for what, _, _ in told} == {
+    assert [done for _, done, _ in reported] == [0, 50, 100, 120, 170, 220, 240, 290, 340]
+    assert {total for _, _, total in reported} == {360}
+    assert {what for what, _, _ in reported} == {
         "torch.optim.SGD, float64",
         "torch.optim.SGD, float32",
         "hotrow.optim.SGD, float32",
@@ -199,25 +214,25 @@ MUTANTS = [off_by_one, untouched_rows_stay, dropped_entry, decay_twice, dropped_
 
 
 def test_the_right_optimizer_is_within():
-    found = measure("AdamW", STRONG, Batches(**SMALL))
+    found = measure_sameness("AdamW", STRONG, Batches(**SMALL))
     assert found
-    assert all(each.within for each in found.distances)
+    assert all(each.within_bound for each in found.distances)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_optimizer_is_not_within(mutant, monkeypatch):
     mutant(monkeypatch)
-    found = measure("AdamW", STRONG, Batches(**SMALL))
+    found = measure_sameness("AdamW", STRONG, Batches(**SMALL))
     assert not found
     assert not found.to_dict()["within"]
-    assert not any(each.within for each in found.distances)
+    assert not any(each.within_bound for each in found.distances)
 
 
 def test_one_scale_outside_is_enough():
-    found = measure("SGD", {}, Batches(**SMALL), scales=(1.0, 1e-4))
+    found = measure_sameness("SGD", {}, Batches(**SMALL), scales=(1.0, 1e-4))
     assert found
     truth = torch.ones(1, 1, dtype=torch.float64)
-    wrong = distance(1.0, truth.float() + 1, truth.float(), truth)
+    wrong = measure_distance(1.0, truth.float() + 1, truth.float(), truth)
     assert not Sameness("SGD", {}, found.batches, (found.distances[0], wrong))
 
 
@@ -226,15 +241,15 @@ def test_one_scale_outside_is_enough():
 
 @pytest.mark.parametrize("name", sorted(hotrow.optim.__all__))
 def test_every_option_that_changes_numbers_can_be_set(name):
-    known = defaults(name)
+    known = default_options(name)
     signature = set(inspect.signature(getattr(torch.optim, name)).parameters)
-    assert set(known) == signature - MECHANICS - {"params"}
+    assert set(known) == signature - EXECUTION_OPTIONS - {"params"}
     texts = [
         f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
         for key, value in known.items()
     ]
     assert parse_options(name, texts) == known
-    assert optimizer_name(name.upper()) == name
+    assert parse_optimizer(name.upper()) == name
     for given, kwargs in configurations():
         if given == name:
             assert set(kwargs) <= set(known), label(kwargs)
@@ -242,16 +257,16 @@ def test_every_option_that_changes_numbers_can_be_set(name):
 
 def test_torchs_refusals_are_passed_on():
     with pytest.raises(HotrowError, match=r"torch.optim.SGD refuses nesterov=True: Nesterov"):
-        measure("SGD", {"nesterov": True}, Batches(steps=2))
+        measure_sameness("SGD", {"nesterov": True}, Batches(steps=2))
 
 
 def test_runs_that_cannot_be_judged_are_refused():
     with pytest.raises(HotrowError, match="SGD, float64 ends in weights that are inf or NaN with"):
-        measure("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=60))
+        measure_sameness("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=60))
     with pytest.raises(HotrowError, match="SGD, float32 ends in weights that are inf or NaN with"):
-        measure("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=10))
+        measure_sameness("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=10))
     with pytest.raises(HotrowError, match="ASGD, float64 does not get through with these options"):
-        measure("ASGD", {"lambd": 1.0, "alpha": 1e9}, Batches(steps=20))
+        measure_sameness("ASGD", {"lambd": 1.0, "alpha": 1e9}, Batches(steps=20))
     with pytest.raises(HotrowError, match=r"100,000,000 x 19 with 12 ids each take about .* GB"):
         Batches(rows=100_000_000)
 
@@ -292,7 +307,7 @@ def test_the_document_lists_every_configuration(generate):
     assert page.count(" | yes |\n") == count == len(record["configurations"])
     assert "NOT" not in page
     first = record["configurations"][0]
-    found = measure("Adagrad", {}, Batches(steps=4, rows=300, columns=152)).to_dict()
+    found = measure_sameness("Adagrad", {}, Batches(steps=4, rows=300, columns=152)).to_dict()
     assert first["scales"] == found["scales"]
     assert "| lr=tensor(0.001) |" in page
     assert f"torch: {version('torch')}\n" in page
@@ -330,10 +345,10 @@ def test_the_document_in_docs_is_its_records(script):
 
 
 def test_the_table_is_one_whatever_the_size_that_convert_leaves_alone(monkeypatch):
-    monkeypatch.setattr("hotrow.conversion.resting.LEAST", DEFAULT)
-    driven = []
-    drive = settling.drive
-    monkeypatch.setattr(settling, "drive", lambda *given: driven.append(drive(*given)))
+    monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
+    steps_taken = []
+    step = operators.step
+    monkeypatch.setattr(operators, "step", lambda *args: steps_taken.append(step(*args)))
     batches = Batches(steps=3, rows=20, ids=4)
     train(hotrow.optim.AdamW, {}, batches, [1.0], torch.float32)
-    assert len(driven) >= 3
+    assert len(steps_taken) >= 3

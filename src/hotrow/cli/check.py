@@ -1,4 +1,4 @@
-"""`hotrow check`: the optimizer's step held to torch's."""
+"""`hotrow check`: compare the optimizer's step with torch's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from hotrow.cli import report, terminal
-from hotrow.cli.optimizer_options import optimizer_name, parse_options, parse_scales
+from hotrow.cli import sameness_report, terminal
+from hotrow.cli.optimizer_options import parse_optimizer, parse_options, parse_scales
 from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
-from hotrow.verify.sameness import SCALES, Batches, measure
+from hotrow.verify.sameness import SCALES, Batches, measure_sameness
 
 # A line with nothing but \b keeps the lines up to the next blank one as they are.
-CHECK = """Train a table with torch.optim and with hotrow.optim; say whether the step is the same.
+CHECK_HELP = """\
+Train a table with torch.optim and with hotrow.optim; say whether the step is the same.
 
 The same ids and gradients train it three times: by torch.optim in float64, which is the truth, by
 torch.optim in float32, and by hotrow.optim in float32 on touched rows only. It is the same step
@@ -68,14 +69,18 @@ def check_command(
         raise HotrowError(
             "check needs an optimizer", fix="name it, as in hotrow check --optimizer AdamW"
         )
-    name = optimizer_name(optimizer)
-    given, wanted = parse_options(name, options or []), parse_scales(scales)
-    with terminal.progress() as tell:
-        tell("drawing the ids", 0, 1)
+    name = parse_optimizer(optimizer)
+    parsed, scale_values = parse_options(name, options or []), parse_scales(scales)
+    with terminal.show_progress() as report_progress:
+        report_progress("drawing the ids", 0, 1)
         batches = Batches(steps=steps, rows=rows, columns=columns, ids=ids, seed=seed)
-        found = measure(name, given, batches, scales=wanted, progress=tell)
+        sameness = measure_sameness(
+            name, parsed, batches, scales=scale_values, progress=report_progress
+        )
     if json:
-        terminal.put(report.sameness_json(found))
+        terminal.write_output(sameness_report.to_json(sameness))
     else:
-        terminal.put(terminal.captured(lambda console: report.print_sameness(found, console)))
-    raise typer.Exit(EQUAL if found else DIFFERENT)
+        terminal.write_output(
+            terminal.render(lambda console: sameness_report.print_sameness(sameness, console))
+        )
+    raise typer.Exit(EQUAL if sameness else DIFFERENT)

@@ -1,4 +1,4 @@
-"""`hotrow compare`: the look-up and the product on the same table, or a whole model both ways."""
+"""`hotrow compare`: compare look-up and matmul on a table, or a model plain and converted."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import torch
 import typer
 from rich.console import Console
 
-from hotrow.cli import report, terminal
+from hotrow.cli import model_report, report, terminal
 from hotrow.cli.options import TableFile, TensorName, TokenizerFile
 from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
-from hotrow.inputs import examples, files, loading
-from hotrow.inputs.text import printable
+from hotrow.inputs import examples, files, loader
+from hotrow.inputs.text import escape_unprintable
 from hotrow.verify.compare import Comparison, compare
-from hotrow.verify.models.compare import Saved, saved
+from hotrow.verify.models.compare import ModelComparison, compare_models
 
 # A line with nothing but \b keeps the lines up to the next blank one as they are.
-COMPARE = """Multiply by the one-hot and look the rows up; say whether they are the same.
+COMPARE_HELP = """Multiply by the one-hot and look the rows up; say whether they are the same.
 
 Both ways run forward and backward on the same table and ids, every value is compared, and what
 each way cost is printed. Without --table: the lesson's 4 x 5 table, then a random one of
@@ -53,17 +53,17 @@ Exit code:
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where the ids come from: the option that says so, and the text or the ids themselves."""
+class _IdSource:
+    """The source of the ids: its option, and the text or the ids."""
 
     option: str
     content: str
     is_text: bool
 
 
-def _source(
+def _read_source(
     text: str | None, text_file: str | None, ids: str | None, ids_file: str | None
-) -> _Source | None:
+) -> _IdSource | None:
     options = {"--text": text, "--text-file": text_file, "--ids": ids, "--ids-file": ids_file}
     given = [(option, value) for option, value in options.items() if value is not None]
     if not given:
@@ -73,7 +73,7 @@ def _source(
         raise HotrowError(f"{names} were given, but the ids come from one of them", fix="give one")
     option, value = given[0]
     content = files.read_text(value) if option.endswith("-file") else value
-    return _Source(option, content, option.startswith("--text"))
+    return _IdSource(option, content, option.startswith("--text"))
 
 
 def compare_command(
@@ -140,17 +140,19 @@ def compare_command(
             "--html": html,
         }
         others = [option for option, value in given.items() if value is not None]
-        found = _compare_model(context, model, inputs, seed, to, others)
-        terminal.put(report.saved_json(found) if json else str(found))
-        raise typer.Exit(EQUAL if found else DIFFERENT)
+        comparison = _compare_model(context, model, inputs, seed, to, others)
+        terminal.write_output(
+            model_report.to_json(comparison) if json else model_report.to_text(comparison)
+        )
+        raise typer.Exit(EQUAL if comparison else DIFFERENT)
     if html is not None:
         files.check_writable(html)
-    limit = None if budget is None else parse_size(budget)
-    source = _source(text, text_file, ids, ids_file)
+    byte_limit = None if budget is None else parse_size(budget)
+    source = _read_source(text, text_file, ids, ids_file)
     if table is not None:
-        comparisons = [_compare_file(table, tensor, tokenizer, source, limit)]
+        comparisons = [_compare_file(table, tensor, tokenizer, source, byte_limit)]
     else:
-        needy = [
+        dependent = [
             option
             for option, value in (
                 (source and source.option, source),
@@ -159,41 +161,45 @@ def compare_command(
             )
             if value is not None
         ]
-        if needy:
-            raise HotrowError(f"{needy[0]} needs a table", fix="name its file with --table")
-        comparisons = [_compare_example(example, limit) for example in examples.ALL]
+        if dependent:
+            raise HotrowError(f"{dependent[0]} needs a table", fix="name its file with --table")
+        comparisons = [_compare_example(example, byte_limit) for example in examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
-    terminal.put(report.to_json(comparisons) if json else _readable(comparisons, html))
+    terminal.write_output(
+        report.to_json(comparisons) if json else _render_report(comparisons, html)
+    )
     raise typer.Exit(EQUAL if all(comparisons) else DIFFERENT)
 
 
-def _readable(comparisons: list[Comparison], html: str | None) -> str:
-    """The report as text, with the terminal's colours if there is one."""
+def _render_report(comparisons: list[Comparison], html: str | None) -> str:
+    """The report as text, with colours on a terminal."""
 
     def show(console: Console) -> None:
         for comparison in comparisons:
             report.print_report(comparison, console)
         if html is not None:
-            where = f"The page with the figures is in {printable(html)}"
+            where = f"The page with the figures is in {escape_unprintable(html)}"
             console.print(where, markup=False, soft_wrap=True)
 
-    return terminal.captured(show)
+    return terminal.render(show)
 
 
-def _compare_example(example: examples.Example, limit: int | None) -> Comparison:
-    with terminal.progress() as tell:
-        tell("making the table", 0, 1)
+def _compare_example(example: examples.Example, byte_limit: int | None) -> Comparison:
+    with terminal.show_progress() as report_progress:
+        report_progress("making the table", 0, 1)
         table = example.table()
-        return compare(table, example.ids, title=example.title, budget=limit, progress=tell)
+        return compare(
+            table, example.ids, title=example.title, budget=byte_limit, progress=report_progress
+        )
 
 
 def _compare_file(
     table: str,
     tensor: str | None,
     tokenizer: str | None,
-    source: _Source | None,
-    limit: int | None,
+    source: _IdSource | None,
+    byte_limit: int | None,
 ) -> Comparison:
     if source is None:
         raise HotrowError(
@@ -202,8 +208,8 @@ def _compare_file(
         )
     if source.is_text and tokenizer is None:
         raise HotrowError(f"{source.option} needs a tokenizer", fix="name it with --tokenizer")
-    with terminal.progress() as tell:
-        tell("reading", 0, 1)
+    with terminal.show_progress() as report_progress:
+        report_progress("reading", 0, 1)
         name, values = files.read_table(table, tensor)
         reader = None
         if tokenizer is not None:
@@ -217,7 +223,9 @@ def _compare_file(
             if reader is not None:
                 texts = files.token_texts(reader, ids)
         title = f"{name} in {Path(table).name}"
-        return compare(values, ids, tokens=texts, title=title, budget=limit, progress=tell)
+        return compare(
+            values, ids, tokens=texts, title=title, budget=byte_limit, progress=report_progress
+        )
 
 
 def _compare_model(
@@ -227,15 +235,15 @@ def _compare_model(
     seed: int | None,
     to: str | None,
     others: list[str],
-) -> Saved:
+) -> ModelComparison:
     if model is None:
         named = (("--inputs", inputs), ("--seed", seed), ("--to", to))
-        needy = next(name for name, value in named if value is not None)
+        dependent = next(name for name, value in named if value is not None)
         raise HotrowError(
-            f"{needy} needs a model",
+            f"{dependent} needs a model",
             fix="name it first, as in hotrow compare models:build --inputs models:batch",
         )
-    if not loading.is_name(model):
+    if not loader.is_import_name(model):
         context.fail(f"Got unexpected extra argument ({model}); a model is module:function")
     if others:
         names = " and ".join(others)
@@ -250,12 +258,14 @@ def _compare_model(
             fix="give --inputs, as module:function, a .pt or a .safetensors file",
         )
     # What the model's own code prints is not the report.
-    with terminal.progress() as tell, redirect_stdout(sys.stderr):
-        tell("loading", 0, 1)
+    with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
+        report_progress("loading", 0, 1)
         seed = seed or 0
         with torch.random.fork_rng():
-            built, given = loading.load_model(model, seed), loading.load_inputs(inputs, seed)
-        return saved(built, given, title=model, to=to or "lookup", seed=seed, progress=tell)
+            built, given = loader.load_model(model, seed), loader.load_inputs(inputs, seed)
+        return compare_models(
+            built, given, title=model, to=to or "lookup", seed=seed, progress=report_progress
+        )
 
 
 def parse_size(text: str) -> int:

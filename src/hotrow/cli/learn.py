@@ -1,4 +1,4 @@
-"""`hotrow learn`: the lesson's page, with the reader's own tokens and rows, in the browser."""
+"""`hotrow learn`: open the lesson's page, with the user's tokens and rows, in the browser."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hotrow.cli import terminal
 from hotrow.cli.options import TableFile, TensorName, TokenizerFile
 from hotrow.errors import HotrowError
 from hotrow.inputs import files
-from hotrow.inputs.text import printable
+from hotrow.inputs.text import escape_unprintable
 
 # A line with nothing but \b keeps the lines up to the next blank one as they are.
-LEARN = """Open the lesson: what an embedding is, to see and to change, on one page.
+LEARN_HELP = """Open the lesson: what an embedding is, to see and to change, on one page.
 
 The page is one file. It works offline, asks nothing of anyone, and holds English and Chinese.
 With --text it starts with your own tokens; with --table, with their rows.
@@ -69,22 +69,22 @@ def learn_command(
     ] = False,
 ) -> None:
     """Put the page together, write it, and open it."""
-    own = _own(text, tokenizer, table, tensor)
-    timings = lesson.times.kept() if times is None else _timings(times)
-    page = lesson.page(lang, own, timings)
-    path = lesson.place(page, "learn.html" if own is None else "learn-own.html")
+    excerpt = _read_excerpt(text, tokenizer, table, tensor)
+    timings = lesson.times.load_times() if times is None else _read_timings(times)
+    page = lesson.build_page(lang, excerpt, timings)
+    path = lesson.write_page(page, "learn.html" if excerpt is None else "learn-own.html")
     if print_path:
-        terminal.put(str(path))
+        terminal.write_output(str(path))
         return
     opened = not no_open and webbrowser.open(path.as_uri())
-    said = "The lesson is open in your browser" if opened else "The lesson is there to open"
-    terminal.put(f"{said}: {printable(str(path))}")
+    message = "The lesson is open in your browser" if opened else "The lesson is there to open"
+    terminal.write_output(f"{message}: {escape_unprintable(str(path))}")
 
 
-def _own(
+def _read_excerpt(
     text: str | None, tokenizer: str | None, table: str | None, tensor: str | None
 ) -> lesson.Excerpt | None:
-    """The reader's excerpt, or None; the options hang together as in `hotrow compare`."""
+    """The user's excerpt, or None; the options combine as in `hotrow compare`."""
     if text is not None and tokenizer is None:
         raise HotrowError("--text needs a tokenizer", fix="name it with --tokenizer")
     if tensor is not None and table is None:
@@ -96,20 +96,20 @@ def _own(
     name, values = (None, None) if table is None else files.read_table(table, tensor)
     title = "" if table is None else f"{name} in {Path(table).name}"
     if tokenizer is None:
-        return lesson.own_excerpt(None, values, title=title)
+        return lesson.user_excerpt(None, values, title=title)
     rows = None if values is None else len(values)
     reader = files.read_tokenizer(tokenizer, rows, f"the table {name}")
     size = max(reader.get_vocab().values(), default=-1) + 1 if rows is None else rows
     vocabulary = files.token_texts(reader, list(range(size)))
     tokens = None if text is None else files.tokenize(reader, text)
-    return lesson.own_excerpt(tokens, values, vocabulary=vocabulary, title=title)
+    return lesson.user_excerpt(tokens, values, vocabulary=vocabulary, title=title)
 
 
-def _timings(path: str) -> list[lesson.Timing]:
-    """The times in what `hotrow compare --json` printed."""
+def _read_timings(path: str) -> list[lesson.Timing]:
+    """Read the times from the output of `hotrow compare --json`."""
     text = files.read_text(path)
     try:
-        return lesson.times.of_comparisons(json.loads(text))
+        return lesson.times.from_comparisons(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f": {error.problem}" if isinstance(error, HotrowError) else ""
         raise HotrowError(

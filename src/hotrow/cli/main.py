@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 import hotrow
-from hotrow.cli.check import CHECK, check_command
-from hotrow.cli.compare import COMPARE, compare_command
-from hotrow.cli.learn import LEARN, learn_command
+from hotrow.cli.check import CHECK_HELP, check_command
+from hotrow.cli.compare import COMPARE_HELP, compare_command
+from hotrow.cli.learn import LEARN_HELP, learn_command
 from hotrow.cli.terminal import BROKEN, UNUSABLE
 from hotrow.errors import HotrowError
-from hotrow.inputs.text import printable
+from hotrow.inputs.text import escape_unprintable
 
 app = typer.Typer(
     add_completion=False,
@@ -25,7 +25,7 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hotrow {hotrow.__version__}")
         raise typer.Exit
@@ -34,19 +34,22 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print it and exit."
+        ),
     ] = False,
 ) -> None:
     """A linear layer over one-hot input is a row look-up: the same numbers, none of the zeros."""
 
 
-app.command("compare", help=COMPARE, short_help="Is the look-up the same as the matmul?")(
+app.command("compare", help=COMPARE_HELP, short_help="Is the look-up the same as the matmul?")(
     compare_command
 )
-app.command("check", help=CHECK, short_help="Is the optimizer's step the same as torch's?")(
+app.command("check", help=CHECK_HELP, short_help="Is the optimizer's step the same as torch's?")(
     check_command
 )
-app.command("learn", help=LEARN, short_help="The lesson: an embedding, to see and to change.")(
+app.command("learn", help=LEARN_HELP, short_help="The lesson: an embedding, to see and to change.")(
     learn_command
 )
 
@@ -56,11 +59,11 @@ def main() -> None:
     try:
         sys.exit(app(standalone_mode=True))
     except HotrowError as error:
-        code = _complain(f"Error: {error.problem}", error.fix, UNUSABLE)
+        code = _print_error(f"Error: {error.problem}", error.fix, UNUSABLE)
     except Exception as error:
         if os.environ.get("HOTROW_DEBUG"):
             raise
-        code = _complain(
+        code = _print_error(
             f"hotrow failed, by a fault of its own: {type(error).__name__}: {error}",
             "set HOTROW_DEBUG=1 to see where, and please report it",
             BROKEN,
@@ -68,8 +71,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _complain(problem: str, fix: str | None, code: int) -> int:
+def _print_error(problem: str, fix: str | None, code: int) -> int:
     lines = [*problem.splitlines(), *([] if fix is None else [f"  try: {fix}"])]
     for line in lines:
-        print(printable(line), file=sys.stderr)
+        print(escape_unprintable(line), file=sys.stderr)
     return code

@@ -1,60 +1,70 @@
-"""What converting a model saves, for people: lines that fit 80 columns."""
+"""The report on a model, plain and converted: as text of 80 columns, and as JSON."""
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from typing import Any
 
-from hotrow.inputs.text import milliseconds, printable, relative, size
+from hotrow.inputs.text import escape_unprintable, format_milliseconds, format_size, relative_path
 from hotrow.verify.agreement import Agreement
-
-if TYPE_CHECKING:
-    from hotrow.verify.models.compare import Saved, Spent
+from hotrow.verify.models.compare import ModelComparison, ModelCost
 
 _WIDTH = 80
-_TABLES = 3  # named
-_NAME = 28  # columns for the name of a result
+_MAX_TABLES = 3  # named
+_NAME_COLUMNS = 28  # columns for the name of a result
 
 
-def lines(found: Saved) -> Iterator[str]:
-    """The report."""
-    yield from _wrapped(f"{found.title}, plain and converted", "", "  ")
-    mode = "training" if found.training else "evaluation"
-    yield from _wrapped(f"inputs {found.inputs}; {mode} mode, seed {found.seed}", "  ", "  ")
+def to_json(comparison: ModelComparison) -> str:
+    """One JSON object: every figure of the comparison."""
+    content = {"hotrow": version("hotrow"), **comparison.to_dict()}
+    return json.dumps(content, indent=2, allow_nan=False)
+
+
+def to_text(comparison: ModelComparison) -> str:
+    """The report, in lines of at most 80 columns."""
+    return "\n".join(line.rstrip() for line in _lines(comparison))
+
+
+def _lines(comparison: ModelComparison) -> Iterator[str]:
+    yield from _wrap(f"{comparison.title}, plain and converted", "", "  ")
+    mode = "training" if comparison.training else "evaluation"
+    yield from _wrap(f"inputs {comparison.inputs}; {mode} mode, seed {comparison.seed}", "  ", "  ")
     for head, converted in (("converted", True), ("left", False)):
-        chosen = [each for each in found.findings if each.converted == converted]
+        chosen = [each for each in comparison.findings if each.converted == converted]
         if chosen or converted:
             yield ""
             yield f"  {head}" if chosen else "  nothing was converted: no one-hots were multiplied"
         for each in chosen:
             path = each.path or "(the model)"
-            yield from _wrapped(f"{path}  {_as_seen(each.what)}", "    ", "      ")
-            fate = ": ".join(filter(None, (each.how, each.why)))
-            yield from _wrapped(fate, "      ", "      ")
-    if found.tables:
+            yield from _wrap(f"{path}  {_shorten_path(each.what)}", "    ", "      ")
+            reason = ": ".join(filter(None, (each.how, each.why)))
+            yield from _wrap(reason, "      ", "      ")
+    if comparison.tables:
         yield ""
-        few = ", ".join(found.tables[:_TABLES])
-        more = len(found.tables) - _TABLES
-        few += f" and {more} more" if more > 0 else ""
-        text = f"run with {few} as {'a table' if len(found.tables) == 1 else 'tables'}"
-        yield from _wrapped(f"{text}, as hotrow.optim's first step makes it", "  ", "  ")
+        names = ", ".join(comparison.tables[:_MAX_TABLES])
+        omitted = len(comparison.tables) - _MAX_TABLES
+        names += f" and {omitted} more" if omitted > 0 else ""
+        text = f"run with {names} as {'a table' if len(comparison.tables) == 1 else 'tables'}"
+        yield from _wrap(f"{text}, as hotrow.optim's first step makes it", "  ", "  ")
     yield ""
-    yield from _agreements(found.agreements)
-    for note in found.notes:
-        yield from _wrapped(note, "  ", "  ")
-    for spent in found.spent:
+    yield from _agreement_lines(comparison.agreements)
+    for note in comparison.notes:
+        yield from _wrap(note, "  ", "  ")
+    for cost in comparison.costs:
         yield ""
-        yield f"  {spent.what:<28}{'plain':>16}{'converted':>16}{'ratio':>12}"
+        yield f"  {cost.name:<28}{'plain':>16}{'converted':>16}{'ratio':>12}"
         yield f"  {'─' * 72}"
-        yield from _costs(spent)
+        yield from _cost_lines(cost)
     yield ""
-    yield f"  {found.verdict}"
+    yield f"  {comparison.verdict}"
 
 
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
+def _wrap(text: str, first: str, rest: str) -> list[str]:
     return textwrap.wrap(
-        printable(text),
+        escape_unprintable(text),
         _WIDTH,
         initial_indent=first,
         subsequent_indent=rest,
@@ -62,50 +72,50 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
     )
 
 
-def _as_seen(text: str) -> str:
-    """A finding's words, their last one a file as seen from here."""
+def _shorten_path(text: str) -> str:
+    """A finding's text; the file at its end becomes relative to the current directory."""
     head, comma, last = text.rpartition(", ")
-    return f"{head}{comma}{relative(last)}"
+    return f"{head}{comma}{relative_path(last)}"
 
 
-def _agreements(agreements: tuple[Agreement, ...]) -> Iterator[str]:
+def _agreement_lines(agreements: tuple[Agreement, ...]) -> Iterator[str]:
     """A line for each output and for what differs, and one for all other gradients and buffers."""
-    rows, alike = [], dict[str, list[Agreement]]()
-    for each in sorted(agreements, key=lambda each: not each.what.startswith("output")):
-        kind = each.what.partition(" ")[0]
+    rows, bitwise_by_kind = [], dict[str, list[Agreement]]()
+    for each in sorted(agreements, key=lambda each: not each.name.startswith("output")):
+        kind = each.name.partition(" ")[0]
         if each.verdict == "bitwise" and kind in ("gradient", "buffer"):
-            alike.setdefault(kind, []).append(each)
+            bitwise_by_kind.setdefault(kind, []).append(each)
         else:
-            rows.append((each.what, _said(each)))
-    for kind, several in alike.items():
-        values = sum(each.values for each in several)
-        name = several[0].what if len(several) == 1 else f"{len(several)} {kind}s"
+            rows.append((each.name, _agreement_text(each)))
+    for kind, members in bitwise_by_kind.items():
+        values = sum(each.value_count for each in members)
+        name = members[0].name if len(members) == 1 else f"{len(members)} {kind}s"
         rows.append((name, f"equal, {values:,} of {values:,} values bit for bit"))
-    width = min(max((len(name) for name, _ in rows), default=0), _NAME)
+    width = min(max((len(name) for name, _ in rows), default=0), _NAME_COLUMNS)
     for name, text in rows:
         if len(name) > width:
-            yield from _wrapped(name, "  ", "    ")
+            yield from _wrap(name, "  ", "    ")
             name = ""
-        yield from _wrapped(text, f"  {printable(name):<{width}}  ", " " * (width + 4))
+        yield from _wrap(text, f"  {escape_unprintable(name):<{width}}  ", " " * (width + 4))
 
 
-def _said(found: Agreement) -> str:
-    if found.verdict != "unsure":
-        return str(found)
+def _agreement_text(agreement: Agreement) -> str:
+    if agreement.verdict != "unsure":
+        return str(agreement)
     return (
-        f"CANNOT TELL, {found.bitwise:,} of {found.values:,} values bit for bit; max error "
-        f"{found.max_error:.3g}; perhaps rounding, but no bound shows it"
+        f"CANNOT TELL, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
+        f"bit; max error {agreement.max_error:.3g}; perhaps rounding, but no bound shows it"
     )
 
 
-def _costs(spent: Spent) -> Iterator[str]:
+def _cost_lines(cost: ModelCost) -> Iterator[str]:
     def row(what: str, a: float, b: float, show: Any) -> str:
         ratio = "" if not b else f"{a / b:,.1f} x" if a >= b else f"{a / b:.2g} x"
         return f"  {what:<28}{show(a):>16}{show(b):>16}{ratio:>12}"
 
-    before, after = spent.plain_multiplications, spent.converted_multiplications
-    yield row("products with one-hots", before, after, "{:,}".format)
-    yield row("peak extra memory", spent.plain.bytes_peak, spent.converted.bytes_peak, size)
-    runs = len(spent.plain.milliseconds)
+    plain_products, converted_products = cost.plain_multiplications, cost.converted_multiplications
+    yield row("products with one-hots", plain_products, converted_products, "{:,}".format)
+    yield row("peak extra memory", cost.plain.bytes_peak, cost.converted.bytes_peak, format_size)
+    runs = len(cost.plain.milliseconds)
     label = f"time (median of {runs} run{'' if runs == 1 else 's'})"
-    yield row(label, spent.plain.median_ms, spent.converted.median_ms, milliseconds)
+    yield row(label, cost.plain.median_ms, cost.converted.median_ms, format_milliseconds)

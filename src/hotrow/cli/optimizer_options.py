@@ -1,4 +1,4 @@
-"""An optimizer's options as text: which there are, and what their values may be."""
+"""Parse the name and options of an optimizer from the command line."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import torch
 import hotrow.optim
 from hotrow.errors import HotrowError
 
-# How torch computes, not what: no part of a rule.
-MECHANICS = {"foreach", "fused", "capturable", "differentiable"}
+# Options that change how torch computes, not what.
+EXECUTION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
 
 
-def optimizer_name(text: str) -> str:
-    """The name in `hotrow.optim` that is meant, in any case.
+def parse_optimizer(text: str) -> str:
+    """The name in `hotrow.optim` for a text in any case.
 
-    >>> optimizer_name("adamw")
+    >>> parse_optimizer("adamw")
     'AdamW'
     """
     by_lower = {name.lower(): name for name in hotrow.optim.__all__}
     if text.lower() in by_lower:
         return by_lower[text.lower()]
-    near = difflib.get_close_matches(text.lower(), by_lower, n=1)
-    guess = f" (did you mean {by_lower[near[0]]}?)" if near else ""
+    matches = difflib.get_close_matches(text.lower(), by_lower, n=1)
+    guess = f" (did you mean {by_lower[matches[0]]}?)" if matches else ""
     names = sorted(by_lower.values(), key=str.lower)
     raise HotrowError(
         f"--optimizer {text!r} is none of hotrow.optim's{guess}",
@@ -35,28 +35,28 @@ def optimizer_name(text: str) -> str:
     )
 
 
-def defaults(optimizer: str) -> dict[str, Any]:
+def default_options(optimizer: str) -> dict[str, Any]:
     """Every option of torch's constructor that changes numbers, and its default.
 
-    >>> defaults("AdamW")["betas"]
+    >>> default_options("AdamW")["betas"]
     (0.9, 0.999)
     """
     parameters = inspect.signature(getattr(torch.optim, optimizer)).parameters
     return {
         name: parameter.default
         for name, parameter in parameters.items()
-        if name != "params" and name not in MECHANICS
+        if name != "params" and name not in EXECUTION_OPTIONS
     }
 
 
 def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Options from texts NAME=VALUE, each with the type of its default.
+    """Parse options from texts NAME=VALUE, each with the type of its default.
 
     >>> parse_options("AdamW", ["weight_decay=0.1", "betas=0.8,0.95", "amsgrad=true"])
     {'weight_decay': 0.1, 'betas': (0.8, 0.95), 'amsgrad': True}
     """
-    known = defaults(optimizer)
-    listing = f"its options are {', '.join(known)}"
+    allowed = default_options(optimizer)
+    listing = f"its options are {', '.join(allowed)}"
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -64,21 +64,21 @@ def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
             raise HotrowError(
                 f"--set {text!r} is not NAME=VALUE", fix="write it as lr=0.01 or betas=0.8,0.95"
             )
-        if name in MECHANICS:
+        if name in EXECUTION_OPTIONS:
             raise HotrowError(
                 f"--set {text!r}: {name} is how torch computes, not what", fix="leave it out"
             )
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            guess = f" (did you mean {near[0]}?)" if near else ""
+        if name not in allowed:
+            matches = difflib.get_close_matches(name, allowed, n=1)
+            guess = f" (did you mean {matches[0]}?)" if matches else ""
             raise HotrowError(f"--set {text!r}: {optimizer} takes no {name}{guess}", fix=listing)
         if name in options:
             raise HotrowError(f"--set {text!r}: {name} is set twice", fix="set it once")
-        options[name] = _value(text, name, value, known[name])
+        options[name] = _parse_value(text, name, value, allowed[name])
     return options
 
 
-def _value(text: str, name: str, value: str, default: Any) -> Any:
+def _parse_value(text: str, name: str, value: str, default: Any) -> Any:
     if isinstance(default, bool):
         if value.lower() not in ("true", "false"):
             raise HotrowError(
@@ -86,7 +86,7 @@ def _value(text: str, name: str, value: str, default: Any) -> Any:
             )
         return value.lower() == "true"
     count = len(default) if isinstance(default, tuple) else 1
-    numbers = tuple(map(_number, value.split(",")))
+    numbers = tuple(map(_parse_number, value.split(",")))
     if len(numbers) != count or None in numbers:
         example = ",".join(map(str, default)) if count > 1 else default
         what = f"{count} finite numbers" if count > 1 else "a finite number"
@@ -94,7 +94,7 @@ def _value(text: str, name: str, value: str, default: Any) -> Any:
     return numbers if count > 1 else numbers[0]
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         number = float(text)
     except ValueError:
@@ -103,14 +103,14 @@ def _number(text: str) -> float | None:
 
 
 def parse_scales(text: str) -> tuple[float, ...]:
-    """Positive numbers, separated by commas.
+    """Parse positive numbers, separated by commas.
 
     >>> parse_scales("1,1e-4")
     (1.0, 0.0001)
     """
     scales = []
     for word in text.split(","):
-        scale = _number(word)
+        scale = _parse_number(word)
         if scale is None or scale <= 0:
             raise HotrowError(
                 f"--scales {text!r}: {word.strip()!r} is not a positive number",

@@ -1,4 +1,4 @@
-"""The options that name a reader's own files, alike in `hotrow compare` and `hotrow learn`."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 

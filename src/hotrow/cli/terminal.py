@@ -1,4 +1,4 @@
-"""What is printed, whoever reads it, and what a command's exit code says."""
+"""Terminal output, progress bars and exit codes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
-PATIENCE = 2.0  # seconds before progress is shown
+PROGRESS_DELAY = 2.0  # seconds before progress is shown
 
 
-def put(text: str) -> None:
-    """To standard output, whatever its encoding; a pipe's reader may leave before the end."""
+def write_output(text: str) -> None:
+    """Write to standard output, whatever its encoding; a pipe may be closed before the end."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # The verdict stands; Python's own flush at exit must not meet the broken pipe again.
+        # The exit code stays; Python's flush at exit must not meet the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def captured(show: Callable[[Console], None]) -> str:
-    """What `show` prints, as text."""
+def render(show: Callable[[Console], None]) -> str:
+    """The text that `show` prints to a console."""
     console = Console(highlight=False)
     with console.capture() as found:
         show(console)
@@ -36,8 +36,8 @@ def captured(show: Callable[[Console], None]) -> str:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error, if that is a terminal, from the second second on."""
+def show_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar on standard error, if that is a terminal, after two seconds."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -48,7 +48,7 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         transient=True,
     )
     task = bar.add_task("starting", total=1)
-    timer = threading.Timer(PATIENCE, bar.start)
+    timer = threading.Timer(PROGRESS_DELAY, bar.start)
     timer.daemon = True
     if console.is_terminal:
         timer.start()

@@ -1,60 +1,22 @@
-"""A model in, the same model out, that looks rows up; and a report says what and why."""
+"""Convert a model in place: its embeddings become tables, its products with one-hots look-ups."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from hotrow.conversion import resting
-from hotrow.conversion.modules import WAYS, own_class, records_in, run_with_mode, way_of
-from hotrow.conversion.origins import Origin
+from hotrow.conversion import sampling
+from hotrow.conversion.embeddings import find_embeddings
+from hotrow.conversion.modules import DIRECTIONS, convert_modules
+from hotrow.conversion.report import report
 from hotrow.errors import HotrowError
-from hotrow.onehot import rules as algebra
-from hotrow.onehot import tensor as onehot
+from hotrow.ids import check_count
+from hotrow.onehot.registry import graph_functions
+from hotrow.onehot.tensor import encode
 from hotrow.table.parameter import Table
-from hotrow.verify.cost import as_count
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What became of one embedding, or of one line that makes a one-hot.
-
-    Attributes:
-        path: of the module in the model.
-        what: the module, or the line, in words.
-        converted: whether it looks up now: as a table, or in place of a product.
-        how: the look-ups that a one-hot became; "table" for an embedding.
-        why: if not, or not all, the reason; of a table, why its steps were dense all the same.
-    """
-
-    path: str
-    what: str
-    converted: bool
-    how: str = ""
-    why: str = ""
-
-    def __str__(self) -> str:
-        fate = self.how if self.converted else "left"
-        fate += f": {self.why}" if self.why else ""
-        return f"{self.path or '(the model)'}  {self.what}  {fate}"
-
-
-@dataclass(frozen=True)
-class Report:
-    """The findings of a model; prints as a list."""
-
-    findings: tuple[Finding, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.findings)) or "no embeddings, and no one-hots seen so far"
-
-    __repr__ = __str__
-
-
-def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> nn.Module:
+def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None) -> nn.Module:
     """Make a model look rows up: its embeddings, and what it multiplies by one-hots.
 
     The module, its parameters and its `state_dict` keys stay the same objects and names. Train it
@@ -62,7 +24,7 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     nothing.
 
     Embeddings of 100,000 entries or more become `Table`s in place, whose gradients and steps cost
-    their touched rows; `least` says what becomes of smaller ones. One that something other than an
+    their touched rows; `min_entries` sets another limit. One that something other than an
     embedding holds as well (a tied head) is left: its gradient is dense. Plain torch code around
     the tables stays as it is: reading one, in any way, settles its rows first, and a tensor that
     shares its storage (`weight.data`, `state_dict()`, `.numpy()`) follows the training. A table
@@ -75,7 +37,7 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     has a million entries or more, becomes a table with the first step of an optimizer of
     `hotrow.optim`; its memory is then that of its transpose, which safetensors has to be given as
     `.contiguous()`. This goes for the methods of the modules in the model, each of which gets a
-    class of the same name in between; what leaves them is written out. In `torch.compile`, for
+    subclass of the same name; what leaves them is a plain tensor. In `torch.compile`, for
     `F.one_hot`; in a checkpoint (`use_reentrant=False`), within modules' methods.
 
     `convert.report(model)` says what was done, where, and why not: of one-hots, once the model has
@@ -86,19 +48,19 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
         model: any module; changed in place.
         to: "lookup", or "matmul" for the other direction: every embedding multiplies its table by
             the one-hot of its ids, for backends where a product is the cheap one.
-        least: entries from which on hotrow takes part; 100,000 unless given. A smaller embedding is
-            left to torch, whose dense gradient and step are about as quick (SGD's, and those with
-            `fused=True`, up to a million entries: 1_000_000 suits them). So is a product with a
-            smaller one-hot (rows of the batch x columns), and a model in which none is larger runs
-            as it was: only its first calls, then one in 64, and any with more input than those,
-            look for one-hots. In `torch.compile` all are looked up. Of modules within modules the
-            one that is called decides.
+        min_entries: entries from which on an embedding or a one-hot is converted; 100,000 by
+            default. A smaller embedding stays torch's, whose dense gradient and step are about as
+            fast (SGD's, and those with `fused=True`, up to a million entries: use 1_000_000 with
+            them). So does a product with a smaller one-hot (rows of the batch x columns). A model
+            in which no one-hot is larger runs as it was: only its first calls, then one in 64, and
+            any with more input than those, look for one-hots. In `torch.compile` all are looked up.
+            Of modules within modules the one that is called decides.
 
     Returns:
         The model.
 
     Raises:
-        HotrowError: not a module; another direction; `least` is no count.
+        HotrowError: not a module; another direction; `min_entries` is not a count.
 
     Cost: nothing for torch's own layers. In a class of your own, each call of a torch function
     passes through Python, about a microsecond, in models with one-hots worth it; in others, the
@@ -110,102 +72,21 @@ def convert(model: nn.Module, to: str = "lookup", least: int | None = None) -> n
     """
     if not isinstance(model, nn.Module):
         raise HotrowError(f"convert takes a torch.nn.Module, not a {type(model).__name__}")
-    if to not in WAYS:
+    if to not in DIRECTIONS:
         raise HotrowError(
             f"convert goes to 'lookup' or to 'matmul', not to {to!r}", fix="give one of these"
         )
-    least = None if least is None else as_count("least", least)
-    for function in (onehot.make, *algebra.in_graph()):
+    min_entries = None if min_entries is None else check_count("min_entries", min_entries)
+    for function in (encode, *graph_functions()):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
-    run_with_mode(model, to, least)
+    convert_modules(model, to, min_entries)
     if to == "lookup":
-        smallest = resting.LEAST if least is None else least
-        for _, module, why in _embeddings(model):
-            # Of torch's own, a sparse gradient is one that most optimizers refuse.
-            if not why and (module.weight.numel() >= smallest or module.sparse):
+        threshold = sampling.MIN_ENTRIES if min_entries is None else min_entries
+        for _, module, obstacle in find_embeddings(model):
+            # With torch's own table, a sparse gradient is one that most optimizers refuse.
+            if not obstacle and (module.weight.numel() >= threshold or module.sparse):
                 Table.adopt(module.weight)  # type: ignore[arg-type]
     return model
 
 
-def report(model: nn.Module) -> Report:
-    """What looks up in the model, and what does not and why.
-
-    One-hots are found when the model runs, so it is to have run before.
-    """
-    found = []
-    for path, module, why in _embeddings(model):
-        what = f"{own_class(module).__name__}({module.num_embeddings}, {module.embedding_dim})"
-        if way_of(model) == "matmul":
-            found.append(Finding(path, what, True, "product"))
-        else:
-            is_table = isinstance(module.weight, Table)
-            why = why or (_why_dense if is_table else _why_plain)(module.weight)
-            found.append(Finding(path, what, is_table, "table", why))
-    for path, record in records_in(model):
-        found += [_of_origin(path, origin) for origin in record.origins()]
-    # A module that is also called by itself has met some of them twice.
-    return Report(tuple(dict.fromkeys(found)))
-
-
 convert.report = report  # type: ignore[attr-defined]
-
-
-def _of_origin(path: str, origin: Origin) -> Finding:
-    inner = ".".join(filter(None, (path, origin.path)))
-    what = f"{origin.what}, {origin.columns()}, {origin.where}"
-    uses = ", ".join(f"{product} looks up" for product in origin.products())
-    return Finding(inner, what, bool(uses), uses, _why_left_out(origin))
-
-
-def _why_left_out(origin: Origin) -> str:
-    operations = ", ".join(origin.operations())
-    reasons = [f"reaches {operations}, which needs every column"] if operations else []
-    if origin.is_returned:
-        reasons.append("is returned to code outside the model: convert what is around it as well")
-    most, least = origin.most_spared, origin.least
-    if 0 < origin.most_used < resting.LEAST:
-        reasons.append(f"unless asked to, only from {resting.LEAST:,} entries on")
-    elif most and origin.uses:
-        reasons.append(f"from {least:,} entries on")
-    elif most:
-        reasons.append(
-            f"multiplied with {most:,} entries at most, and torch's own product is as quick for "
-            f"fewer than {least:,}"
-        )
-    return "; ".join(reasons) or ("" if origin.uses else "is not multiplied")
-
-
-def _embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:
-    """(path, module, why it is left) of each; "" where it can be a table."""
-    holders: Counter[int] = Counter()
-    for module in model.modules():
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            holders.update(id(parameter) for parameter in module.parameters(recurse=False))
-    found = []
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            found.append((path, module, _why_left(module, holders)))
-    return found
-
-
-def _why_left(module: nn.Embedding | nn.EmbeddingBag, holders: Counter[int]) -> str:
-    weight: Tensor = module.weight
-    if not isinstance(weight, nn.Parameter):
-        return "its weight is computed from other parameters"
-    if holders[id(weight)]:
-        return "its table is used densely too (a tied head), so its gradient is dense"
-    if not weight.is_floating_point():
-        return "its table is not floating"
-    return ""
-
-
-def _why_plain(weight: Tensor) -> str:
-    if weight.numel() < resting.LEAST:
-        return "torch's own dense step is as quick for a table of its size; `least=0` makes it one"
-    return "smaller than `least`, or its weight was replaced since: convert it again"
-
-
-def _why_dense(weight: Tensor) -> str:
-    if isinstance(weight, Table) and weight.was_dense:
-        return "had a dense gradient, as something beside look-ups uses it; such steps are torch's"
-    return ""

@@ -1,7 +1,7 @@
-"""Where one-hots come from in a model's own code: the ways in which people write one.
+"""Find the one-hots that a model's own code makes, in each way in which people write one.
 
-`Finder` is a mode of torch's: while it is on, each of these gives an `OneHot`, and all other
-operations are torch's.
+`Finder` is a torch function mode: while it is on, each of these patterns gives a `OneHot`, and all
+other operations are torch's.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.conversion.origins import Record
-from hotrow.conversion.resting import Rest, running, saver
+from hotrow.conversion.sampling import CallSampler, call_state, saved_tensor_hook
 from hotrow.onehot.parts import Field
-from hotrow.onehot.tensor import ClassIndexError, OneHot, as_one_hot, make
+from hotrow.onehot.tensor import ClassIndexError, OneHot, encode, encode_or_none
 
-_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+_INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 
 
 class Finder(TorchFunctionMode):
-    """On while a converted model runs.
+    """The mode that is on while a converted model runs.
 
     Arguments:
-        record: where to note what was found; None while `torch.compile` traces.
+        record: takes the origins of what is found; None while `torch.compile` traces.
 
     Attributes:
-        rest: when to be off.
+        sampler: chooses the calls in which the mode is on.
     """
 
     def __init__(self, record: Record | None = None) -> None:
         super().__init__()
-        self.record, self.rest = record, Rest()
+        self.record, self.sampler = record, CallSampler()
 
     def __enter__(self) -> Finder:
-        running.rest = self.rest
+        call_state.sampler = self.sampler
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        running.rest = None
+        call_state.sampler = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,29 +59,31 @@ class Finder(TorchFunctionMode):
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
             return func(*args, **kwargs)
-        if running.saver is not saver():  # a checkpoint's own function: no method, the second time
+        # In a checkpoint's own function, which is run again without the method around it.
+        if call_state.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **kwargs)
         try:
-            found = pattern(func, *args, **kwargs)
+            result = pattern(func, *args, **kwargs)
         except ClassIndexError as error:
             if self.record is None:
                 raise
-            where = self.record.at(frame, func).where
-            raise ClassIndexError(f"at {where}, {error.problem}", fix=error.fix) from None
-        if found is None:
+            location = self.record.origin_in(frame, func).location
+            raise ClassIndexError(f"at {location}, {error.problem}", fix=error.fix) from None
+        if result is None:
             return func(*args, **kwargs)
-        if self.record is not None and isinstance(found, OneHot):
-            self.record.at(frame, func).made(found)
-        return found
+        if self.record is not None and isinstance(result, OneHot):
+            self.record.origin_in(frame, func).record_one_hot(result)
+        return result
 
 
 def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
-    """For this call of a method; None where it may run without looking for one-hots."""
+    """The finder for this call of a method; None where it may run without a search."""
     finder: Finder | None = record.finders.get(method)
     if finder is None:
         finder = record.finders[method] = Finder(record)
-    always = torch._C._is_tracing() or saver() is not None  # and so the second time
-    return finder if always or not finder.rest.is_on(args, kwargs) else None
+    # A checkpoint's second run has to search as its first did.
+    must_search = torch._C._is_tracing() or saved_tensor_hook() is not None
+    return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
 
 def _one_hot(
@@ -91,27 +93,27 @@ def _one_hot(
         ids = kwargs.pop(name, ids)
     if torch.compiler.is_compiling():
         if isinstance(num_classes, int) and num_classes > 0 and ids.dtype == torch.int64:
-            return make(ids, num_classes, torch.int64)
+            return encode(ids, num_classes, torch.int64)
         return F.one_hot(ids, num_classes)
     if kwargs or type(ids) is not Tensor or not isinstance(num_classes, int):
         return None
-    return as_one_hot(ids, num_classes)
+    return encode_or_none(ids, num_classes)
 
 
-_WORTH = 16  # entries of a matrix, looked at for each that a look-up saves
+_MAX_ROWS_PER_ID = 16  # of an identity matrix, which is read to recognize it
 
 
 def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
-    """Looked at each time, as it may be written to in ways that torch does not count."""
-    count = len(matrix)
-    if matrix.requires_grad or matrix.device.type != "cpu" or not 1 < count <= _WORTH * ids.numel():
+    """Whether it is an identity matrix; read each time, as not every write to it is counted."""
+    count, limit = len(matrix), _MAX_ROWS_PER_ID * ids.numel()
+    if matrix.requires_grad or matrix.device.type != "cpu" or not 1 < count <= limit:
         return False
     if matrix[0, 0] != 1 or matrix[0, 1] != 0:
         return False
     return int(matrix.count_nonzero()) == count and bool((matrix.diagonal() == 1).all())
 
 
-def _eye(func: Any, matrix: Any, index: Any) -> OneHot | None:
+def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
     """Rows of an identity matrix."""
     if type(index) is not Tensor or index.dtype not in (torch.int64, torch.int32):
         return None
@@ -119,7 +121,7 @@ def _eye(func: Any, matrix: Any, index: Any) -> OneHot | None:
         return None
     if matrix.shape[0] != matrix.shape[1] or not _is_identity(matrix, index):
         return None
-    rows = torch.arange(len(matrix))[index.long()]  # which counts negative ids from the end
+    rows = torch.arange(len(matrix))[index.long()]  # a negative id counts from the end
     return OneHot([Field(rows.unsqueeze(-1), None, len(matrix))], matrix.dtype)
 
 
@@ -128,20 +130,20 @@ def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) ->
         return None
     if type(input) is not Tensor or (input.numel() and int(input.min()) < 0):
         return None  # torch's own error
-    return _eye(func, weight, input)
+    return _identity_rows(func, weight, input)
 
 
 def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None:
     if dim not in (0, -2) or index.ndim != 1 or (index.numel() and int(index.min()) < 0):
         return None
-    return _eye(func, matrix, index)
+    return _identity_rows(func, matrix, index)
 
 
-def _equal(func: Any, one: Any, other: Any) -> OneHot | None:
-    """ids[..., None] == arange(V), either way round; an id that is not in it is in no column."""
-    if type(one) is not Tensor or type(other) is not Tensor:
+def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
+    """ids[..., None] == arange(V), in either order; an id out of range gives a row of zeros."""
+    if type(left) is not Tensor or type(other) is not Tensor:
         return None
-    ids, classes = (other, one) if one.ndim < other.ndim else (one, other)
+    ids, classes = (other, left) if left.ndim < other.ndim else (left, other)
     if (
         not (ids.ndim and classes.ndim)
         or classes.numel() != classes.shape[-1]
@@ -149,7 +151,7 @@ def _equal(func: Any, one: Any, other: Any) -> OneHot | None:
     ):
         return None
     count = classes.numel()
-    if count < 2 or not {ids.dtype, classes.dtype} <= _INTEGERS or classes.ndim > ids.ndim:
+    if count < 2 or not {ids.dtype, classes.dtype} <= _INTEGER_DTYPES or classes.ndim > ids.ndim:
         return None
     classes = classes.reshape(-1)
     if classes[0] != 0 or classes[-1] != count - 1 or ids.device != classes.device:
@@ -163,7 +165,7 @@ def _equal(func: Any, one: Any, other: Any) -> OneHot | None:
 
 
 def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
-    """Zeros into which the code around scatters."""
+    """Zeros into which the calling code scatters."""
     if not set(kwargs) <= {"size", "dtype", "device", "input"}:
         return None
     like = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
@@ -185,7 +187,7 @@ def _scatters(frame: Any) -> bool:
 
 _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     F.one_hot: _one_hot,
-    Tensor.__getitem__: _eye,
+    Tensor.__getitem__: _identity_rows,
     F.embedding: _embedding,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,

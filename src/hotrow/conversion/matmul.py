@@ -1,6 +1,6 @@
-"""The other direction: every look-up as the product of a one-hot and the table.
+"""The other direction: compute every look-up as the product of a one-hot and the table.
 
-For backends where a product is the cheap one: matrix units, encrypted computation.
+For backends where a product is cheaper: matrix units, encrypted computation.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.errors import HotrowError
-from hotrow.ids import checked, checked_padding
-from hotrow.layers.embedding import bag_of
+from hotrow.ids import check_ids, normalize_padding
+from hotrow.layers.embedding_bag import pool_rows
 
 
-class Multiplier(TorchFunctionMode):
-    """While it is on, `F.embedding` and `F.embedding_bag` multiply."""
+class MatmulMode(TorchFunctionMode):
+    """The mode in which `F.embedding` and `F.embedding_bag` multiply."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's result, or the product that it is equal to."""
+        """Torch's result, or the equal product."""
         product = _PRODUCTS.get(func)
         if product is None:
             return func(*args, **(kwargs or {}))
@@ -31,9 +31,9 @@ class Multiplier(TorchFunctionMode):
             return product(*args, **(kwargs or {}))
 
 
-def encoded(ids: Tensor, weight: Tensor) -> Tensor:
+def _encode(ids: Tensor, weight: Tensor) -> Tensor:
     """(..., V): the one-hot of checked ids, in the table's dtype."""
-    ids = checked(ids, len(weight), "input", mistakable="").long()
+    ids = check_ids(ids, len(weight), "input", refused_encoding="").long()
     return F.one_hot(ids, len(weight)).to(weight.dtype)
 
 
@@ -46,12 +46,12 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    _refuse(max_norm, scale_grad_by_freq)
-    one_hot = encoded(input, weight)
+    _check_options(max_norm, scale_grad_by_freq)
+    one_hot = _encode(input, weight)
     if padding_idx is None:
         return one_hot @ weight
     # The padding row is read like any other, and gets no gradient.
-    padding = (input == checked_padding(padding_idx, len(weight))).unsqueeze(-1)
+    padding = (input == normalize_padding(padding_idx, len(weight))).unsqueeze(-1)
     return torch.where(padding, one_hot @ weight.detach(), one_hot @ weight)
 
 
@@ -68,12 +68,12 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    _refuse(max_norm, scale_grad_by_freq)
-    rows = encoded(input, weight).flatten(0, -2) @ weight
+    _check_options(max_norm, scale_grad_by_freq)
+    rows = _encode(input, weight).flatten(0, -2) @ weight
     is_padding = None
     if padding_idx is not None:
-        is_padding = input.flatten() == checked_padding(padding_idx, len(weight))
-    return bag_of(
+        is_padding = input.flatten() == normalize_padding(padding_idx, len(weight))
+    return pool_rows(
         rows,
         input.shape,
         is_padding,
@@ -84,7 +84,7 @@ def _embedding_bag(
     )
 
 
-def _refuse(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+def _check_options(max_norm: float | None, scale_grad_by_freq: bool) -> None:
     for name, value in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq)):
         if value is not None and value is not False:
             raise HotrowError(

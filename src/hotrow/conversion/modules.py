@@ -1,7 +1,7 @@
-"""A module whose own methods run with a mode of torch's on: the same object, of a class between.
+"""Modules whose methods run with a torch function mode on.
 
-The class is made of the module's own, has its name, and is rebuilt from it when the module is
-copied or loaded.
+Such a module stays the same object; its class becomes a subclass of its original class. The
+subclass has the original's name, and is rebuilt when the module is copied or loaded.
 """
 
 from __future__ import annotations
@@ -17,60 +17,65 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hotrow.conversion import resting
+from hotrow.conversion import sampling
 from hotrow.conversion.finder import Finder, finder_of
-from hotrow.conversion.matmul import Multiplier
+from hotrow.conversion.matmul import MatmulMode
 from hotrow.conversion.origins import Record
-from hotrow.conversion.resting import running, saver
+from hotrow.conversion.sampling import call_state, saved_tensor_hook
 from hotrow.errors import HotrowError
-from hotrow.onehot.rules import write_out
+from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
-_records: dict[int, Record] = {}  # by the id of the module, while it lives: asked in each call
-WAYS = ("lookup", "matmul")
+_records: dict[int, Record] = {}  # by the id of the module, while it lives: read in each call
+DIRECTIONS = ("lookup", "matmul")
 
 
-class _Run:
-    """What the classes in between have in common.
+class _Converted:
+    """The base of the subclasses.
 
     Attributes:
-        _own: the module's own class.
-        _way: "lookup" or "matmul".
-        _least: entries of a one-hot that is looked up.
+        _original: the module's original class.
+        _direction: "lookup" or "matmul".
+        _min_entries: entries of the smallest one-hot whose product is a look-up.
     """
 
-    _own: ClassVar[type[nn.Module]]
-    _way: ClassVar[str]
-    _least: ClassVar[int]
+    _original: ClassVar[type[nn.Module]]
+    _direction: ClassVar[str]
+    _min_entries: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
-        """A class in between is none that its own class should hear of."""
+        """Do nothing: the original class's is meant for subclasses that users write."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        made, arguments, *rest = tuple(super().__reduce_ex__(protocol))
+        constructor, arguments, *state = tuple(super().__reduce_ex__(protocol))
         if arguments and arguments[0] is type(self):  # a new object of this class
-            made, arguments = _new, (made, self._own, self._way, self._least, *arguments[1:])
-        return made, arguments, *rest
+            settings = self._original, self._direction, self._min_entries
+            constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
+        return constructor, arguments, *state
 
 
-def _new(
-    made: Callable[..., Any], own: type[nn.Module], way: str, least: int, *arguments: Any
+def _rebuild(
+    constructor: Callable[..., Any],
+    original: type[nn.Module],
+    direction: str,
+    min_entries: int,
+    *arguments: Any,
 ) -> Any:
-    return made(_between(own, way, least), *arguments)
+    return constructor(_converted_class(original, direction, min_entries), *arguments)
 
 
-def way_of(module: nn.Module) -> str | None:
-    """How the module's methods run, None if as they are."""
-    return module._way if isinstance(module, _Run) else None
+def direction_of(module: nn.Module) -> str | None:
+    """The direction in which the module was converted, None if it was not."""
+    return module._direction if isinstance(module, _Converted) else None
 
 
-def own_class(module: nn.Module) -> type[nn.Module]:
-    """The class that the module was written as."""
-    return module._own if isinstance(module, _Run) else type(module)
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The class of the module before it was converted."""
+    return module._original if isinstance(module, _Converted) else type(module)
 
 
 def record_of(model: nn.Module) -> Record:
-    """What was found in the model."""
+    """The record of the one-hots found in the model."""
     record = _records.get(id(model))
     if record is None:
         record = _records[id(model)] = _new_record(model)
@@ -79,44 +84,43 @@ def record_of(model: nn.Module) -> Record:
 
 
 def _new_record(model: nn.Module) -> Record:
-    return Record(model, model._least if isinstance(model, _Run) else 0)
+    return Record(model, model._min_entries if isinstance(model, _Converted) else 0)
 
 
-def records_in(model: nn.Module) -> Iterator[tuple[str, Record]]:
-    """(path, record) of each module in the model that was called with something to find."""
+def iter_records(model: nn.Module) -> Iterator[tuple[str, Record]]:
+    """Yield (path, record) of each module in the model whose calls were searched."""
     for path, module in model.named_modules():
         if id(module) in _records:
             yield path, _records[id(module)]
 
 
-def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
-    """Have the methods of every module in the model run with the mode of that way.
+def convert_modules(model: nn.Module, direction: str, min_entries: int | None = None) -> None:
+    """Change the class of every module in the model, so that its methods run with a mode on.
 
-    One-hots of fewer than `least` entries are not looked up; None keeps what was said before.
-
-    Those of torch's own layers are left alone: they make no one-hots. Only a Sequential hands them
-    on.
+    Products of one-hots of fewer than `min_entries` entries are not looked up; None keeps the
+    earlier setting. Torch's own layers stay as they are, as they make no one-hots, except a
+    Sequential, which passes them on.
     """
     changes = []
     for module in model.modules():
-        own = own_class(module)
         if isinstance(module, torch.jit.ScriptModule):
             continue
-        if way_of(module) == way and least in (None, module._least):
+        if direction_of(module) == direction and min_entries in (None, module._min_entries):
             continue
-        if _is_torchs(module) and not (way == "matmul" and module is model):
+        if _is_torch_layer(module) and not (direction == "matmul" and module is model):
             continue
-        changes.append((module, _between(own, way, resting.LEAST if least is None else least)))
-    before = []
+        threshold = sampling.MIN_ENTRIES if min_entries is None else min_entries
+        changes.append((module, _converted_class(original_class(module), direction, threshold)))
+    previous = []
     try:
-        for module, kind in changes:
-            before.append((module, type(module)))
-            module.__class__ = kind
+        for module, cls in changes:
+            previous.append((module, type(module)))
+            module.__class__ = cls
             if id(module) in _records:
                 _records[id(module)] = _new_record(module)
     except TypeError as error:
-        for module, kind in before[:-1]:
-            module.__class__ = kind
+        for module, cls in previous[:-1]:
+            module.__class__ = cls
         raise HotrowError(
             f"the methods of a {type(module).__name__} cannot be run with "
             f"one-hots looked up: {error}",
@@ -124,75 +128,83 @@ def run_with_mode(model: nn.Module, way: str, least: int | None = None) -> None:
         ) from None
 
 
-def _is_torchs(module: nn.Module) -> bool:
-    if not own_class(module).__module__.startswith("torch.nn."):
+def _is_torch_layer(module: nn.Module) -> bool:
+    if not original_class(module).__module__.startswith("torch.nn."):
         return False
-    return not isinstance(module, nn.Sequential) or all(map(_is_torchs, module))
+    return not isinstance(module, nn.Sequential) or all(map(_is_torch_layer, module))
 
 
-def _between(own: type[nn.Module], way: str, least: int) -> type[nn.Module]:
-    ours = {"_own": own, "_way": way, "_least": least}
-    for kind in own.__subclasses__():
-        if ours.items() <= vars(kind).items():
-            return kind
+def _converted_class(
+    original: type[nn.Module], direction: str, min_entries: int
+) -> type[nn.Module]:
+    """The subclass of the original class whose methods run with the mode on."""
+    settings = {"_original": original, "_direction": direction, "_min_entries": min_entries}
+    for cls in original.__subclasses__():
+        if settings.items() <= vars(cls).items():
+            return cls
     methods = {
-        name: _within(own, name, value)
-        for base in reversed(own.__mro__[: own.__mro__.index(nn.Module)])
+        name: _wrap(original, name, value)
+        for base in reversed(original.__mro__[: original.__mro__.index(nn.Module)])
         for name, value in vars(base).items()
         if inspect.isfunction(value)
         and not name.startswith("__")
         and not inspect.isgeneratorfunction(value)
         and not inspect.iscoroutinefunction(value)
     }
-    named = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-    members = {**methods, **named, "__doc__": own.__doc__, **ours}
-    return type(own.__name__, (_Run, own), members)
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    members = {**methods, **names, "__doc__": original.__doc__, **settings}
+    return type(original.__name__, (_Converted, original), members)
 
 
-def _within(own: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, run with the mode on, unless a method around it has turned it on."""
+
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        now = getattr(own, name)  # which may have been replaced
-        before = running.state, running.saver
-        saves = saver()
-        if before[0] and saves is before[1]:
-            return now(self, *args, **kwargs)
-        looks = before[0] == "looks"
-        mode = None if looks else _mode(self, name, args, kwargs)
-        running.state, running.saver = "looks" if looks or mode else "rests", saves
+        current = getattr(original, name)  # which may have been replaced
+        outer = call_state.mode, call_state.saved_tensor_hook
+        hook = saved_tensor_hook()
+        if outer[0] and hook is outer[1]:
+            return current(self, *args, **kwargs)
+        is_searching = outer[0] == "searching"
+        mode = None if is_searching else _mode_for(self, name, args, kwargs)
+        call_state.mode = "searching" if is_searching or mode else "skipping"
+        call_state.saved_tensor_hook = hook
         try:
             if mode is None:
-                return now(self, *args, **kwargs)
+                return current(self, *args, **kwargs)
             with mode:
-                result = now(self, *args, **kwargs)
+                result = current(self, *args, **kwargs)
         finally:
-            running.state, running.saver = before
-        return _plain(result)
+            call_state.mode, call_state.saved_tensor_hook = outer
+        return _materialize_outputs(result)
 
     return run
 
 
-def _plain(value: Any) -> Any:
-    """What leaves the model is a plain tensor."""
+def _materialize_outputs(value: Any) -> Any:
+    """The output with one-hots materialized: what leaves the model is a plain tensor."""
     if isinstance(value, Tensor):
-        return _returned(value) if isinstance(value, OneHot) else value
+        return _materialize_output(value) if isinstance(value, OneHot) else value
     if any(isinstance(leaf, OneHot) for leaf in tree_leaves(value)):
-        return tree_map(_plain, value, is_leaf=lambda each: isinstance(each, torch.Size))
+        return tree_map(
+            _materialize_outputs, value, is_leaf=lambda leaf: isinstance(leaf, torch.Size)
+        )
     return value
 
 
-def _returned(value: OneHot) -> Tensor:
+def _materialize_output(value: OneHot) -> Tensor:
     for origin in value.origins:
         origin.is_returned = True
-    return write_out(value)
+    return materialize(value)
 
 
-def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
-    """None if the module may run as it is."""
-    if module._way == "matmul":
-        return Multiplier()
+def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
+    """The mode for this call of a method; None if it runs without one."""
+    if module._direction == "matmul":
+        return MatmulMode()
     if torch.compiler.is_compiling():
         return Finder()
-    # `training` is not there yet while a module is being copied or loaded.
+    # A module that is being copied or loaded does not have `training` yet.
     method = name, getattr(module, "training", True)
     return finder_of(record_of(module), method, args, kwargs)

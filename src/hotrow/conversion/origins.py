@@ -1,4 +1,4 @@
-"""What became of the one-hots that a model's own code makes, line by line; a report reads it."""
+"""Records of where a model's own code makes one-hots, and what became of them, for the report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.conversion.resting import running
+from hotrow.conversion.sampling import call_state
 from hotrow.onehot.tensor import OneHot
 
 
-def _look_on() -> None:
-    """Have the method that runs look for one-hots each time."""
-    if running.rest is not None:
-        running.rest.worthwhile = True
+def _search_always() -> None:
+    """Have every later call of the current method search for one-hots."""
+    if call_state.sampler is not None:
+        call_state.sampler.always_searches = True
 
 
 class Origin:
@@ -25,125 +25,125 @@ class Origin:
 
     Attributes:
         path: of the module whose code it is, in the model.
-        where: file and line.
-        what: the operation, in words.
+        location: file and line.
+        operation: what makes the one-hot, in words.
         widths: how many columns its one-hots had, in the order met.
-        uses: how often each product was a look-up.
-        leaves: how often each operation had it written out.
-        most_used: entries of the largest product that was a look-up.
-        most_spared: entries of the largest product that was left to torch as they were few.
-        is_returned: whether it left the methods that look for one-hots.
+        product_counts: how often each product was a look-up.
+        fallback_counts: how often each operation materialized the one-hot.
+        max_product_entries: entries of the largest one-hot whose product was a look-up.
+        max_small_entries: entries of the largest one-hot whose product was left to torch as small.
+        is_returned: whether it left the methods that search for one-hots.
     """
 
-    def __init__(self, record: Record, path: str, where: str, what: str) -> None:
+    def __init__(self, record: Record, path: str, location: str, operation: str) -> None:
         self._record = record
-        self.path, self.where, self.what = path, where, what
+        self.path, self.location, self.operation = path, location, operation
         self.widths: dict[int, None] = {}
-        self.uses: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape) of weights
-        self.leaves: Counter[Any] = Counter()
-        self.most_used, self.most_spared, self.is_returned = 0, 0, False
+        self.product_counts: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape)
+        self.fallback_counts: Counter[Any] = Counter()
+        self.max_product_entries, self.max_small_entries, self.is_returned = 0, 0, False
 
     @property
-    def least(self) -> int:
-        """Entries that a one-hot has at least, of which a product is a look-up."""
-        return self._record.least
+    def min_entries(self) -> int:
+        """Entries of the smallest one-hot whose product is a look-up."""
+        return self._record.min_entries
 
-    def made(self, x: OneHot) -> None:
-        """It made this one."""
+    def record_one_hot(self, x: OneHot) -> None:
+        """Record that this line made `x`."""
         self.widths[x.sizes[-1]] = None
-        if x.entries >= self.least:
-            _look_on()
+        if x.entries >= self.min_entries:
+            _search_always()
         x.origins = frozenset([self])
 
-    def used(self, weight: Tensor, columns: bool, entries: int) -> None:
-        """A product with this weight was a look-up."""
-        self.most_used = max(self.most_used, entries)
-        self.uses[columns, weight.shape] += 1
-        _look_on()
+    def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
+        """Record that a product with this weight was a look-up."""
+        self.max_product_entries = max(self.max_product_entries, entries)
+        self.product_counts[columns, weight.shape] += 1
+        _search_always()
 
-    def left(self, func: Any) -> None:
-        """An operation without a rule."""
-        self.leaves[func] += 1
+    def record_fallback(self, func: Any) -> None:
+        """Record an operation without a rule."""
+        self.fallback_counts[func] += 1
 
-    def spared(self, entries: int) -> None:
-        """A product of a one-hot with few entries."""
-        self.most_spared = max(self.most_spared, entries)
+    def record_small_product(self, entries: int) -> None:
+        """Record a product of a one-hot that is too small to look up."""
+        self.max_small_entries = max(self.max_small_entries, entries)
 
-    def columns(self) -> str:
-        """How many, in words."""
-        several = sorted(self.widths)
-        if len(several) > 3:
-            return f"{several[0]:,} to {several[-1]:,} columns"
-        return f"{', '.join(f'{width:,}' for width in several)} columns"
+    def describe_widths(self) -> str:
+        """How many columns its one-hots had, in words."""
+        widths = sorted(self.widths)
+        if len(widths) > 3:
+            return f"{widths[0]:,} to {widths[-1]:,} columns"
+        return f"{', '.join(f'{width:,}' for width in widths)} columns"
 
-    def products(self) -> list[str]:
-        """What was a look-up, in words."""
+    def describe_products(self) -> list[str]:
+        """The products that were look-ups, in words."""
         return [
             f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
-            for columns, shape in self.uses
+            for columns, shape in self.product_counts
         ]
 
-    def operations(self) -> list[str]:
-        """What had it written out, in words."""
-        return [getattr(func, "__name__", str(func)).strip("_") for func in self.leaves]
+    def describe_fallbacks(self) -> list[str]:
+        """The names of the operations that materialized it."""
+        return [getattr(func, "__name__", str(func)).strip("_") for func in self.fallback_counts]
 
 
 class Record:
     """The origins that were met in a model.
 
     Attributes:
-        least: entries that a one-hot has at least, of which a product is a look-up.
+        min_entries: entries of the smallest one-hot whose product is a look-up.
         finders: of its methods, by name and whether it trains.
     """
 
-    def __init__(self, model: nn.Module, least: int) -> None:
+    def __init__(self, model: nn.Module, min_entries: int) -> None:
         self._model = weakref.ref(model)
-        self.least = least
+        self.min_entries = min_entries
         self.finders: dict[Any, Any] = {}
         self._origins: dict[tuple[int, int, Any], Origin] = {}
-        self._codes: list[Any] = []  # held, as they are known by their ids
+        self._codes: list[Any] = []  # kept alive, as origins are keyed by their ids
         self._lock = threading.Lock()
 
     def origins(self) -> list[Origin]:
-        """In the order in which they were met."""
+        """The origins, in the order in which they were met."""
         return list(self._origins.values())
 
-    def at(self, frame: Any, func: Any) -> Origin:
-        """The origin of what `func` made, called by the code in `frame`."""
-        key = id(frame.f_code), frame.f_lasti, func  # two of a line are two
+    def origin_in(self, frame: Any, func: Any) -> Origin:
+        """The origin of the one-hot that `func` made, called by the code in `frame`."""
+        key = id(frame.f_code), frame.f_lasti, func  # two calls in a line are two origins
         origin = self._origins.get(key)
         if origin is None:
             code = frame.f_code
-            while frame.f_back is not None and _is_ours(frame):
+            while frame.f_back is not None and _is_library_frame(frame):
                 frame = frame.f_back
-            where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            operation = _OPERATIONS.get(func.__name__, func.__name__)
             with self._lock:
-                made = Origin(
-                    self, self._path(frame), where, _NAMES.get(func.__name__, func.__name__)
-                )
-                origin = self._origins.setdefault(key, made)
+                new = Origin(self, self._path_of(frame), location, operation)
+                origin = self._origins.setdefault(key, new)
                 self._codes.append(code)
         return origin
 
-    def _path(self, frame: Any) -> str:
+    def _path_of(self, frame: Any) -> str:
+        """The path of the innermost module whose method is in this frame or calls it."""
         model = self._model()
         paths: dict[int, str] = (
             {} if model is None else {id(m): name for name, m in model.named_modules()}
         )
         while frame is not None:
-            inner = id(frame.f_locals.get("self"))
-            if inner in paths:
-                return paths[inner]
+            module_id = id(frame.f_locals.get("self"))
+            if module_id in paths:
+                return paths[module_id]
             frame = frame.f_back
         return ""
 
 
-def _is_ours(frame: Any) -> bool:
+def _is_library_frame(frame: Any) -> bool:
     name = str(frame.f_globals.get("__name__"))
     return name.startswith(("torch.", "hotrow."))
 
 
-_NAMES = {
+_OPERATIONS = {
     "__getitem__": "eye[ids]", "embedding": "embedding(ids, eye)", "index_select": "eye[ids]",
     "__eq__": "ids == arange", "eq": "ids == arange",
     "zeros": "zeros.scatter", "zeros_like": "zeros.scatter", "new_zeros": "zeros.scatter",

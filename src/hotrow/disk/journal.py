@@ -1,15 +1,15 @@
-"""A save of several files that happens at once, or not at all.
+"""Write several files atomically, with a journal.
 
-    1. what is to be written is written into `journal.new`, which is flushed to the disk;
+    1. all writes go into `journal.new`, which is flushed to the disk;
     2. it is renamed to `journal`: from now on the save is complete;
-    3. its parts are written to their places in the files, which are flushed;
+    3. the writes are applied to the files, which are flushed;
     4. `journal` is removed.
 
-If a process or the machine stops before 2, the files are as the save before left them. After 2,
-whoever opens the folder next does 3 again, and 4.
+If a process or the machine stops before 2, the files hold the previous save. After 2, the next
+process that opens the folder repeats 3, and does 4.
 
-    journal   magic, then the parts: length of the name, name, offset, length, bytes; then 32 bytes
-              of SHA-256 over all before
+    journal   magic, then for each write: length of the name, offset, length of the data, name,
+              data; then 32 bytes of SHA-256 over all before
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from typing import Any
 from hotrow.errors import HotrowError
 
 _MAGIC = b"hotrow journal 1\n"
-_HEAD = struct.Struct("<HQQ")
+_HEADER = struct.Struct("<HQQ")
 
-WHOLE = (1 << 64) - 1  # in the place of an offset: these bytes are all of the file
+WHOLE_FILE = (1 << 64) - 1  # in place of an offset: the data replaces the file
 
-Part = tuple[str, int, Any]  # a file's name, where in it, the bytes
+FileWrite = tuple[str, int, Any]  # a file's name, the offset, the data
 
 
-def commit(folder: Path, parts: Iterable[Part]) -> None:
-    """Write the parts into the files of a folder, all or none of them.
+def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
+    """Apply all writes to the files of a folder, or none of them.
 
     Raises:
         HotrowError: the disk is full or fails. The folder holds this save or the one before.
     """
-    beside = folder / "journal.new"
+    new_journal = folder / "journal.new"
     try:
-        with beside.open("wb") as file:
+        with new_journal.open("wb") as file:
             digest = hashlib.sha256(_MAGIC)
             file.write(_MAGIC)
-            for name, offset, data in parts:
-                head = _HEAD.pack(len(name.encode()), offset, len(data)) + name.encode()
-                digest.update(head)
+            for name, offset, data in writes:
+                header = _HEADER.pack(len(name.encode()), offset, len(data)) + name.encode()
+                digest.update(header)
                 digest.update(data)
-                file.write(head)
+                file.write(header)
                 file.write(data)
             file.write(digest.digest())
             flush(file)
-        beside.replace(folder / "journal")
+        new_journal.replace(folder / "journal")
         flush_folder(folder)
         recover(folder)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        new_journal.unlink(missing_ok=True)
         raise HotrowError(
             f"{folder} could not be saved ({error})",
             fix="free some space and save again; the save before, or this one, is intact",
@@ -62,17 +62,17 @@ def commit(folder: Path, parts: Iterable[Part]) -> None:
 
 
 def recover(folder: Path) -> bool:
-    """Finish a save that had been completed but not carried out; whether there was one."""
+    """Apply the writes of a complete journal, if there is one; whether there was."""
     journal = folder / "journal"
     if not journal.exists():
         return False
-    _verify(journal)
+    _verify_checksum(journal)
     files: dict[str, Any] = {}
     try:
-        for name, offset, data in _parts(journal):
+        for name, offset, data in _read_writes(journal):
             if name not in files:
-                files[name] = (folder / name).open("w+b" if offset == WHOLE else "r+b")
-            files[name].seek(0 if offset == WHOLE else offset)
+                files[name] = (folder / name).open("w+b" if offset == WHOLE_FILE else "r+b")
+            files[name].seek(0 if offset == WHOLE_FILE else offset)
             files[name].write(data)
         for file in files.values():
             flush(file)
@@ -84,8 +84,8 @@ def recover(folder: Path) -> bool:
     return True
 
 
-def _verify(journal: Path) -> None:
-    """Raise if it is not what was written."""
+def _verify_checksum(journal: Path) -> None:
+    """Raise if the journal is not what was written."""
     size = journal.stat().st_size - 32
     digest = hashlib.sha256()
     with journal.open("rb") as file:
@@ -98,23 +98,23 @@ def _verify(journal: Path) -> None:
             )
 
 
-def _parts(journal: Path) -> Iterator[Part]:
+def _read_writes(journal: Path) -> Iterator[FileWrite]:
     size = journal.stat().st_size - 32
     with journal.open("rb") as file:
         file.seek(len(_MAGIC))
         while file.tell() < size:
-            length, offset, count = _HEAD.unpack(file.read(_HEAD.size))
-            yield file.read(length).decode(), offset, file.read(count)
+            name_length, offset, data_length = _HEADER.unpack(file.read(_HEADER.size))
+            yield file.read(name_length).decode(), offset, file.read(data_length)
 
 
 def flush(file: Any) -> None:
-    """Have what was written reach the disk."""
+    """Flush a file to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:
-    """Have its names reach the disk."""
+    """Flush a folder's file names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

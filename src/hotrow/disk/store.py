@@ -16,18 +16,27 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from hotrow import optim
-from hotrow.disk.journal import WHOLE, Part, commit, flush_folder, recover
-from hotrow.disk.mapped import PAGE, Blocks, Mapped, write_new
-from hotrow.disk.run import REST, RUN, Run, damaged, first_line, packed, read_rest, read_run
+from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, flush_folder, recover
+from hotrow.disk.mapped_tensor import PAGE, MappedTensor, RowBlocks, write_new
+from hotrow.disk.run import (
+    REST_FILE,
+    RUN_FILE,
+    Run,
+    damaged_file,
+    error_summary,
+    read_rest,
+    read_run,
+    serialize_rest,
+)
 from hotrow.errors import HotrowError
-from hotrow.layers.embedding import Embedding
+from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import Group, Rule
+from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
-BLOCK = 1 << 22  # values that are written at once into a new file
+BLOCK_VALUES = 1 << 22  # values in one write into a new file
 
 
 def create(
@@ -72,19 +81,19 @@ def create(
         raise HotrowError(f"a table of {rows} x {columns} has no values", fix="give 1 or more")
     if folder.exists():
         raise HotrowError(f"{folder} exists already", fix="use hotrow.disk.open, or another path")
-    beside: Path | None = None
+    new_folder: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own, as another process may be making the same folder.
-        beside = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
-        beside.mkdir()
-        values = _filled((rows, columns), dtype, fill) if fill else ()
-        write_new(beside / "weight.safetensors", "weight", (rows, columns), dtype, values)
-        beside.rename(folder)
+        # A unique name, as another process may be making the same folder.
+        new_folder = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
+        new_folder.mkdir()
+        values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
+        write_new(new_folder / "weight.safetensors", "weight", (rows, columns), dtype, values)
+        new_folder.rename(folder)
         flush_folder(folder.parent)
     except BaseException as error:
-        if beside is not None:
-            shutil.rmtree(beside, ignore_errors=True)
+        if new_folder is not None:
+            shutil.rmtree(new_folder, ignore_errors=True)
         if not isinstance(error, OSError):
             raise
         raise HotrowError(
@@ -129,11 +138,11 @@ class Store:
         self.folder = folder
         self._lock, self._is_open, self._process = FileLock(folder / "lock"), True, os.getpid()
         try:
-            with _named_errors(folder):
+            with _wrap_open_errors(folder):
                 self._lock.acquire(timeout=0)
                 recover(folder)
-                self._weight = Mapped(folder / "weight.safetensors")
-                self._others: dict[str, Mapped] = {}
+                self._weight_file = MappedTensor(folder / "weight.safetensors")
+                self._state_files: dict[str, MappedTensor] = {}
                 self._run = read_run(folder)
                 self._resuming = False
                 self.rest = read_rest(folder)
@@ -145,14 +154,14 @@ class Store:
             raise
 
     def _make_layer(self) -> Embedding:
-        values = self._weight.tensor()
+        values = self._weight_file.tensor()
         if values.ndim != 2:
-            raise damaged(self._weight.path, f"it has {values.ndim} dimensions, not 2")
+            raise damaged_file(self._weight_file.path, f"it has {values.ndim} dimensions, not 2")
         rows, columns = values.shape
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
         assert isinstance(weight, nn.Parameter)
-        self.table = Table.adopt(weight)  # not copied, as `values` has the memory too
+        self.table = Table.adopt(weight)  # not copied: `values` shares the memory
         self.table.backing = self
         return layer
 
@@ -167,46 +176,51 @@ class Store:
         self._is_open = False
         self._lock.release()
 
-    # --- What the optimizer asks for -------------------------------------------------------------
+    # --- The optimizer state ---------------------------------------------------------------------
 
-    def slot(self, name: str, initial: float) -> Tensor:
-        """(V, D), a state of the table with its initial values."""
-        if name in self._others:
+    def create_slot(self, name: str, initial: float) -> Tensor:
+        """(V, D), a new state of the table with its initial values, in a file."""
+        if name in self._state_files:
             raise HotrowError(
                 f"{self.folder} has the state {name!r} of another optimizer",
                 fix="keep one optimizer for a table in files; for another, save, and open it again",
             )
-        shape, dtype = self._weight.shape, self._weight.dtype
-        values: Blocks = ()
+        shape, dtype = self._weight_file.shape, self._weight_file.dtype
+        values: RowBlocks = ()
         if initial:
-            values = _filled(shape, dtype, lambda block: block.fill_(initial))
-        return self._new(name, shape, dtype, values)
+            values = _filled_blocks(shape, dtype, lambda block: block.fill_(initial))
+        return self._state_tensor(name, shape, dtype, values)
 
-    def keep(self, name: str, values: Tensor) -> Tensor:
-        """(V, D), a state of the table with these values, in the files."""
-        slot = self._new(name, self._weight.shape, self._weight.dtype, ())
+    def store_slot(self, name: str, values: Tensor) -> Tensor:
+        """(V, D), a state of the table with these values, in a file."""
+        slot = self._state_tensor(name, self._weight_file.shape, self._weight_file.dtype, ())
         if slot.data_ptr() != values.data_ptr():
             slot.copy_(values)
         return slot
 
-    def last(self) -> Tensor:
+    def row_steps(self) -> Tensor:
         """(V,) int32, zero: the steps that each row has been through."""
-        again = "last" in self._others
-        values = self._new("last", self._weight.shape[:1], torch.int32, ())
-        return values.zero_() if again else values
+        exists = "last" in self._state_files
+        values = self._state_tensor("last", self._weight_file.shape[:1], torch.int32, ())
+        return values.zero_() if exists else values
 
-    def _new(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: Blocks) -> Tensor:
+    def _state_tensor(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: RowBlocks
+    ) -> Tensor:
         path = self.folder / f"{name}.safetensors"
-        if name not in self._others:
+        if name not in self._state_files:
             if not (self._resuming and name in self._run["files"]):
                 write_new(path, name, shape, dtype, values)
             elif not path.exists():
-                raise damaged(path, "it is missing")
-            file = Mapped(path)
+                raise damaged_file(path, "it is missing")
+            file = MappedTensor(path)
             if (file.shape, file.dtype) != (tuple(shape), dtype):
-                raise damaged(path, f"it is {_told(file.shape)} {file.dtype}, not {_told(shape)}")
-            self._others[name] = file
-        return self._others[name].tensor()
+                raise damaged_file(
+                    path,
+                    f"it is {_format_shape(file.shape)} {file.dtype}, not {_format_shape(shape)}",
+                )
+            self._state_files[name] = file
+        return self._state_files[name].tensor()
 
     # --- Saving ----------------------------------------------------------------------------------
 
@@ -223,14 +237,14 @@ class Store:
                 files' memory; `rest` could not be read again. The folder holds the save before or
                 this one, and what was trained is still in memory.
         """
-        self._check_ours()
-        parts = self._parts(json.dumps(self._describe()).encode(), packed(rest))
-        commit(self.folder, parts)
-        for file in (self._weight, *self._others.values()):
-            file.forget()
+        self._check_can_save()
+        writes = self._writes(json.dumps(self._describe_run()).encode(), serialize_rest(rest))
+        commit(self.folder, writes)
+        for file in (self._weight_file, *self._state_files.values()):
+            file.discard_pages()
         self._run, self.rest = read_run(self.folder), rest
 
-    def _check_ours(self) -> None:
+    def _check_can_save(self) -> None:
         if not self._is_open:
             raise HotrowError(
                 f"{self.folder} is closed, and another may have opened it",
@@ -241,28 +255,28 @@ class Store:
                 f"{self.folder} was opened by the process that this one was forked from",
                 fix="save there",
             )
-        table, ours = self.layer.weight, self._weight.tensor()
-        held = table.stored if isinstance(table, Table) else table
-        same = held.data_ptr() == ours.data_ptr() and held.dtype == ours.dtype
-        if not same or held.shape != ours.shape:
+        weight, mapped = self.layer.weight, self._weight_file.tensor()
+        current = weight.raw_data if isinstance(weight, Table) else weight
+        is_mapped = current.data_ptr() == mapped.data_ptr() and current.dtype == mapped.dtype
+        if not is_mapped or current.shape != mapped.shape:
             raise HotrowError(
                 f"the table of {self.folder} is no longer in the memory of its files, as after "
                 "layer.double(), or an assignment of weight.data",
                 fix="copy the values into the table that was opened: weight.copy_(...) in no_grad",
             )
 
-    def _parts(self, run: bytes, rest: bytes) -> Iterator[Part]:
-        for file in (self._weight, *self._others.values()):
-            for number in file.written().tolist():
+    def _writes(self, run: bytes, rest: bytes) -> Iterator[FileWrite]:
+        for file in (self._weight_file, *self._state_files.values()):
+            for number in file.written_pages().tolist():
                 yield file.path.name, number * PAGE, file.page(number).data
-        yield RUN, WHOLE, run
-        yield REST, WHOLE, rest
+        yield RUN_FILE, WHOLE_FILE, run
+        yield REST_FILE, WHOLE_FILE, rest
 
-    def _describe(self) -> Run:
-        """The run so far: the steps that rows may have missed, and what they were made with."""
+    def _describe_run(self) -> Run:
+        """The run so far: the steps that rows may have missed, and their options."""
         lag = self.table.lag
         if not isinstance(lag, RowLag):
-            if self._others:
+            if self._state_files:
                 raise HotrowError(
                     "the table's rows have settled and its optimizer has let go of it, as after "
                     "state_dict()",
@@ -272,35 +286,35 @@ class Store:
         ledger = lag.ledger
         return {
             "rule": ledger.rule.name,
-            "group": lag.options,
+            "group": lag.group_options,
             "files": ["last", *lag.slots],
-            "start": ledger.start,
-            "carried": ledger.carried,
-            "still": ledger.still,
-            "settled": lag.settled,
-            "behind": lag.behind,
+            "start": ledger.start_step,
+            "carried": ledger.scalar_state,
+            "still": ledger.idle_rows_unchanged,
+            "settled": lag.settled_steps,
+            "behind": lag.has_stale_rows,
             "entries": ledger.entries().tolist(),
         }
 
     def _resume(self) -> None:
         """Give the table the lag that it was saved with."""
         run = self._run
-        group: Group = {
+        group: ParamGroup = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in run["group"].items()
         }
         self._resuming = True
-        lag = RowLag(_rules()[run["rule"]], self.table, group, RowState())
+        lag = RowLag(_rules_by_name()[run["rule"]], self.table, group, RowState())
         self._resuming = False
-        lag.ledger = _ledger(lag.ledger, group, run)
-        lag.settled = run["settled"]
+        lag.ledger = _restore_ledger(lag.ledger, group, run)
+        lag.settled_steps = run["settled"]
         lag.write_scalars(group)
         self.table.lag = lag
 
 
 @contextmanager
-def _named_errors(folder: Path) -> Iterator[None]:
-    """Errors of opening a folder, as ours, which say what to do."""
+def _wrap_open_errors(folder: Path) -> Iterator[None]:
+    """Turn the errors of opening a folder into HotrowErrors with a fix."""
     try:
         yield
     except Timeout:
@@ -313,34 +327,34 @@ def _named_errors(folder: Path) -> Iterator[None]:
             f"{folder} could not be opened ({error})",
             fix="free some space or see to its permissions, and open it again; nothing is lost",
         ) from None
-    except (KeyError, TypeError, AttributeError) as error:  # in what was saved
-        raise damaged(folder / RUN, first_line(error)) from None
+    except (KeyError, TypeError, AttributeError) as error:  # of a damaged run file
+        raise damaged_file(folder / RUN_FILE, error_summary(error)) from None
 
 
-def _told(shape: tuple[int, ...]) -> str:
+def _format_shape(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _ledger(empty: Ledger, group: Group, run: Run) -> Ledger:
+def _restore_ledger(new_ledger: Ledger, group: ParamGroup, run: Run) -> Ledger:
     """The ledger that was saved."""
-    ledger = Ledger(empty.rule, group, start=run["start"])
+    ledger = Ledger(new_ledger.rule, group, start_step=run["start"])
     for entry in run["entries"]:
         ledger.append(tuple(entry))
-    ledger.carried, ledger.still = run["carried"], run["still"]
+    ledger.scalar_state, ledger.idle_rows_unchanged = run["carried"], run["still"]
     return ledger
 
 
-def _rules() -> dict[str, Rule]:
+def _rules_by_name() -> dict[str, Rule]:
     return {rule.name: rule for rule in (getattr(optim, name).rule for name in optim.__all__)}
 
 
-def _filled(
+def _filled_blocks(
     shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Tensor], object]
 ) -> Iterator[Tensor]:
-    """The values of a tensor, some rows at a time."""
+    """Blocks of rows of a tensor, filled in order."""
     rows, columns = shape
-    each = max(1, BLOCK // columns)
-    for begin in range(0, rows, each):
-        block = torch.empty(min(each, rows - begin), columns, dtype=dtype)
+    block_rows = max(1, BLOCK_VALUES // columns)
+    for begin in range(0, rows, block_rows):
+        block = torch.empty(min(block_rows, rows - begin), columns, dtype=dtype)
         fill(block)
         yield block

@@ -1,8 +1,8 @@
-"""A process group as tables use it: exchanges whose sizes differ, and errors that reach everyone.
+"""Collectives over the ranks of a process group, with sizes that differ and errors on all ranks.
 
-An exchange begins with a header of two numbers for each rank: what is being done, and how many
-rows follow. A rank that cannot go on says so in its header; whoever sees that, or that the others
-are doing something else, raises, and nobody waits for what will not come.
+An exchange begins with a header of two numbers for each rank: a code of the operation, and how
+many rows follow. A rank with an error sends the code `FAILED`. A rank that receives it, or the
+code of another operation, raises, and no rank waits for data that will not be sent.
 
     bytes sent in the header of an exchange among W ranks     16 (W - 1)
 """
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 
-FAILED = -1  # in the place of what is being done
+FAILED = -1  # in place of the code of an operation
 
 
 class Ranks:
-    """The ranks of a process group, in its order.
+    """The ranks of a process group, and collectives over them.
 
     Arguments:
         group: of torch.distributed.
@@ -33,113 +33,124 @@ class Ranks:
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
-        self.exchanges = 0  # that will go back; each has a number, the same on all ranks
+        self.exchange_count = 0  # of exchanges with a backward pass; the same on all ranks
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
 
-    def gather(self, doing: str, value: Any, failure: HotrowError | None = None) -> list[Any]:
-        """What each rank gives, any object.
+    def all_gather(
+        self, operation: str, value: Any, failure: HotrowError | None = None
+    ) -> list[Any]:
+        """The values of all ranks, any objects.
 
         Raises:
-            HotrowError: `failure`, or what another rank raises. Every rank raises.
+            HotrowError: `failure`, or the failure of another rank. Every rank raises.
         """
         problem = None
         if failure is not None:
-            problem = f"rank {self.rank} of {self.count} could not {doing}: {failure}"
-        told: list[Any] = [None] * self.count
-        dist.all_gather_object(told, (value, problem), group=self.group)
-        problems = [problem for _, problem in told if problem is not None]
+            problem = f"rank {self.rank} of {self.count} could not {operation}: {failure}"
+        answers: list[Any] = [None] * self.count
+        dist.all_gather_object(answers, (value, problem), group=self.group)
+        problems = [problem for _, problem in answers if problem is not None]
         if problems:
             error = failure or HotrowError(problems[0])
-            error.everywhere = True
+            error.on_all_ranks = True
             raise error
-        return [value for value, _ in told]
+        return [value for value, _ in answers]
 
-    def norm(self, own: Tensor, order: float) -> Tensor:
-        """The norm of what all ranks have, from that of what this one has."""
+    def norm(self, local_norm: Tensor, order: float) -> Tensor:
+        """The norm over all ranks, from the norm of this rank's part."""
         if math.isinf(order):
-            dist.all_reduce(own, dist.ReduceOp.MAX, group=self.group)
-            return own
-        power = own.double() ** order
+            dist.all_reduce(local_norm, dist.ReduceOp.MAX, group=self.group)
+            return local_norm
+        power = local_norm.double() ** order
         dist.all_reduce(power, group=self.group)
-        return (power ** (1 / order)).to(own.dtype)
+        return (power ** (1 / order)).to(local_norm.dtype)
 
-    def any(self, found: Tensor) -> None:
-        """Make `found` 1.0 if it is on any rank; in place."""
-        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+    def all_reduce_max(self, value: Tensor) -> None:
+        """Set `value` to its maximum over all ranks, in place."""
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
 
-    def announce(
-        self, doing: str, numbers: Sequence[int], failure: HotrowError | None = None
+    def exchange_counts(
+        self, operation: str, counts: Sequence[int], failure: HotrowError | None = None
     ) -> list[int]:
-        """Tell rank r the r-th of `numbers`; what each of them has told this one.
+        """Send rank r the r-th of `counts`; returns the counts that the ranks have sent this one.
 
         Raises:
-            HotrowError: `failure`, or what another rank raises, or that ranks do not do the same.
-                Every rank raises.
+            HotrowError: `failure`, the failure of another rank, or the operations differ. Every
+                rank raises.
         """
-        code = FAILED if failure is not None else zlib.crc32(doing.encode())
-        header = torch.tensor([[code, number] for number in numbers], device=self.device)
+        code = FAILED if failure is not None else zlib.crc32(operation.encode())
+        header = torch.tensor([[code, count] for count in counts], device=self.device)
         received = torch.empty_like(header)
         dist.all_to_all_single(received, header, group=self.group)
-        codes, counts = received.t().tolist()
+        codes, received_counts = received.t().tolist()
         if set(codes) != {code} or code == FAILED:
-            self._raise(doing, failure)
-        return list(counts)
+            self._raise_failure(operation, failure)
+        return list(received_counts)
 
-    def _raise(self, doing: str, failure: HotrowError | None) -> NoReturn:
-        """The error of this rank, of another, or that they do different things."""
-        told = self.gather(doing, doing, failure)
-        what = "; ".join(f"rank {rank} was to {doing}" for rank, doing in enumerate(told))
+    def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
+        """Raise the failure of this rank or of another, or that their operations differ."""
+        operations = self.all_gather(operation, operation, failure)
+        rank_operations = "; ".join(
+            f"rank {rank} was to {each}" for rank, each in enumerate(operations)
+        )
         error = HotrowError(
-            f"the ranks do not do the same: {what}",
+            f"the ranks do not do the same: {rank_operations}",
             fix="run the same model on every rank, with an empty batch where there is no data",
         )
-        error.everywhere = True
+        error.on_all_ranks = True
         raise error
 
-    def swap(
+    def all_to_all(
         self,
         tensors: Sequence[Tensor],
-        sent: Sequence[Sequence[int]],
-        received: Sequence[Sequence[int]],
+        send_counts: Sequence[Sequence[int]],
+        receive_counts: Sequence[Sequence[int]],
     ) -> list[Tensor]:
-        """Hand rows to their ranks, several tensors in one exchange.
+        """Send each rank some rows of each tensor, all in one exchange.
 
         Arguments:
-            tensors: (rows, ...) each, those for rank 0 first; alike on all ranks but for the rows.
-            sent: for each tensor, how many rows go to each rank.
-            received: for each tensor, how many come from each.
+            tensors: (rows, ...) each, the rows for rank 0 first. The ranks agree on the dtypes and
+                the other sizes.
+            send_counts: for each tensor, the number of rows for each rank.
+            receive_counts: for each tensor, the number of rows from each rank.
 
         Returns:
-            For each tensor the rows that have come, those of rank 0 first.
+            For each tensor the received rows, those of rank 0 first.
         """
-        out, into = _bytes(tensors, sent), _bytes(tensors, received)
+        send_bytes = _byte_counts(tensors, send_counts)
+        receive_bytes = _byte_counts(tensors, receive_counts)
         parts = [
-            torch.split(_raw(tensor), sizes) for tensor, sizes in zip(tensors, out, strict=True)
+            torch.split(_as_bytes(tensor), sizes)
+            for tensor, sizes in zip(tensors, send_bytes, strict=True)
         ]
-        flat = _joined([each[rank] for rank in range(self.count) for each in parts])
-        buffer = flat.new_empty(sum(map(sum, into)))
-        taken, given = (list(map(sum, zip(*sizes, strict=True))) for sizes in (into, out))
-        dist.all_to_all_single(buffer, flat, taken, given, group=self.group)
-        pieces = torch.split(buffer, [sizes[rank] for rank in range(self.count) for sizes in into])
-        found = []
+        sent = _concatenate([part[rank] for rank in range(self.count) for part in parts])
+        received = sent.new_empty(sum(map(sum, receive_bytes)))
+        receive_sizes, send_sizes = (
+            list(map(sum, zip(*sizes, strict=True))) for sizes in (receive_bytes, send_bytes)
+        )
+        dist.all_to_all_single(received, sent, receive_sizes, send_sizes, group=self.group)
+        piece_sizes = [sizes[rank] for rank in range(self.count) for sizes in receive_bytes]
+        pieces = torch.split(received, piece_sizes)
+        results = []
         for i, tensor in enumerate(tensors):
-            # In memory that begins where any dtype may.
-            raw = torch.cat(pieces[i :: len(tensors)]) if len(tensors) > 1 else buffer
-            found.append(raw.view(tensor.dtype).view(sum(received[i]), *tensor.shape[1:]))
-        return found
+            # Concatenation copies into new memory, which is aligned for any dtype.
+            raw = torch.cat(pieces[i :: len(tensors)]) if len(tensors) > 1 else received
+            results.append(raw.view(tensor.dtype).view(sum(receive_counts[i]), *tensor.shape[1:]))
+        return results
 
-    def share(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """Give every rank the rows of all; `counts` of each.
+    def all_gather_rows(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+        """Gather the rows of all ranks on every rank; rank r has `counts[r]`.
 
         Returns:
             For each of the tensors the rows of all ranks, those of rank 0 first.
         """
-        own = _joined([_raw(tensor) for tensor in tensors])
-        sizes = [list(each) for each in zip(*_bytes(tensors, [counts] * len(tensors)), strict=True)]
+        local = _concatenate([_as_bytes(tensor) for tensor in tensors])
+        byte_counts = _byte_counts(tensors, [counts] * len(tensors))
+        rank_sizes = [list(sizes) for sizes in zip(*byte_counts, strict=True)]
         buffers = [
-            own if rank == self.rank else own.new_empty(sum(each))
-            for rank, each in enumerate(sizes)
+            local if rank == self.rank else local.new_empty(sum(sizes))
+            for rank, sizes in enumerate(rank_sizes)
         ]
         works: list[Any] = [
             dist.broadcast(buffer, group=self.group, group_src=rank, async_op=True)
@@ -147,7 +158,9 @@ class Ranks:
         ]
         for work in works:
             work.wait()
-        parts = [torch.split(buffer, each) for buffer, each in zip(buffers, sizes, strict=True)]
+        parts = [
+            torch.split(buffer, sizes) for buffer, sizes in zip(buffers, rank_sizes, strict=True)
+        ]
         return [
             torch.cat([part[i] for part in parts])
             .view(tensor.dtype)
@@ -156,67 +169,75 @@ class Ranks:
         ]
 
 
-class Swap(torch.autograd.Function):
-    """`Ranks.swap`, whose gradients go back the way the rows came, averaged over the ranks."""
+class AllToAll(torch.autograd.Function):
+    """`Ranks.all_to_all`, whose gradients go back to the rows' ranks, averaged over the ranks."""
 
     @staticmethod
     def forward(
-        ctx: Any, ranks: Ranks, sent: list[list[int]], received: list[list[int]], *rows: Tensor
+        ctx: Any,
+        ranks: Ranks,
+        send_counts: list[list[int]],
+        receive_counts: list[list[int]],
+        *rows: Tensor,
     ) -> tuple[Tensor, ...]:
-        """For each of `rows`, what the other ranks have sent of theirs."""
+        """For each of `rows`, the rows that this rank receives."""
         ctx.set_materialize_grads(False)
-        ranks.exchanges += 1
-        ctx.number = ranks.exchanges
-        ctx.ranks, ctx.sent, ctx.received = ranks, sent, received
-        found = tuple(ranks.swap(rows, sent, received))
-        ctx.forms = [(each.shape, each.dtype) for each in found]
-        return found
+        ranks.exchange_count += 1
+        ctx.exchange = ranks.exchange_count
+        ctx.ranks, ctx.send_counts, ctx.receive_counts = ranks, send_counts, receive_counts
+        outputs = tuple(ranks.all_to_all(rows, send_counts, receive_counts))
+        ctx.output_metadata = [(output.shape, output.dtype) for output in outputs]
+        return outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Divided before they are added, as DistributedDataParallel does.
+        """Divide the gradients before they are added, as DistributedDataParallel does.
 
-        None for what no rank has used: its table is to make no step.
+        The gradient of an output that no rank has used is None: its table makes no step.
 
         Raises:
-            HotrowError: on every rank, if they go back through different exchanges.
+            HotrowError: on every rank, if they differentiate different exchanges.
         """
         ranks = ctx.ranks
-        ranks.announce(f"send back the gradients of look-up {ctx.number}", [0] * ranks.count)
+        ranks.exchange_counts(
+            f"send back the gradients of look-up {ctx.exchange}", [0] * ranks.count
+        )
         shares = [
             torch.zeros(shape, dtype=dtype, device=ranks.device)
             if gradient is None
             else gradient / ranks.count
-            for gradient, (shape, dtype) in zip(gradients, ctx.forms, strict=True)
+            for gradient, (shape, dtype) in zip(gradients, ctx.output_metadata, strict=True)
         ]
-        used = [[each is not None for each in gradients]]
-        one = [1] * ranks.count  # a line of `used` for each rank
-        shares.append(torch.tensor(used * ranks.count, device=ranks.device))
-        *found, told = ranks.swap(shares, [*ctx.received, one], [*ctx.sent, one])
+        is_used = [[gradient is not None for gradient in gradients]]
+        ones = [1] * ranks.count  # a row of `is_used` for each rank
+        shares.append(torch.tensor(is_used * ranks.count, device=ranks.device))
+        *row_gradients, used_by_rank = ranks.all_to_all(
+            shares, [*ctx.receive_counts, ones], [*ctx.send_counts, ones]
+        )
         return (
             None,
             None,
             None,
             *(
-                each if someone else None
-                for each, someone in zip(found, told.any(0).tolist(), strict=True)
+                gradient if used else None
+                for gradient, used in zip(row_gradients, used_by_rank.any(0).tolist(), strict=True)
             ),
         )
 
 
-def _raw(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, which any backend moves."""
+def _as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor, which any backend can send."""
     flat = tensor.detach().reshape(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
-def _bytes(tensors: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The bytes of so many rows of each."""
+def _byte_counts(tensors: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The number of bytes of `counts` rows of each tensor."""
     widths = [tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in tensors]
-    return [[n * width for n in each] for each, width in zip(counts, widths, strict=True)]
+    return [[n * width for n in row] for row, width in zip(counts, widths, strict=True)]
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One after the other."""
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+    """The parts in one tensor; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

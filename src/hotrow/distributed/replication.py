@@ -1,4 +1,4 @@
-"""Tables of which each rank has all rows: their gradients are gathered, and stay by rows."""
+"""Replicated tables: each rank has all rows, and the row gradients of all ranks are gathered."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hotrow.distributed.ranks import Ranks
 from hotrow.distributed.tables import (
-    Through,
-    agreed,
-    check_wrapper,
-    in_files,
-    leave_to_hotrow,
+    MapGradient,
+    agree_on_tables,
+    check_ddp_ignores,
+    exclude_tables_from_ddp,
     refuse_assignment,
-    table_of,
+    shared_table,
+    table_in_files,
 )
 from hotrow.errors import HotrowError
 from hotrow.table.gradient import RowGradient
-from hotrow.table.parameter import Table, trains
+from hotrow.table.parameter import Table, needs_gradient
 
 _M = TypeVar("_M", bound=nn.Module)
 
@@ -57,72 +57,72 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
     """
-    ranks, found = agreed(model, mesh, "replicate", _refusal)
-    for path, modules in found.items():
-        table = table_of(modules)
+    ranks, tables = agree_on_tables(model, mesh, "replicate", _find_problem)
+    for path, modules in tables.items():
+        table = shared_table(modules)
         table.settle()
-        dist.broadcast(table.stored, group=ranks.group, group_src=0)
+        dist.broadcast(table.raw_data, group=ranks.group, group_src=0)
         table.replicas = _Replicas(path, ranks)
         for module in modules:
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
-    leave_to_hotrow(model)
+    exclude_tables_from_ddp(model)
     return model
 
 
-def _refusal(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
     if any(module.max_norm is not None for module in modules):
         return HotrowError(
             f"{path} has max_norm, which would shorten other rows on each rank",
             fix="leave it out of a model for replicate",
         )
-    if table_of(modules).backing is not None:
-        return in_files(path)
-    if table_of(modules).replicas is not None:
+    if shared_table(modules).backing is not None:
+        return table_in_files(path)
+    if shared_table(modules).replicas is not None:
         return HotrowError(f"{path}.weight is replicated already", fix="replicate a model once")
     return None
 
 
 @dataclass(frozen=True)
 class _Replicas:
-    """Who has the same table."""
+    """The ranks that have the same table."""
 
     path: str
     ranks: Ranks
 
     def source(self, table: Tensor) -> Tensor:
-        """Its gradient is that of all ranks."""
-        found: Tensor = Through.apply(table, self._gathered)  # type: ignore[no-untyped-call]
-        return found
+        """A tensor like the table, whose gradient is gathered from all ranks."""
+        source: Tensor = MapGradient.apply(table, self._gather)  # type: ignore[no-untyped-call]
+        return source
 
-    def _gathered(self, gradient: RowGradient) -> RowGradient:
-        """The rows of all ranks, each rank's distinct, in their order."""
-        ranks, held = self.ranks, gradient.merge().held
-        doing = f"average the gradient of {self.path}"
-        counts = ranks.announce(doing, [len(held.ids)] * ranks.count)
-        short = torch.int32 if gradient.count < 2**31 else torch.int64
-        shares = [held.ids.to(short), held.rows / ranks.count]
-        ids, rows = ranks.share(shares, counts)
-        return RowGradient(ids.long(), rows, gradient.shape, columns=held.columns)
+    def _gather(self, gradient: RowGradient) -> RowGradient:
+        """The rows of all ranks in their order; the rows of each rank are distinct."""
+        ranks, storage = self.ranks, gradient.merge().row_storage
+        operation = f"average the gradient of {self.path}"
+        counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
+        id_dtype = torch.int32 if gradient.count < 2**31 else torch.int64
+        shares = [storage.ids.to(id_dtype), storage.rows / ranks.count]
+        ids, rows = ranks.all_gather_rows(shares, counts)
+        return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
-    def begin(self, table: Table, failure: HotrowError | None = None) -> None:
+    def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
         """Before a look-up that trains: all ranks make it, or each raises."""
-        check_wrapper(table, self.path)
-        doing = f"look up in {self.path} to train"
-        self.ranks.announce(doing, [0] * self.ranks.count, failure)
+        check_ddp_ignores(table, self.path)
+        operation = f"look up in {self.path} to train"
+        self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise on every rank that trains, in the place of a look-up."""
-        if trains(table):
-            self.begin(table, error)
+        """Raise on every rank that trains, in place of a look-up."""
+        if needs_gradient(table):
+            self.prepare_look_up(table, error)
         raise error
 
-    def agree(self, table: Table) -> None:
-        """Settle here, and let go of the lag, if another rank has; they began alike."""
-        ended = table.lag is None
-        mine = torch.tensor([ended, not table.behind], dtype=torch.int64, device=self.ranks.device)
-        dist.all_reduce(mine, dist.ReduceOp.MAX, group=self.ranks.group)
-        others_ended, others_settled = mine.tolist()
-        if table.lag is not None and others_ended:
+    def synchronize(self, table: Table) -> None:
+        """Settle all rows here, or end the lag, if another rank has; they started equal."""
+        lag_ended, is_settled = table.lag is None, not table.has_stale_rows
+        flags = torch.tensor([lag_ended, is_settled], dtype=torch.int64, device=self.ranks.device)
+        dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.ranks.group)
+        any_ended, any_settled = flags.tolist()
+        if table.lag is not None and any_ended:
             table.lag.close()
-        elif others_settled:
+        elif any_settled:
             table.settle()

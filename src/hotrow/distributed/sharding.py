@@ -1,4 +1,4 @@
-"""Tables split by rows: ids travel to the rank that has their rows, rows travel back."""
+"""Sharded tables: ids are sent to the rank that has their rows, and the rows are sent back."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from hotrow.distributed.ranks import Ranks
-from hotrow.distributed.shards import Request, Shards, fetch
+from hotrow.distributed.shards import LookUpRequest, Shards, fetch
 from hotrow.distributed.tables import (
-    agreed,
-    in_files,
-    leave_to_hotrow,
+    agree_on_tables,
+    exclude_tables_from_ddp,
     refuse_assignment,
-    table_of,
+    shared_table,
+    table_in_files,
 )
 from hotrow.errors import HotrowError
 from hotrow.table.parameter import Table
@@ -62,55 +62,55 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     Source: `torch.distributed.tensor.Shard`; hybrid parallelism as in
     https://arxiv.org/abs/1906.00091.
     """
-    ranks, found = agreed(model, mesh, "shard", _refusal)
-    for path, modules in found.items():
-        _split(path, modules, mesh, ranks)
+    ranks, tables = agree_on_tables(model, mesh, "shard", _find_problem)
+    for path, modules in tables.items():
+        _split_table(path, modules, mesh, ranks)
         for module in modules:
-            module.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+            module.register_state_dict_post_hook(_save_hook)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
-            module.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
-    leave_to_hotrow(model)
+            module.register_load_state_dict_pre_hook(_load_hook)  # type: ignore[no-untyped-call]
+    exclude_tables_from_ddp(model)
     return model
 
 
-def _refusal(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
-    if table_of(modules).backing is not None:
-        return in_files(path)
-    if table_of(modules).shards is not None:
+def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
+    if shared_table(modules).backing is not None:
+        return table_in_files(path)
+    if shared_table(modules).shards is not None:
         return HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
     return None
 
 
-def _split(
+def _split_table(
     path: str, modules: list[nn.Embedding | nn.EmbeddingBag], mesh: DeviceMesh, ranks: Ranks
 ) -> None:
-    """Leave to this rank its rows only."""
-    table = table_of(modules)
+    """Keep only this rank's rows of a table."""
+    table = shared_table(modules)
     table.settle()
     shards = Shards(path, ranks, mesh, len(table))
-    own = table.stored[shards.own]
+    local_rows = table.raw_data[shards.local_slice]
     if table.is_meta:
-        rows = torch.empty_like(own, device=torch.device(mesh.device_type))
+        rows = torch.empty_like(local_rows, device=torch.device(mesh.device_type))
         table = Table.adopt(nn.Parameter(rows, table.requires_grad))
         for module in modules:
             module.weight = table
-        _reset(modules[0], shards)
+        _initialize_rows(modules[0], shards)
     else:
-        table.data, table.grad = own.clone(), None
+        table.data, table.grad = local_rows.clone(), None
     table.shards = shards
 
 
-def _reset(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
-    """Give this rank's rows initial values; where ranks have one seed, not those of the others."""
+def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
+    """Initialize this rank's rows, with other values than the other ranks' even for equal seeds."""
     seed = int(torch.randint(2**62, ())) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
     with torch.random.fork_rng(devices=[] if module.weight.is_cpu else None):
         torch.manual_seed(seed)
         module.reset_parameters()
     module.padding_idx = padding
-    if padding is not None and shards.own.start <= padding < shards.own.stop:
+    if padding is not None and shards.local_slice.start <= padding < shards.local_slice.stop:
         with torch.no_grad():
-            module.weight[padding - shards.own.start].zero_()
+            module.weight[padding - shards.local_slice.start].zero_()
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
@@ -139,30 +139,30 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
                 fix="call hotrow.distributed.shard on the model before",
             )
     requests = [
-        Request(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
+        LookUpRequest(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
         for layer, ids in pairs
     ]
     if len({request.shards.mesh for request in requests}) > 1:
         raise HotrowError(
             "the tables are sharded over different meshes", fix="look up in those of one at a time"
         )
-    found = fetch(requests) if requests else []
-    return [F.embedding(places, rows) for _, places, rows in found]
+    results = fetch(requests) if requests else []
+    return [F.embedding(inverse, rows) for _, inverse, rows in results]
 
 
-def _save(
+def _save_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """The table in a state dict is a DTensor."""
+    """A hook after `state_dict`: the table becomes a DTensor."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and state_dict[name] is not table:
-        state_dict[name] = table.shards.whole(state_dict[name])
+        state_dict[name] = table.shards.to_global(state_dict[name])
 
 
-def _load(
+def _load_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
 ) -> None:
-    """Of a DTensor or a whole table, this rank takes its rows."""
+    """A hook before `load_state_dict`: take this rank's rows of a DTensor or a whole table."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and name in state_dict:
         count, rows = len(state_dict[name]), table.shards.rows
@@ -171,4 +171,4 @@ def _load(
                 f"{name} has {rows} rows on all ranks, but what is loaded has {count}",
                 fix="load a state dict of a whole model, or of a sharded one",
             )
-        state_dict[name] = table.shards.part(state_dict[name])
+        state_dict[name] = table.shards.to_local(state_dict[name])

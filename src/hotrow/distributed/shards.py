@@ -1,4 +1,4 @@
-"""Where the rows of a sharded table are, and how those that ids select come from there."""
+"""The shards of a table, and look-ups in them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from hotrow.distributed.ranks import Ranks, Swap
-from hotrow.distributed.tables import Through, check_wrapper
+from hotrow.distributed.ranks import AllToAll, Ranks
+from hotrow.distributed.tables import MapGradient, check_ddp_ignores
 from hotrow.errors import HotrowError
-from hotrow.ids import checked, checked_padding
-from hotrow.table.functional import own_embedding
+from hotrow.ids import check_ids, normalize_padding
+from hotrow.table.functional import local_embedding
 from hotrow.table.gradient import RowGradient
-from hotrow.table.parameter import Table, trains
+from hotrow.table.parameter import Table, needs_gradient
 
 
 @dataclass(frozen=True)
 class Shards:
-    """Where the rows of one table are."""
+    """The ranks that have the rows of one table."""
 
     path: str
     ranks: Ranks
@@ -30,45 +30,47 @@ class Shards:
     rows: int  # V
 
     @property
-    def each(self) -> int:
-        """C, the rows of a rank, but for the last ones."""
+    def rows_per_rank(self) -> int:
+        """C, the number of rows of a rank; the last ranks may have fewer."""
         return max(1, -(-self.rows // self.ranks.count))
 
     @property
-    def own(self) -> slice:
-        """The rows of this rank."""
-        begin = self.ranks.rank * self.each
-        return slice(min(begin, self.rows), min(begin + self.each, self.rows))
+    def local_slice(self) -> slice:
+        """The rows of this rank, as a slice of all rows."""
+        begin = self.ranks.rank * self.rows_per_rank
+        return slice(min(begin, self.rows), min(begin + self.rows_per_rank, self.rows))
 
-    def whole(self, rows: Tensor) -> Tensor:
-        """The DTensor of which these rows are this rank's part; over the same memory."""
+    def to_global(self, rows: Tensor) -> Tensor:
+        """The DTensor of which `rows` is this rank's part; it shares their memory."""
         shape = torch.Size((self.rows, *rows.shape[1:]))
-        found: Tensor = DTensor.from_local(
+        result: Tensor = DTensor.from_local(
             rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=rows.stride()
         )
-        return found
+        return result
 
-    def part(self, value: Tensor) -> Tensor:
-        """The rows of this rank, of a DTensor, or of a tensor with all of them."""
+    def to_local(self, value: Tensor) -> Tensor:
+        """The rows of this rank, from a DTensor or from a tensor with all rows."""
         if isinstance(value, DTensor):
             if value.device_mesh == self.mesh and tuple(value.placements) == (Shard(0),):
                 return value.to_local()
             value = value.full_tensor()
-        return value[self.own] if len(value) == self.rows else value
+        return value[self.local_slice] if len(value) == self.rows else value
 
     def source(self, table: Tensor) -> Tensor:
-        """Its gradient knows that there is more of it."""
-        found: Tensor = Through.apply(table, self._marked)  # type: ignore[no-untyped-call]
-        return found
+        """A tensor like the table, whose gradient refers to the other ranks."""
+        source: Tensor = MapGradient.apply(table, self._mark_gradient)  # type: ignore[no-untyped-call]
+        return source
 
-    def _marked(self, gradient: RowGradient) -> RowGradient:
-        """That of this rank's rows, which knows who has the others."""
-        gradient.held.across = self.ranks
+    def _mark_gradient(self, gradient: RowGradient) -> RowGradient:
+        """Note in the gradient of this rank's rows which ranks have the others."""
+        gradient.row_storage.shards = self.ranks
         return gradient
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise on every rank, in the place of a look-up."""
-        _announce(self.ranks, _doing([self], table), [0] * self.ranks.count, [table], error)
+        """Raise on every rank, in place of a look-up."""
+        _exchange_counts(
+            self.ranks, _describe_operation([self], table), [0] * self.ranks.count, [table], error
+        )
         raise error
 
     def fetch(
@@ -79,12 +81,12 @@ class Shards:
         max_norm: float | None,
         norm_type: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
-        return fetch([Request(table, ids, padding_idx, max_norm, norm_type)])[0]
+        """The distinct ids (R,), the index of each id among them, and their rows (R, D)."""
+        return fetch([LookUpRequest(table, ids, padding_idx, max_norm, norm_type)])[0]
 
 
 @dataclass(frozen=True)
-class Request:
+class LookUpRequest:
     """Ids to be looked up in a sharded table, and the options of `F.embedding`."""
 
     table: Table
@@ -95,101 +97,108 @@ class Request:
 
     @property
     def shards(self) -> Shards:
-        """Where the rows are."""
+        """The shards of the table."""
         shards = self.table.shards
         assert isinstance(shards, Shards)
         return shards
 
-    def own(self, ids: Tensor) -> Tensor:
-        """The rows of this rank that ids, counted from its first row, select."""
-        padding = self.padding_idx
-        own, shards = self.shards.own, self.shards
+    def look_up_locally(self, ids: Tensor) -> Tensor:
+        """The rows of this rank at `ids`, which count from its first row."""
+        padding, shards = self.padding_idx, self.shards
+        local = shards.local_slice
         if padding is not None:
-            padding = checked_padding(padding, shards.rows) - own.start
-            padding = padding if 0 <= padding < own.stop - own.start else None
-        return own_embedding(ids, self.table, padding, self.max_norm, self.norm_type)
+            padding = normalize_padding(padding, shards.rows) - local.start
+            padding = padding if 0 <= padding < local.stop - local.start else None
+        return local_embedding(ids, self.table, padding, self.max_norm, self.norm_type)
 
 
-def fetch(requests: Sequence[Request]) -> list[tuple[Tensor, Tensor, Tensor]]:
+def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The rows of several tables, in one exchange.
 
     Returns:
-        For each request its distinct ids (R,), ascending; the place of each id among them; their
+        For each request its distinct ids (R,), ascending; the index of each id among them; their
         rows (R, D), differentiable.
     """
     first = requests[0].shards
-    ranks, every = first.ranks, [request.shards for request in requests]
-    doing = _doing(every, *(request.table for request in requests))
+    ranks, shards = first.ranks, [request.shards for request in requests]
+    operation = _describe_operation(shards, *(request.table for request in requests))
     failure: HotrowError | None = None
-    found: list[tuple[Tensor, Tensor]] = []
+    distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
-        check_wrapper(request.table, request.shards.path)
-    counts = [[0] * ranks.count for _ in requests]  # ids for each rank, by table
+        check_ddp_ignores(request.table, request.shards.path)
+    send_counts = [[0] * ranks.count for _ in requests]  # distinct ids for each rank, by table
     try:
         for i, request in enumerate(requests):
-            ids = checked(request.ids, request.shards.rows, "input", mistakable="")
-            rows, places = torch.unique(ids.long(), return_inverse=True)
-            found.append((rows, places))
-            owners = rows // request.shards.each
-            counts[i] = owners.bincount(minlength=ranks.count).tolist()
+            ids = check_ids(request.ids, request.shards.rows, "input", refused_encoding="")
+            rows, inverse = torch.unique(ids.long(), return_inverse=True)
+            distinct_ids.append((rows, inverse))
+            owners = rows // request.shards.rows_per_rank
+            send_counts[i] = owners.bincount(minlength=ranks.count).tolist()
     except HotrowError as error:
         failure = error
-    totals = [sum(each) for each in zip(*counts, strict=True)]
-    asked = _announce(ranks, doing, totals, [request.table for request in requests], failure)
-    wanted, wishes = _send_ids(ranks, every, [rows for rows, _ in found], counts, asked)
-    own = [request.own(ids) for request, ids in zip(requests, wanted, strict=True)]
-    compact = Swap.apply(ranks, wishes, counts, *own)  # type: ignore[no-untyped-call]
-    return [(*known, rows) for known, rows in zip(found, compact, strict=True)]
+    totals = [sum(counts) for counts in zip(*send_counts, strict=True)]
+    tables = [request.table for request in requests]
+    received_totals = _exchange_counts(ranks, operation, totals, tables, failure)
+    received_ids, receive_counts = _send_ids(
+        ranks, shards, [rows for rows, _ in distinct_ids], send_counts, received_totals
+    )
+    local_rows = [
+        request.look_up_locally(ids) for request, ids in zip(requests, received_ids, strict=True)
+    ]
+    all_rows = AllToAll.apply(ranks, receive_counts, send_counts, *local_rows)  # type: ignore[no-untyped-call]
+    return [(*ids, rows) for ids, rows in zip(distinct_ids, all_rows, strict=True)]
 
 
-def _announce(
+def _exchange_counts(
     ranks: Ranks,
-    doing: str,
-    numbers: Sequence[int],
+    operation: str,
+    counts: Sequence[int],
     tables: Sequence[Table],
     failure: HotrowError | None,
 ) -> list[int]:
-    """`Ranks.announce`, whose error the replicas of these shards get as well.
+    """`Ranks.exchange_counts`, whose error is raised by the replicas of these shards as well.
 
-    They have the same rows of the tables, other ranks for the rest of them, and begin to look up.
+    The replicas have the same rows of the tables, and look up at the same time.
     """
     try:
-        return ranks.announce(doing, numbers, failure)
+        return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards are here; their replicas wait if one of them was to train.
-        if replicated and any(ranks.gather(doing, any(map(trains, replicated)))):
+        # All ranks of these shards are here; their replicas wait if one of them trains.
+        if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
-            replicated[0].replicas.begin(replicated[0], error)
+            replicated[0].replicas.prepare_look_up(replicated[0], error)
         raise
 
 
-def _doing(shards: Sequence[Shards], *tables: Table) -> str:
-    """What an exchange is for, in words; the same on all ranks if they do the same."""
-    names = ", ".join(each.path for each in shards)
-    return f"look up in {names}{' to train' if any(map(trains, tables)) else ''}"
+def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
+    """The name of an exchange, which ranks compare and messages contain."""
+    names = ", ".join(shard.path for shard in shards)
+    return f"look up in {names}{' to train' if any(map(needs_gradient, tables)) else ''}"
 
 
 def _send_ids(
     ranks: Ranks,
     shards: Sequence[Shards],
     ids: Sequence[Tensor],
-    counts: list[list[int]],
-    asked: Sequence[int],
+    send_counts: list[list[int]],
+    received_totals: Sequence[int],
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of its rows, counted from its first; what is asked of this one.
+    """Send each rank the ids of its rows, which count from its first row.
 
     Returns:
-        For each table the ids that all ranks ask for, and how many each of them does.
+        For each table the ids that this rank receives, and the number from each rank.
     """
-    short = torch.int32 if max(each.each for each in shards) < 2**31 else torch.int64
+    id_dtype = torch.int32 if max(shard.rows_per_rank for shard in shards) < 2**31 else torch.int64
     if len(shards) == 1:
-        wishes = [list(asked)]
+        receive_counts = [list(received_totals)]
     else:
-        numbers = torch.tensor(counts, dtype=torch.int64, device=ranks.device).t().contiguous()
-        one = [[1] * ranks.count]
-        (received,) = ranks.swap([numbers], one, one)  # (W, tables)
-        wishes = received.t().tolist()
-    local = [(rows % each.each).to(short) for rows, each in zip(ids, shards, strict=True)]
-    wanted = ranks.swap(local, counts, wishes)
-    return [each.long() for each in wanted], wishes
+        counts = torch.tensor(send_counts, dtype=torch.int64, device=ranks.device).t().contiguous()
+        ones = [[1] * ranks.count]
+        (received,) = ranks.all_to_all([counts], ones, ones)  # (W, tables)
+        receive_counts = received.t().tolist()
+    local_ids = [
+        (rows % shard.rows_per_rank).to(id_dtype) for rows, shard in zip(ids, shards, strict=True)
+    ]
+    received_ids = ranks.all_to_all(local_ids, send_counts, receive_counts)
+    return [each.long() for each in received_ids], receive_counts

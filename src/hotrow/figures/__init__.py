@@ -1,1 +1,1 @@
-"""The kinds of figure: each a function that lays out cells, arrows and curves for `_svg`."""
+"""Figures as SVG, one file for each kind."""

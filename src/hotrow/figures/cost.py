@@ -1,4 +1,4 @@
-"""Figure 7: what each way costs as the table grows, and what it took where that was measured."""
+"""Figure 7: the cost of both methods as the table grows, and the measured times."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 from hotrow.errors import HotrowError
 from hotrow.figures import svg
-from hotrow.figures.words import Say
-from hotrow.inputs.text import milliseconds, size
+from hotrow.figures.words import Translate
+from hotrow.inputs.text import format_milliseconds, format_size
 from hotrow.verify.cost import cost
 
-WIDTH, HEIGHT, BETWEEN = 260, 220, 36  # of a panel, in pixels, and between two
+WIDTH, HEIGHT, PANEL_GAP = 260, 220, 36  # of a panel, in pixels, and between two
 DECADES = range(1, 8)  # of V: 10 to 10 million
-FINENESS = 8  # points of a curve in a decade
-TICKS = 6  # labels of an axis, at most
+POINTS_PER_DECADE = 8  # points of a curve in a decade
+MAX_TICKS = 6  # labels of an axis, at most
 LARGEST = 2**63 - 1
-LEAST_MS, MOST_MS = 1e-9, 1e12  # of what is drawn: beyond it a time was no time
-WAYS = ("matmul", "by lookup")
+MIN_MS, MAX_MS = 1e-9, 1e12  # of what is drawn: beyond it a time was no time
+METHODS = ("matmul", "by lookup")
 
 Point = tuple[int, float, float]  # V, by matmul, by look-up
 
@@ -28,80 +28,86 @@ class Panel(NamedTuple):
 
     key: str
     points: list[Point]
-    tell: Callable[[float], str]
-    tick: Callable[[int], str]  # the label of a decade
+    format_value: Callable[[float], str]
+    format_tick: Callable[[int], str]  # the label of a decade
     marked: bool = False
 
 
-def draw_cost(D: Any, N: Any, measured: Any, say: Say) -> svg.Drawing:
+def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawing:
     """A panel for each quantity of `hotrow.cost`, and one of the times measured."""
     cost(1, D, N)  # refuses what is no count
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:
             raise HotrowError(f"{name} = {value}, but a chart needs it in 1..{LARGEST}")
-    times = _checked(measured)
+    times = _check_measured(measured)
     sizes = [V for V, _, _ in times]
     first = min([DECADES[0], *(math.floor(math.log10(V)) for V in sizes)])
     last = max([DECADES[-1], *(math.ceil(math.log10(V)) for V in sizes)])
-    steps = range(first * FINENESS, last * FINENESS + 1)
-    costs = [cost(round(10 ** (step / FINENESS)), D, N) for step in steps]
+    steps = range(first * POINTS_PER_DECADE, last * POINTS_PER_DECADE + 1)
+    costs = [cost(round(10 ** (step / POINTS_PER_DECADE)), D, N) for step in steps]
     operations: list[Point] = [
         (each.rows, each.matmul.multiplications + each.matmul.additions, each.lookup.additions)
         for each in costs
     ]
-    written: list[Point] = [
+    bytes_written: list[Point] = [
         (each.rows, each.matmul.bytes_written, each.lookup.bytes_written) for each in costs
     ]
     panels = [
-        Panel("operations", operations, _count, _power),
-        Panel("bytes", written, size, lambda decade: size(10**decade)),
+        Panel("operations", operations, _format_count, _format_decade),
+        Panel("bytes", bytes_written, format_size, lambda decade: format_size(10**decade)),
     ]
     if times:
         panels.append(
-            Panel("time", times, milliseconds, lambda decade: milliseconds(10.0**decade), True)
+            Panel(
+                "time",
+                times,
+                format_milliseconds,
+                lambda decade: format_milliseconds(10.0**decade),
+                True,
+            )
         )
 
-    sized = say("sizes", ids=f"{N:,}", columns=f"{D:,}")
-    told = [f"{sized}."]
+    sizes_text = translate("sizes", ids=f"{N:,}", columns=f"{D:,}")
+    description = [f"{sizes_text}."]
     cells = [
-        svg.label(svg.MARGIN, svg.MARGIN, say("cost"), "bold", svg.TITLE),
-        svg.label(svg.MARGIN, svg.MARGIN + 28, sized),
+        svg.label(svg.MARGIN, svg.MARGIN, translate("cost"), "bold", svg.TITLE),
+        svg.label(svg.MARGIN, svg.MARGIN + 28, sizes_text),
     ]
     curves: list[svg.Curve] = []
     x, top = float(svg.MARGIN), svg.MARGIN + 102.0
     for panel in panels:
-        x = _panel(panel, x, top, range(first, last + 1), say, cells, curves) + BETWEEN
-        told.append(f"{say(panel.key)}:")
-        for V, *values in panel.points if panel.marked else panel.points[::FINENESS]:
-            matmul, lookup = map(panel.tell, values)
-            told.append(say("at", V=f"{V:,}", matmul=matmul, lookup=lookup))
+        x = _panel(panel, x, top, range(first, last + 1), translate, cells, curves) + PANEL_GAP
+        description.append(f"{translate(panel.key)}:")
+        for V, *values in panel.points if panel.marked else panel.points[::POINTS_PER_DECADE]:
+            matmul, lookup = map(panel.format_value, values)
+            description.append(translate("at", V=f"{V:,}", matmul=matmul, lookup=lookup))
     bottom = max(cell.y + cell.h for cell in cells)
-    constant = say("constant")
+    constant = translate("constant")
     cells.append(svg.label(svg.MARGIN, bottom + svg.GAP, constant, "muted", svg.SMALL))
-    told.append(constant)
-    return svg.Drawing(say("cost"), " ".join(told), cells, [], curves)
+    description.append(constant)
+    return svg.Drawing(translate("cost"), " ".join(description), cells, [], curves)
 
 
-def _checked(measured: Any) -> list[Point]:
-    """The points by rising V, each known to fit on logarithmic axes."""
-    wanted = "measured is a list of (V, milliseconds by matmul, milliseconds by look-up)"
+def _check_measured(measured: Any) -> list[Point]:
+    """The points by rising V, after checking that each fits on logarithmic axes."""
+    expected = "measured is a list of (V, milliseconds by matmul, milliseconds by look-up)"
     try:
         points = [(V, float(matmul), float(lookup)) for V, matmul, lookup in measured or []]
     except (TypeError, ValueError):
-        raise HotrowError(f"{wanted}, but {measured!r:.60} is not") from None
+        raise HotrowError(f"{expected}, but {measured!r:.60} is not") from None
     for place, (V, *times) in enumerate(points):
         counted = isinstance(V, int) and 1 <= V <= LARGEST
         if not counted or not all(map(is_time, times)):
             raise HotrowError(
                 f"measured[{place}] = {measured[place]!r:.60}, but V is an int of 1 or more, and "
-                f"times are {LEAST_MS:g} to {MOST_MS:g} ms"
+                f"times are {MIN_MS:g} to {MAX_MS:g} ms"
             )
     return sorted(points)
 
 
 def is_time(value: Any) -> bool:
     """Whether it can be a number of milliseconds."""
-    return type(value) in (int, float) and LEAST_MS <= value <= MOST_MS
+    return type(value) in (int, float) and MIN_MS <= value <= MAX_MS
 
 
 def _panel(
@@ -109,7 +115,7 @@ def _panel(
     x: float,
     top: float,
     decades: range,
-    say: Say,
+    translate: Translate,
     cells: list[svg.Cell],
     curves: list[svg.Curve],
 ) -> float:
@@ -117,60 +123,62 @@ def _panel(
     values = [value for _, *pair in panel.points for value in pair]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     heights = range(low, max(high, low + 1) + 1)
-    ticks = [(decade, panel.tick(decade)) for decade in _labelled(heights)]
-    left = x + max(svg.px(text, svg.SMALL) for _, text in ticks) + svg.GAP
+    ticks = [(decade, panel.format_tick(decade)) for decade in _label_decades(heights)]
+    left = x + max(svg.pixel_width(text, svg.SMALL) for _, text in ticks) + svg.GAP
     right, bottom = left + WIDTH, top + HEIGHT
 
-    def across(V: float) -> float:
+    def x_of(V: float) -> float:
         return left + WIDTH * (math.log10(V) - decades[0]) / (decades[-1] - decades[0])
 
-    def up(value: float) -> float:
+    def y_of(value: float) -> float:
         return bottom - HEIGHT * (math.log10(value) - heights[0]) / (heights[-1] - heights[0])
 
-    heading = say(panel.key)
+    heading = translate(panel.key)
     cells.append(svg.label(x, top - svg.ROW - 4, heading, "bold"))
     cells.append(svg.Cell(left, top, WIDTH, HEIGHT, box="row"))
     for decade, text in ticks:
-        y = up(10.0**decade)
+        y = y_of(10.0**decade)
         curves.append(svg.Curve([(left, y), (right, y)], "grid"))
         tick = svg.Cell(x, y - 9, left - x + 2, 18, text, "muted", "", "end", svg.SMALL)
         cells.append(tick)
-    for decade in _labelled(decades):
-        middle = across(10.0**decade)
+    for decade in _label_decades(decades):
+        middle = x_of(10.0**decade)
         curves.append(svg.Curve([(middle, top), (middle, bottom)], "grid"))
         cells.append(
-            svg.Cell(middle, bottom + 2, 0, 20, _power(decade), "muted", "", "middle", svg.SMALL)
+            svg.Cell(
+                middle, bottom + 2, 0, 20, _format_decade(decade), "muted", "", "middle", svg.SMALL
+            )
         )
     cells.append(
-        svg.Cell(left, bottom + 20, WIDTH, 22, say("axis"), "muted", "", "middle", svg.SMALL)
+        svg.Cell(left, bottom + 20, WIDTH, 22, translate("axis"), "muted", "", "middle", svg.SMALL)
     )
     y = bottom + 46
-    final = say("last", V=f"{panel.points[-1][0]:,}")
+    final = translate("last", V=f"{panel.points[-1][0]:,}")
     cells.append(svg.label(left, y, final, "muted", svg.SMALL))
-    end = max(right, x + svg.px(heading), left + svg.px(final, svg.SMALL))
-    for place, way in enumerate(WAYS):
+    end = max(right, x + svg.pixel_width(heading), left + svg.pixel_width(final, svg.SMALL))
+    for place, method in enumerate(METHODS):
         line, dots = (("curve h1", ["dot h1"]), ("dashed h0", ["dot h0", "hole"]))[place]
-        path = [(across(point[0]), up(point[place + 1])) for point in panel.points]
+        path = [(x_of(point[0]), y_of(point[place + 1])) for point in panel.points]
         curves.append(svg.Curve(path, line))
         y += 24
-        legend = f"{say(way)}: {panel.tell(panel.points[-1][place + 1])}"
+        legend = f"{translate(method)}: {panel.format_value(panel.points[-1][place + 1])}"
         cells.append(svg.label(left + 44, y, legend))
         curves.append(svg.Curve([(left, y + svg.ROW / 2), (left + 34, y + svg.ROW / 2)], line))
-        end = max(end, left + 44 + svg.px(legend))
+        end = max(end, left + 44 + svg.pixel_width(legend))
         marks = [*path, (left + 17, y + svg.ROW / 2)] if panel.marked else []
         curves += [svg.Curve([mark, mark], dot) for mark in marks for dot in dots]
     return end
 
 
-def _labelled(decades: range) -> range:
-    """Those that have a label: so few that none touches the next."""
-    return decades[:: math.ceil(len(decades) / TICKS)]
+def _label_decades(decades: range) -> range:
+    """The decades with a label, few enough not to touch."""
+    return decades[:: math.ceil(len(decades) / MAX_TICKS)]
 
 
-def _power(decade: int) -> str:
+def _format_decade(decade: int) -> str:
     return "10" + str(decade).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def _count(value: float) -> str:
+def _format_count(value: float) -> str:
     """A count; from a million million on, to three digits."""
     return f"{value:,.0f}" if value < 10**12 else f"{value:.3g}"

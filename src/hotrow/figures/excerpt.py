@@ -1,4 +1,4 @@
-"""Which rows, columns and ids of a large table are drawn, and how it shows what is not."""
+"""The excerpt of a large table that a figure shows: which rows, columns and ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotrow.inputs.text import number
+from hotrow.inputs.text import format_number
 
-WHOLE_ROWS, WHOLE_COLUMNS = 8, 6  # a table up to this size is drawn whole
+MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # a table up to this size is drawn whole
 LEADING_COLUMNS = 4  # of a wider one, these and the last
-POSITIONS = 6  # ids drawn; each row they pick has a colour of its own
+MAX_IDS = 6  # ids drawn; each row they select has its own colour
 
 
-class Columns(NamedTuple):
+class ColumnExcerpt(NamedTuple):
     """The columns of a table, `total` of them."""
 
     total: int
@@ -23,20 +23,20 @@ class Columns(NamedTuple):
     @property
     def drawn(self) -> list[int]:
         """All of them, or the first and the last."""
-        if self.total <= WHOLE_COLUMNS:
+        if self.total <= MAX_WHOLE_COLUMNS:
             return list(range(self.total))
         return [*range(LEADING_COLUMNS), self.total - 1]
 
-    def dotted(self, texts: list[str]) -> list[str]:
-        """The texts of the drawn columns, with a sign for the others."""
-        if self.total > WHOLE_COLUMNS:
+    def shorten(self, texts: list[str]) -> list[str]:
+        """The texts of the drawn columns, with an ellipsis for the others."""
+        if self.total > MAX_WHOLE_COLUMNS:
             return [*texts[:LEADING_COLUMNS], "…", *texts[LEADING_COLUMNS:]]
         return texts or [""]  # a table without columns is drawn with an empty one
 
 
-def spans_of(rows: int, picked: Iterable[int]) -> list[range]:
-    """0..rows-1 in order: a row that is drawn is a range of one, longer ones are left out."""
-    if rows <= WHOLE_ROWS:
+def row_spans(rows: int, picked: Iterable[int]) -> list[range]:
+    """Split 0..rows-1 in order: a row that is drawn is a range of one, longer ones are omitted."""
+    if rows <= MAX_WHOLE_ROWS:
         return [range(row, row + 1) for row in range(rows)]
     spans, start = [], 0
     for row in sorted({0, *picked, rows - 1}):
@@ -47,21 +47,21 @@ def spans_of(rows: int, picked: Iterable[int]) -> list[range]:
     return spans
 
 
-def numbers(table: Tensor, spans: list[range], columns: list[int]) -> dict[int, list[str]]:
+def format_entries(table: Tensor, spans: list[range], columns: list[int]) -> dict[int, list[str]]:
     """The texts of the drawn rows and columns, by row; nothing else is read."""
     rows = [span.start for span in spans if len(span) == 1]
     down, across = (torch.tensor(places).long().to(table.device) for places in (rows, columns))
     values = table[down.unsqueeze(-1), across].tolist()
-    return {row: [number(x) for x in line] for row, line in zip(rows, values, strict=True)}
+    return {row: [format_number(x) for x in line] for row, line in zip(rows, values, strict=True)}
 
 
-def hues_of(shown: list[int]) -> dict[int, str]:
+def row_hues(shown: list[int]) -> dict[int, str]:
     """A colour for each row."""
     return {row: f"h{place}" for place, row in enumerate(dict.fromkeys(shown))}
 
 
-def parted(shown: list[int], place: int) -> float:
-    """How far below the middle of its row an arrow ends: those of an id that comes again part."""
+def arrow_offset(shown: list[int], place: int) -> float:
+    """How far below the middle of its row an arrow ends, so that those of one row spread."""
     row = shown[place]
     times, before = shown.count(row), shown[:place].count(row)
     return (before - (times - 1) / 2) * min(8, 24 / times)

@@ -1,7 +1,6 @@
 """Drawings of a look-up as SVG, from real tensors: any table, any ids, two languages.
 
-A kind of figure is a function of `hotrow.figures` that lays out cells and arrows; `_svg` writes
-them out.
+A kind of figure is a file of `hotrow.figures` that lays out cells and arrows; `svg.py` writes them.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 from hotrow.figures import svg
 from hotrow.figures.cost import draw_cost
-from hotrow.figures.excerpt import POSITIONS
-from hotrow.figures.gradient import checked_gradient, draw_gradient
+from hotrow.figures.excerpt import MAX_IDS
+from hotrow.figures.gradient import check_gradient, draw_gradient
 from hotrow.figures.lookup import draw_lookup
 from hotrow.figures.product import draw_product
-from hotrow.figures.words import WORDS, Say, speaker
-from hotrow.ids import as_ids, checked
+from hotrow.figures.words import WORDS, Translate, translator
+from hotrow.ids import as_ids, check_ids
 from hotrow.inputs.tables import check_table
-from hotrow.inputs.text import elide, printable
+from hotrow.inputs.text import elide, escape_unprintable
 
 TOKEN_COLUMNS = 14
 
@@ -116,31 +115,32 @@ def figure(
     The lesson's tables and ids come from Sebastian Raschka, "Build a Large Language Model (From
     Scratch)", chapter 2.
     """
-    _choose("kind", kind, KINDS)
-    _choose("lang", lang, WORDS)
-    given = {
+    _check_choice("kind", kind, KINDS)
+    _check_choice("lang", lang, WORDS)
+    arguments = {
         "table": table, "ids": ids, "column": column, "tokens": tokens, "gradient": gradient,
         "D": D, "N": N, "measured": measured,
     }  # fmt: skip
-    given = {name: value for name, value in given.items() if value is not None}
-    draw, needs, takes = KINDS[kind]
-    for name in given:
-        if name not in needs + takes:
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    draw, required, optional = KINDS[kind]
+    for name in arguments:
+        if name not in required + optional:
             raise HotrowError(
-                f"{name} was given, but a {kind!r} takes none", fix=f"it takes {_listed(kind)}"
+                f"{name} was given, but a {kind!r} takes none",
+                fix=f"it takes {_list_arguments(kind)}",
             )
-    for name in needs:
-        if name not in given:
-            raise HotrowError(f"a {kind!r} needs {name}", fix=f"it takes {_listed(kind)}")
-    return Figure(svg.write(draw(given, speaker(lang)), lang))
+    for name in required:
+        if name not in arguments:
+            raise HotrowError(f"a {kind!r} needs {name}", fix=f"it takes {_list_arguments(kind)}")
+    return Figure(svg.write(draw(arguments, translator(lang)), lang))
 
 
-def _listed(kind: str) -> str:
-    _, needs, takes = KINDS[kind]
-    return ", ".join([*needs, *(f"{name} (or not)" for name in takes)])
+def _list_arguments(kind: str) -> str:
+    _, required, optional = KINDS[kind]
+    return ", ".join([*required, *(f"{name} (or not)" for name in optional)])
 
 
-def _choose(name: str, value: object, choices: Iterable[str]) -> None:
+def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     valid = list(choices)
     if not isinstance(value, str) or value not in valid:
         raise HotrowError(
@@ -148,49 +148,51 @@ def _choose(name: str, value: object, choices: Iterable[str]) -> None:
         )
 
 
-def _quoted(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """The tokens that are drawn: safe, short, in quotes that show their spaces; or empty."""
+def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
+    """The tokens to draw: escaped, shortened, in quotes that show their spaces; or empty."""
     if tokens is None:
-        return [""] * min(count, POSITIONS)
+        return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
     if not listed or not all(isinstance(token, str) for token in tokens):
         raise HotrowError(f"tokens is {tokens!r:.60}, but must be a list of str, one for each id")
     if len(tokens) != count:
         raise HotrowError(f"tokens has length {len(tokens)}, but ids has {count}: one for each id")
-    return [f'"{elide(printable(token), TOKEN_COLUMNS)}"' for token in tokens[:POSITIONS]]
+    return [f'"{elide(escape_unprintable(token), TOKEN_COLUMNS)}"' for token in tokens[:MAX_IDS]]
 
 
-def _read(given: dict[str, Any]) -> tuple[Tensor, Tensor, list[str]]:
-    """The table, the ids as they came, and the tokens to draw."""
-    table = check_table(given["table"], "table")
-    ids = checked(as_ids(given["ids"]), len(table))
-    return table.detach(), ids, _quoted(given.get("tokens"), ids.numel())
+def _read_table(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, list[str]]:
+    """The table, the ids in their shape, and the tokens to draw."""
+    table = check_table(arguments["table"], "table")
+    ids = check_ids(as_ids(arguments["ids"]), len(table))
+    return table.detach(), ids, _quote_tokens(arguments.get("tokens"), ids.numel())
 
 
-def _lookup(given: dict[str, Any], say: Say) -> svg.Drawing:
-    table, ids, tokens = _read(given)
-    return draw_lookup(table, ids.flatten(), tokens, say)
+def _draw_lookup(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
+    table, ids, tokens = _read_table(arguments)
+    return draw_lookup(table, ids.flatten(), tokens, translate)
 
 
-def _product(given: dict[str, Any], say: Say) -> svg.Drawing:
-    table, ids, tokens = _read(given)
-    return draw_product(table, ids.flatten(), tokens, given.get("column", 0), say)
+def _draw_product(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
+    table, ids, tokens = _read_table(arguments)
+    return draw_product(table, ids.flatten(), tokens, arguments.get("column", 0), translate)
 
 
-def _gradient(given: dict[str, Any], say: Say) -> svg.Drawing:
-    table, ids, tokens = _read(given)
-    gradient = checked_gradient(given["gradient"], ids, table)
-    return draw_gradient(table, ids.flatten(), tokens, gradient, say)
+def _draw_gradient(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
+    table, ids, tokens = _read_table(arguments)
+    gradient = check_gradient(arguments["gradient"], ids, table)
+    return draw_gradient(table, ids.flatten(), tokens, gradient, translate)
 
 
-def _cost(given: dict[str, Any], say: Say) -> svg.Drawing:
-    return draw_cost(given["D"], given["N"], given.get("measured"), say)
+def _draw_cost(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
+    return draw_cost(arguments["D"], arguments["N"], arguments.get("measured"), translate)
 
 
-# A kind's drawing, the arguments that it needs, and those that it also takes.
-KINDS: dict[str, tuple[Callable[[dict[str, Any], Say], svg.Drawing], list[str], list[str]]] = {
-    "lookup": (_lookup, ["table", "ids"], ["tokens"]),
-    "product": (_product, ["table", "ids"], ["column", "tokens"]),
-    "gradient": (_gradient, ["table", "ids", "gradient"], ["tokens"]),
-    "cost": (_cost, ["D", "N"], ["measured"]),
+# For each kind: its function, its required arguments, and its optional ones.
+KINDS: dict[
+    str, tuple[Callable[[dict[str, Any], Translate], svg.Drawing], list[str], list[str]]
+] = {
+    "lookup": (_draw_lookup, ["table", "ids"], ["tokens"]),
+    "product": (_draw_product, ["table", "ids"], ["column", "tokens"]),
+    "gradient": (_draw_gradient, ["table", "ids", "gradient"], ["tokens"]),
+    "cost": (_draw_cost, ["D", "N"], ["measured"]),
 }

@@ -10,84 +10,100 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.figures import svg
-from hotrow.figures.excerpt import POSITIONS, Columns, hues_of, parted, spans_of
-from hotrow.figures.words import Say, aside
-from hotrow.inputs.text import number
+from hotrow.figures.excerpt import MAX_IDS, ColumnExcerpt, arrow_offset, row_hues, row_spans
+from hotrow.figures.words import Translate, in_parentheses
+from hotrow.inputs.text import format_number
 
 
 def draw_gradient(
-    table: Tensor, ids: Tensor, tokens: list[str], gradient: Tensor, say: Say
+    table: Tensor, ids: Tensor, tokens: list[str], gradient: Tensor, translate: Translate
 ) -> svg.Drawing:
     """An arrow from each id's row of `gradient`, (N, D), to its row of the table's gradient."""
     rows, columns = table.shape
-    shown: list[int] = ids[:POSITIONS].tolist()
-    hues, spans, short = hues_of(shown), spans_of(rows, shown), Columns(columns)
-    sent = list(_texts(gradient[:POSITIONS, short.drawn], short))
-    held = _held(spans, ids, gradient[:, short.drawn], short)
+    shown: list[int] = ids[:MAX_IDS].tolist()
+    hues, spans, excerpt = row_hues(shown), row_spans(rows, shown), ColumnExcerpt(columns)
+    upstream_texts = list(_format_rows(gradient[:MAX_IDS, excerpt.drawn], excerpt))
+    gradient_texts = _format_gradient(spans, ids, gradient[:, excerpt.drawn], excerpt)
     touched = torch.unique(ids)
-    texts, uses = {}, {}
+    texts, use_counts = {}, {}
     for span in spans:
-        some, count = _within(touched, span), _within(ids, span)
-        gap = say("mixed" if some else "zeros", len(span), touched=f"{some:,}")
-        texts[span.start] = [*([gap] if len(span) > 1 else held[span.start]), f"{count:,}"]
-        uses[span.start] = count
+        touched_count, count = _count_in(touched, span), _count_in(ids, span)
+        gap = translate(
+            "mixed" if touched_count else "zeros", len(span), touched=f"{touched_count:,}"
+        )
+        texts[span.start] = [
+            *([gap] if len(span) > 1 else gradient_texts[span.start]),
+            f"{count:,}",
+        ]
+        use_counts[span.start] = count
 
-    places = short.dotted(list(map(str, short.drawn)))
+    places = excerpt.shorten(list(map(str, excerpt.drawn)))
     from_head = svg.Line("ID", places, "mono muted", "")
-    from_lines = [svg.picked(row, line, hues[row]) for row, line in zip(shown, sent, strict=True)]
-    into_head = svg.Line(say("row"), [*places, say("added")], "mono muted", "")
+    from_lines = [
+        svg.selected_line(row, line, hues[row])
+        for row, line in zip(shown, upstream_texts, strict=True)
+    ]
+    into_head = svg.Line(translate("row"), [*places, translate("added")], "mono muted", "")
     into_lines = [
-        line if len(span) > 1 or uses[span.start] else line._replace(ink="mono muted")
-        for span, line in zip(spans, svg.lines(spans, texts, hues), strict=True)
+        line if len(span) > 1 or use_counts[span.start] else line._replace(ink="mono muted")
+        for span, line in zip(spans, svg.row_lines(spans, texts, hues), strict=True)
     ]
     from_label, from_fitted = svg.fit([from_head, *from_lines], ["end"] * len(places))
     into_label, into_fitted = svg.fit([into_head, *into_lines], ["end"] * (len(places) + 1))
 
-    across = say("columns", columns)
-    from_heading = say("upstream", rows=say("rows", len(ids)), columns=across)
-    into_heading = say("scattered", rows=say("rows", rows), columns=across)
-    more = len(ids) - len(shown)
-    note = say("more", more) if more else "" if shown else say("none")
+    across = translate("columns", columns)
+    from_heading = translate("upstream", rows=translate("rows", len(ids)), columns=across)
+    into_heading = translate("scattered", rows=translate("rows", rows), columns=across)
+    omitted = len(ids) - len(shown)
+    note = translate("more", omitted) if omitted else "" if shown else translate("none")
     # From left to right: tokens, ids with their rows, arrows, the table's gradient.
-    from_x = svg.MARGIN + (max(map(svg.px, tokens)) + svg.GAP if any(tokens) else 0)
-    from_end = from_x + from_label + svg.GAP + sum(column.width for column in from_fitted)
-    headed = max(from_end, svg.MARGIN + svg.px(from_heading), svg.MARGIN + svg.px(note, svg.SMALL))
+    upstream_x = svg.MARGIN + (max(map(svg.pixel_width, tokens)) + svg.GAP if any(tokens) else 0)
+    from_end = upstream_x + from_label + svg.GAP + sum(column.width for column in from_fitted)
+    headed = max(
+        from_end,
+        svg.MARGIN + svg.pixel_width(from_heading),
+        svg.MARGIN + svg.pixel_width(note, svg.SMALL),
+    )
     into_x = headed + svg.ARROW
     heading_y = svg.MARGIN + 44
     top = heading_y + 58
     cells = [
-        svg.label(svg.MARGIN, svg.MARGIN, say("gradient"), "bold", svg.TITLE),
+        svg.label(svg.MARGIN, svg.MARGIN, translate("gradient"), "bold", svg.TITLE),
         svg.label(svg.MARGIN, heading_y, from_heading, "bold"),
         svg.label(into_x, heading_y, into_heading, "bold"),
-        *svg.grid(from_x, top - svg.ROW, [from_head], from_label, from_fitted),
-        *svg.grid(from_x, top, from_lines, from_label, from_fitted, svg.PITCH),
+        *svg.grid(upstream_x, top - svg.ROW, [from_head], from_label, from_fitted),
+        *svg.grid(upstream_x, top, from_lines, from_label, from_fitted, svg.PITCH),
         *svg.grid(into_x, top - svg.ROW, [into_head, *into_lines], into_label, into_fitted),
     ]
     arrows = []
-    told = [f"{from_heading}. {into_heading}."]
+    description = [f"{from_heading}. {into_heading}."]
     row_y = {span.start: top + svg.ROW * (place + 0.5) for place, span in enumerate(spans)}
     for place, (row, token) in enumerate(zip(shown, tokens, strict=True)):
         y = top + place * svg.PITCH
         cells.append(svg.label(svg.MARGIN, y, token, "mono"))
-        told.append(say("adds", id=row, token=aside(token), values=", ".join(sent[place])))
-        into = row_y[row] + parted(shown, place)
+        description.append(
+            translate(
+                "adds", id=row, token=in_parentheses(token), values=", ".join(upstream_texts[place])
+            )
+        )
+        into = row_y[row] + arrow_offset(shown, place)
         arrows.append((from_end, y + svg.ROW / 2, into_x, into, hues[row]))
     for row in hues:
         *values, added = texts[row]
-        told.append(say("holds", row=row, values=", ".join(values), uses=added))
+        description.append(translate("holds", row=row, values=", ".join(values), uses=added))
     if note:
-        told.append(note)
+        description.append(note)
         y = top + len(shown) * svg.PITCH
         cells.append(svg.label(svg.MARGIN, y, note, "muted", svg.SMALL))
-    untouched = say("untouched", rows - len(touched), rows=f"{rows:,}")
-    told.append(untouched)
+    untouched = translate("untouched", rows - len(touched), rows=f"{rows:,}")
+    description.append(untouched)
     lines = max((len(shown) + bool(note)) * svg.PITCH, len(spans) * svg.ROW)
     cells.append(svg.label(svg.MARGIN, top + lines + svg.GAP, untouched))
-    return svg.Drawing(say("gradient"), " ".join(told), cells, arrows)
+    return svg.Drawing(translate("gradient"), " ".join(description), cells, arrows)
 
 
-def checked_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
-    """The gradient of the output as (N, D), known to fit the ids and the table."""
+def check_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
+    """The gradient of the output as (N, D), after checking it against the ids and the table."""
     if not isinstance(gradient, Tensor):
         raise HotrowError(
             f"gradient is of type {type(gradient).__name__}, but the gradient of the output is "
@@ -109,26 +125,26 @@ def checked_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
     return gradient.detach().reshape(ids.numel(), table.shape[1])
 
 
-def _texts(values: Tensor, short: Columns) -> Iterator[list[str]]:
-    return (short.dotted([number(x) for x in line]) for line in values.tolist())
+def _format_rows(values: Tensor, excerpt: ColumnExcerpt) -> Iterator[list[str]]:
+    return (excerpt.shorten([format_number(x) for x in line]) for line in values.tolist())
 
 
-def _within(ids: Tensor, span: range) -> int:
+def _count_in(ids: Tensor, span: range) -> int:
     return int(((ids >= span.start) & (ids < span.stop)).sum())
 
 
-def _held(
-    spans: list[range], ids: Tensor, gradient: Tensor, short: Columns
+def _format_gradient(
+    spans: list[range], ids: Tensor, gradient: Tensor, excerpt: ColumnExcerpt
 ) -> dict[int, list[str]]:
-    """The texts of the table's gradient, by row, for the rows that are drawn; torch adds up."""
+    """The texts of the table's gradient, by row, for the rows that are drawn; torch adds."""
     rows = [span.start for span in spans if len(span) == 1]
-    drawn = torch.tensor(rows, dtype=ids.dtype, device=ids.device)
-    used = torch.isin(ids, drawn)
-    places = torch.searchsorted(drawn, ids[used])
+    drawn_rows = torch.tensor(rows, dtype=ids.dtype, device=ids.device)
+    used = torch.isin(ids, drawn_rows)
+    places = torch.searchsorted(drawn_rows, ids[used])
     sums = torch.ops.aten.embedding_dense_backward(
         gradient[used].contiguous(), places, len(rows), -1, False
     )
     touched = set(ids[used].tolist())
-    zeros = short.dotted(["0"] * len(short.drawn))
-    texts = zip(rows, _texts(sums, short), strict=True)
+    zeros = excerpt.shorten(["0"] * len(excerpt.drawn))
+    texts = zip(rows, _format_rows(sums, excerpt), strict=True)
     return {row: line if row in touched else zeros for row, line in texts}

@@ -1,6 +1,6 @@
-"""How any figure is put together, from cells and arrows, and written out as SVG.
+"""The elements of a figure, cells, arrows and curves, and their output as SVG.
 
-Places are in pixels, reckoned from the columns that text takes in a monospace font, so that
+Coordinates are in pixels. They follow from the columns that text takes in a monospace font, so that
 nothing overflows whatever the numbers and tokens are.
 """
 
@@ -11,14 +11,14 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hotrow.inputs.text import width
+from hotrow.inputs.text import display_width
 
 MARGIN, ROW, PITCH, PAD, GAP, ARROW = 24, 32, 42, 10, 8, 84  # pixels
 SMALL, NUMBER, TITLE = 12, 14, 17  # font sizes
 EM = 0.61  # a column, in font sizes: no monospace font named below is wider
 
 # Class names carry a prefix, so that neither this style nor the page's reaches the other.
-RULES = """
+STYLE_RULES = """
 .hotrow .hr-page { fill: %(page)s; stroke: none }
 .hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
   Roboto, "Liberation Sans", "PingFang SC", "Microsoft YaHei", "Noto Sans CJK SC",
@@ -42,7 +42,7 @@ RULES = """
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
 # Where a site strips the style: black letters and grey lines on white.
-PLAIN = {
+UNSTYLED = {
     "rect": {"fill": "none", "stroke": "#626b7b"},
     "path": {"fill": "none", "stroke": "#626b7b"},
 }
@@ -109,14 +109,14 @@ class Column(NamedTuple):
     anchor: str = "middle"
 
 
-def px(text: str, size: int = NUMBER) -> float:
+def pixel_width(text: str, size: int = NUMBER) -> float:
     """The width of text, in pixels."""
-    return width(text) * size * EM
+    return display_width(text) * size * EM
 
 
 def label(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> Cell:
     """A cell of text without a box."""
-    return Cell(x, y, px(text, size), ROW, text, ink, size=size)
+    return Cell(x, y, pixel_width(text, size), ROW, text, ink, size=size)
 
 
 def pill(x: float, y: float, w: float, text: str, hue: str) -> Cell:
@@ -124,7 +124,7 @@ def pill(x: float, y: float, w: float, text: str, hue: str) -> Cell:
     return Cell(x, y + 4, w, ROW - 8, text, "mono bold on", f"pill {hue}", "middle")
 
 
-def lines(
+def row_lines(
     spans: list[range], texts: dict[int, list[str]], hues: dict[int, str], ink: str = "mono"
 ) -> Iterator[Line]:
     """A line for each span, with the texts that stand under its first row."""
@@ -133,33 +133,33 @@ def lines(
         if len(span) > 1:
             yield Line("⋮", texts[row], "muted", "gap")
         elif row in hues:
-            yield picked(row, texts[row], hues[row])
+            yield selected_line(row, texts[row], hues[row])
         else:
             yield Line(str(row), texts[row], ink)
 
 
-def picked(row: int, texts: list[str], hue: str) -> Line:
+def selected_line(row: int, texts: list[str], hue: str) -> Line:
     """The line of a selected row."""
     return Line(str(row), texts, "mono bold", f"picked {hue}", hue)
 
 
 def _merged(columns: list[Column], count: int) -> list[Column]:
     """The columns of a line of `count` texts; with too few, the first spans."""
-    over = len(columns) - count
-    if not over:
+    spare = len(columns) - count
+    if not spare:
         return columns
-    return [Column(sum(column.width for column in columns[: over + 1])), *columns[over + 1 :]]
+    return [Column(sum(column.width for column in columns[: spare + 1])), *columns[spare + 1 :]]
 
 
 def fit(lines: list[Line], anchors: list[str]) -> tuple[float, list[Column]]:
     """Just enough width for the labels, and columns just wide enough for the texts."""
     full = [line.texts for line in lines if len(line.texts) == len(anchors)]
-    widths = [max(map(px, texts)) + 2 * PAD for texts in zip(*full, strict=True)]
+    widths = [max(map(pixel_width, texts)) + 2 * PAD for texts in zip(*full, strict=True)]
     columns = list(map(Column, widths, anchors))
     for line in lines:
-        lack = px(line.texts[0]) + 2 * PAD - _merged(columns, len(line.texts))[0].width
-        columns[0] = Column(columns[0].width + max(0.0, lack), anchors[0])
-    return max(px(line.label) for line in lines) + 2 * PAD, columns
+        missing = pixel_width(line.texts[0]) + 2 * PAD - _merged(columns, len(line.texts))[0].width
+        columns[0] = Column(columns[0].width + max(0.0, missing), anchors[0])
+    return max(pixel_width(line.label) for line in lines) + 2 * PAD, columns
 
 
 def grid(
@@ -183,10 +183,10 @@ def grid(
 
 def write(drawing: Drawing, lang: str) -> str:
     """Write the drawing out; ElementTree does the escaping."""
-    # Names for the page's other figures to stay clear of: the same only for the same drawing.
+    # Ids that no other figure on the page has, unless it is the same drawing.
     name = "hotrow-" + hashlib.sha256(repr((lang, drawing)).encode()).hexdigest()[:12]
-    right = _short(max(cell.x + cell.w for cell in drawing.cells) + MARGIN)
-    bottom = _short(max(cell.y + cell.h for cell in drawing.cells) + MARGIN)
+    right = _format_coordinate(max(cell.x + cell.w for cell in drawing.cells) + MARGIN)
+    bottom = _format_coordinate(max(cell.y + cell.h for cell in drawing.cells) + MARGIN)
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "xml:space": "preserve"})
     root.attrib |= {"class": "hotrow", "lang": lang, "role": "img"}
     root.attrib |= {"aria-labelledby": f"{name}-title {name}-desc"}
@@ -208,42 +208,48 @@ def write(drawing: Drawing, lang: str) -> str:
             text = _draw(root, "text", cell.ink, x=cell.x + inset, y=baseline)
             text.attrib |= {"font-size": str(cell.size), "text-anchor": cell.anchor}
             text.text = cell.text
-            if "mono" in cell.ink and _strange(cell.text):
-                text.attrib |= {"textLength": _short(px(cell.text, cell.size))}
+            if "mono" in cell.ink and _needs_fallback_font(cell.text):
+                text.attrib |= {"textLength": _format_coordinate(pixel_width(cell.text, cell.size))}
                 text.attrib |= {"lengthAdjust": "spacingAndGlyphs"}
     for curve in drawing.curves or []:
-        corners = "L".join(f"{_short(x)} {_short(y)}" for x, y in curve.points)
+        corners = "L".join(
+            f"{_format_coordinate(x)} {_format_coordinate(y)}" for x, y in curve.points
+        )
         path = _draw(root, "path", curve.line)
         path.set("d", f"M{corners}")
         if "dashed" in curve.line:
             path.set("stroke-dasharray", "7 4")
     for x1, y1, x2, y2, hue in drawing.arrows:
         bend = [(x1 + 2, y1), ((x1 + x2) / 2, y1), ((x1 + x2) / 2, y2), (x2 - 7, y2)]
-        start, *bends = (f"{_short(x)} {_short(y)}" for x, y in bend)
+        start, *bends = (f"{_format_coordinate(x)} {_format_coordinate(y)}" for x, y in bend)
         _draw(root, "path", f"arrow {hue}").set("d", f"M{start}C{' '.join(bends)}")
-        _draw(root, "path", f"point {hue}").set("d", f"M{_short(x2)} {_short(y2)}l-9 -5v10z")
+        _draw(root, "path", f"point {hue}").set(
+            "d", f"M{_format_coordinate(x2)} {_format_coordinate(y2)}l-9 -5v10z"
+        )
     return ET.tostring(root, encoding="unicode")
 
 
 def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Element:
-    attributes = {name: _short(place) for name, place in places.items()} | PLAIN.get(tag, {})
+    attributes = {name: _format_coordinate(place) for name, place in places.items()} | UNSTYLED.get(
+        tag, {}
+    )
     if classes:
         attributes["class"] = " ".join(f"hr-{name}" for name in classes.split())
     return ET.SubElement(root, tag, attributes)
 
 
-def _strange(text: str) -> bool:
-    """Letters that no monospace font has come from another: such text is held to its width."""
-    return any(char > "\u024f" and char != "…" and width(char) == 1 for char in text)
+def _needs_fallback_font(text: str) -> bool:
+    """Letters that no monospace font has come from another: such text gets a fixed width."""
+    return any(char > "\u024f" and char != "…" and display_width(char) == 1 for char in text)
 
 
-def _short(place: float) -> str:
+def _format_coordinate(place: float) -> str:
     return f"{place:.1f}".removesuffix(".0")
 
 
 def _style() -> str:
     light, dark = (
-        RULES % {name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1)
+        STYLE_RULES % {name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1)
     )
     # Only a screen turns dark: paper stays white.
     return f"{light}@media screen and (prefers-color-scheme: dark) {{{dark}}}\n"

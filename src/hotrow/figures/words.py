@@ -1,11 +1,11 @@
-"""Every word in a figure, in two languages."""
+"""The texts of the figures, in two languages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-Say = Callable[..., str]  # `say` in one language
+Translate = Callable[..., str]  # from a key and its values to the text in one language
 
 WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
     "en": {
@@ -105,19 +105,19 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
 }
 
 
-def speaker(lang: str) -> Say:
-    """What says the words of a language."""
-    return partial(_say, lang)
+def translator(lang: str) -> Translate:
+    """The function that translates keys into a language."""
+    return partial(_translate, lang)
 
 
-def _say(lang: str, key: str, n: int = 0, **values: object) -> str:
-    """Words of a language; where there are two, for one and for many."""
+def _translate(lang: str, key: str, n: int = 0, **values: object) -> str:
+    """The text of a key, in the singular or plural where it has both."""
     text = WORDS[lang][key]
     if isinstance(text, tuple):
         text = text[n != 1]
     return text.format(n=f"{n:,}", **values)
 
 
-def aside(token: str) -> str:
-    """A token in brackets, if there is one."""
+def in_parentheses(token: str) -> str:
+    """The token in parentheses, or nothing where there is none."""
     return f" ({token})" if token else ""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Example:
-    """A table that is made when asked for, and ids."""
+    """A table, created on request, and the ids to look up."""
 
     title: str
     table: Callable[[], Tensor]
@@ -30,7 +30,7 @@ def seeded_table(rows: int, columns: int, seed: int = 123) -> Tensor:
 
 
 def _zipf(rows: int, count: int, seed: int = 123) -> tuple[int, ...]:
-    """Ids as text has them: id i with a frequency in proportion to 1 / (i + 1)."""
+    """Ids distributed as in text: id i with a frequency in proportion to 1 / (i + 1)."""
     generator = torch.Generator().manual_seed(seed)
     frequencies = 1.0 / torch.arange(1, rows + 1)
     return tuple(torch.multinomial(frequencies, count, True, generator=generator).tolist())

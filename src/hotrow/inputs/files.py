@@ -1,4 +1,4 @@
-"""Tables, texts and ids from files. Nothing is unpickled, and only what is asked for is read."""
+"""Read tables, texts and ids from files, and write text files; nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.inputs.text import elide, printable
+from hotrow.inputs.text import elide, escape_unprintable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 # safetensors' names of the dtypes that a table may have
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-_LISTED = 40  # candidates named in an error
+_MAX_LISTED = 40  # candidates named in an error
 _ID = re.compile("-?[0-9]{1,18}")  # each fits an int64
 
 
@@ -48,12 +48,12 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
     """
     from safetensors import SafetensorError, safe_open
 
-    path = _readable(path, "the table")
+    path = _check_readable(path, "the table")
     _check_settled(path)
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            name = _choose(
+            name = _choose_table(
                 {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()},
                 tensor,
                 path,
@@ -79,8 +79,10 @@ def _check_settled(path: Path) -> None:
         )
 
 
-def _choose(tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None, path: Path) -> str:
-    """The tensor that is meant, or an error that lists those that could be."""
+def _choose_table(
+    tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None, path: Path
+) -> str:
+    """The name of the tensor to read, or an error that lists the candidates."""
     tables = {
         name: shape
         for name, (shape, dtype) in tensors.items()
@@ -88,11 +90,11 @@ def _choose(tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None,
     }
     largest_first = sorted(tables.items(), key=lambda item: -item[1][0])
     listing = "".join(
-        f"\n  {printable(name)}  {' x '.join(f'{n:,}' for n in shape)}"
-        for name, shape in largest_first[:_LISTED]
+        f"\n  {escape_unprintable(name)}  {' x '.join(f'{n:,}' for n in shape)}"
+        for name, shape in largest_first[:_MAX_LISTED]
     )
-    if len(tables) > _LISTED:
-        listing += f"\n  and {len(tables) - _LISTED} more"
+    if len(tables) > _MAX_LISTED:
+        listing += f"\n  and {len(tables) - _MAX_LISTED} more"
     others = f"the tables in it are:{listing}" if tables else "no tensor in it is a table"
     if wanted in tables:
         return wanted
@@ -103,8 +105,8 @@ def _choose(tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None,
             f"of {', '.join(_TABLE_DTYPES)}; {others}"
         )
     if wanted is not None:
-        near = difflib.get_close_matches(wanted, tables, n=1)
-        guess = f" (did you mean {near[0]}?)" if near else ""
+        matches = difflib.get_close_matches(wanted, tables, n=1)
+        guess = f" (did you mean {matches[0]}?)" if matches else ""
         raise HotrowError(f"no tensor {wanted} in {path}{guess}; {others}")
     if len(tables) == 1:
         return next(iter(tables))
@@ -122,7 +124,7 @@ def read_text(path: str | Path) -> str:
         with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
             data = file.read()
     except OSError as error:
-        raise _unreadable("the text", name, error) from None
+        raise _unreadable_error("the text", name, error) from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -153,7 +155,7 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
     """
     from tokenizers import Tokenizer
 
-    path = _readable(path, "the tokenizer")
+    path = _check_readable(path, "the tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
@@ -174,7 +176,7 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
-    """The ids of a text, the model's own special tokens among them."""
+    """The ids of a text, the tokenizer's special tokens included."""
     try:
         text.encode()
     except UnicodeEncodeError as error:  # how Python passes on an argument that is not UTF-8
@@ -194,32 +196,32 @@ def token_texts(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
 
 def check_writable(path: str | Path) -> None:
     """Raise `HotrowError` unless a file can be written there, before any work is done for it."""
-    place = Path(path).absolute()
-    folder = place.parent
-    if place.is_dir():
+    target = Path(path).absolute()
+    folder = target.parent
+    if target.is_dir():
         raise HotrowError(f"{path} is a folder", fix="name a file in it")
     if not folder.is_dir():
         raise HotrowError(
             f"{path} cannot be written: there is no folder {folder}", fix="make it first"
         )
     # A device or a pipe would be replaced by a file.
-    if place.exists() and not place.is_file():
+    if target.exists() and not target.is_file():
         raise HotrowError(f"{path} is not a regular file", fix="name one that is, or a new one")
-    if not all(os.access(each, os.W_OK) for each in (folder, place) if each.exists()):
+    if not all(os.access(each, os.W_OK) for each in (folder, target) if each.exists()):
         raise HotrowError(
             f"{path} cannot be written: no permission", fix="name a file that you may write"
         )
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file beside its place and rename it into it, so that it is never half there."""
+    """Write a temporary file in the same folder and rename it, so that it is never half written."""
     check_writable(path)
-    place = Path(path).resolve()  # of a symbolic link, the file that it names
+    target = Path(path).resolve()  # of a symbolic link, the file that it names
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=place.parent, prefix=".hotrow-", delete=False
+            "w", encoding="utf-8", dir=target.parent, prefix=".hotrow-", delete=False
         ) as file:
-            beside = Path(file.name)
+            temporary = Path(file.name)
             try:
                 file.write(text)
                 file.flush()
@@ -227,25 +229,25 @@ def write_text(path: str | Path, text: str) -> None:
                 # A temporary file is private; give it what a new file here would have.
                 umask = os.umask(0)
                 os.umask(umask)
-                os.chmod(beside, 0o666 & ~umask)
-                os.replace(beside, place)
+                os.chmod(temporary, 0o666 & ~umask)
+                os.replace(temporary, target)
             except BaseException:
-                beside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
         raise HotrowError(f"{path} cannot be written ({error.strerror})") from None
 
 
-def _readable(path: str | Path, what: str) -> Path:
-    """The path, known to be of a file that opens."""
+def _check_readable(path: str | Path, what: str) -> Path:
+    """The path, after checking that its file opens."""
     try:
         with open(path, "rb"):
             return Path(path)
     except OSError as error:
-        raise _unreadable(what, path, error) from None
+        raise _unreadable_error(what, path, error) from None
 
 
-def _unreadable(what: str, path: str | Path, error: OSError) -> HotrowError:
+def _unreadable_error(what: str, path: str | Path, error: OSError) -> HotrowError:
     return HotrowError(
         f"{what}: {path} cannot be read ({error.strerror})", fix="name a file that you may read"
     )

@@ -1,4 +1,4 @@
-"""What counts as a table."""
+"""Check that a tensor is a table: 2-D, floating and dense."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TABLE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_table(table: object, name: str) -> Tensor:
-    """The table, known to be a dense 2-D tensor of a dtype that both ways can compute with."""
+    """The table, after checking that it is a dense 2-D tensor of a supported dtype."""
     if not isinstance(table, Tensor):
         raise HotrowError(
             f"{name} is of type {type(table).__name__}, but a table is a tensor, rows x columns",

@@ -1,4 +1,5 @@
-"""Row kernels: numba for float32 and float64 on the CPU, plain torch for everything else.
+"""Row kernels: numba for float32, float64 and bfloat16 on the CPU, plain torch for the rest.
 
-Nothing here knows an optimizer; a rule is handed in. numba is imported with the first kernel.
+Nothing here knows an optimizer: a rule is passed in as a `Program`. numba is imported with the
+first kernel.
 """

@@ -1,4 +1,4 @@
-"""A line for those who wait at a terminal while a kernel compiles."""
+"""Show a message in a terminal while a kernel compiles for the first time."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-SECONDS = 1.0  # loading a compiled kernel from disk takes less
+DELAY_SECONDS = 1.0  # loading a compiled kernel from disk takes less
 
-_done: set[Hashable] = set()
+_compiled_kernels: set[Hashable] = set()
 
 
 @contextmanager
-def first_time(kernel: Hashable, name: str) -> Iterator[None]:
-    """Around a call that compiles `kernel`, or finds it compiled; says so if it takes long."""
-    if kernel in _done:
+def show_compile_notice(kernel: Hashable, name: str) -> Iterator[None]:
+    """Show a message if the first call of `kernel`, which compiles or loads it, takes long."""
+    if kernel in _compiled_kernels:
         yield
         return
     begin = time.monotonic()
-    timer = threading.Timer(SECONDS, _say, [name])
+    timer = threading.Timer(DELAY_SECONDS, _print_notice, [name])
     timer.daemon = True
     if sys.stderr is not None and sys.stderr.isatty():
         timer.start()
     try:
         yield
-        _done.add(kernel)
-        if time.monotonic() - begin > SECONDS:
+        _compiled_kernels.add(kernel)
+        if time.monotonic() - begin > DELAY_SECONDS:
             gc.collect()  # the compiler leaves cycles that hold the arrays it was called with
     finally:
         timer.cancel()
 
 
-def _say(name: str) -> None:
+def _print_notice(name: str) -> None:
     print(
         f"{name}: compiling for this machine, once; a few seconds",
         file=sys.stderr,

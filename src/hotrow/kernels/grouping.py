@@ -10,80 +10,86 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.cpu.threads import COMPILED, spread, threads_for
+from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 
-Order = tuple[NDArray[np.int64], NDArray[np.int64]]
+BatchOrder = tuple[NDArray[np.int64], NDArray[np.int64]]
+COMPILED_DTYPES = torch.float32, torch.float64  # of the gradients that compiled code adds up
 
 
 @dataclass(frozen=True)
-class Places:
-    """The distinct ids of a batch, and where among them each id is.
+class DistinctIds:
+    """The distinct ids of a batch, and the index among them of each id.
 
     Attributes:
         rows: (R,) int64, the distinct ids, ascending.
-        places: int64, of the shape of the ids: the place of each in `rows`.
-        known: `order`, where it was found along with them.
+        inverse: int64, of the shape of the ids: `rows[inverse]` are the ids.
+        computed_order: `order`, where it is a by-product of finding them.
     """
 
     rows: Tensor
-    places: Tensor
-    known: Order | None = None
+    inverse: Tensor
+    computed_order: BatchOrder | None = None
 
-    def within(self, rows: int) -> bool:
-        """Whether all ids are in 0 .. rows - 1."""
-        found = self.rows.numpy()
-        return not len(found) or bool(found[0] >= 0 and found[-1] < rows)
+    def are_in_range(self, row_count: int) -> bool:
+        """Whether all ids are in 0 .. row_count - 1."""
+        rows = self.rows.numpy()
+        return not len(rows) or bool(rows[0] >= 0 and rows[-1] < row_count)
 
     @functools.cached_property
-    def order(self) -> Order:
-        """(order, offsets): row s is at `order[offsets[s] : offsets[s + 1]]`, in batch order."""
-        from hotrow.kernels.cpu import grouping as adding
+    def order(self) -> BatchOrder:
+        """(order, offsets): the ids equal to `rows[s]`, as positions in the batch, in its order.
 
-        if self.known is not None:
-            return self.known
-        found: Order = adding.by_place(self.places.reshape(-1).numpy(), len(self.rows))
-        return found
+        They are `order[offsets[s] : offsets[s + 1]]`.
+        """
+        if self.computed_order is not None:
+            return self.computed_order
+        # numba is imported with the first kernel
+        from hotrow.kernels.cpu.grouping import order_by_row
+
+        order: BatchOrder = order_by_row(self.inverse.reshape(-1).numpy(), len(self.rows))
+        return order
 
 
-def distinct(ids: Tensor, rows: int) -> Places:
-    """The distinct ids and the places of all.
+def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
+    """The distinct ids and the index of each id among them.
 
-    What `torch.unique(ids, return_inverse=True)` gives, without sorting more than those.
+    The same as `torch.unique(ids, return_inverse=True)`, but only the distinct ids are sorted.
 
     Arguments:
-        ids: int64 or int32, 0 .. rows - 1, any shape.
-        rows: V, of the table.
+        ids: int64 or int32, 0 .. row_count - 1, any shape.
+        row_count: V, of the table.
 
-    Of ids that are not in range, some may be others, but not `within` it.
+    Ids out of range may be changed, but stay out of range (see `DistinctIds.are_in_range`).
 
-    Time and memory follow the ids.
+    Time and memory are proportional to the count of ids.
     """
     if ids.is_meta:  # only shapes: all may be distinct
-        return Places(ids.long().reshape(-1), ids.long())
-    bits = ids.numel().bit_length()  # of a number below that of the ids
-    if ids.device.type != "cpu" or rows.bit_length() + bits > 63:
-        return Places(*torch.unique(ids.long(), return_inverse=True))
-    from hotrow.kernels.cpu import grouping as adding  # numba is imported with the first kernel
+        return DistinctIds(ids.long().reshape(-1), ids.long())
+    bits = ids.numel().bit_length()  # of a number below the count of ids
+    if ids.device.type != "cpu" or row_count.bit_length() + bits > 63:
+        return DistinctIds(*torch.unique(ids.long(), return_inverse=True))
+    # numba is imported with the first kernel
+    from hotrow.kernels.cpu.grouping import hash_ids, sort_distinct
 
-    given = ids.numpy()
-    flat = np.ascontiguousarray(given.reshape(-1), np.int64)
-    packed, numbers, counts = adding.distinct(flat, np.full(2 << bits, -1, np.int32), bits)
-    found, places, *order = adding.placed(np.sort(packed), numbers, counts, bits)
-    at = torch.from_numpy(places.reshape(given.shape))
-    return Places(torch.from_numpy(found), at, tuple(order))
+    array = ids.numpy()
+    flat = np.ascontiguousarray(array.reshape(-1), np.int64)
+    packed, numbers, counts = hash_ids(flat, np.full(2 << bits, -1, np.int32), bits)
+    rows, inverse, *order = sort_distinct(np.sort(packed), numbers, counts, bits)
+    shaped = torch.from_numpy(inverse.reshape(array.shape))
+    return DistinctIds(torch.from_numpy(rows), shaped, tuple(order))
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupedGradients:
     """The gradients of a batch by the row that they belong to, not added up yet.
 
     Attributes:
-        at: (N,) places of N ids.
-        grads: (N, D), the gradient of each.
+        ids: the N ids of the batch.
+        values: (N, D), the gradient of each.
     """
 
-    at: Places
-    grads: Tensor
+    ids: DistinctIds
+    values: Tensor
 
     def sums(self) -> Tensor:
         """(R, D), the sum of each row's gradients.
@@ -91,20 +97,21 @@ class Grouped:
         Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at
         0 and adds the gradients in batch order, each addition rounded to their dtype.
         """
-        grads, count = self.grads, len(self.at.rows)
+        values, count = self.values, len(self.ids.rows)
         sums: Tensor
-        if not (grads.device.type == "cpu" and grads.dtype in COMPILED):
+        if not (values.device.type == "cpu" and values.dtype in COMPILED_DTYPES):
             # torch's own kernel, on as many rows as there are distinct ids.
-            sums = torch.ops.aten.embedding_dense_backward(grads, self.at.places, count, -1, False)
+            inverse = self.ids.inverse
+            sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)
             return sums
-        from hotrow.kernels.cpu import grouping as adding  # numba is imported with the first kernel
+        from hotrow.kernels.cpu.grouping import sum_rows  # numba is imported with the first kernel
 
-        sums = torch.empty((count, grads.shape[1]), dtype=grads.dtype)
-        given = grads.contiguous().numpy(), *self.at.order, sums.numpy()
-        spread(adding.sum_all, given, threads_for(count, grads.shape[1]))
+        sums = torch.empty((count, values.shape[1]), dtype=values.dtype)
+        arguments = values.contiguous().numpy(), *self.ids.order, sums.numpy()
+        run_on_threads(sum_rows, arguments, thread_count(count, values.shape[1]))
         return sums
 
 
-def group(ids: Tensor, grads: Tensor, rows: int) -> Grouped:
-    """The gradients (N, D) of the ids (N,) of a table of so many rows; cost as for `distinct`."""
-    return Grouped(distinct(ids, rows), grads.detach())
+def group(ids: Tensor, grads: Tensor, row_count: int) -> GroupedGradients:
+    """Group the gradients (N, D) of the ids (N,); see `find_distinct` for the cost."""
+    return GroupedGradients(find_distinct(ids, row_count), grads.detach())

@@ -2,9 +2,9 @@
 
 A rule is one function over `(w, g, slots, entry, flags)`. Called from Python these operations are
 torch's own, so a rule runs on tensors of gathered rows in any dtype, on any device, exactly as
-torch.optim's single-tensor code would. `scalars.py` gives numba the same operations over scalars,
-with the roundings that torch's CPU kernels have: which of them are one fused multiply-add was
-measured, and `tests/test_rules.py` holds each against torch.
+torch.optim's single-tensor code would. `cpu/rule_math.py` gives numba the same operations over
+scalars, with the roundings that torch's CPU kernels have: which of them are one fused multiply-add
+was measured, and `tests/optim/test_rules.py` compares each to torch.
 
 Scalars (`alpha`, `weight`, `value`) are Python floats here, as in torch.optim.
 """
@@ -45,7 +45,7 @@ def maximum(a: Tensor, b: Tensor) -> Tensor:
     return torch.maximum(a, b)
 
 
-def under(scalar: float, a: Tensor) -> Tensor:
+def scaled_reciprocal(scalar: float, a: Tensor) -> Tensor:
     """`scalar / a`, which torch computes as `a.reciprocal() * scalar`."""
     return scalar / a
 
@@ -60,14 +60,14 @@ def sign(a: Tensor) -> Tensor:
     return a.sign()
 
 
-def by_sign(a: Tensor, negative: float, zero: float, positive: float) -> Tensor:
+def select_by_sign(a: Tensor, negative: float, zero: float, positive: float) -> Tensor:
     """One of three scalars by the sign of `a`; `zero` for NaN."""
-    chosen = torch.full_like(a, zero)
-    chosen[a > 0] = positive
-    chosen[a < 0] = negative
-    return chosen
+    selected = torch.full_like(a, zero)
+    selected[a > 0] = positive
+    selected[a < 0] = negative
+    return selected
 
 
-def unless_negative(a: Tensor, b: Tensor) -> Tensor:
+def zero_where_negative(a: Tensor, b: Tensor) -> Tensor:
     """`b`, but 0 where `a` is negative."""
     return torch.where(a < 0, 0.0, b)

@@ -1,13 +1,13 @@
-"""The interactive lesson: one self-contained page, put together from the files beside this one.
+"""The interactive lesson: one self-contained page, built from the files of this folder.
 
-It is put together when it is asked for, not kept built: a few milliseconds, no copy to hold to
-its sources, and a reader's own tokens and rows go in the same way as the examples.
+It is built on request, in a few milliseconds. So no built copy can go stale, and the user's tokens
+and rows are included in the same way as the examples.
 """
 
 from hotrow.lesson import times
-from hotrow.lesson.excerpt import Excerpt, own_excerpt
-from hotrow.lesson.location import place
-from hotrow.lesson.page import LANGUAGES, page
+from hotrow.lesson.excerpt import Excerpt, user_excerpt
+from hotrow.lesson.location import write_page
+from hotrow.lesson.page import LANGUAGES, build_page
 from hotrow.lesson.times import Timing
 
-__all__ = ["LANGUAGES", "Excerpt", "Timing", "own_excerpt", "page", "place", "times"]
+__all__ = ["LANGUAGES", "Excerpt", "Timing", "build_page", "times", "user_excerpt", "write_page"]

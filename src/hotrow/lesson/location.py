@@ -1,4 +1,4 @@
-"""Where the page is put: the user's cache folder, for the package may be read-only."""
+"""The folder of the lesson's files: the user's cache folder, as the package may be read-only."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hotrow.errors import HotrowError
 from hotrow.inputs.files import write_text
 
 
-def place(text: str, name: str) -> Path:
-    """Write the page and return its path: in the cache folder or, failing that, a temporary one.
+def write_page(text: str, name: str) -> Path:
+    """Write the page to the cache folder, or else to a temporary one, and return its path.
 
     The name stays the same, so that pages do not pile up.
     """
@@ -23,9 +23,9 @@ def place(text: str, name: str) -> Path:
         write_text(folder / name, text)
         return folder / name
     except (HotrowError, OSError, RuntimeError):  # a user without a home is a RuntimeError
-        beside = Path(tempfile.mkdtemp(prefix="hotrow-")).resolve() / name
-        write_text(beside, text)
-        return beside
+        path = Path(tempfile.mkdtemp(prefix="hotrow-")).resolve() / name
+        write_text(path, text)
+        return path
 
 
 def cache_folder() -> Path:

@@ -1,4 +1,4 @@
-"""One HTML file from its sources: style, script, words and data inline, and a strict policy."""
+"""Build the lesson as one HTML file: style, script, words and data inline, and a strict policy."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _DOCUMENTS = {
 }
 
 
-def page(
-    lang: str | None = None, own: Excerpt | None = None, timings: Sequence[Timing] = ()
+def build_page(
+    lang: str | None = None, excerpt: Excerpt | None = None, timings: Sequence[Timing] = ()
 ) -> str:
-    """The lesson as one HTML document that asks nothing of anyone.
+    """The lesson as one HTML document that makes no network requests.
 
     Args:
         lang: "en" or "zh-CN", the language it starts in; None for the browser's. Both are in it.
-        own: the reader's own tokens and rows, to start with.
+        excerpt: the user's tokens and rows, to start with.
         timings: points measured on this machine, for the section on cost.
 
     Raises:
@@ -65,52 +65,52 @@ def page(
     """
     if lang is not None and lang not in LANGUAGES:
         raise HotrowError(f"lang is {lang!r}, but must be one of {', '.join(LANGUAGES)}")
-    tables = [*example_excerpts(), *([] if own is None else [own])]
+    tables = [*example_excerpts(), *([] if excerpt is None else [excerpt])]
     data = {
         "lang": lang,
         "version": version("hotrow"),
         "tables": [table.to_dict() for table in tables],
         "timings": [asdict(timing) for timing in timings],
-        "documents": {what: list(map(_link, names)) for what, names in _DOCUMENTS.items()},
-        "words": {each: json.loads(_read(f"words/{each}.json")) for each in LANGUAGES},
+        "documents": {what: list(map(_link_document, names)) for what, names in _DOCUMENTS.items()},
+        "words": {each: json.loads(_read_source(f"words/{each}.json")) for each in LANGUAGES},
     }
-    style = _colours() + _read("style.css")
-    script = '"use strict";\n' + "".join(_read(f"script/{name}") for name in SCRIPTS)
+    style = _colour_variables() + _read_source("style.css")
+    script = '"use strict";\n' + "".join(_read_source(f"script/{name}") for name in SCRIPTS)
     policy = "; ".join(
         [
             "default-src 'none'",
-            f"script-src {_digest(script)}",
-            f"style-src {_digest(style)}",
+            f"script-src {_csp_hash(script)}",
+            f"style-src {_csp_hash(style)}",
             "img-src data:",
             "base-uri 'none'",
             "form-action 'none'",
         ]
     )
-    return Template(_read("skeleton.html")).substitute(
-        lang=lang or "en", policy=policy, style=style, script=script, data=escaped(data)
+    return Template(_read_source("skeleton.html")).substitute(
+        lang=lang or "en", policy=policy, style=style, script=script, data=escape_json(data)
     )
 
 
-def escaped(data: Any) -> str:
+def escape_json(data: Any) -> str:
     r"""JSON in which nothing can end a script element or be taken for markup.
 
-    >>> escaped({"token": "</script>"})
+    >>> escape_json({"token": "</script>"})
     '{"token":"\\u003c/script\\u003e"}'
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _read(name: str) -> str:
+def _read_source(name: str) -> str:
     return files(__package__).joinpath(name).read_text("utf-8")
 
 
-def _digest(text: str) -> str:
-    """The source of a policy that allows exactly this inline text."""
+def _csp_hash(text: str) -> str:
+    """The hash source of a content security policy that allows exactly this inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _colours() -> str:
+def _colour_variables() -> str:
     """The colours of the figures, as variables, in light and in dark."""
     light, dark = (
         "".join(f"--{name}:{pair[place]};" for name, pair in COLOURS.items()) for place in (0, 1)
@@ -118,8 +118,8 @@ def _colours() -> str:
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
-def _link(name: str) -> dict[str, str | None]:
-    """A document of the project; with its place, where hotrow runs from a copy that has it."""
+def _link_document(name: str) -> dict[str, str | None]:
+    """A document of the project, with its address where hotrow runs from a copy that has it."""
     root = Path(__file__).resolve().parents[3]
     found = next((each for each in (root / name, root / "lessons" / name) if each.is_file()), None)
     return {"name": name, "href": None if found is None else found.as_uri()}

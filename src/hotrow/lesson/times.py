@@ -1,4 +1,4 @@
-"""Times measured on this machine, which the page's section on cost shows as points."""
+"""Times measured on this machine, shown as points in the page's section on cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hotrow.errors import HotrowError
-from hotrow.figures.cost import LEAST_MS, MOST_MS, is_time
+from hotrow.figures.cost import MAX_MS, MIN_MS, is_time
 from hotrow.inputs.files import write_text
 from hotrow.lesson.location import cache_folder
 
@@ -38,12 +38,12 @@ class Timing:
             time = getattr(self, name)
             if not is_time(time):
                 raise HotrowError(
-                    f"{name} is {time!r:.30}, but a time is {LEAST_MS:g} to {MOST_MS:g} ms"
+                    f"{name} is {time!r:.30}, but a time is {MIN_MS:g} to {MAX_MS:g} ms"
                 )
 
 
-def of_comparisons(content: Any) -> list[Timing]:
-    """From what `hotrow compare --json` printed; a KeyError, TypeError or HotrowError if not."""
+def from_comparisons(content: Any) -> list[Timing]:
+    """The times in the output of `hotrow compare --json`; KeyError, TypeError or HotrowError."""
     return [
         Timing(
             V=each["rows"],
@@ -56,8 +56,8 @@ def of_comparisons(content: Any) -> list[Timing]:
     ]
 
 
-def of_record(record: dict[str, Any]) -> Timing | None:
-    """From a record of `hotrow bench`, if it has forward and gradient of both ways."""
+def from_record(record: dict[str, Any]) -> Timing | None:
+    """The times in a record of `hotrow bench`, if it has both methods' forward and gradient."""
     peers = record.get("peers", {})
     try:
         matmul, lookup = (
@@ -69,17 +69,17 @@ def of_record(record: dict[str, Any]) -> Timing | None:
         return None
 
 
-def keep(timings: Iterable[Timing]) -> None:
-    """Leave them for the next `hotrow learn`, beside those of other sizes."""
-    by_size = {(each.V, each.D, each.N): each for each in (*kept(), *timings)}
+def save_times(timings: Iterable[Timing]) -> None:
+    """Save the times for the next `hotrow learn`, with those of other sizes."""
+    by_size = {(each.V, each.D, each.N): each for each in (*load_times(), *timings)}
     content = [asdict(each) for each in by_size.values()]
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / _NAME, json.dumps(content) + "\n")
 
 
-def kept() -> list[Timing]:
-    """What `keep` has left; none where there is nothing that can be read."""
+def load_times() -> list[Timing]:
+    """Load what `save_times` wrote; none where nothing can be read."""
     try:
         content = json.loads((cache_folder() / _NAME).read_text("utf-8"))
         return [Timing(**each) for each in content]

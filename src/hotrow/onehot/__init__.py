@@ -1,1 +1,5 @@
-"""One-hot tensors that hold ids instead of zeros."""
+"""One-hot tensors that store ids instead of zeros."""
+
+from hotrow.onehot import rules
+
+__all__ = ["rules"]  # imported to register them

@@ -1,8 +1,8 @@
-"""How a gradient reaches a one-hot itself: by zeros of its shape that take no memory.
+"""How a gradient reaches a one-hot itself: through a proxy, zeros of its shape without memory.
 
-A one-hot whose gradient is wanted has such a shadow, and what is made of it has one that is linked
-to it: an operation is linear, so that its own backward does for the zeros what it does for the
-values. Nothing V-sized is made before backward, whose result is (..., V).
+A one-hot whose gradient is wanted has such a proxy, and every one-hot derived from it has a proxy
+that is connected to it: an operation is linear, so its backward does for the zeros what it does for
+the values. Nothing of size V is allocated before backward, whose result is (..., V).
 """
 
 from __future__ import annotations
@@ -14,56 +14,59 @@ import torch
 from torch import Tensor
 
 
-def zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros in the memory of one."""
+def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros of these sizes that take the memory of one entry."""
     return torch.zeros((), dtype=dtype, device=device).expand(tuple(sizes))
 
 
-class Shadow(torch.autograd.Function):
-    """The shadow of a leaf: zeros whose gradient is the leaf's."""
+class LeafProxy(torch.autograd.Function):
+    """The proxy of a leaf: zeros whose gradient is the leaf's."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         """(*x.shape)."""
-        return zeros(x.shape, x.dtype, x.device)
+        return expanded_zeros(x.shape, x.dtype, x.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """As it is."""
+        """The gradient, unchanged."""
         return gradient
 
 
-class _Link(torch.autograd.Function):
-    """`change` of zeros, which is zeros; its backward is that of `change`."""
+class _TransformedProxy(torch.autograd.Function):
+    """`transform` of zeros, which is zeros; its backward is that of `transform`."""
 
     @staticmethod
     def forward(
-        ctx: Any, change: Callable[..., Tensor], sizes: Any, dtype: torch.dtype, *shadows: Tensor
+        ctx: Any, transform: Callable[..., Tensor], sizes: Any, dtype: torch.dtype, *proxies: Tensor
     ) -> Tensor:
-        ctx.change = change
-        ctx.kinds = [(shadow.shape, shadow.dtype, shadow.device) for shadow in shadows]
-        return zeros(sizes, dtype, shadows[0].device)
+        ctx.transform = transform
+        ctx.input_metadata = [(proxy.shape, proxy.dtype, proxy.device) for proxy in proxies]
+        return expanded_zeros(sizes, dtype, proxies[0].device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        wanted = [zeros(*kind).requires_grad_() for kind in ctx.kinds]
+        inputs = [expanded_zeros(*metadata).requires_grad_() for metadata in ctx.input_metadata]
         with torch.enable_grad():
-            changed = ctx.change(*wanted)
-        again = torch.is_grad_enabled()
-        found = torch.autograd.grad(changed, wanted, gradient.to(changed.dtype), create_graph=again)
-        return None, None, None, *found
+            output = ctx.transform(*inputs)
+        gradients = torch.autograd.grad(
+            output, inputs, gradient.to(output.dtype), create_graph=torch.is_grad_enabled()
+        )
+        return None, None, None, *gradients
 
 
-def link(change: Callable[..., Tensor], out: Tensor, *shadows: Tensor | None) -> Tensor | None:
-    """The shadow of what `change` makes of several; None if none of them has one.
+def transform_proxy(
+    transform: Callable[..., Tensor], out: Tensor, *proxies: Tensor | None
+) -> Tensor | None:
+    """The proxy of the result of `transform`; None if no input has one.
 
     Arguments:
-        change: linear; takes as many tensors as there are shadows that are not None.
+        transform: linear; takes as many tensors as there are proxies that are not None.
         out: of the shape and dtype of the result.
-        shadows: theirs.
+        proxies: of the inputs.
     """
-    there = [shadow for shadow in shadows if shadow is not None]
-    if not there or not out.is_floating_point():
+    present = [proxy for proxy in proxies if proxy is not None]
+    if not present or not out.is_floating_point():
         return None
-    linked: Tensor = _Link.apply(change, out.shape, out.dtype, *there)  # type: ignore[no-untyped-call]
-    return linked
+    result: Tensor = _TransformedProxy.apply(transform, out.shape, out.dtype, *present)  # type: ignore[no-untyped-call]
+    return result

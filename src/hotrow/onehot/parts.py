@@ -1,4 +1,4 @@
-"""What a one-hot is made of: fields of few ones, and dense columns, side by side."""
+"""The parts of a one-hot: fields with few ones a row, and dense columns, side by side."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ class Field:
     weights: Tensor | None
     width: int
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Field:
-        """Changed along the batch; the last axis stays."""
-        weights = None if self.weights is None else change(self.weights)
-        return Field(change(self.ids), weights, self.width)
+    def map(self, transform: Callable[[Tensor], Tensor]) -> Field:
+        """The field with `transform` of ids and weights, which keeps their last axis."""
+        weights = None if self.weights is None else transform(self.weights)
+        return Field(transform(self.ids), weights, self.width)
 
     def to(self, dtype: torch.dtype, device: torch.device | None) -> Field:
-        """With weights of this dtype."""
+        """The field with weights of this dtype."""
         if self.weights is None and device is None:
             return self
         weights = None if self.weights is None else self.weights.to(device=device, dtype=dtype)
         return Field(self.ids.to(device=device), weights, self.width)
 
-    def scales(self, dtype: torch.dtype) -> Tensor:
+    def weights_or_ones(self, dtype: torch.dtype) -> Tensor:
         """(*batch, K): the weights; ones of this dtype if there are none."""
         if self.weights is not None:
             return self.weights
         return torch.ones((), dtype=dtype, device=self.ids.device).expand(self.ids.shape)
 
-    def write(self, dtype: torch.dtype) -> Tensor:
-        """(*batch, width)."""
+    def to_dense(self, dtype: torch.dtype) -> Tensor:
+        """(*batch, width): the dense columns."""
         shape = (*self.ids.shape[:-1], self.width)
-        counted = torch.uint8 if dtype == torch.bool else dtype
-        zeros = torch.zeros(shape, dtype=counted, device=self.ids.device)
-        return zeros.scatter_add_(-1, self.ids, self.scales(counted).to(counted)).to(dtype)
+        sum_dtype = torch.uint8 if dtype == torch.bool else dtype
+        zeros = torch.zeros(shape, dtype=sum_dtype, device=self.ids.device)
+        weights = self.weights_or_ones(sum_dtype).to(sum_dtype)
+        return zeros.scatter_add_(-1, self.ids, weights).to(dtype)
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Columns that are written out.
+class DenseColumns:
+    """Columns whose values are stored.
 
     Attributes:
         values: (*batch, width).
@@ -65,33 +66,33 @@ class Columns:
         """How many columns."""
         return self.values.shape[-1]
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Columns:
-        """Changed along the batch."""
-        return Columns(change(self.values))
+    def map(self, transform: Callable[[Tensor], Tensor]) -> DenseColumns:
+        """The columns with `transform` of the values, which keeps their last axis."""
+        return DenseColumns(transform(self.values))
 
-    def to(self, dtype: torch.dtype, device: torch.device | None) -> Columns:
-        """With values of this dtype."""
-        return Columns(self.values.to(device=device, dtype=dtype))
+    def to(self, dtype: torch.dtype, device: torch.device | None) -> DenseColumns:
+        """The columns with values of this dtype."""
+        return DenseColumns(self.values.to(device=device, dtype=dtype))
 
-    def write(self, dtype: torch.dtype) -> Tensor:
-        """(*batch, width)."""
+    def to_dense(self, dtype: torch.dtype) -> Tensor:
+        """(*batch, width): the values."""
         return self.values.to(dtype)
 
 
-Part = Field | Columns
+Part = Field | DenseColumns
 
 
-def held(part: Part) -> Tensor:
-    """A tensor over the batch."""
+def batch_tensor(part: Part) -> Tensor:
+    """A tensor of the part whose leading axes are the batch's."""
     return part.ids if isinstance(part, Field) else part.values
 
 
 def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """The tensors in parts, and how they are put together."""
+    """The tensors in parts, and the layout from which `unflatten` rebuilds the parts."""
     tensors: list[Tensor] = []
     layout: list[tuple[int, bool] | None] = []
     for part in parts:
-        if isinstance(part, Columns):
+        if isinstance(part, DenseColumns):
             tensors.append(part.values)
             layout.append(None)
         else:
@@ -102,33 +103,34 @@ def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
 
 def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
     """The inverse of `flatten`."""
-    rest = iter(tensors)
+    remaining = iter(tensors)
     parts: list[Part] = []
-    for each in layout:
-        if each is None:
-            parts.append(Columns(next(rest)))
+    for field_layout in layout:
+        if field_layout is None:
+            parts.append(DenseColumns(next(remaining)))
         else:
-            width, weighted = each
-            parts.append(Field(next(rest), next(rest) if weighted else None, width))
+            width, has_weights = field_layout
+            ids = next(remaining)
+            parts.append(Field(ids, next(remaining) if has_weights else None, width))
     return parts
 
 
-def merged(parts: Iterable[Part]) -> list[Part]:
-    """Neighbouring fields as one: a bag, of ids that each count from their field's start."""
+def merge_fields(parts: Iterable[Part]) -> list[Part]:
+    """The parts with neighbouring fields merged: one field, whose ids count from its start."""
     result: list[Part] = []
     for part in parts:
-        before = result[-1] if result else None
-        if isinstance(part, Field) and isinstance(before, Field):
-            several = all_weights([before, part])
-            weights = None if several is None else torch.cat(several, -1)
-            ids = torch.cat([before.ids, part.ids + before.width], -1)
-            result[-1] = Field(ids, weights, before.width + part.width)
+        previous = result[-1] if result else None
+        if isinstance(part, Field) and isinstance(previous, Field):
+            weight_list = all_weights([previous, part])
+            weights = None if weight_list is None else torch.cat(weight_list, -1)
+            ids = torch.cat([previous.ids, part.ids + previous.width], -1)
+            result[-1] = Field(ids, weights, previous.width + part.width)
         else:
             result.append(part)
     return result
 
 
 def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
-    """The weights of each, ones for those that have none; None if none of them has any."""
-    weighted = next((field.weights for field in fields if field.weights is not None), None)
-    return None if weighted is None else [field.scales(weighted.dtype) for field in fields]
+    """The weights of each field, ones for those without weights; None if no field has any."""
+    first = next((field.weights for field in fields if field.weights is not None), None)
+    return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]

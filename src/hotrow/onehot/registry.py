@@ -1,105 +1,156 @@
-"""One rule for each operation on a one-hot, and writing it out where there is none."""
+"""The table of rules: what each torch function does with a one-hot without materializing it.
+
+`RuleTensor` is the base of a tensor whose operations go through this table; `OneHot` is the one
+such class. A rule gives what torch gives for the materialized tensor, or NotImplemented; then, and
+where there is no rule, the tensor is materialized and torch runs on it. The rules themselves are in
+`rules/`, which imports the tensor; nothing here does.
+"""
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrow.onehot.gradient import link
-from hotrow.onehot.parts import Part, flatten
-from hotrow.onehot.tensor import OneHot
-from hotrow.table.metadata import NO_VALUES
-from hotrow.table.nested import mapped, within
+from hotrow.table.metadata import METADATA_FUNCTIONS
+from hotrow.table.nested import find_instances, map_instances
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
-SPARED = object()  # what a rule gives where torch's own is as quick
+USE_TORCH = object()  # what a rule returns for a product so small that torch's own is as fast
 
 # These read no value either.
-_NO_VALUES = NO_VALUES | {torch.is_floating_point, torch.is_complex, torch.numel}
+_METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
+
+
+class RuleTensor(Tensor):
+    """A tensor whose operations are looked up in `RULES`.
+
+    Attributes:
+        is_grad_leaf: whether its own gradient was asked for.
+        origins: the lines of code that made it, for a report.
+    """
+
+    is_grad_leaf: bool
+    origins: frozenset[Any]
+    _dense: Tensor | None
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of the dense tensor."""
+        raise NotImplementedError
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether something was written into it, so that it may no longer be a one-hot."""
+        raise NotImplementedError
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether its gradient, or that of what scales it, is wanted."""
+        raise NotImplementedError
+
+    def materialize(self, permanent: bool = False) -> Tensor:
+        """The dense tensor that this stands for."""
+        raise NotImplementedError
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of the rule of `func`, or torch's."""
+        return apply(func, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Below autograd: what torch's own code does with the tensor."""
+        return dispatch(func, args, kwargs or {})
 
 
 def apply(func: Any, args: Any, kwargs: Any) -> Any:
-    """What `func` gives, for arguments with one-hots among them."""
+    """The result of `func`, whose arguments contain one-hots."""
     rule = RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
-    if func in _NO_VALUES and not _is_changed(args[0]):  # of a leaf, in any case
+    if func in _METADATA_FUNCTIONS and not _is_modified(args[0]):  # of a leaf, in any case
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    return written_out(func, args, kwargs)
+    return run_dense(func, args, kwargs)
 
 
-def written_out(func: Any, args: Any, kwargs: Any, spared: bool = False) -> Any:
-    """What torch gives for the tensors written out; one that was written into is given back."""
+def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
+    """Torch's result for the materialized tensors; a one-hot written in place is returned itself.
+
+    `too_small`: the one-hots are materialized because the product is small, and not for want of a
+    rule; their origins record which of the two it was.
+    """
     if torch.compiler.is_compiling():
-        return func(*_written(args), **_written(kwargs))
-    found = list(within((args, kwargs), OneHot))
-    for x in found:
+        return func(*_materialized(args), **_materialized(kwargs))
+    tensors = list(find_instances((args, kwargs), RuleTensor))
+    for x in tensors:
         for origin in x.origins:
-            origin.spared(x.entries) if spared else origin.left(func)
-    result = func(*_written(args), **_written(kwargs))
-    return next((x for x in found if x._written is result), result)
+            if too_small:
+                origin.record_small_product(x.entries)
+            else:
+                origin.record_fallback(func)
+    result = func(*_materialized(args), **_materialized(kwargs))
+    return next((x for x in tensors if x._dense is result), result)
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    """Below autograd, where a gradient of the weights could not be kept."""
-    if func.overloadpacket is torch.ops.aten.set_:  # torch asks nobody before
-        for x in within(args, OneHot):
-            x.write_out(for_good=True)
-    hidden = [x for x in within((args, kwargs), OneHot) if needs_grad(x) and not x.leaf]
+    """Run `func` below autograd, where a gradient of the weights could not be kept."""
+    if func.overloadpacket is torch.ops.aten.set_:  # torch calls no torch function before
+        for x in find_instances(args, RuleTensor):
+            x.materialize(permanent=True)
+    hidden = [
+        x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_grad_leaf
+    ]
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
             f"{func} met a one-hot whose gradient is wanted where autograd does not see it; write "
             "it out before, as by x + 0"
         )
-    return func(*_written(args), **_written(kwargs))
+    return func(*_materialized(args), **_materialized(kwargs))
 
 
-def write_out(x: OneHot) -> Tensor:
-    """The plain tensor that x stands for."""
-    return x.write_out()
+def materialize(x: RuleTensor) -> Tensor:
+    """The dense tensor that x stands for."""
+    return x.materialize()
 
 
-def _written(value: Any) -> Any:
-    return mapped(value, OneHot, write_out)
+def _materialized(value: Any) -> Any:
+    return map_instances(value, RuleTensor, materialize)
 
 
-def _is_changed(x: Any) -> bool:
-    return isinstance(x, OneHot) and not (torch.compiler.is_compiling() or x.leaf) and x.changed
-
-
-def needs_grad(x: OneHot) -> bool:
-    """Whether a gradient is wanted of it, or of what scales it."""
-    if x.leaf:
-        return True
-    held = flatten(x._parts)[0] + ([] if x._shadow is None else [x._shadow])
-    return any(each.requires_grad for each in held)
+def _is_modified(x: Any) -> bool:
+    if not isinstance(x, RuleTensor) or torch.compiler.is_compiling() or x.is_grad_leaf:
+        return False
+    return x.is_modified
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """The rule of these functions; takes the function and its arguments."""
+    """Register the rule of these functions; it is called with the function and its arguments."""
 
     def register(body: Rule) -> Rule:
-        known = inspect.signature(body).parameters
-        any_name = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        parameters = inspect.signature(body).parameters
+        any_name = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         for func in functions:
 
             def run(*args: Any, func: Any = func, **kwargs: Any) -> Any:
-                given, named = args, kwargs
+                positional, named = args, kwargs
                 if kwargs and not args:  # the tensor itself by its name
                     named = dict(kwargs)
-                    given = tuple(named.pop(n) for n in ("self", "input", "tensors") if n in named)
-                if "out" in named or not (given and (any_name or named.keys() <= known.keys())):
-                    return written_out(func, args, kwargs)
-                result = body(func, *given, **named)
-                if result is NotImplemented or result is SPARED:
-                    return written_out(func, args, kwargs, spared=result is SPARED)
+                    names = ("self", "input", "tensors")
+                    positional = tuple(named.pop(name) for name in names if name in named)
+                accepted = any_name or named.keys() <= parameters.keys()
+                if "out" in named or not (positional and accepted):
+                    return run_dense(func, args, kwargs)
+                result = body(func, *positional, **named)
+                if result is NotImplemented or result is USE_TORCH:
+                    return run_dense(func, args, kwargs, too_small=result is USE_TORCH)
                 return result
 
             RULES[func] = run
@@ -108,66 +159,12 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
     return register
 
 
-def methods(*names: str) -> list[Any]:
-    """The function of torch and the method of tensors of each name, where there are both."""
-    places = torch, Tensor
-    return [getattr(place, name) for name in names for place in places if hasattr(place, name)]
+def overloads(*names: str) -> list[Any]:
+    """The torch function and the tensor method of each name, where they exist."""
+    namespaces = torch, Tensor
+    return [getattr(space, name) for name in names for space in namespaces if hasattr(space, name)]
 
 
-def meta(x: OneHot) -> Tensor:
-    """Without values, for torch to say what becomes of the shape, or what is wrong."""
-    return meta_of(x.sizes, x.strides, x.kind)
-
-
-def meta_of(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    """Of these sizes and strides, without values; not to be written to."""
-    if torch.compiler.is_compiling():  # sizes may be symbols
-        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
-    return _known_meta(sizes, strides, dtype)
-
-
-@functools.lru_cache(256)
-def _known_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
-
-
-def derived(
-    x: OneHot,
-    parts: Sequence[Part],
-    out: Tensor,
-    change: Callable[[Tensor], Tensor],
-    rounds: bool = False,
-) -> OneHot:
-    """Made of x by an operation that copies, which `change` is; of dtype and strides of `out`.
-
-    Where it `rounds` otherwise than on the parts, writing out does what torch does.
-    """
-    shadow, recipe = None, None
-    if x.leaf or x._shadow is not None:
-        shadow = link(change, out, x.shadow)
-    if rounds:
-        before = x.frozen()
-        recipe = lambda: change(before.write_out())  # noqa: E731
-    return OneHot(parts, out.dtype, shadow, None, x.origins, out.stride(), recipe)
-
-
-def along_batch(
-    x: OneHot, out: Tensor, change: Callable[[Tensor], Tensor], view: Callable[[Tensor], Tensor]
-) -> OneHot:
-    """`change` of the ids, weights and columns; a view of x where torch's result is one."""
-    return viewed(x, [part.map(change) for part in x.parts], out, change, view)
-
-
-def viewed(
-    x: OneHot,
-    parts: Sequence[Part],
-    out: Tensor,
-    change: Callable[[Tensor], Tensor],
-    view: Callable[[Tensor], Tensor],
-) -> OneHot:
-    """As `derived`; a view of x where `out` is one, and then taken of it by `view`."""
-    made = derived(x, parts, out, change)
-    if out._is_view():
-        x.viewed, made._parent = True, (x, view)
-    return made
+def graph_functions() -> list[Callable[..., Any]]:
+    """What `torch.compile` puts into a graph as it is, and traces later, with everything else."""
+    return [materialize, *RULES.values()]

@@ -27,7 +27,7 @@ Code that reads a table past torch's function protocol sees it as of its last se
 might; nor swapped (`torch.__future__.set_swap_module_params_on_conversion`).
 
 >>> import torch, hotrow
->>> model = hotrow.convert(torch.nn.Embedding(4, 5), least=0)
+>>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
 >>> optimizer = hotrow.optim.AdamW(model.parameters())
 >>> model(torch.tensor([2, 0, 2])).sum().backward()
 >>> optimizer.step()
@@ -54,77 +54,77 @@ class SGD(_RowOptimizer, _torch.SGD):
     """`torch.optim.SGD`, with the row path for tables."""
 
     rule = _sgd.rule
-    dense = _torch.SGD
+    torch_class = _torch.SGD
 
 
 class Adam(_RowOptimizer, _torch.Adam):
     """`torch.optim.Adam`, with the row path for tables."""
 
     rule = _adam.rule
-    dense = _torch.Adam
+    torch_class = _torch.Adam
 
 
 class AdamW(_RowOptimizer, _torch.AdamW):
     """`torch.optim.AdamW`, with the row path for tables."""
 
     rule = _adam.rule
-    dense = _torch.AdamW
+    torch_class = _torch.AdamW
 
 
 class Adamax(_RowOptimizer, _torch.Adamax):
     """`torch.optim.Adamax`, with the row path for tables."""
 
     rule = _adamax.rule
-    dense = _torch.Adamax
+    torch_class = _torch.Adamax
 
 
 class NAdam(_RowOptimizer, _torch.NAdam):
     """`torch.optim.NAdam`, with the row path for tables."""
 
     rule = _nadam.rule
-    dense = _torch.NAdam
+    torch_class = _torch.NAdam
 
 
 class RAdam(_RowOptimizer, _torch.RAdam):
     """`torch.optim.RAdam`, with the row path for tables."""
 
     rule = _radam.rule
-    dense = _torch.RAdam
+    torch_class = _torch.RAdam
 
 
 class Adagrad(_RowOptimizer, _torch.Adagrad):
     """`torch.optim.Adagrad`, with the row path for tables."""
 
     rule = _adagrad.rule
-    dense = _torch.Adagrad
+    torch_class = _torch.Adagrad
 
 
 class Adadelta(_RowOptimizer, _torch.Adadelta):
     """`torch.optim.Adadelta`, with the row path for tables."""
 
     rule = _adadelta.rule
-    dense = _torch.Adadelta
+    torch_class = _torch.Adadelta
 
 
 class RMSprop(_RowOptimizer, _torch.RMSprop):
     """`torch.optim.RMSprop`, with the row path for tables."""
 
     rule = _rmsprop.rule
-    dense = _torch.RMSprop
+    torch_class = _torch.RMSprop
 
 
 class ASGD(_RowOptimizer, _torch.ASGD):
     """`torch.optim.ASGD`, with the row path for tables."""
 
     rule = _asgd.rule
-    dense = _torch.ASGD
+    torch_class = _torch.ASGD
 
 
 class Rprop(_RowOptimizer, _torch.Rprop):
     """`torch.optim.Rprop`, with the row path for tables."""
 
     rule = _rprop.rule
-    dense = _torch.Rprop
+    torch_class = _torch.Rprop
 
 
 __all__ = [

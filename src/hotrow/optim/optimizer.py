@@ -1,4 +1,4 @@
-"""torch's optimizers for dense parameters, the row path for tables: one `step` for both."""
+"""The base class of the optimizers: torch's step for dense parameters, row steps for tables."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
 from hotrow.optim.lag import RowLag
-from hotrow.optim.rule import Group, Rule
+from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
-from hotrow.table.autograd import in_order, put_in_order
+from hotrow.table.autograd import set_strides, with_strides
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
-_REFUSED = ("capturable", "differentiable")
+_UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
 
 
-def _plain(group: Group) -> Group:
-    """The group with numbers for tensors: a learning rate may be one."""
+def _with_numbers(group: ParamGroup) -> ParamGroup:
+    """The group with numbers in place of tensors: a learning rate may be one."""
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
-def _contiguous(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """The state of a table, each tensor as torch lays it out; of a shard, as a part."""
+def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """The state of a table, with contiguous tensors as torch's; of a shard, as DTensors."""
     return {
-        k: table.whole(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
+        k: table.to_global(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
     }
 
 
-def _lay_out(state: dict[str, Any], table: Table, held: bool = False) -> None:
-    """Bring a state in memory into the table's order; `held`, whoever else holds its memory."""
+def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
+    """Give the tensors of a state the table's strides; with `shared`, also if they have aliases."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
-            put_in_order(value, table.stride(), held)
+            set_strides(value, table.stride(), shared)
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """What every optimizer of `hotrow.optim` adds to torch's of the same name.
+    """The row path, which `hotrow.optim` adds to torch's optimizer of the same name.
 
     Parameters that are tables and have a `RowGradient` take the row path; all others, and tables
-    whose gradient is dense, take torch's own step. A step ends by making tables of the parameters
-    that `hotrow.table.lookup.look_up` has met since.
+    whose gradient is dense, take torch's own step. After each step, parameters in which
+    `hotrow.table.lookup.look_up` has looked up become tables.
     """
 
     rule: ClassVar[Rule]
-    dense: ClassVar[type[torch.optim.Optimizer]]
+    torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init_subclass__(cls) -> None:
-        """The formula, which stands in the rule's file, belongs to the docstring."""
+        """Append the formula in the docstring of the rule's file to the class's docstring."""
         super().__init_subclass__()
-        rule = sys.modules[cls.rule.update.__module__].__doc__ or ""
-        cls.__doc__ = f"{cls.__doc__}\n\n{rule.partition(chr(10) * 2)[2]}"
+        rule_doc = sys.modules[cls.rule.update.__module__].__doc__ or ""
+        cls.__doc__ = f"{cls.__doc__}\n\n{rule_doc.partition(chr(10) * 2)[2]}"
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; refuses what cannot be honoured for a table."""
+        """As torch's; raises for options that are not supported for a table."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(isinstance(parameter, Table) for parameter in group["params"]):
             try:
-                self._check(group)
+                self._check_options(group)
             except HotrowError:
                 self.param_groups.pop()
                 raise
 
-    def _check(self, group: Group) -> None:
-        for option in filter(group.get, _REFUSED):
+    def _check_options(self, group: ParamGroup) -> None:
+        for option in filter(group.get, _UNSUPPORTED_OPTIONS):
             raise HotrowError(
                 f"{type(self).__name__} cannot honour {option}=True for a table",
                 fix=f"leave {option} out for the groups that hold tables",
@@ -77,18 +77,18 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves unscaling to the step; not to that of a table."""
-        fused = self.__dict__.get("_scales_itself", False)
+        """Whether a GradScaler leaves unscaling to the step; the step of a table cannot unscale."""
+        fused = self.__dict__.get("_fused_amp_scaling", False)
         return fused and not self._tables()
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets it
-        self.__dict__["_scales_itself"] = value
+        self.__dict__["_fused_amp_scaling"] = value
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""
-        with torch._C.DisableTorchFunctionSubclass():  # a table would be asked for each `.grad`
+        with torch._C.DisableTorchFunctionSubclass():  # which each `.grad` would call
             super().zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -108,77 +108,79 @@ class RowOptimizer(torch.optim.Optimizer):
         tables = self._tables()
         if tables:
             with torch.no_grad():
-                self._step(tables)
+                self._step_tables(tables)
         else:
-            self._step_as_torch()
-        self._adopt()
+            self._torch_step()
+        self._adopt_tables()
         return loss
 
-    def _step(self, tables: list[tuple[Group, Table]]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # which would ask each time
+    def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
+        with torch._C.DisableTorchFunctionSubclass():  # which each `.grad` would call
             gradients = [table.grad for _, table in tables]
-        ours = [
+        table_gradients = [
             (group, table, gradient)
             for (group, table), gradient in zip(tables, gradients, strict=True)
             if gradient is not None
         ]
-        for group, table, gradient in ours:
+        for group, table, gradient in table_gradients:
             if table.backing is not None:
-                self._check_rows(group, gradient)
-        by_rows = []
-        for group, table, gradient in ours:
+                self._check_touches_rows(group, gradient)
+        pending_steps = []
+        for group, table, gradient in table_gradients:
             if table.replicas is not None:
-                table.replicas.agree(table)
+                table.replicas.synchronize(table)
             if not isinstance(gradient, RowGradient):
-                table.was_dense = True
-                self._close(table)
-            elif self.rule.dense(plain := _plain(group)):
-                self._close(table)
+                table.had_dense_gradient = True
+                self._close_lag(table)
+            elif self.rule.needs_dense_step(numeric_group := _with_numbers(group)):
+                self._close_lag(table)
             else:
-                self._check(group)
-                by_rows.append((self._lag(table, plain), plain, gradient.group()))
-        if self._has_dense() or any(table.lag is None for _, table, _ in ours):
-            for group, table, gradient in ours:  # what has a lag now torch leaves alone
-                table.grad = self._dense(group, table, gradient) if table.lag is None else None
+                self._check_options(group)
+                lag = self._prepare_lag(table, numeric_group)
+                pending_steps.append((lag, numeric_group, gradient.group()))
+        if self._has_other_gradients() or any(table.lag is None for _, table, _ in table_gradients):
+            for group, table, gradient in table_gradients:
+                is_dense = table.lag is None  # torch skips tables without a gradient
+                table.grad = self._dense_gradient(group, table, gradient) if is_dense else None
             try:
-                self._step_as_torch()
+                self._torch_step()
             finally:
-                for _, table, gradient in ours:
+                for _, table, gradient in table_gradients:
                     table.grad = gradient
-        for lag, group, grads in by_rows:
+        for lag, group, grads in pending_steps:
             lag.step(group, grads)
 
-    def _step_as_torch(self) -> None:
-        """Past torch's hooks, which have run for this step already."""
-        dense: Callable[..., Any] = self.dense.step
-        if getattr(dense, "hooked", False):
-            dense = dense.__wrapped__  # type: ignore[attr-defined]
-        dense(self)
+    def _torch_step(self) -> None:
+        """Torch's step without its hooks, which have run for this step already."""
+        step: Callable[..., Any] = self.torch_class.step
+        if getattr(step, "hooked", False):
+            step = step.__wrapped__  # type: ignore[attr-defined]
+        step(self)
 
-    def _dense(self, group: Group, table: Table, gradient: Tensor) -> Tensor:
+    def _dense_gradient(self, group: ParamGroup, table: Table, gradient: Tensor) -> Tensor:
         """The gradient for torch's own step.
 
-        torch's fused steps on the CPU mix up values where the gradient or the state is laid out
-        in memory otherwise than the parameter.
+        torch's fused steps on the CPU mix up values where the gradient or the state has other
+        strides than the parameter.
         """
         if isinstance(gradient, RowGradient):
-            gradient = gradient.dense()
+            gradient = gradient.as_dense()
         if not group.get("fused"):
             return gradient
-        _lay_out(self.state[table], table, held=True)
-        return in_order(gradient, table.stride())
+        _match_strides(self.state[table], table, shared=True)
+        return with_strides(gradient, table.stride())
 
-    def _adopt(self) -> None:
-        """Make tables of what look-ups have met, in the groups that may hold them."""
+    def _adopt_tables(self) -> None:
+        """Make tables of the parameters with look-ups, in groups whose options tables support."""
         for group in self.param_groups:
-            if not any(map(group.get, _REFUSED)):
+            if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:
-                    met = parameter.__dict__.get("looked_up")
-                    if met and not isinstance(parameter, Table):
-                        Table.adopt(parameter, columns=met == "columns")
+                    lookup_kind = parameter.__dict__.get("lookup_axis")
+                    if lookup_kind and not isinstance(parameter, Table):
+                        Table.adopt(parameter, columns=lookup_kind == "columns")
 
-    def _tables(self) -> list[tuple[Group, Table]]:
-        # isinstance would ask the metaclass of Parameter: three times as long, in each step.
+    def _tables(self) -> list[tuple[ParamGroup, Table]]:
+        # isinstance would call the metaclass of Parameter, which takes three times as long.
         return [
             (group, parameter)
             for group in self.param_groups
@@ -186,8 +188,8 @@ class RowOptimizer(torch.optim.Optimizer):
             if type(parameter) is Table
         ]
 
-    def _has_dense(self) -> bool:
-        """Whether there is a gradient of what is no table."""
+    def _has_other_gradients(self) -> bool:
+        """Whether a parameter that is not a table has a gradient."""
         return any(
             parameter.grad is not None
             for group in self.param_groups
@@ -195,63 +197,63 @@ class RowOptimizer(torch.optim.Optimizer):
             if type(parameter) is not Table
         )
 
-    def _lag(self, table: Table, group: Group) -> RowLag:
+    def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
         """The lag of a table, ready for a step of this group."""
-        lag, state = table.lag, self._state_of(table)
-        if isinstance(lag, RowLag) and lag.state is state and lag.fits(group):
+        lag, state = table.lag, self._table_state(table)
+        if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
-        self._close(table)  # another optimizer's, or other options
+        self._close_lag(table)  # the lag of another optimizer, or of other options
         if not isinstance(state, RowState):
             state = self.state[table] = RowState(state)
-        _lay_out(state, table)
+        _match_strides(state, table)
         table.lag = lag = RowLag(self.rule, table, group, state)
         return lag
 
-    def _state_of(self, table: Table) -> Any:
-        """The state of a table; of one in files, theirs, unless this optimizer has its own."""
+    def _table_state(self, table: Table) -> Any:
+        """The state of a table; of one in files, the state there unless this optimizer has one."""
         state = self.state[table]
-        fresh = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
-        if table.backing is not None and fresh:
+        is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
+        if table.backing is not None and is_new:
             lag, state = table.lag, {}
             if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
                 state = lag.state
             self.state[table] = state
         return state
 
-    def _check_rows(self, group: Group, gradient: Tensor) -> None:
-        """Raise unless a step, of a table in files, touches single rows."""
+    def _check_touches_rows(self, group: ParamGroup, gradient: Tensor) -> None:
+        """Raise if the step of a table in files is dense."""
         if not isinstance(gradient, RowGradient):
-            what = "a gradient of more than look-ups"
+            cause = "a gradient of more than look-ups"
             fix = "leave the weight itself out of the loss"
-        elif self.rule.dense(_plain(group)):
-            what, fix = f"{self.rule.name} with these options", "leave weight_decay out"
+        elif self.rule.needs_dense_step(_with_numbers(group)):
+            cause, fix = f"{self.rule.name} with these options", "leave weight_decay out"
         else:
             return
-        raise HotrowError(f"{what} takes a dense step, of all rows of a table in files", fix=fix)
+        raise HotrowError(f"{cause} takes a dense step, of all rows of a table in files", fix=fix)
 
     @staticmethod
-    def _close(table: Table) -> None:
+    def _close_lag(table: Table) -> None:
         if table.lag is not None:
             table.lag.close()
 
     def settle(self) -> None:
-        """Bring every table to its value of now; reading one does it as well."""
+        """Apply all missed steps to every table; reading a table does the same."""
         for _, table in self._tables():
             table.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """In torch's own format: it loads in torch's optimizer of the same name, and back.
 
-        What belongs to a table by columns is a copy, as torch would have it in memory.
+        The state of a table by columns is a contiguous copy.
         """
         for _, table in self._tables():
             if table.backing is not None and table.lag is not None:
-                self._state_of(table)
-            self._close(table)
+                self._table_state(table)
+            self._close_lag(table)
         result: dict[str, Any] = super().state_dict()
-        tables = dict(self._match(result))
+        tables = dict(self._match_tables(result))
         result["state"] = {
-            index: _contiguous(state, tables[index]) if index in tables else state
+            index: _contiguous_state(state, tables[index]) if index in tables else state
             for index, state in result["state"].items()
         }
         return result
@@ -262,14 +264,14 @@ class RowOptimizer(torch.optim.Optimizer):
         Raises:
             HotrowError: a table's state has another shape than the table. Nothing has changed.
         """
-        tables = dict(self._match(state_dict))
+        tables = dict(self._match_tables(state_dict))
         state_dict = {**state_dict, "state": dict(state_dict["state"])}
         for index, table in tables.items():
             state = state_dict["state"].get(index, {})
-            own = {k: table.part(v) if isinstance(v, Tensor) else v for k, v in state.items()}
-            if own:
-                state_dict["state"][index] = own
-            for name, value in own.items():
+            part = {k: table.to_local(v) if isinstance(v, Tensor) else v for k, v in state.items()}
+            if part:
+                state_dict["state"][index] = part
+            for name, value in part.items():
                 if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
                     raise HotrowError(
                         f"state[{index}][{name!r}] has shape {tuple(value.shape)}, but the table "
@@ -277,18 +279,18 @@ class RowOptimizer(torch.optim.Optimizer):
                         fix="load the state dict of a model with the same tables",
                     )
         for table in tables.values():
-            self._close(table)
-        # A table's state is read and written apart from whoever holds the dict.
-        own = {
+            self._close_lag(table)
+        # Copied, as the caller's tensors would be aliases of the tables' state.
+        states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             if index in tables
             else state
             for index, state in state_dict["state"].items()
         }
-        super().load_state_dict({**state_dict, "state": own})
+        super().load_state_dict({**state_dict, "state": states})
 
-    def _match(self, state_dict: dict[str, Any]) -> Iterator[tuple[Any, Table]]:
-        """(the key of its state, table) of each, as torch matches them: by order."""
+    def _match_tables(self, state_dict: dict[str, Any]) -> Iterator[tuple[Any, Table]]:
+        """(the key of its state, table) for each table, matched by order as torch does."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
             for parameter, index in zip(group["params"], saved["params"], strict=False):
                 if isinstance(parameter, Table):
@@ -296,10 +298,10 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         for _, table in self._tables():
-            self._close(table)
+            self._close_lag(table)
         result: dict[str, Any] = super().__getstate__()
         result["state"] = result["state"].copy()
         for _, table in self._tables():
             if table in result["state"]:
-                result["state"][table] = _contiguous(result["state"][table], table)
+                result["state"][table] = _contiguous_state(result["state"][table], table)
         return result

@@ -1,4 +1,4 @@
-"""What a rule is: the update, written once, and what a parameter group means to it."""
+"""An optimizer's rule: its update, written once, and its ledger entries, state and closed form."""
 
 from __future__ import annotations
 
@@ -8,64 +8,69 @@ from typing import Any
 
 import torch
 
-from hotrow.optim.closed_form.shortcut import Shortcut
+from hotrow.optim.closed_form.base import ClosedForm
 
-Group = dict[str, Any]  # a parameter group of torch.optim: lr, betas, ... under torch's names
-State = Mapping[str, Any]  # a parameter's state in torch.optim; empty before its first step
-Carried = dict[str, float]  # per-parameter scalars that one step hands to the next
+ParamGroup = dict[str, Any]  # a parameter group of torch.optim: lr, betas, ... under torch's names
+ParamState = Mapping[str, Any]  # a parameter's state in torch.optim; empty before its first step
+ScalarState = dict[str, float]  # a parameter's scalars that one step passes on to the next
 
 
 def scalar_dtype() -> torch.dtype:
-    """Of the scalars that torch keeps in an optimizer's state."""
+    """The dtype of the scalars in torch's optimizer state."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
-def only_maximize(group: Group) -> tuple[bool, ...]:
-    """The form of most rules: whether the gradient changes sign."""
+def maximize_flag(group: ParamGroup) -> tuple[bool, ...]:
+    """The flags of most rules: whether the gradient changes sign."""
     return (bool(group["maximize"]),)
 
 
-def never(group: Group) -> bool:
-    """The answer of a rule that has no such shortcut."""
+def always_false(group: ParamGroup) -> bool:
+    """A property that a rule has with no options."""
     return False
 
 
-def no_shortcut(group: Group) -> Shortcut | None:
-    """The answer of a rule whose missed steps are all replayed."""
+def no_closed_form(group: ParamGroup) -> ClosedForm | None:
+    """The closed form of a rule whose missed steps are all replayed."""
     return None
 
 
-def nothing(group: Group, state: State) -> Carried:
-    """The scalars of a rule that carries none."""
+def no_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
+    """The scalar state of a rule that has none."""
     return {}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An elementwise optimizer, without the optimizer.
+    """An elementwise optimizer's arithmetic.
 
-    `update(w, g, slots, entry, flags) -> (w, slots)` is the step, over scalars (compiled) or
-    tensors of rows alike. `slots(group)` names the (V, D) state, with its initial values, in
-    torch's names and in the order `update` takes it. `entry(group, step, carried)` is what step
-    number `step` (1, 2, ...) adds to the ledger; it may change `carried`, which begins as
-    `carry(group, state)` and is part of torch's state but for names that begin with "_".
-    `flags(group)` chooses between forms of the update that are compiled apart.
-
-    `still(group)`: whether a zero gradient leaves a row and its state exactly as they are.
-    `shortcut(group)`: a way over many steps without a gradient at once; where it does not apply
-    (coupled decay, but for SGD and ASGD) every missed step is replayed.
-    `dense(group)`: whether a table takes torch's own dense step, as where the rounding of a square
-    root decides where training ends, so that it has to be torch's.
-    `counted`: whether torch's state has the number of steps.
+    Attributes:
+        name: of torch's optimizer.
+        update: `update(w, g, slots, entry, flags) -> (w, slots)`, the step, over scalars
+            (compiled) or tensors of rows alike.
+        initial_slots: `initial_slots(group)` names the (V, D) state, with its initial values, in
+            torch's names and in the order `update` takes it.
+        ledger_entry: `ledger_entry(group, step, scalars)` returns what step number `step`
+            (1, 2, ...) adds to the ledger. It may change `scalars`.
+        flags: `flags(group)` chooses between forms of the update that are compiled separately.
+        initial_scalars: `initial_scalars(group, state)`, the scalar state before the first entry.
+            It is part of torch's state, except for names that begin with "_".
+        idle_rows_unchanged: `idle_rows_unchanged(group)`, whether a zero gradient leaves a row and
+            its state exactly as they are.
+        closed_form: `closed_form(group)` applies many steps without a gradient at once. Where it
+            does not apply (coupled decay, except SGD and ASGD) every missed step is replayed.
+        needs_dense_step: `needs_dense_step(group)`, whether a table takes torch's own dense step.
+            It does where the rounding of a square root decides where training ends.
+        has_step_count: whether torch's state has the number of steps.
     """
 
     name: str
     update: Callable[..., Any]
-    slots: Callable[[Group], dict[str, float]]
-    entry: Callable[[Group, int, Carried], tuple[Any, ...]]
-    flags: Callable[[Group], tuple[bool, ...]] = only_maximize
-    carry: Callable[[Group, State], Carried] = nothing
-    still: Callable[[Group], bool] = never
-    shortcut: Callable[[Group], Shortcut | None] = no_shortcut
-    dense: Callable[[Group], bool] = never
-    counted: bool = True
+    initial_slots: Callable[[ParamGroup], dict[str, float]]
+    ledger_entry: Callable[[ParamGroup, int, ScalarState], tuple[Any, ...]]
+    flags: Callable[[ParamGroup], tuple[bool, ...]] = maximize_flag
+    initial_scalars: Callable[[ParamGroup, ParamState], ScalarState] = no_scalars
+    idle_rows_unchanged: Callable[[ParamGroup], bool] = always_false
+    closed_form: Callable[[ParamGroup], ClosedForm | None] = no_closed_form
+    needs_dense_step: Callable[[ParamGroup], bool] = always_false
+    has_step_count: bool = True

@@ -1,24 +1,16 @@
-"""Settle rows, step them, look them up: the one mechanism under every rule."""
+"""Settle rows, step them and look them up, for any rule."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.grouping import Grouped, Places
-from hotrow.kernels.operators import (
-    COMPUTED,
-    Program,
-    all_pass_by,
-    drive,
-    gather,
-    is_compiled,
-    pass_by,
-)
+from hotrow.kernels import operators
+from hotrow.kernels.grouping import DistinctIds, GroupedGradients
+from hotrow.kernels.program import Program, skip_idle_steps, skip_idle_steps_batch
 from hotrow.optim.ledger import Ledger
 
 
@@ -26,69 +18,81 @@ def settle(
     ledger: Ledger,
     table: Tensor,
     slots: Sequence[Tensor],
-    last: Tensor,
+    row_steps: Tensor,
     rows: Tensor,
-    now: int | None = None,
+    step_count: int | None = None,
 ) -> None:
-    """Bring `rows` to step `now`, as dense training with zero gradients would have.
+    """Apply the first `step_count` steps to `rows`, as dense training with zero gradients does.
 
-    For each row: the rule with g = 0 for entries `last[row]` .. `now - 1`, then
-    `last[row] = now`.
+    For each row: the rule with g = 0 for entries `row_steps[row]` .. `step_count - 1`, then
+    `row_steps[row] = step_count`.
 
     Arguments:
-        ledger: the steps so far; `now` is all of them unless given.
+        ledger: the steps so far.
         table: (V, D). Changed in place.
-        slots: (V, D) each, in the order of `rule.slots`. Changed in place.
-        last: (V,) int32 or int64, the steps that each row has been through. Changed in place.
+        slots: (V, D) each, in the order of `rule.initial_slots`. Changed in place.
+        row_steps: (V,) int32 or int64, the steps that each row has been through. Changed in place.
         rows: (R,) int64, distinct, in 0 .. V - 1.
-        now: the step to settle to; all of the ledger's unless given.
+        step_count: all entries of the ledger if None.
 
-    All on one device; cost follows R, and the steps missed where there is no shortcut.
+    All on one device; cost follows R, and the steps missed where there is no closed form.
     """
-    now = len(ledger) if now is None else now
-    program, entries = _program(ledger, table, len(slots), now)
-    drive(program, *_plain(table, slots), last, rows, None, entries, now)
+    step_count = len(ledger) if step_count is None else step_count
+    program, entries = _program(ledger, table, len(slots), step_count)
+    operators.settle(program, *_detached(table, slots), row_steps, rows, entries, step_count)
 
 
 def step(
-    ledger: Ledger, table: Tensor, slots: Sequence[Tensor], last: Tensor, grads: Grouped
+    ledger: Ledger,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    grads: GroupedGradients,
 ) -> None:
-    """Settle the rows of `grads` up to the ledger's last entry, and apply that one with them.
+    """Settle the rows of `grads` up to the ledger's last entry, and apply that with the gradients.
 
     As `settle`, but entry `len(ledger) - 1` is applied with the sum of each row's gradients, in
-    the table's dtype. The entry has been recorded before.
+    the table's dtype. The entry is recorded before.
     """
-    now = len(ledger)
-    program, entries = _program(ledger, table, len(slots), now - 1)
-    drive(program, *_plain(table, slots), last, grads.at.rows, grads, entries, now)
+    step_count = len(ledger)
+    program, entries = _program(ledger, table, len(slots), step_count - 1)
+    operators.step(program, *_detached(table, slots), row_steps, grads, entries, step_count)
 
 
 def look_up(
-    ledger: Ledger, table: Tensor, slots: Sequence[Tensor], last: Tensor, at: Places
+    ledger: Ledger, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor, ids: DistinctIds
 ) -> Tensor:
-    """(..., D), the rows at `at` as they are when settled.
+    """(..., D), the rows of `ids` as they are when settled.
 
-    A row that can jump to the ledger's end does so in a copy: the step that trains it jumps again,
-    which costs less than to write it twice. Other rows are settled.
+    A row that can be fast-forwarded to the ledger's end is settled in a copy only: its next step
+    repeats that, which costs less than a second write. Other rows are settled.
     """
     program, entries = _program(ledger, table, len(slots), len(ledger))
-    return gather(program, *_plain(table, slots), last, at, entries, len(ledger))
+    return operators.look_up(
+        program, *_detached(table, slots), row_steps, ids, entries, len(ledger)
+    )
 
 
-def _plain(table: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def _detached(table: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return table.detach(), [slot.detach() for slot in slots]
 
 
-def _program(ledger: Ledger, table: Tensor, slots: int, upto: int) -> tuple[Program, NDArray[Any]]:
-    """The rule in the ledger's form, able to jump to step `upto`, and the ledger's entries."""
-    rule, shortcut = ledger.rule, ledger.shortcut
-    flags = ledger.form[: len(ledger.form) - slots]
-    entries = ledger.entries(COMPUTED[table.dtype if is_compiled(table) else torch.float64])
-    ways: tuple[Any, ...] = ()  # every missed step is replayed
-    if ledger.still:
-        ways = pass_by, all_pass_by
-    elif shortcut is not None:
-        memo = shortcut.advance(ledger.entries(), upto, table.dtype)
-        if memo is not None:
-            ways = shortcut.jump, shortcut.leap, memo
-    return Program(rule.update, flags, entries.shape[1], *ways), entries
+def _program(
+    ledger: Ledger, table: Tensor, slot_count: int, end_step: int
+) -> tuple[Program, NDArray[Any]]:
+    """The rule in the ledger's form with its closed form up to `end_step`, and the entries."""
+    rule, closed_form = ledger.rule, ledger.closed_form
+    flags = ledger.form[: len(ledger.form) - slot_count]
+    entries = ledger.entries(operators.entry_dtype(table))
+    fast_forward: tuple[Any, ...] = ()  # every missed step is replayed
+    if ledger.idle_rows_unchanged:
+        fast_forward = skip_idle_steps, skip_idle_steps_batch
+    elif closed_form is not None:
+        coefficients = closed_form.compute_coefficients(ledger.entries(), end_step, table.dtype)
+        if coefficients is not None:
+            fast_forward = (
+                closed_form.fast_forward,
+                closed_form.fast_forward_batch,
+                coefficients,
+            )
+    return Program(rule.update, flags, entries.shape[1], *fast_forward), entries

@@ -1,4 +1,4 @@
-"""The optimizer's state of a table: it settles before it is read, as the table does."""
+"""The optimizer state of a table: its rows settle before it is read, as the table's do."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any, Protocol
 from torch import Tensor
 
 
-class Lagging(Protocol):
-    """What leaves the state behind, and can bring it up to date."""
+class StateLag(Protocol):
+    """The lag of a state's rows, which can end."""
 
     def refresh(self) -> None:
-        """Make the state what torch's would be now."""
+        """Settle all rows: the state becomes torch's."""
 
     def close(self) -> None:
-        """The same, and let go of it."""
+        """Settle all rows, and drop the references to the state and its table."""
 
 
 class RowState(dict[str, Any]):
     """The state of one table, a dict under torch's names.
 
-    Reading brings it up to date, and writing ends the lag: the next step begins with what is there
-    then. The tensors that it gives away are aliases, by which whoever holds one can be noticed.
-    The one that the rows lag behind reads and writes with `dict`'s own methods.
+    Reading settles all rows. Writing ends the lag: the next step starts from the new values.
+    Reading returns aliases of the tensors, so that the use counts of their memory show whether
+    somebody holds one. The lag itself reads and writes with the methods of `dict`.
     """
 
-    _lag: weakref.ref[Lagging] | None = None  # the table holds it; a cycle would keep both
+    _lag: weakref.ref[StateLag] | None = None  # the table owns the lag; avoids a reference cycle
 
     @property
-    def lag(self) -> Lagging | None:
-        """What the state is behind with; None while it is up to date."""
+    def lag(self) -> StateLag | None:
+        """The lag of the state's rows; None while all are up to date."""
         return None if self._lag is None else self._lag()
 
     @lag.setter
-    def lag(self, lag: Lagging | None) -> None:
+    def lag(self, lag: StateLag | None) -> None:
         self._lag = None if lag is None else weakref.ref(lag)
 
     def __getitem__(self, name: str) -> Any:
@@ -46,14 +46,14 @@ class RowState(dict[str, Any]):
         return value.detach() if isinstance(value, Tensor) and value.ndim else value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._let_go()
+        self._close_lag()
         dict.__setitem__(self, name, value)
 
     def __delitem__(self, name: str) -> None:
-        self._let_go()
+        self._close_lag()
         dict.__delitem__(self, name)
 
-    def __iter__(self) -> Iterator[str]:  # of its own, so that dict(state) asks __getitem__
+    def __iter__(self) -> Iterator[str]:  # defined here so that dict(state) calls __getitem__
         return dict.__iter__(self)
 
     def __ior__(self, other: Any) -> RowState:  # type: ignore[misc, override]
@@ -66,13 +66,13 @@ class RowState(dict[str, Any]):
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
-    def _let_go(self) -> None:
+    def _close_lag(self) -> None:
         lag = self.lag
         if lag is not None:
             lag.close()
 
 
-# The rest of a dict, by way of the methods above.
+# The other methods of a dict, implemented with the ones above.
 for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What autograd makes of a look-up: a gradient of the rows that it touched; and their memory."""
+"""The look-ups as autograd functions, whose gradient is a `RowGradient`; uses of tensor memory."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.kernels.grouping import Places, distinct
+from hotrow.kernels.grouping import DistinctIds, find_distinct
 from hotrow.table.gradient import RowGradient
 
 
-def uses(tensor: Tensor) -> int:
-    """How many hold the storage of a tensor: tensors, arrays of numpy, the storage's own object.
+def storage_use_count(tensor: Tensor) -> int:
+    """The count of references to a tensor's storage: tensors, numpy arrays, storage objects.
 
-    Storage that another process shares is held by more than can be counted.
+    The references to storage shared with another process cannot be counted: `sys.maxsize`.
     """
     storage = tensor.untyped_storage()
     if storage.is_shared():
         return sys.maxsize
-    # Less the object made here, and the references to it: its name, this call, the storage.
+    # Minus the object created here, and the references to it: its name, this call, the storage.
     return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3
 
 
-def in_order(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The tensor with its values in memory in this order; itself where they are."""
+def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A copy of the tensor with these strides; itself if it has them."""
     if tensor.layout != torch.strided or tensor.stride() == strides:
         return tensor
     values = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return values.copy_(tensor.detach())
 
 
-def put_in_order(tensor: Tensor, strides: tuple[int, ...], held: bool = False) -> None:
-    """`in_order`, in place, unless someone else holds the memory; `held`, even then."""
-    ordered = in_order(tensor, strides)
-    if ordered is not tensor and (held or uses(tensor) == 1):
+def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -> None:
+    """`with_strides` in place, unless the storage has other users; with `force`, always."""
+    ordered = with_strides(tensor, strides)
+    if ordered is not tensor and (force or storage_use_count(tensor) == 1):
         tensor.data = ordered
 
 
@@ -51,18 +51,18 @@ class LookUp(torch.autograd.Function):
         ctx: Any,
         table: Tensor,
         ids: Tensor,
-        at: Places | None,  # of the ids, if they are known
+        distinct_ids: DistinctIds | None,  # of `ids`, if computed
         read: Callable[[], Tensor],
         padding_idx: int,
-        by_frequency: bool,
+        scale_by_frequency: bool,
         columns: bool,
     ) -> Tensor:
-        """(..., D), what `read` gives."""
+        """(..., D), the result of `read`."""
         ctx.set_materialize_grads(False)
-        if ctx.needs_input_grad[0]:  # the caller may fill the same ids with the next batch
+        if ctx.needs_input_grad[0]:  # the caller may write the next batch to the same tensor
             ctx.save_for_backward(ids.to(torch.int64, copy=True))
-        ctx.shape, ctx.at, ctx.columns = table.shape, at, columns
-        ctx.padding_idx, ctx.by_frequency = padding_idx, by_frequency
+        ctx.shape, ctx.distinct_ids, ctx.columns = table.shape, distinct_ids, columns
+        ctx.padding_idx, ctx.scale_by_frequency = padding_idx, scale_by_frequency
         return read()
 
     @staticmethod
@@ -71,47 +71,51 @@ class LookUp(torch.autograd.Function):
         """The rows of `gradient`, one for each id."""
         if gradient is None:
             return (None,) * 7
-        ids, at = ctx.saved_tensors[0].reshape(-1), ctx.at
-        holders = sys.getrefcount(gradient), gradient._use_count(), uses(gradient)  # type: ignore[attr-defined]
-        if not _engines_own:
-            _engines_own.append(holders)
-        mine = all(map(operator.le, holders, _engines_own[0]))
+        ids, distinct_ids = ctx.saved_tensors[0].reshape(-1), ctx.distinct_ids
+        reference_counts = (
+            sys.getrefcount(gradient),
+            gradient._use_count(),  # type: ignore[attr-defined]
+            storage_use_count(gradient),
+        )
+        if not _engine_reference_counts:
+            _engine_reference_counts.append(reference_counts)
+        is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
         rows = gradient.reshape(len(ids), ctx.shape[0 if ctx.columns else 1])
-        if ctx.by_frequency:
-            at = at or distinct(ids, ctx.shape[0])
-            places = at.places.reshape(-1)
-            rows = rows / places.bincount()[places].unsqueeze(-1)
+        if ctx.scale_by_frequency:
+            distinct_ids = distinct_ids or find_distinct(ids, ctx.shape[0])
+            inverse = distinct_ids.inverse.reshape(-1)
+            rows = rows / inverse.bincount()[inverse].unsqueeze(-1)
         if ctx.padding_idx >= 0:
-            kept = (ids != ctx.padding_idx).nonzero()[:, 0]
-            ids, rows, at = ids[kept], rows[kept], None
-        found = RowGradient(ids, rows, ctx.shape, at=at, columns=ctx.columns)
-        # Someone else may write into it before the step: then it is added up now.
-        return found if mine else found.merge(), None, None, None, None, None, None
+            indices = (ids != ctx.padding_idx).nonzero()[:, 0]
+            ids, rows, distinct_ids = ids[indices], rows[indices], None
+        result = RowGradient(ids, rows, ctx.shape, distinct_ids=distinct_ids, columns=ctx.columns)
+        # If other code has a reference, it may write before the step: the rows are added up now.
+        return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
 
-# How many hold a gradient in `LookUp.backward` if nobody but the engine does: its Python object,
-# the tensor, the storage.
-_engines_own: list[tuple[int, int, int]] = []
+# The references to a gradient in `LookUp.backward` if only the autograd engine has any: to its
+# Python object, the tensor, the storage.
+_engine_reference_counts: list[tuple[int, int, int]] = []
 
 
 @torch.enable_grad()
-def learn_engines_own() -> None:
-    """Find out how many hold a gradient that only the engine does."""
-    if not _engines_own:
+def measure_engine_references() -> None:
+    """Count the references to a gradient that only the autograd engine has."""
+    if not _engine_reference_counts:
         table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
         read = functools.partial(F.embedding, ids, table)
-        found: Tensor = LookUp.apply(table, ids, None, read, -1, False, False)  # type: ignore[no-untyped-call]
-        found.mul(1).sum().backward()  # type: ignore[no-untyped-call]
+        output: Tensor = LookUp.apply(table, ids, None, read, -1, False, False)  # type: ignore[no-untyped-call]
+        output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
-class Rows(torch.autograd.Function):
+class SelectRows(torch.autograd.Function):
     """table[rows] of distinct rows, or its columns, whose gradient is a `RowGradient`."""
 
     @staticmethod
     def forward(
         ctx: Any, table: Tensor, rows: Tensor, read: Callable[[], Tensor], columns: bool
     ) -> Tensor:
-        """(R, D), what `read` gives."""
+        """(R, D), the result of `read`."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows)
         ctx.shape, ctx.columns = table.shape, columns
@@ -124,5 +128,5 @@ class Rows(torch.autograd.Function):
         if gradient is None:
             return (None,) * 4
         (rows,) = ctx.saved_tensors
-        found = RowGradient(rows, gradient.clone(), ctx.shape, True, columns=ctx.columns)
-        return found, None, None, None
+        result = RowGradient(rows, gradient.clone(), ctx.shape, True, columns=ctx.columns)
+        return result, None, None, None

@@ -1,4 +1,4 @@
-"""`torch.nn.functional.embedding` and `embedding_bag` for a table, and what both begin with."""
+"""`torch.nn.functional.embedding` and `embedding_bag` for a table."""
 
 from __future__ import annotations
 
@@ -11,56 +11,64 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.ids import ID_DTYPES, check_bag, check_range, checked_padding, has_values
-from hotrow.kernels.grouping import Places, distinct
-from hotrow.kernels.operators import is_compiled, select
-from hotrow.table.autograd import LookUp, Rows
-from hotrow.table.parameter import LOOK_UPS, Table, count_of, raise_everywhere, trains
+from hotrow.ids import ID_DTYPES, check_bag, check_range, is_readable, normalize_padding
+from hotrow.kernels.grouping import DistinctIds, find_distinct
+from hotrow.kernels.operators import is_compiled, select_rows
+from hotrow.table.autograd import LookUp, SelectRows
+from hotrow.table.parameter import (
+    LOOKUP_FUNCTIONS,
+    Table,
+    needs_gradient,
+    raise_on_all_ranks,
+    table_row_count,
+)
+from hotrow.table.protocols import Distribution
 
 
 def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Shorten the settled rows that `ids` select, as torch does."""
+    """Renormalize the settled rows that `ids` select, as torch does."""
     if max_norm is not None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
-def _rows_of(table: Table) -> Tensor:
-    """(V, D), the storage, with each row in one piece if that may be."""
+def _contiguous_rows(table: Table) -> Tensor:
+    """(V, D), the storage, with contiguous rows unless an alias prevents it."""
     if table.columns:
-        table.lay_out()
-    return table.by_rows
+        table.set_layout()
+    return table.raw_rows
 
 
 def _source(table: Table) -> Tensor:
-    """What a look-up differentiates in the table's place: what is spread sees the gradient."""
+    """The tensor that a look-up differentiates: for a distributed table its `source`."""
     source: Tensor = table
-    if trains(table):
-        for spread in (table.shards, table.replicas):
-            source = source if spread is None else spread.source(source)
+    if needs_gradient(table):
+        distributions: tuple[Distribution[Table] | None, ...] = table.shards, table.replicas
+        for distribution in distributions:
+            source = source if distribution is None else distribution.source(source)
     return source
 
 
-def _begin(input: Tensor, table: Table, rows: int) -> None:
-    """Check the ids of a look-up, which its replicas make as well, or none of them."""
+def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
+    """Check the ids of a look-up, and that all replicas make it."""
     failure = None
     try:
         check_range(input, rows, "input")
     except HotrowError as error:
         failure = error
     try:
-        if table.replicas is not None and trains(table):
-            table.replicas.begin(table, failure)
+        if table.replicas is not None and needs_gradient(table):
+            table.replicas.prepare_look_up(table, failure)
         if failure is not None:
             raise failure
     finally:
-        failure = None  # its traceback holds the rows, and they would seem to have a holder
+        failure = None  # its traceback references the rows, and would count as an alias
 
 
-def _is_selected(rows: Tensor, ids: Tensor) -> bool:
-    """Whether `kernels.rows.select` can look up."""
+def _can_select(rows: Tensor, ids: Tensor) -> bool:
+    """Whether `select_rows` supports this look-up."""
     return (
-        has_values(ids)
+        is_readable(ids)
         and ids.dtype in ID_DTYPES
         and ids.device.type == "cpu"
         and ids.layout is torch.strided
@@ -70,25 +78,25 @@ def _is_selected(rows: Tensor, ids: Tensor) -> bool:
 
 
 def _select(rows: Tensor, ids: Tensor) -> Tensor:
-    """rows[ids], which it checks."""
-    output = select(rows, ids)
+    """rows[ids], after a check of the ids."""
+    output = select_rows(rows, ids)
     if output is None:
         check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # someone has put the ids right meanwhile
+        return F.embedding(ids, rows)  # another thread has corrected the ids meanwhile
     return output
 
 
-def _current(table: Table, at: Places, writes: bool) -> Callable[[], Tensor] | None:
-    """How to read the rows of a table that is behind; None if they are settled now.
+def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
+    """A function that reads current rows of a table with stale rows; None if it settled them.
 
-    Rows that are trained next are not, unless someone `writes` to them before. Nor are those of
-    a replica, which would then differ from the others in the last bits.
+    Rows that are trained next are not settled, unless the look-up `writes` to them. Those of a
+    replica are not either: they would then differ from the others in the last bits.
     """
     if table.lag is not None and table.replicas is not None:
-        return functools.partial(table.lag.peek, at)
-    if table.lag is not None and trains(table) and not writes:
-        return functools.partial(table.lag.look_up, at)
-    table.settle(at.rows)
+        return functools.partial(table.lag.peek, ids)
+    if table.lag is not None and needs_gradient(table) and not writes:
+        return functools.partial(table.lag.look_up, ids)
+    table.settle(ids.rows)
     return None
 
 
@@ -102,15 +110,15 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Torch's `embedding`, whose arguments these are."""
+    """`torch.nn.functional.embedding` for a table."""
     if weight.shards is not None:
         _refuse_frequency(scale_grad_by_freq)
-        _, places, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
-        return F.embedding(places, compact)
-    return own_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+        _, inverse, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
+        return F.embedding(inverse, compact)
+    return local_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
 
 
-def own_embedding(
+def local_embedding(
     input: Tensor,
     weight: Table,
     padding_idx: int | None,
@@ -119,26 +127,32 @@ def own_embedding(
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
     """`embedding` of the rows of this process."""
-    rows = _rows_of(weight)
-    padding = checked_padding(padding_idx, len(rows))
-    checks = max_norm is None and weight.replicas is None and _is_selected(rows, input)
+    rows = _contiguous_rows(weight)
+    padding = normalize_padding(padding_idx, len(rows))
+    selects = max_norm is None and weight.replicas is None and _can_select(rows, input)
     read: Callable[[], Tensor]
-    if checks:  # the ids, as it finds them out of range
+    if selects:  # which checks the ids
         read = functools.partial(_select, rows, input)
     else:
-        _begin(input, weight, len(rows))
+        _check_look_up(input, weight, len(rows))
         read = functools.partial(F.embedding, input, rows)
-    at = distinct(input, len(rows)) if weight.behind else None
-    if checks and at is not None and not at.within(len(rows)):
+    distinct_ids = find_distinct(input, len(rows)) if weight.has_stale_rows else None
+    if selects and distinct_ids is not None and not distinct_ids.are_in_range(len(rows)):
         check_range(input, len(rows), "input")
-    with torch._C.DisableTorchFunctionSubclass():  # which asks for each attribute
-        if at is not None:
-            read = _current(weight, at, max_norm is not None) or read
+    with torch._C.DisableTorchFunctionSubclass():  # whose check of each attribute access is slow
+        if distinct_ids is not None:
+            read = _stale_row_reader(weight, distinct_ids, max_norm is not None) or read
         _renorm(weight, input, max_norm, norm_type)
-        if not trains(weight):
+        if not needs_gradient(weight):
             return read()
         output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
-            _source(weight), input, at, read, padding, scale_grad_by_freq, weight.columns
+            _source(weight),
+            input,
+            distinct_ids,
+            read,
+            padding,
+            scale_grad_by_freq,
+            weight.columns,
         )
         return output
 
@@ -158,8 +172,8 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
-    padding = checked_padding(padding_idx, count_of(weight))
-    if weight.is_spread:  # torch's own checks would be of this process alone
+    padding = normalize_padding(padding_idx, table_row_count(weight))
+    if weight.spans_processes:  # torch's own checks would raise in this process only
         try:
             offsets = check_bag(
                 input.shape,
@@ -170,42 +184,44 @@ def embedding_bag(
                 last=include_last_offset,
             )
         except HotrowError as error:
-            raise_everywhere(weight, error)
+            raise_on_all_ranks(weight, error)
     if weight.shards is None:
-        rows, places, compact = _distinct_rows(input, weight, max_norm, norm_type)
+        rows, inverse, compact = _distinct_rows(input, weight, max_norm, norm_type)
     else:
         _refuse_frequency(scale_grad_by_freq)
-        rows, places, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
-    found = [] if weight.is_meta else (rows == padding).nonzero().tolist()
+        rows, inverse, compact = weight.shards.fetch(
+            weight, input, padding_idx, max_norm, norm_type
+        )
+    padding_indices = [] if weight.is_meta else (rows == padding).nonzero().tolist()
     with torch._C.DisableTorchFunctionSubclass():
         return F.embedding_bag(
-            places,
+            inverse,
             compact,
             None if offsets is None else offsets.long(),
             scale_grad_by_freq=scale_grad_by_freq,
             mode=mode,
             per_sample_weights=per_sample_weights,
             include_last_offset=include_last_offset,
-            padding_idx=found[0][0] if found else None,
+            padding_idx=padding_indices[0][0] if padding_indices else None,
         )
 
 
 def _distinct_rows(
     input: Tensor, weight: Table, max_norm: float | None, norm_type: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct ids (R,), the place of each id among them, and their rows (R, D)."""
-    table = _rows_of(weight)
-    _begin(input, weight, len(table))
-    at = distinct(input, len(table))
-    rows, places = at.rows, at.places
+    """The distinct ids (R,), the index of each id among them, and their rows (R, D)."""
+    table = _contiguous_rows(weight)
+    _check_look_up(input, weight, len(table))
+    distinct_ids = find_distinct(input, len(table))
+    rows, inverse = distinct_ids.rows, distinct_ids.inverse
     read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
-    if weight.behind:
-        each = Places(rows, torch.arange(len(rows), device=rows.device))
-        read = _current(weight, each, max_norm is not None) or read
+    if weight.has_stale_rows:
+        row_ids = DistinctIds(rows, torch.arange(len(rows), device=rows.device))
+        read = _stale_row_reader(weight, row_ids, max_norm is not None) or read
     _renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
-        compact = Rows.apply(_source(weight), rows, read, weight.columns)  # type: ignore[no-untyped-call]
-        return rows, places, compact
+        compact = SelectRows.apply(_source(weight), rows, read, weight.columns)  # type: ignore[no-untyped-call]
+        return rows, inverse, compact
 
 
 def _refuse_frequency(scale_grad_by_freq: bool) -> None:
@@ -216,4 +232,4 @@ def _refuse_frequency(scale_grad_by_freq: bool) -> None:
         )
 
 
-LOOK_UPS.update({F.embedding: embedding, F.embedding_bag: embedding_bag})
+LOOKUP_FUNCTIONS.update({F.embedding: embedding, F.embedding_bag: embedding_bag})

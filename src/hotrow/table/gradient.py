@@ -1,71 +1,62 @@
-"""A gradient that holds touched rows only: what a table's look-ups leave in `.grad`."""
+"""The row gradient: a gradient of touched rows only, which a table's look-ups leave in `.grad`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import Grouped, Places, group
+from hotrow.kernels.grouping import DistinctIds, GroupedGradients, group
+from hotrow.table.protocols import GradientShards
 
 aten = torch.ops.aten
 
 
-class Across(Protocol):
-    """The processes that have the other rows of a gradient."""
-
-    def norm(self, own: Tensor, order: float) -> Tensor:
-        """The norm of all rows, from that of those here."""
-
-    def any(self, found: Tensor) -> None:
-        """Make `found` 1.0 if it is in any process; in place."""
-
-
 @dataclass
-class _Held:
-    """The rows of a gradient, and of its aliases: `grad.data` writes where `grad` does."""
+class _RowStorage:
+    """The rows of a gradient, shared with its aliases: `grad.data` writes to the same rows."""
 
     ids: Tensor
     rows: Tensor
-    merged: bool
-    at: Places | None = None  # of ids not merged yet, where they are known
-    columns: bool = False  # whether they are the columns of the gradient
-    across: Across | None = None  # who has other rows of it
+    is_merged: bool
+    distinct_ids: DistinctIds | None = None  # of ids not merged yet, if computed
+    columns: bool = False  # whether the rows are the columns of the gradient
+    shards: GradientShards | None = None  # the processes that have its other rows
 
     def __post_init__(self) -> None:
-        self.rows = self.rows.detach()  # with create_graph they would have a history
+        self.rows = self.rows.detach()  # with create_graph they have a grad_fn
         self.version = self.rows._version
 
-    def turn(self, dense: Tensor) -> Tensor:
-        """The gradient written out as (V, D), or that in the gradient's shape; a view."""
+    def transpose_if_columns(self, dense: Tensor) -> Tensor:
+        """The dense gradient as (V, D), or a (V, D) in the gradient's shape; a view."""
         return dense.t() if self.columns else dense
 
 
 class RowGradient(Tensor):
     """A (V, D) gradient: row ids[i] has rows[i] added to it, and all other entries are zero.
 
-    With `columns` it is (D, V), laid out as a (V, D) transposed, and column ids[i] has rows[i].
+    With `columns` it is (D, V), in memory a transposed (V, D), and column ids[i] has rows[i].
 
-    Elementwise operations that leave zero at zero (scaling, clamping around zero), norms,
-    accumulation and the checks of a gradient scaler work on the rows that there are. Any other
-    operation gets the gradient written out, V x D, and gives a plain tensor; one that writes, or
-    that gives a view, has it written out for good.
+    Elementwise operations that keep zero at zero (scaling, clamping around zero), norms,
+    accumulation and the checks of a gradient scaler use the stored rows only. Any other operation
+    gets the dense gradient, V x D, and returns a plain tensor. One that writes, or that returns a
+    view, makes the gradient store all V rows from then on.
 
     Arguments:
         ids: (N,) int64, in range.
-        rows: (N, D), of the gradient's dtype; the gradient's own from now on.
+        rows: (N, D), of the gradient's dtype; owned by the gradient from then on.
         shape: (V, D); (D, V) with `columns`.
-        merged: whether the ids are distinct.
-        at: the places of the ids, where they are known.
+        is_merged: whether the ids are distinct.
+        distinct_ids: the distinct ids of `ids`, if computed.
         columns: whether the rows are the gradient's columns.
     """
 
-    held: _Held
+    row_storage: _RowStorage
 
     @staticmethod
     def __new__(
@@ -73,24 +64,24 @@ class RowGradient(Tensor):
         ids: Tensor,
         rows: Tensor,
         shape: Sequence[int],
-        merged: bool = False,
-        at: Places | None = None,
+        is_merged: bool = False,
+        distinct_ids: DistinctIds | None = None,
         columns: bool = False,
     ) -> RowGradient:
-        """Around existing rows; nothing V-sized is allocated."""
-        return cls._around(_Held(ids, rows, merged, at, columns), shape)
+        """Wrap existing rows; nothing V-sized is allocated."""
+        return cls._wrap(_RowStorage(ids, rows, is_merged, distinct_ids, columns), shape)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
     @classmethod
-    def _around(cls, held: _Held, shape: Sequence[int]) -> RowGradient:
-        # As the parameter is laid out, or autograd would make a dense copy that is.
-        strides = (1, shape[0]) if held.columns else None
+    def _wrap(cls, storage: _RowStorage, shape: Sequence[int]) -> RowGradient:
+        # The strides of the parameter; with others, autograd would make a dense copy.
+        strides = (1, shape[0]) if storage.columns else None
         result: RowGradient = Tensor._make_wrapper_subclass(
-            cls, tuple(shape), strides, dtype=held.rows.dtype, device=held.rows.device
+            cls, tuple(shape), strides, dtype=storage.rows.dtype, device=storage.rows.device
         )
-        result.held = held
+        result.row_storage = storage
         return result
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -100,79 +91,80 @@ class RowGradient(Tensor):
     @property
     def ids(self) -> Tensor:
         """(N,) int64; distinct once `merge` has been called."""
-        return self.held.ids
+        return self.row_storage.ids
 
     @property
     def rows(self) -> Tensor:
         """(N, D), of the gradient's dtype."""
-        return self.held.rows
+        return self.row_storage.rows
 
     @property
     def count(self) -> int:
-        """V, the rows that ids may select."""
-        return self.shape[int(self.held.columns)]
+        """V, the count of rows that ids may select."""
+        return self.shape[int(self.row_storage.columns)]
 
     def merge(self) -> RowGradient:
-        """Give each row once, repeated ids added in order; in place."""
-        held = self.held
-        if not held.merged:
+        """Add up the rows of equal ids, in order; in place."""
+        storage = self.row_storage
+        if not storage.is_merged:
             grouped = self.group()
-            held.ids, held.rows, held.merged = grouped.at.rows, grouped.sums(), True
+            storage.ids, storage.rows, storage.is_merged = grouped.ids.rows, grouped.sums(), True
         return self
 
-    def group(self) -> Grouped:
-        """The rows with the gradients of each, added up or not yet."""
-        held = self.held
-        if held.merged:
-            places = torch.arange(len(held.ids), device=held.ids.device)
-            return Grouped(Places(held.ids, places), held.rows)
-        if held.rows._version != held.version:
+    def group(self) -> GroupedGradients:
+        """The rows grouped by id, whether added up or not."""
+        storage = self.row_storage
+        if storage.is_merged:
+            inverse = torch.arange(len(storage.ids), device=storage.ids.device)
+            return GroupedGradients(DistinctIds(storage.ids, inverse), storage.rows)
+        if storage.rows._version != storage.version:
             raise HotrowError(
                 "the gradient of a look-up's output was written to after backward, and is the "
                 "table's gradient too",
                 fix="change it in a hook (output.register_hook), or write to a clone",
             )
-        if held.at is not None:
-            return Grouped(held.at, held.rows)
-        return group(held.ids, held.rows, self.count)
+        if storage.distinct_ids is not None:
+            return GroupedGradients(storage.distinct_ids, storage.rows)
+        return group(storage.ids, storage.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
-        """Accumulate the gradient of a later batch, distinct ids; in place.
+        """Accumulate the gradient of a later batch, of distinct ids; in place.
 
-        Each batch is added up before it is added to the others, as torch does.
+        Each batch is added up before it is added to the others, as in torch.
         """
-        held = self.merge().held
-        if len(held.ids) == self.count:  # written out: views of it are to see the sum
-            held.rows.index_add_(0, ids, rows)
+        storage = self.merge().row_storage
+        if len(storage.ids) == self.count:  # all rows: their views must see the sum
+            storage.rows.index_add_(0, ids, rows)
             return
-        held.ids, held.rows = torch.cat([held.ids, ids]), torch.cat([held.rows, rows])
-        held.merged, held.version, held.at = False, 0, None
+        storage.ids, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
+        storage.is_merged, storage.version, storage.distinct_ids = False, 0, None
 
-    def dense(self) -> Tensor:
-        """Written out, V x D."""
-        held = self.merge().held
-        zeros = held.rows.new_zeros(self.count, held.rows.shape[1])
-        zeros[held.ids] = held.rows
-        return held.turn(zeros)
+    def as_dense(self) -> Tensor:
+        """The dense gradient, a plain tensor."""
+        storage = self.merge().row_storage
+        zeros = storage.rows.new_zeros(self.count, storage.rows.shape[1])
+        zeros[storage.ids] = storage.rows
+        return storage.transpose_if_columns(zeros)
 
-    def write_out(self) -> Tensor:
-        """Its rows, written out for good: what is written into them is in the gradient."""
-        held = self.merge().held
-        if len(held.ids) < self.count:
-            held.rows = held.turn(self.dense().contiguous())  # or it could not be viewed as flat
-            held.ids = torch.arange(self.count, device=held.rows.device)
-        return held.rows
+    def store_all_rows(self) -> Tensor:
+        """Store all V rows, and return them: writes to them change the gradient."""
+        storage = self.merge().row_storage
+        if len(storage.ids) < self.count:
+            # Contiguous, so that it can be viewed as flat.
+            storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
+            storage.ids = torch.arange(self.count, device=storage.rows.device)
+        return storage.rows
 
-    def like(self, rows: Tensor) -> RowGradient:
-        """The same ids with other rows."""
-        ids, held = self.ids.to(rows.device), self.held
-        result = RowGradient(ids, rows, self.shape, held.merged, columns=held.columns)
-        result.held.across = held.across
+    def with_rows(self, rows: Tensor) -> RowGradient:
+        """A gradient of the same ids with other rows."""
+        ids, storage = self.ids.to(rows.device), self.row_storage
+        result = RowGradient(ids, rows, self.shape, storage.is_merged, columns=storage.columns)
+        result.row_storage.shards = storage.shards
         return result
 
     def alias(self) -> RowGradient:
         """Another tensor over the same rows."""
-        return RowGradient._around(self.held, self.shape)
+        return RowGradient._wrap(self.row_storage, self.shape)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -184,8 +176,8 @@ class RowGradient(Tensor):
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        # Into what it writes, and of what it may give a view. Collectives do not say.
-        touches = func.namespace in ("c10d", "_c10d_functional") or any(
+        # Whether it writes to an argument or returns a view; the schema of collectives is silent.
+        may_alias = func.namespace in ("c10d", "_c10d_functional") or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
         written: list[tuple[Tensor, RowGradient]] = []
@@ -193,15 +185,15 @@ class RowGradient(Tensor):
         def dense(value: Any) -> Any:
             if not isinstance(value, cls):
                 return value
-            if not touches:
-                return value.dense()
-            written.append((value.held.turn(value.write_out()), value))
+            if not may_alias:
+                return value.as_dense()
+            written.append((value.row_storage.transpose_if_columns(value.store_all_rows()), value))
             return written[-1][0]
 
-        def back(value: Any) -> Any:  # what works in place gives what it was given
+        def restore(value: Any) -> Any:  # an in-place operation returns its argument
             return next((gradient for rows, gradient in written if rows is value), value)
 
-        return tree_map(back, func(*tree_map(dense, args), **tree_map(dense, kwargs)))
+        return tree_map(restore, func(*tree_map(dense, args), **tree_map(dense, kwargs)))
 
     @property
     def data(self) -> Any:
@@ -211,37 +203,37 @@ class RowGradient(Tensor):
     @data.setter
     def data(self, value: Tensor) -> None:
         if not isinstance(value, RowGradient):
-            rows = self.held.turn(value)
-            every = torch.arange(len(rows), device=value.device)
-            value = RowGradient(every, rows, value.shape, True, columns=self.held.columns)
+            rows = self.row_storage.transpose_if_columns(value)
+            ids = torch.arange(len(rows), device=value.device)
+            value = RowGradient(ids, rows, value.shape, True, columns=self.row_storage.columns)
         Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.held = value.held
+        self.row_storage = value.row_storage
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Written out."""
-        return self.dense().numpy(force=force)
+        """The dense gradient's values."""
+        return self.as_dense().numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
-        return self.dense().__array__(dtype)  # type: ignore[no-untyped-call]
+        return self.as_dense().__array__(dtype)  # type: ignore[no-untyped-call]
 
     def share_memory_(self) -> RowGradient:
-        """Written out for good, in memory that processes share."""
-        self.write_out().share_memory_()  # type: ignore[no-untyped-call]
+        """Store all V rows in memory that processes share."""
+        self.store_all_rows().share_memory_()  # type: ignore[no-untyped-call]
         return self
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Of the gradient written out for good."""
-        return self.write_out().untyped_storage()
+        """The storage of all V rows."""
+        return self.store_all_rows().untyped_storage()
 
     def tolist(self) -> Any:
-        """Written out."""
-        return self.dense().tolist()
+        """The dense gradient's values."""
+        return self.as_dense().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.dense().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self.as_dense().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
-def _zero_stays(func: Any, args: Any, kwargs: Any) -> bool:
+def _keeps_zero(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an elementwise operation leaves zero at zero, with these other arguments."""
     others = [*args[1:], *kwargs.values()]
     if any(isinstance(other, Tensor) and other.ndim for other in others):
@@ -251,18 +243,18 @@ def _zero_stays(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
-    if not isinstance(gradient, RowGradient) or not _zero_stays(func, args, kwargs):
+    if not isinstance(gradient, RowGradient) or not _keeps_zero(func, args, kwargs):
         return NotImplemented
     rows = func(gradient.merge().rows, *args[1:], **kwargs)
-    return gradient if func in _IN_PLACE else gradient.like(rows)
+    return gradient if func in _IN_PLACE else gradient.with_rows(rows)
 
 
 def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     order = args[1] if len(args) > 1 else 2
-    across = gradient.held.across
+    shards = gradient.row_storage.shards
     if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
-        if across is not None:
+        if shards is not None:
             raise HotrowError(
                 f"a norm of order {order} of a sharded gradient needs the rows of all ranks",
                 fix="use a positive order, and no dimension",
@@ -273,12 +265,12 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
         result = func(rows.reshape(-1), *args[1:], **kwargs)
     else:  # infinity has no largest of none
         result = rows.new_zeros((), dtype=kwargs.get("dtype"))
-    return result if across is None else across.norm(result, float(order))
+    return result if shards is None else shards.norm(result, float(order))
 
 
-def _foreach(one: Any) -> Callable[..., Any]:
+def _foreach(function: Any) -> Callable[..., Any]:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
-        results = [one(tensor, *args[1:], **kwargs) for tensor in args[0]]
+        results = [function(tensor, *args[1:], **kwargs) for tensor in args[0]]
         return None if func._schema.is_mutable else results
 
     return run
@@ -286,35 +278,35 @@ def _foreach(one: Any) -> Callable[..., Any]:
 
 def _add(func: Any, args: Any, kwargs: Any) -> Any:
     gradient, other = args[:2]
-    same = isinstance(other, Tensor) and (other.shape, other.dtype) == (
+    is_compatible = isinstance(other, Tensor) and (other.shape, other.dtype) == (
         gradient.shape,
         gradient.dtype,
     )
-    if kwargs.get("alpha", 1) != 1 or not same:
+    if kwargs.get("alpha", 1) != 1 or not is_compatible:
         return NotImplemented
-    if not isinstance(gradient, RowGradient):  # a dense gradient takes the rows up
+    if not isinstance(gradient, RowGradient):  # add the rows to a dense gradient
         assert isinstance(other, RowGradient)
         target = gradient if func is aten.add_.Tensor else gradient.clone()
-        held = other.merge().held
-        held.turn(target).index_add_(0, held.ids, held.rows)
+        storage = other.merge().row_storage
+        storage.transpose_if_columns(target).index_add_(0, storage.ids, storage.rows)
         return target
     if func is aten.add.Tensor:
         if not isinstance(other, RowGradient):
             return NotImplemented
-        gradient = gradient.merge().like(gradient.rows)
-    if isinstance(other, RowGradient) and other.held.columns == gradient.held.columns:
+        gradient = gradient.merge().with_rows(gradient.rows)
+    if isinstance(other, RowGradient) and other.row_storage.columns == gradient.row_storage.columns:
         other.merge()
         gradient.append(other.ids, other.rows)
-    else:  # used densely as well, as by a tied head: every row is touched
-        dense = other.dense() if isinstance(other, RowGradient) else other
-        rows = gradient.held.turn(dense)
+    else:  # also used densely, as in a tied output head: all rows are touched
+        dense = other.as_dense() if isinstance(other, RowGradient) else other
+        rows = gradient.row_storage.transpose_if_columns(dense)
         gradient.append(torch.arange(len(rows), device=rows.device), rows)
     return gradient
 
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
-    return gradient.like(gradient.rows.clone())
+    return gradient.with_rows(gradient.rows.clone())
 
 
 def _alias(func: Any, args: Any, kwargs: Any) -> Any:
@@ -324,15 +316,15 @@ def _alias(func: Any, args: Any, kwargs: Any) -> Any:
 def _to(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
     rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"), copy=True)
-    return gradient.like(rows)
+    return gradient.with_rows(rows)
 
 
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
-    held = gradient.held
-    if len(held.ids) == gradient.count:  # written out: views of it are to see the zeros
+    storage = gradient.row_storage
+    if len(storage.ids) == gradient.count:  # all rows: their views must see the zeros
         return NotImplemented
-    held.ids, held.rows, held.merged = held.ids[:0], held.rows[:0], True
+    storage.ids, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient
 
 
@@ -340,8 +332,8 @@ def _unscale(func: Any, args: Any, kwargs: Any) -> Any:
     plain = [g.merge().rows if isinstance(g, RowGradient) else g for g in args[0]]
     func(plain, *args[1:], **kwargs)
     for gradient in args[0]:
-        if isinstance(gradient, RowGradient) and gradient.held.across is not None:
-            gradient.held.across.any(args[1])
+        if isinstance(gradient, RowGradient) and gradient.row_storage.shards is not None:
+            gradient.row_storage.shards.all_reduce_max(args[1])
 
 
 _IN_PLACE = {

@@ -1,4 +1,4 @@
-"""The look-up in any tensor: of rows, or of columns; of single ones, or of bags."""
+"""Look-ups in any tensor: of rows or columns, one by one or in bags."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotrow.table.functional import embedding, embedding_bag
-from hotrow.table.parameter import Table, takes_rows, trains
+from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
-WORTHWHILE = 1 << 20  # entries; of a smaller parameter, a dense step is about as quick
+MIN_TABLE_ENTRIES = 1 << 20  # for a smaller parameter a dense step is about as fast
 
 
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     """weight[ids], or with `columns` weight[:, ids] with its first dimension last.
 
-    A table of that kind gets a gradient of the touched rows, any other tensor a dense one. A plain
-    parameter notes what ids select of it, in `looked_up`, for `hotrow.optim` to make it a table, if
-    it is a large one.
+    A table gets a gradient of the touched rows, any other tensor a dense one. A large plain
+    parameter gets the attribute `lookup_axis`, so that `hotrow.optim` can make it a table.
 
     Arguments:
         weight: (V, D), of any dtype; (D, V) with `columns`.
@@ -27,16 +26,16 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     Returns:
         (*ids.shape, D), differentiable in `weight`.
     """
-    if takes_rows(weight, columns):
+    if can_look_up_rows(weight, columns):
         return embedding(ids, weight)
-    _note(weight, columns)
+    _record_lookup_axis(weight, columns)
     return F.embedding(ids, weight.t() if columns else weight)
 
 
 def look_up_bags(
     weight: Tensor, ids: Tensor, per_sample_weights: Tensor | None = None, columns: bool = False
 ) -> Tensor:
-    """The sum of the rows that each bag of ids selects, each times its weight if there are some.
+    """The sum of the rows that each bag of ids selects, weighted if there are weights.
 
     Arguments:
         weight: as for `look_up`.
@@ -48,27 +47,28 @@ def look_up_bags(
         (B, D), differentiable in `weight` and `per_sample_weights`.
     """
     scales = per_sample_weights
-    same = scales is None or scales.dtype == weight.dtype
-    if not (same and weight.is_floating_point() and ids.shape[1]):  # torch's own refuses these
+    same_dtype = scales is None or scales.dtype == weight.dtype
+    # torch's own function does not support these.
+    if not (same_dtype and weight.is_floating_point() and ids.shape[1]):
         rows = look_up(weight, ids, columns)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
         return rows.sum(1, dtype=rows.dtype)
-    if takes_rows(weight, columns):
+    if can_look_up_rows(weight, columns):
         return embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
-    _note(weight, columns)
+    _record_lookup_axis(weight, columns)
     table = weight.t() if columns else weight
     return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
 
 
-def _learns(weight: Tensor) -> bool:
-    return weight.is_floating_point() and trains(weight)
+def _is_trained(weight: Tensor) -> bool:
+    return weight.is_floating_point() and needs_gradient(weight)
 
 
-def _note(weight: Tensor, columns: bool) -> None:
-    """How a plain parameter is used, before torch's own means look up in it."""
+def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
+    """Set `lookup_axis` of a large plain parameter that is trained, before torch looks up in it."""
     if isinstance(weight, Table):
-        weight.settle()  # where a caller has disabled `__torch_function__`, that does not
+        weight.settle()  # `__torch_function__` does not, if a caller has disabled it
     elif torch.compiler.is_compiling() or type(weight) is not nn.Parameter:
         pass
-    elif weight.ndim == 2 and weight.numel() >= WORTHWHILE and _learns(weight):
-        weight.looked_up = "columns" if columns else "rows"  # type: ignore[attr-defined]
+    elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):
+        weight.lookup_axis = "columns" if columns else "rows"  # type: ignore[attr-defined]

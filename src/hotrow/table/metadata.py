@@ -1,9 +1,8 @@
-"""What may be asked of a tensor that is not up to date, or not written out."""
+"""The torch functions that read or set metadata of a tensor, but no values."""
 
 from torch import Tensor
 
-# Reading or setting these reads no value of the tensor.
-NO_VALUES = {
+METADATA_FUNCTIONS = {
     getattr(getattr(Tensor, name), accessor)
     for name in (
         "shape", "dtype", "device", "grad", "requires_grad", "is_leaf", "layout", "ndim",

@@ -1,4 +1,4 @@
-"""Tensors in the arguments of a call, however nested."""
+"""Instances of a class in nested dicts, lists and tuples, such as a call's arguments."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-def within(value: Any, kind: type[_T]) -> Iterator[_T]:
-    """Those of a kind, in order."""
-    if isinstance(value, kind):
+def find_instances(value: Any, cls: type[_T]) -> Iterator[_T]:
+    """Yield the instances of a class, in order."""
+    if isinstance(value, cls):
         yield value
     elif isinstance(value, dict):
-        yield from within(list(value.values()), kind)
+        yield from find_instances(list(value.values()), cls)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from within(each, kind)
+            yield from find_instances(each, cls)
 
 
-def mapped(value: Any, kind: type[_T], change: Callable[[_T], Any]) -> Any:
-    """The same with `change` of each of a kind."""
-    if isinstance(value, kind):
+def map_instances(value: Any, cls: type[_T], change: Callable[[_T], Any]) -> Any:
+    """A copy with each instance of a class replaced by `change` of it."""
+    if isinstance(value, cls):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(each, kind, change) for key, each in value.items()}
+        return {key: map_instances(each, cls, change) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        several = [mapped(each, kind, change) for each in value]
-        return type(value)(*several) if hasattr(value, "_fields") else type(value)(several)
+        items = [map_instances(each, cls, change) for each in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return value

@@ -1,76 +1,53 @@
-"""A table whose unread rows may lag: a Parameter that settles before it is read.
+"""The table: a Parameter whose rows may lag, and settle before they are read.
 
-A look-up that trains reads its rows as they are when settled, any other settles them first, and
-whatever else reads values settles all.
+A look-up that trains reads the settled values of its rows. Any other look-up settles them first,
+and any other operation that reads values settles all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
+from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import Places
-from hotrow.table.autograd import learn_engines_own, put_in_order, uses
-from hotrow.table.metadata import NO_VALUES as NO_VALUES
-from hotrow.table.nested import within
-
-if TYPE_CHECKING:
-    from hotrow.table.protocols import Backing, Replicas, Shards
+from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
+from hotrow.table.metadata import METADATA_FUNCTIONS
+from hotrow.table.nested import find_instances
+from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 
 # What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
 # a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
 
 
-class Lag(Protocol):
-    """What knows the steps that rows have missed; an optimizer."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether any row may have missed a step that would have moved it."""
-
-    def settle(self, rows: Tensor | None) -> None:
-        """Bring the distinct `rows`, or all, to where dense training would have them now."""
-
-    def look_up(self, at: Places) -> Tensor:
-        """(..., D): the rows of now at `at`; settled only where that is needed to know them."""
-
-    def peek(self, at: Places) -> Tensor:
-        """(..., D): the rows of now at `at`; none is settled."""
-
-    def close(self) -> None:
-        """Settle all, and let go of the table."""
-
-
 class Table(nn.Parameter):
     """A (V, D) parameter whose rows settle before they are read, or a (D, V) of such columns.
 
-    Made of a Parameter in place, by `Table.adopt(parameter)`, so that modules, optimizers and
-    ties that hold it keep holding it. Without a lag it is a plain parameter whose look-ups leave
-    a `RowGradient`.
+    `Table.adopt(parameter)` turns a Parameter into a Table in place: modules, optimizers and tied
+    weights keep the same object. Without a lag it is a plain parameter whose look-ups leave a
+    `RowGradient`.
 
-    With `columns`, as the weight of a linear layer for one-hot input is used, its memory is that
-    of a (V, D) transposed. While it is not, as when someone else holds it, its gradient is dense.
+    With `columns`, as in the weight of a linear layer for one-hot input, its memory is that of a
+    transposed (V, D). If it cannot be, because the storage is shared, its gradient is dense.
 
     Attributes:
-        lag: what its optimizer knows of its rows; None while they are all up to date.
-        was_dense: whether a step has met a gradient that was not of look-ups only.
-        columns: whether its columns are what ids select, and what is called its rows.
-        shards: where the rows are that this process does not have; None while it has all.
-        replicas: who else has the same rows; None if nobody that is to have the same gradient.
+        lag: the steps that its rows have missed; None while all rows are up to date.
+        had_dense_gradient: whether a step had a gradient of more than look-ups.
+        columns: whether ids select its columns; these are then called its rows.
+        shards: the processes that have its other rows; None while this one has all.
+        replicas: the processes that have the same rows and get the same gradient; None if none.
         backing: the files that its rows and state are mapped from; None for memory.
     """
 
     lag: Lag | None
-    was_dense: bool
+    had_dense_gradient: bool
     columns: bool
-    shards: Shards | None = None
-    replicas: Replicas | None = None
+    shards: Shards[Table] | None = None
+    replicas: Replicas[Table] | None = None
     backing: Backing | None = None
 
     @staticmethod
@@ -81,15 +58,15 @@ class Table(nn.Parameter):
             HotrowError: it is a Table of the other kind.
         """
         if not isinstance(parameter, Table):
-            learn_engines_own()
-            if not parameter.untyped_storage().resizable() and uses(parameter) == 1:
-                # An array of numpy's may own it, and could not be noticed as an alias.
+            measure_engine_references()
+            if not parameter.untyped_storage().resizable() and storage_use_count(parameter) == 1:
+                # A numpy array may own it, and would not be counted as an alias.
                 parameter.data = parameter.data.clone()
             parameter.__class__ = Table
             table: Table = parameter  # type: ignore[assignment]
-            table.lag, table.was_dense, table.columns = None, False, columns
+            table.lag, table.had_dense_gradient, table.columns = None, False, columns
             if columns:
-                table.lay_out()
+                table.set_layout()
         assert isinstance(parameter, Table)
         if parameter.columns != columns:
             raise HotrowError(
@@ -100,101 +77,105 @@ class Table(nn.Parameter):
         return parameter
 
     @_disable_dynamo
-    def lay_out(self, by_columns: bool = True) -> None:
-        """Bring the memory of a table by columns into their order, or torch's, if it is not held.
+    def set_layout(self, by_columns: bool = True) -> None:
+        """Set the memory order to that of a table by columns, or torch's, if there is no alias.
 
-        A dense gradient goes along, as autograd wants it.
+        A dense gradient gets the same order, which autograd requires.
         """
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
             if self.lag is not None:
                 self.lag.close()
             with torch._C.DisableTorchFunctionSubclass():
-                put_in_order(self, strides)
+                set_strides(self, strides)
                 if type(self.grad) is Tensor:
-                    put_in_order(self.grad, self.stride())
+                    set_strides(self.grad, self.stride())
 
     @_disable_dynamo
     def settle(self, rows: Tensor | None = None) -> None:
-        """Bring the given distinct rows, or all, to their value of now."""
+        """Bring the given distinct rows, or all, to their current values."""
         lag = self.__dict__.get("lag")
-        if lag is not None and lag.behind:
+        if lag is not None and lag.has_stale_rows:
             lag.settle(rows)
 
     @property
-    def behind(self) -> bool:
-        """Whether any row may not be what it is now when settled."""
-        return self.lag is not None and self.lag.behind
+    def has_stale_rows(self) -> bool:
+        """Whether any row may have missed a step that would have moved it."""
+        return self.lag is not None and self.lag.has_stale_rows
 
     @property
-    def is_spread(self) -> bool:
+    def spans_processes(self) -> bool:
         """Whether other processes take part in its look-ups or its gradient."""
         return self.shards is not None or self.replicas is not None
 
-    def whole(self, value: Tensor) -> Tensor:
-        """What is shaped as the table, to be saved: as a part, where the table is one."""
-        fits = self.shards is not None and value.shape == self.shape
-        return self.shards.whole(value) if self.shards is not None and fits else value
+    def to_global(self, value: Tensor) -> Tensor:
+        """The distributed tensor of a value of a sharded table's shape; other values unchanged."""
+        has_shape = self.shards is not None and value.shape == self.shape
+        return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
-    def part(self, value: Tensor) -> Tensor:
-        """Of what was saved of a table, or of its optimizer, what belongs to this one."""
-        return value if self.shards is None or not value.ndim else self.shards.part(value)
+    def to_local(self, value: Tensor) -> Tensor:
+        """The rows of this process, from a saved value of a table or its optimizer."""
+        return value if self.shards is None or not value.ndim else self.shards.to_local(value)
 
     @property
-    def stored(self) -> Tensor:
+    def raw_data(self) -> Tensor:
         """The storage as a plain tensor, settled or not."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.data
 
     @property
-    def by_rows(self) -> Tensor:
+    def raw_rows(self) -> Tensor:
         """(V, D), the storage as a plain tensor, settled or not."""
-        return self.stored.t() if self.columns else self.stored
+        return self.raw_data.t() if self.columns else self.raw_data
 
     def as_subclass(self, cls: type[Any]) -> Any:
-        """As torch's, of settled rows."""
+        """`Tensor.as_subclass` of the settled rows."""
         self.settle()
         return super().as_subclass(cls)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         self.settle()
-        copy = nn.Parameter(self.stored.clone(), self.requires_grad)
+        copy = nn.Parameter(self.raw_data.clone(), self.requires_grad)
         memo[id(self)] = copy
         table = Table.adopt(copy, self.columns)
         table.shards, table.replicas = self.shards, self.replicas
         return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Saved as the plain parameter that it is for everybody else, laid out as torch does."""
+        """Pickle a plain parameter in torch's memory order."""
         if self.shards is not None:
             raise HotrowError(
                 "a sharded table was to be pickled, and would come back as a part of one",
                 fix="save the model's state_dict() with torch.distributed.checkpoint",
             )
         self.settle()
-        plain = nn.Parameter(self.stored.contiguous(), self.requires_grad)
+        plain = nn.Parameter(self.raw_data.contiguous(), self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in NO_VALUES:
+        if func in METADATA_FUNCTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        own = LOOK_UPS.get(func)
-        if own is not None and takes_rows(kwargs.get("weight", args[1:] and args[1]), False):
-            return own(*args, **kwargs)
+        lookup = LOOKUP_FUNCTIONS.get(func)
+        if lookup is not None:
+            weight = kwargs.get("weight", args[1:] and args[1])
+            if can_look_up_rows(weight, False):
+                return lookup(*args, **kwargs)
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
-            args[0].lay_out(by_columns=False)
-        spread = False
-        for table in within((args, kwargs), Table):
+            args[0].set_layout(by_columns=False)
+        spans_processes = False
+        for table in find_instances((args, kwargs), Table):
             table.settle()
-            spread = spread or table.is_spread
+            spans_processes = spans_processes or table.spans_processes
             if func == _SET_DATA and table.lag is not None:
                 table.lag.close()  # the next step begins with the storage that is there then
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-        if spread and any(each.grad_fn is not None for each in within(result, Tensor)):
+        if spans_processes and any(
+            each.grad_fn is not None for each in find_instances(result, Tensor)
+        ):
             raise HotrowError(
                 f"{getattr(func, '__name__', func)} of a table that is sharded or replicated was "
                 "to be differentiated, and its gradient would stay in this process",
@@ -203,23 +184,24 @@ class Table(nn.Parameter):
         return result
 
 
-def _hand_over(table: Table) -> Any:
-    """To another process goes the storage itself, to be shared."""
+def _reduce_for_sharing(table: Table) -> Any:
+    """Pickle for another process, which shares the storage itself."""
     table.settle()
-    plain = nn.Parameter(table.stored, table.requires_grad)
+    plain = nn.Parameter(table.raw_data, table.requires_grad)
     return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
 
 
-ForkingPickler.register(Table, _hand_over)
+ForkingPickler.register(Table, _reduce_for_sharing)
 
-# How torch's functions look rows of a table up, which `embedding.py` fills in.
-LOOK_UPS: dict[Any, Callable[..., Tensor]] = {}
+# The look-ups of a table by the torch function that they replace; `functional.py` fills it.
+LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-_VIEWS = {Tensor.view, Tensor.view_as}  # possible in torch's order, as `parameters_to_vector` needs
+# These need torch's memory order; `parameters_to_vector` calls them.
+_VIEWS = {Tensor.view, Tensor.view_as}
 
 
-def takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
-    """Whether its rows, or its columns, can be looked up one by one."""
+def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
+    """Whether this is a table whose rows, or with `columns` its columns, ids can select."""
     if not isinstance(weight, Table):
         return False
     if torch._C._are_functorch_transforms_active():
@@ -233,21 +215,22 @@ def takes_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     return weight.columns == columns
 
 
-def trains(weight: Tensor) -> bool:
-    """Whether a look-up in it now is to be differentiated."""
+def needs_gradient(weight: Tensor) -> bool:
+    """Whether autograd differentiates a look-up in this tensor now."""
     return weight.requires_grad and torch.is_grad_enabled()
 
 
-def count_of(weight: Tensor) -> int:
-    """The rows that ids may select, those of other processes included."""
+def table_row_count(weight: Tensor) -> int:
+    """The count of rows that ids may select, including those of other processes."""
     shards = weight.shards if isinstance(weight, Table) else None
     return len(weight) if shards is None else shards.rows
 
 
-def raise_everywhere(weight: Tensor, error: HotrowError) -> NoReturn:
-    """Raise an error of a look-up, in all processes that take part in it."""
-    if isinstance(weight, Table) and not error.everywhere:
-        for spread in (weight.shards, weight.replicas):
-            if spread is not None:
-                spread.fail(weight, error)
+def raise_on_all_ranks(weight: Tensor, error: HotrowError) -> NoReturn:
+    """Raise an error of a look-up in all processes that take part in it."""
+    if isinstance(weight, Table) and not error.on_all_ranks:
+        distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
+        for distribution in distributions:
+            if distribution is not None:
+                distribution.fail(weight, error)
     raise error

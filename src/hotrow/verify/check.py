@@ -1,4 +1,4 @@
-"""Equivalence: two ways to compute one thing, run on the same ids and held together."""
+"""Run two layers on the same ids and compare their outputs and gradients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.verify.agreement import Agreement, agreement
+from hotrow.verify.agreement import Agreement, compare_tensors
 from hotrow.verify.bounds import rounding_bounds
-from hotrow.verify.sides import Batch, Side, side
+from hotrow.verify.sides import Batch, Side, make_side
 
 # The largest integer in the output's gradient: a few dozen uses of a row add up exactly in
 # bfloat16, a thousand in float16, 16,000 in float32.
-_MOST = {torch.float64: 1 << 20, torch.float32: 1 << 10, torch.float16: 8, torch.bfloat16: 8}
+_LARGEST_COTANGENT = {
+    torch.float64: 1 << 20,
+    torch.float32: 1 << 10,
+    torch.float16: 8,
+    torch.bfloat16: 8,
+}
 
 
 @dataclass(frozen=True)
 class Check:
-    """What `check` found; true if the two sides are equal, and prints as a short report.
+    """The result of `check`; true if the two sides are equal, and prints as a short report.
 
     Attributes:
         a: the first side, in words.
@@ -44,8 +49,8 @@ class Check:
         return self.equal
 
     def __str__(self) -> str:
-        width = max(len(agreement.what) for agreement in self.agreements)
-        lines = [f"{found.what:<{width}}  {found}" for found in self.agreements]
+        width = max(len(agreement.name) for agreement in self.agreements)
+        lines = [f"{agreement.name:<{width}}  {agreement}" for agreement in self.agreements]
         verdict = "equal" if self.equal else "NOT equal"
         return "\n".join([f"{self.a} and {self.b}: {verdict}", *lines, *self.notes])
 
@@ -54,9 +59,9 @@ class Check:
     def _repr_html_(self) -> str:
         verdict = "equal" if self.equal else "NOT equal"
         rows = "".join(
-            f'<tr><th scope="row">{html.escape(found.what)}</th>'
-            f"<td>{html.escape(str(found))}</td></tr>"
-            for found in self.agreements
+            f'<tr><th scope="row">{html.escape(agreement.name)}</th>'
+            f"<td>{html.escape(str(agreement))}</td></tr>"
+            for agreement in self.agreements
         )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         caption = html.escape(f"{self.a} and {self.b}: {verdict}")
@@ -68,7 +73,10 @@ class Check:
             "equal": self.equal,
             "a": self.a,
             "b": self.b,
-            **{found.what.replace(" ", "_"): found.to_dict() for found in self.agreements},
+            **{
+                agreement.name.replace(" ", "_"): agreement.to_dict()
+                for agreement in self.agreements
+            },
             "notes": list(self.notes),
         }
 
@@ -123,34 +131,39 @@ def check(
     output    equal, 6 of 6 values bit for bit
     gradient  equal, 6 of 6 values bit for bit
 
-    Source: C.-P. Jeannerod and S. M. Rump (2013) for the bound; see `_bounds.py`.
+    Source: C.-P. Jeannerod and S. M. Rump (2013) for the bound; see `verify/bounds.py`.
     """
     batch = Batch.of(a, b, ids, offsets, per_sample_weights)
-    side_a, side_b = side(a, batch), side(b, batch)
+    side_a, side_b = make_side(a, batch), make_side(b, batch)
     cotangent = draw_cotangent(side_a, batch, seed)
-    return judge(
-        side_a, side_a.results(cotangent), side_b, side_b.results(cotangent), batch, cotangent
+    return compare_results(
+        side_a,
+        side_a.compute_results(cotangent),
+        side_b,
+        side_b.compute_results(cotangent),
+        batch,
+        cotangent,
     )
 
 
-def draw_cotangent(of: Side, batch: Batch, seed: int) -> Tensor:
-    """Integers of either sign, none of them 0, shaped as the output of `of`.
+def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
+    """Integers of either sign, none of them 0, shaped as the output of `side`.
 
     Integers add up exactly, in any order, while their sum keeps to the dtype's digits: so a
-    gradient that is not the same to the bit is at fault, however often a row is used. Drawn on the
+    gradient that is not the same to the bit is wrong, however often a row is used. Drawn on the
     CPU, so that every device gets the same.
     """
     shape = batch.ids.shape if batch.offsets is None else batch.offsets.shape
     generator = torch.Generator().manual_seed(seed)
-    weight = of.tensors["weight"]
-    columns = weight.shape[0] if of.transposed else weight.shape[1]
-    most = _MOST[weight.dtype]
-    sizes = torch.randint(1, most + 1, (*shape, columns), generator=generator)
+    weight = side.tensors["weight"]
+    columns = weight.shape[0] if side.transposed else weight.shape[1]
+    largest = _LARGEST_COTANGENT[weight.dtype]
+    magnitudes = torch.randint(1, largest + 1, (*shape, columns), generator=generator)
     signs = 2 * torch.randint(0, 2, (*shape, columns), generator=generator) - 1
-    return (sizes * signs).to(weight)
+    return (magnitudes * signs).to(weight)
 
 
-def judge(
+def compare_results(
     a: Side,
     results_a: dict[str, Tensor],
     b: Side,
@@ -158,25 +171,27 @@ def judge(
     batch: Batch,
     cotangent: Tensor,
 ) -> Check:
-    """The report on two sides' results; see `check`."""
+    """Compare the results of two sides; see `check`."""
     for one, other, results in ((a, b, results_b), (b, a, results_a)):
         if "bias" in one.tensors and "gradient of bias" not in results:
             raise HotrowError(
                 f"{one.name} has a bias and {other.name} has none, so they train differently",
                 fix="give both or neither one; OneHotLinear can have it",
             )
-    bounds = rounding_bounds(b, batch, cotangent) if _same_terms(a, b, batch) else {}
-    found = tuple(
-        agreement(what, _dense(results_a[what]), _dense(results_b[what]), bounds.get(what))
+    bounds = rounding_bounds(b, batch, cotangent) if _have_same_terms(a, b, batch) else {}
+    agreements = tuple(
+        compare_tensors(
+            what, _to_dense(results_a[what]), _to_dense(results_b[what]), bounds.get(what)
+        )
         for what in results_a
         if what in results_b
     )
-    notes = () if all(each.equal for each in found) else _notes(a, b)
-    return Check(a.name, b.name, found, notes)
+    notes = () if all(each.equal for each in agreements) else _explain_difference(a, b)
+    return Check(a.name, b.name, agreements, notes)
 
 
-def _same_terms(a: Side, b: Side, batch: Batch) -> bool:
-    """Whether both hold the same rows for these ids, and the same bias, bit for bit."""
+def _have_same_terms(a: Side, b: Side, batch: Batch) -> bool:
+    """Whether both have the same rows for these ids, and the same bias, bit for bit."""
     tables = [(x.tensors["weight"].t() if x.transposed else x.tensors["weight"]) for x in (a, b)]
     if tables[0].shape != tables[1].shape or tables[0].dtype != tables[1].dtype:
         return False
@@ -184,15 +199,15 @@ def _same_terms(a: Side, b: Side, batch: Batch) -> bool:
     pairs = [(tables[0].detach()[rows], tables[1].detach()[rows])]
     if "bias" in a.tensors and "bias" in b.tensors:
         pairs.append((a.tensors["bias"], b.tensors["bias"]))
-    return all(agreement("", *pair).verdict == "bitwise" for pair in pairs)
+    return all(compare_tensors("", *pair).verdict == "bitwise" for pair in pairs)
 
 
-def _dense(values: Tensor) -> Tensor:
+def _to_dense(values: Tensor) -> Tensor:
     return values.to_dense() if values.is_sparse else values
 
 
-def _notes(a: Side, b: Side) -> tuple[str, ...]:
-    """Why they differ, as far as it can be read off the tables."""
+def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
+    """Why they differ, where the tables show it."""
     for each in (a, b):
         table = each.tensors["weight"].detach()
         rows = (~table.isfinite()).any(0 if each.transposed else 1).nonzero().flatten()

@@ -1,10 +1,10 @@
-"""The main job: one table and some ids, both ways, the same or not, and what each cost."""
+"""Compare the one-hot matmul and the look-up on one table: their results, time and memory."""
 
 from __future__ import annotations
 
 import html
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,30 +12,34 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import as_ids, checked
+from hotrow.ids import as_ids, check_ids
 from hotrow.inputs.tables import check_table
-from hotrow.verify.check import Check, draw_cotangent, judge
+from hotrow.verify.check import Check, compare_results, draw_cotangent
 from hotrow.verify.cost import Cost, cost
-from hotrow.verify.measure import Measured, free_memory, in_turn, peak_memory
-from hotrow.verify.sides import Batch, lookup_side, matmul_side
-
-Progress = Callable[[str, int, int], None]
+from hotrow.verify.measure import (
+    Measurement,
+    Progress,
+    free_memory,
+    measure_peak_memory,
+    time_interleaved,
+)
+from hotrow.verify.sides import Batch, make_lookup_side, make_matmul_side
 
 _ROUNDS = 7
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `compare` found; true if both ways are equal, and prints as a report.
+    """The result of `compare`; true if both ways are equal, and prints as a report.
 
     Attributes:
         title: what was compared.
         table: (V, D).
         ids: (N,), all that were given.
         tokens: their texts, or None.
-        compared: how many of the ids, from the first on, both ways were run with.
+        compared_count: how many of the ids, from the first on, were compared.
         budget: bytes that the dense way might take.
-        needed: bytes that the dense way would take with all ids, estimated before the run.
+        needed_bytes: what the dense way would take with all ids, estimated before the run.
         check: whether output and gradient are the same.
         cost: products, bytes and memory as formulas of what was compared.
         matmul: time and memory of the one-hot matmul, forward and gradient, as measured.
@@ -46,13 +50,13 @@ class Comparison:
     table: Tensor
     ids: Tensor
     tokens: tuple[str, ...] | None
-    compared: int
+    compared_count: int
     budget: int
-    needed: int
+    needed_bytes: int
     check: Check
     cost: Cost
-    matmul: Measured
-    lookup: Measured
+    matmul: Measurement
+    lookup: Measurement
 
     @property
     def equal(self) -> bool:
@@ -87,29 +91,21 @@ class Comparison:
             "device": str(self.table.device),
             "ids": self.ids.tolist(),
             "tokens": None if self.tokens is None else list(self.tokens),
-            "ids_compared": self.compared,
+            "ids_compared": self.compared_count,
             "budget_bytes": self.budget,
-            "needed_bytes": self.needed,
+            "needed_bytes": self.needed_bytes,
             **{
                 key: value
                 for key, value in self.check.to_dict().items()
                 if key not in ("equal", "a", "b")
             },
-            "matmul": asdict(self.cost.matmul) | _measured(self.matmul),
-            "lookup": asdict(self.cost.lookup) | _measured(self.lookup),
+            "matmul": asdict(self.cost.matmul) | self.matmul.to_dict(),
+            "lookup": asdict(self.cost.lookup) | self.lookup.to_dict(),
             "time_ratio": self.ratio,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "machine": platform.machine(),
         }
-
-
-def _measured(work: Measured) -> dict[str, Any]:
-    return {
-        "measured_bytes_peak": work.bytes_peak,
-        "median_ms": work.median_ms,
-        "runs_ms": list(work.milliseconds),
-    }
 
 
 def compare(
@@ -170,81 +166,85 @@ def compare(
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
         raise HotrowError(f"budget is {budget!r}, but must be an int, in bytes")
     rows, columns = table.shape
-    ids = checked(as_ids(ids), rows).reshape(-1)
+    ids = check_ids(as_ids(ids), rows).reshape(-1)
     if isinstance(tokens, str):
         raise HotrowError("tokens is a str, but must be a list of them, one for each id")
     if tokens is not None and len(tokens) != len(ids):
         raise HotrowError(f"there are {len(tokens)} tokens for {len(ids)} ids")
     if budget is None:
         budget = free_memory() // 2
-    compared = _fitting(table, len(ids), budget)
-    batch = Batch(ids[:compared])
-    matmul = matmul_side(table, batch)
-    lookup = lookup_side(table, batch)
+    compared_count = _count_fitting(table, len(ids), budget)
+    batch = Batch(ids[:compared_count])
+    matmul = make_matmul_side(table, batch)
+    lookup = make_lookup_side(table, batch)
     cotangent = draw_cotangent(lookup, batch, seed)
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     steps = 3 + _ROUNDS
     try:
-        tell("one-hot matmul", 0, steps)
-        by_matmul, matmul_peak = peak_memory(lambda: matmul.results(cotangent))
-        tell("look-up", 1, steps)
-        by_lookup, lookup_peak = peak_memory(lambda: lookup.results(cotangent))
-        tell("comparing", 2, steps)
-        check = judge(matmul, by_matmul, lookup, by_lookup, batch, cotangent)
-        del by_matmul, by_lookup
+        report("one-hot matmul", 0, steps)
+        matmul_results, matmul_peak = measure_peak_memory(lambda: matmul.compute_results(cotangent))
+        report("look-up", 1, steps)
+        lookup_results, lookup_peak = measure_peak_memory(lambda: lookup.compute_results(cotangent))
+        report("comparing", 2, steps)
+        check = compare_results(matmul, matmul_results, lookup, lookup_results, batch, cotangent)
+        del matmul_results, lookup_results
         times = []
-        tell("timing", 3, steps)
-        runs = [lambda: matmul.results(cotangent), lambda: lookup.results(cotangent)]
-        for round_times in in_turn(runs, seconds, _ROUNDS):
+        report("timing", 3, steps)
+        runs = [
+            lambda: matmul.compute_results(cotangent),
+            lambda: lookup.compute_results(cotangent),
+        ]
+        for round_times in time_interleaved(runs, seconds, _ROUNDS):
             times.append(round_times)
-            tell("timing", 3 + len(times), steps)
-        tell("done", steps, steps)
+            report("timing", 3 + len(times), steps)
+        report("done", steps, steps)
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
         raise HotrowError(
-            f"the system refused the memory that {compared:,} ids in a {rows:,} x {columns:,} "
-            f"table need, about {needed_bytes(table, compared):,} bytes",
+            f"the system refused the memory that {compared_count:,} ids in a "
+            f"{rows:,} x {columns:,} table need, "
+            f"about {estimate_bytes(table, compared_count):,} bytes",
             fix="give fewer ids or a smaller budget",
         ) from None
-    of_matmul, of_lookup = zip(*times, strict=True)
+    matmul_times, lookup_times = zip(*times, strict=True)
     return Comparison(
-        title or f"{compared:,} ids in a {rows:,} x {columns:,} table",
+        title or f"{compared_count:,} ids in a {rows:,} x {columns:,} table",
         table,
         ids,
         None if tokens is None else tuple(tokens),
-        compared,
+        compared_count,
         budget,
-        needed_bytes(table, len(ids)),
+        estimate_bytes(table, len(ids)),
         check,
-        cost(rows, columns, compared, dtype=table.dtype),
-        Measured(of_matmul, matmul_peak),
-        Measured(of_lookup, lookup_peak),
+        cost(rows, columns, compared_count, dtype=table.dtype),
+        Measurement(matmul_times, matmul_peak),
+        Measurement(lookup_times, lookup_peak),
     )
 
 
-def needed_bytes(table: Tensor, count: int) -> int:
-    """About what comparing `count` ids holds at once beside the table."""
-    fixed, per_id = _needs(table)
+def estimate_bytes(table: Tensor, count: int) -> int:
+    """Estimate the peak memory of comparing `count` ids, without the table."""
+    fixed, per_id = _fixed_and_per_id_bytes(table)
     return fixed + per_id * count
 
 
-def _needs(table: Tensor) -> tuple[int, int]:
-    """Bytes whatever the ids are, and bytes for each id."""
+def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
+    """The bytes that do not depend on the ids, and the bytes for each id."""
     rows, columns = table.shape
-    size = table.dtype.itemsize
+    itemsize = table.dtype.itemsize
     # Two gradients, and the temporaries of comparing them a part at a time.
-    fixed = 2 * size * rows * columns + 64 * min(rows * columns, 1 << 22)
-    if size == 2:  # a half precision matmul converts the table and its gradient
+    fixed = 2 * itemsize * rows * columns + 64 * min(rows * columns, 1 << 22)
+    if itemsize == 2:  # a half precision matmul converts the table and its gradient
         fixed += 8 * rows * columns
     # A row of the one-hot, and where a half precision matmul converts, of its copy; two outputs
     # and their gradient; the bounds on rounding; ids, counts and what sorting them takes.
-    one_hot = (size if size > 2 else size + 4) * rows
-    return fixed, one_hot + 3 * size * columns + 64 * columns + 192
+    one_hot = (itemsize if itemsize > 2 else itemsize + 4) * rows
+    return fixed, one_hot + 3 * itemsize * columns + 64 * columns + 192
 
 
-def _fitting(table: Tensor, count: int, budget: int) -> int:
-    fixed, per_id = _needs(table)
+def _count_fitting(table: Tensor, count: int, budget: int) -> int:
+    fixed, per_id = _fixed_and_per_id_bytes(table)
     fits = min(count, max(budget - fixed, 0) // per_id) if per_id else count
     if fits == 0 and count > 0:
         raise HotrowError(

@@ -1,26 +1,25 @@
-"""What each way costs, as formulas of V rows, D columns and N ids."""
+"""The cost of a one-hot matmul and of a look-up, as formulas of V rows, D columns and N ids."""
 
 from __future__ import annotations
 
-import operator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from hotrow.errors import HotrowError
+from hotrow.ids import check_count
 
 
 @dataclass(frozen=True)
 class Work:
-    """The arithmetic and memory of one way, forward and gradient together.
+    """The arithmetic and memory of one method, forward and gradient together.
 
     Attributes:
         multiplications: how many products are formed.
         by_zero: how many of them have a zero of the one-hot as a factor.
         additions: how many sums of two numbers are formed.
-        bytes_written: one-hot, output and gradient, each written once. All are held at once,
-            beside the table and the output's gradient.
+        bytes_written: one-hot, output and gradient, each written once. All exist at once,
+            with the table and the output's gradient.
     """
 
     multiplications: int
@@ -31,7 +30,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """The two ways side by side, for one table and one batch; prints as a table."""
+    """The cost of both methods, for one table and one batch; prints as a table."""
 
     rows: int
     columns: int
@@ -93,9 +92,9 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
     additions                       23,119,597,824         230,400
     bytes written                      215,619,504       1,845,600
     """
-    V, D, N = (as_count(name, value) for name, value in (("V", V), ("D", D), ("N", N)))
-    size = dtype.itemsize
-    output, gradient, one_hot = size * N * D, size * V * D, size * N * V
+    V, D, N = (check_count(name, value) for name, value in (("V", V), ("D", D), ("N", N)))
+    itemsize = dtype.itemsize
+    output, gradient, one_hot = itemsize * N * D, itemsize * V * D, itemsize * N * V
     products = 2 * N * V * D
     sums = N * max(V - 1, 0) * D + V * max(N - 1, 0) * D
     dense = Work(
@@ -105,15 +104,4 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
         bytes_written=one_hot + output + gradient,
     )
     lookup = Work(0, 0, N * D, bytes_written=2 * output + 8 * N)
-    return Cost(V, D, N, size, dense, lookup)
-
-
-def as_count(name: str, value: int) -> int:
-    """The count; `HotrowError` for what is none."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if isinstance(value, bool) or count < 0:
-        raise HotrowError(f"{name} = {value!r}, but it counts, and must be an int of 0 or more")
-    return count
+    return Cost(V, D, N, itemsize, dense, lookup)

@@ -1,4 +1,4 @@
-"""Measuring a piece of work: its time, the memory it adds, and what memory is free."""
+"""Measure a function: its time and the memory that it allocates; and the memory that is free."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
 T = TypeVar("T")
-_IN_ONE_TURN = 9
+Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
+_MAX_RUNS_PER_TURN = 9
 _SHORT_MS = 250.0
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Times of one way, in milliseconds, and the memory its torch operations added, in bytes."""
+class Measurement:
+    """The times of a function's runs, and the peak of the memory that torch allocated for it."""
 
     milliseconds: tuple[float, ...]
     bytes_peak: int
@@ -30,9 +31,17 @@ class Measured:
         """The median time of a run."""
         return statistics.median(self.milliseconds)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure, for JSON. Units are in the names."""
+        return {
+            "measured_bytes_peak": self.bytes_peak,
+            "median_ms": self.median_ms,
+            "runs_ms": list(self.milliseconds),
+        }
 
-def peak_memory(work: Callable[[], T]) -> tuple[T, int]:
-    """The result of `work`, and the most bytes torch held for it at one time, result included.
+
+def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
+    """The result of `work`, and the peak of the bytes torch allocated for it, result included.
 
     Every allocation and release of torch's allocators is counted, by torch's profiler; what
     a linear algebra library takes for itself is not.
@@ -43,32 +52,32 @@ def peak_memory(work: Callable[[], T]) -> tuple[T, int]:
         result = work()
     assert profiler.kineto_results is not None
     events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
+    allocated = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
+        allocated += event.nbytes()
+        peak = max(peak, allocated)
     return result, peak
 
 
-def in_turn(
-    works: Sequence[Callable[[], object]], seconds: float, most: int
+def time_interleaved(
+    works: Sequence[Callable[[], object]], seconds: float, max_rounds: int
 ) -> Iterator[list[float]]:
-    """Milliseconds of each of `works`, run in turn A B A B, a list a round.
+    """Time `works` in turn, A B A B: a list of milliseconds for each round.
 
-    At least one round is run; then rounds until `seconds` are over or there are `most`. A
-    short work runs up to `_IN_ONE_TURN` times in its turn, and the median of these counts: the
-    first is slow while the threads of the work before it wind down.
+    At least one round is run; then rounds until `seconds` are over or there are `max_rounds`. A
+    short work runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the median of these counts:
+    the first run is slow while the threads of the previous work wind down.
     """
     start = time.perf_counter()
-    for _ in range(most):
-        yield [statistics.median(_turn(work)) for work in works]
+    for _ in range(max_rounds):
+        yield [statistics.median(_time_turn(work)) for work in works]
         if time.perf_counter() - start > seconds:
             return
 
 
-def _turn(work: Callable[[], object]) -> list[float]:
+def _time_turn(work: Callable[[], object]) -> list[float]:
     times: list[float] = []
-    while not times or (len(times) < _IN_ONE_TURN and sum(times) < _SHORT_MS):
+    while not times or (len(times) < _MAX_RUNS_PER_TURN and sum(times) < _SHORT_MS):
         begin = time.perf_counter()
         work()
         times.append((time.perf_counter() - begin) * 1e3)
@@ -76,11 +85,11 @@ def _turn(work: Callable[[], object]) -> list[float]:
 
 
 def free_memory() -> int:
-    """Bytes this process can still take: what the system has, or its control group allows."""
-    return min([psutil.virtual_memory().available, *_group_limits()])
+    """Bytes this process can still allocate: what the system has, or its control group allows."""
+    return min([psutil.virtual_memory().available, *_cgroup_free_memory()])
 
 
-def _group_limits() -> Iterator[int]:
+def _cgroup_free_memory() -> Iterator[int]:
     """What is left under the memory limits of Linux control groups, version 2 and 1."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),

@@ -1,7 +1,7 @@
-"""The dense one-hot arithmetic, written out literally: slow, obvious, the oracle.
+"""The reference: dense one-hot arithmetic, written out literally.
 
-Nothing here is clever and nothing is checked. `check` holds the fast code against it;
-no other part of hotrow uses it. V rows, D columns, N ids, B bags.
+It is slow and obvious, and checks nothing. `check` compares the fast code with it; no other part
+of hotrow uses it. V rows, D columns, N ids, B bags.
 """
 
 from itertools import pairwise

@@ -1,7 +1,7 @@
-"""The sameness of the optimizer's step, measured: one table, trained three ways.
+"""Measure whether a step of hotrow.optim is the same as torch.optim's.
 
-torch.optim in float64 is the truth. torch.optim in float32 and hotrow.optim in float32 are as far
-from it as they are, and hotrow may be no further than torch, plus 2 ulp.
+One table is trained three times. torch.optim in float64 is the reference. Of the two float32
+runs, hotrow.optim may end no further from it than torch.optim does, plus 2 ulp.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ import hotrow.optim
 from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
 from hotrow.optim.optimizer import RowOptimizer
-from hotrow.verify.measure import free_memory
-
-Progress = Callable[[str, int, int], None]
+from hotrow.verify.measure import Progress, free_memory
 
 SCALES = (1.0, 1e-4, 1e-7, 1e-9)
-SLACK = 2  # ulp of the largest weight: torch may be lucky by that much
-_TOLD = 50  # steps between two words of progress
-_BYTES = 96  # for each value of the table: weights, gradient, state and temporaries in float64
+SLACK = 2  # ulp of the largest weight: torch may be closer by chance by that much
+_PROGRESS_STEPS = 50  # steps between two reports of progress
+_BYTES_PER_VALUE = 96  # of the table: weights, gradient, state and temporaries in float64
 
 
 @dataclass
 class Batches:
-    """Ids and gradients of a run: a row in every batch, rows in none, and Zipf in between.
+    """The ids and gradients of a run: one row in every batch, some in none, the rest by Zipf.
 
     The gradients are given, not computed from the table, so that no rounding feeds back through
-    a model: what is left is the optimizer's own. Raises `HotrowError` if a run would not fit into
-    the memory that is free.
+    a model: what is measured is the optimizer alone. Raises `HotrowError` if a run would not fit
+    into the free memory.
     """
 
     steps: int = 250
@@ -54,14 +52,18 @@ class Batches:
     def __post_init__(self) -> None:
         self._check_size()
         random = np.random.default_rng(self.seed)
-        busy = self.rows * 3 // 4  # the rest is idle all along
-        odds = 1 / np.arange(1, busy + 1) ** 1.6
-        drawn = random.choice(busy, (self.steps, self.ids - 1), p=odds / odds.sum())
-        self.all_ids = list(torch.from_numpy(np.pad(drawn, ((0, 0), (0, 1)))))  # row 0 in each
+        touched_rows = self.rows * 3 // 4  # the others are in no batch
+        frequencies = 1 / np.arange(1, touched_rows + 1) ** 1.6
+        drawn_ids = random.choice(
+            touched_rows, (self.steps, self.ids - 1), p=frequencies / frequencies.sum()
+        )
+        self.all_ids = list(torch.from_numpy(np.pad(drawn_ids, ((0, 0), (0, 1)))))  # row 0 in each
         self.weights = torch.from_numpy(random.standard_normal((self.rows, self.columns))).float()
 
     def _check_size(self) -> None:
-        needed = (self.rows + self.ids) * self.columns * _BYTES + self.steps * self.ids * 16
+        needed = (
+            self.rows + self.ids
+        ) * self.columns * _BYTES_PER_VALUE + self.steps * self.ids * 16
         free = free_memory()
         if needed > free:
             raise HotrowError(
@@ -71,23 +73,23 @@ class Batches:
                 fix="take fewer rows, columns, ids or steps",
             )
 
-    def grads(self, t: int) -> Tensor:
+    def gradients(self, t: int) -> Tensor:
         """(N, D), the same float32 numbers for every dtype."""
         random = torch.Generator().manual_seed(1000 * self.seed + t)
         shape = self.ids, self.columns
         return torch.randn(shape, generator=random) * self.scale
 
-    def rate(self, t: int) -> float:
-        """Warm-up, then cosine: what the learning rate is multiplied with."""
+    def learning_rate_factor(self, t: int) -> float:
+        """The factor of the learning rate at step t: warm-up, then cosine."""
         if not self.schedule:
             return 1.0
-        warm = self.steps // 10
-        if t < warm:
-            return (t + 1) / warm
-        return 0.55 + 0.45 * float(np.cos(np.pi * (t - warm) / (self.steps - warm)))
+        warmup = self.steps // 10
+        if t < warmup:
+            return (t + 1) / warmup
+        return 0.55 + 0.45 * float(np.cos(np.pi * (t - warmup) / (self.steps - warmup)))
 
-    def idle(self) -> tuple[int, int]:
-        """Rows in no batch, and the most steps that any other row missed in one go."""
+    def count_idle(self) -> tuple[int, int]:
+        """Count the rows in no batch, and the longest run of steps that any other row missed."""
         last = np.full(self.rows, self.steps)  # of a row in no batch yet
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
@@ -103,41 +105,41 @@ class Distance:
 
     Attributes:
         scale: what the gradients, standard normal numbers, were multiplied with.
-        hotrow: max |w - w64| over the table, of hotrow.optim; inf if any w is not finite.
-        torch: the same of torch.optim.
+        hotrow_error: max |w - w64| over the table, of hotrow.optim; inf if any w is not finite.
+        torch_error: the same of torch.optim.
         ulp: the spacing of float32 at the largest |w64|.
-        same: how many of the two runs' weights have the same bits.
-        values: how many weights there are.
+        bitwise_count: how many of the two runs' weights have the same bits.
+        value_count: the number of weights.
     """
 
     scale: float
-    hotrow: float
-    torch: float
+    hotrow_error: float
+    torch_error: float
     ulp: float
-    same: int
-    values: int
+    bitwise_count: int
+    value_count: int
 
     @property
-    def within(self) -> bool:
+    def within_bound(self) -> bool:
         """Whether hotrow is no further from float64 than torch, plus 2 ulp."""
-        return self.hotrow <= self.torch + SLACK * self.ulp
+        return self.hotrow_error <= self.torch_error + SLACK * self.ulp
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON."""
         return {
             "scale": self.scale,
-            "within": self.within,
-            "hotrow_error": self.hotrow if math.isfinite(self.hotrow) else None,
-            "torch_float32_error": self.torch,
+            "within": self.within_bound,
+            "hotrow_error": self.hotrow_error if math.isfinite(self.hotrow_error) else None,
+            "torch_float32_error": self.torch_error,
             "ulp": self.ulp,
-            "bitwise": self.same,
-            "values": self.values,
+            "bitwise": self.bitwise_count,
+            "values": self.value_count,
         }
 
 
 @dataclass(frozen=True)
 class Sameness:
-    """What `measure` found; true if hotrow is within the rule at every scale.
+    """The result of `measure_sameness`; true if hotrow is within the rule at every scale.
 
     Attributes:
         optimizer: the name that torch and hotrow have for it.
@@ -152,23 +154,23 @@ class Sameness:
     distances: tuple[Distance, ...]
 
     @property
-    def within(self) -> bool:
+    def within_bound(self) -> bool:
         """Whether hotrow is within the rule at every scale."""
-        return all(distance.within for distance in self.distances)
+        return all(distance.within_bound for distance in self.distances)
 
     def __bool__(self) -> bool:
-        return self.within
+        return self.within_bound
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON."""
-        never, longest = self.batches.idle()
+        never, longest = self.batches.count_idle()
         return {
             "optimizer": self.optimizer,
             "options": {
                 name: f"tensor({value:g})" if isinstance(value, Tensor) else value
                 for name, value in self.options.items()
             },
-            "within": self.within,
+            "within": self.within_bound,
             "scales": [distance.to_dict() for distance in self.distances],
             "slack_ulp": SLACK,
             "steps": self.batches.steps,
@@ -184,7 +186,7 @@ class Sameness:
         }
 
 
-def measure(
+def measure_sameness(
     optimizer: str,
     options: Mapping[str, Any],
     batches: Batches,
@@ -192,7 +194,7 @@ def measure(
     scales: Sequence[float] = SCALES,
     progress: Progress | None = None,
 ) -> Sameness:
-    """Train a table for each scale of the gradients, three ways, and hold the ends together.
+    """Train a table for each scale of the gradients, three ways, and compare the results.
 
     Args:
         optimizer: a name in `hotrow.optim`.
@@ -207,97 +209,97 @@ def measure(
     Cost: two dense trainings and one by rows, of a table for each scale.
     """
     check_options(optimizer, options)
-    ways = [
+    runs = [
         (f"torch.optim.{optimizer}, float64", torch.optim, torch.float64),
         (f"torch.optim.{optimizer}, float32", torch.optim, torch.float32),
         (f"hotrow.optim.{optimizer}, float32", hotrow.optim, torch.float32),
     ]
-    ends = []
-    for i, (what, package, dtype) in enumerate(ways):
+    results = []
+    for i, (what, package, dtype) in enumerate(runs):
 
-        def tell(t: int, what: str = what, done: int = i * batches.steps) -> None:
+        def report_step(t: int, what: str = what, done: int = i * batches.steps) -> None:
             if progress is not None:
-                progress(what, done + t, len(ways) * batches.steps)
+                progress(what, done + t, len(runs) * batches.steps)
 
-        kind = getattr(package, optimizer)
+        optimizer_class = getattr(package, optimizer)
         try:
-            with _one_thread():
-                tables = train(kind, options, batches, scales, dtype, tell)
+            with _single_thread():
+                tables = train(optimizer_class, options, batches, scales, dtype, report_step)
         except (ArithmeticError, TypeError, ValueError) as error:
             if package is hotrow.optim:
                 raise
             raise HotrowError(
-                f"{what} does not get through with these options: {error}", fix=_DEFAULTS
+                f"{what} does not get through with these options: {error}", fix=_OPTIONS_FIX
             ) from None
         for scale, table in zip(scales, tables, strict=True):
             if package is torch.optim and not bool(table.isfinite().all()):
                 raise HotrowError(
                     f"{what} ends in weights that are inf or NaN with gradients of scale "
                     f"{scale:g}, so that nothing can be held against it",
-                    fix=_DEFAULTS,
+                    fix=_OPTIONS_FIX,
                 )
-        ends.append(tables)
-    truths, rivals, ours = ends
-    distances = map(distance, scales, ours, rivals, truths)
+        results.append(tables)
+    float64_tables, torch_tables, hotrow_tables = results
+    distances = map(measure_distance, scales, hotrow_tables, torch_tables, float64_tables)
     return Sameness(optimizer, dict(options), batches, tuple(distances))
 
 
-_DEFAULTS = "take options nearer to the defaults, a smaller lr first"
+_OPTIONS_FIX = "take options nearer to the defaults, a smaller lr first"
 
 
 def check_options(optimizer: str, options: Mapping[str, Any]) -> None:
     """Raise `HotrowError` if torch's constructor refuses the options."""
-    kind = getattr(torch.optim, optimizer)
+    optimizer_class = getattr(torch.optim, optimizer)
     try:
-        kind([nn.Parameter(torch.zeros(1))], **options)
+        optimizer_class([nn.Parameter(torch.zeros(1))], **options)
     except (TypeError, ValueError) as error:
-        given = ", ".join(f"{name}={value}" for name, value in options.items())
+        settings = ", ".join(f"{name}={value}" for name, value in options.items())
         raise HotrowError(
-            f"torch.optim.{optimizer} refuses {given}: {error}",
+            f"torch.optim.{optimizer} refuses {settings}: {error}",
             fix="change what it names, or leave it at its default",
         ) from None
 
 
 def train(
-    optimizer: type[torch.optim.Optimizer],
+    optimizer_class: type[torch.optim.Optimizer],
     options: Mapping[str, Any],
     batches: Batches,
     scales: Sequence[float],
     dtype: torch.dtype,
-    tell: Callable[[int], None] = lambda t: None,
+    report_step: Callable[[int], None] = lambda t: None,
 ) -> list[Tensor]:
-    """A table for each scale after all steps, by the loop that people write; (V, D) each."""
+    """Train a table for each scale, with an ordinary training loop; returns (V, D) each."""
     tables = [
         nn.Embedding(batches.rows, batches.columns, _weight=batches.weights.to(dtype, copy=True))
         for _ in scales
     ]
     model = nn.ModuleList(tables)
-    given = copy.deepcopy(dict(options))  # a schedule writes into a learning rate's tensor
-    if issubclass(optimizer, RowOptimizer):
-        convert(model, least=0)
+    kwargs = copy.deepcopy(dict(options))  # a schedule writes into a learning rate's tensor
+    if issubclass(optimizer_class, RowOptimizer):
+        convert(model, min_entries=0)
     else:
-        given["foreach"] = False  # the plain code, tensor by tensor
-    kind: Callable[..., torch.optim.Optimizer] = optimizer
-    chosen = kind(model.parameters(), **given)
-    schedule = torch.optim.lr_scheduler.LambdaLR(chosen, batches.rate)
+        kwargs["foreach"] = False  # the plain code, tensor by tensor
+    make_optimizer: Callable[..., torch.optim.Optimizer] = optimizer_class
+    optimizer = make_optimizer(model.parameters(), **kwargs)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, batches.learning_rate_factor)
     for t, ids in enumerate(batches.all_ids):
-        if t % _TOLD == 0:
-            tell(t)
-        chosen.zero_grad()
-        grads = batches.grads(t)
+        if t % _PROGRESS_STEPS == 0:
+            report_step(t)
+        optimizer.zero_grad()
+        grads = batches.gradients(t)
         losses = [
             (table(ids) * (grads * scale).to(dtype)).sum()
             for table, scale in zip(tables, scales, strict=True)
         ]
         torch.autograd.backward(losses)
-        chosen.step()
+        optimizer.step()
         schedule.step()
     return [table.weight.detach().clone() for table in tables]
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """So many small steps lose more time waiting for a second thread than it saves."""
+def _single_thread() -> Iterator[None]:
+    """Run torch on one thread: in small steps a second one costs more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -306,14 +308,18 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def distance(scale: float, ours: Tensor, rival: Tensor, truth: Tensor) -> Distance:
-    """How far float32 `ours` and `rival` are from float64 `truth`; (V, D) each, of finite truth."""
+def measure_distance(
+    scale: float, hotrow_weights: Tensor, torch_weights: Tensor, float64_weights: Tensor
+) -> Distance:
+    """How far two float32 tables are from the float64 one; (V, D) each, and that one finite."""
 
     def error(weights: Tensor) -> float:
-        found = float((weights.double() - truth).abs().max())
+        found = float((weights.double() - float64_weights).abs().max())
         return math.inf if math.isnan(found) else found
 
-    largest = np.float32(float(truth.abs().max()))
-    same = int((ours.view(torch.int32) == rival.view(torch.int32)).sum())
+    largest = np.float32(float(float64_weights.abs().max()))
+    same = int((hotrow_weights.view(torch.int32) == torch_weights.view(torch.int32)).sum())
     ulp = float(np.spacing(largest))
-    return Distance(scale, error(ours), error(rival), ulp, same, ours.numel())
+    return Distance(
+        scale, error(hotrow_weights), error(torch_weights), ulp, same, hotrow_weights.numel()
+    )

@@ -1,4 +1,7 @@
-"""The ways to compute on a batch that `check` compares. The only importer of the reference."""
+"""The two sides that `check` compares, each with how it computes a batch.
+
+Only this file imports the reference.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hotrow.errors import HotrowError
-from hotrow.ids import as_ids, check_bag, checked
+from hotrow.ids import as_ids, check_bag, check_ids
 from hotrow.inputs.tables import check_table
-from hotrow.layers.embedding import Embedding, OneHotLinear
+from hotrow.layers import Embedding, OneHotLinear
 from hotrow.verify import reference
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The ids, and for bags where they are cut and how they are weighted.
+    """The ids, and for bags their offsets and weights.
 
     Attributes:
         ids: (...,); for bags (B, L) or (N,).
@@ -35,7 +38,7 @@ class Batch:
 
     @classmethod
     def of(cls, a: Any, b: Any, ids: Any, offsets: Any, weights: Tensor | None) -> Batch:
-        """The batch for two sides, which make it bags if one of them is a bag."""
+        """The batch for two sides; it is of bags if one of them is a bag."""
         ids = as_ids(ids)
         bags = [x for x in (a, b) if isinstance(x, nn.EmbeddingBag)]
         if not bags:
@@ -70,7 +73,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Side:
-    """One way to compute: its name, its tensors, and how its output follows from them.
+    """One side of a comparison: its name, its tensors, and a function that computes its output.
 
     Attributes:
         name: in words, for the report.
@@ -85,27 +88,27 @@ class Side:
     transposed: bool = False
 
     def leaves(self) -> dict[str, Tensor]:
-        """The same storages, as fresh leaves of a graph: frozen tensors have a gradient too."""
-        # (An inference tensor has no place in a graph; its copy has.)
+        """The tensors as new leaves of a graph, also the frozen ones, on the same storages."""
+        # An inference tensor cannot be part of a graph; its copy can.
         return {
             name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
             for name, t in self.tensors.items()
         }
 
-    def results(self, cotangent: Tensor) -> dict[str, Tensor]:
+    def compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
         """The output, and the gradients of sum(output * cotangent), tables as V x D.
 
         A sparse gradient stays so: the touched rows, repeated ids added up.
         """
-        # Whatever the caller is in the middle of, this needs a graph and the table's own dtype.
+        # Whatever modes the caller has set, this needs a graph and the table's dtype.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(cotangent.device.type, enabled=False),
         ):
-            return self._results(cotangent)
+            return self._compute_results(cotangent)
 
-    def _results(self, cotangent: Tensor) -> dict[str, Tensor]:
+    def _compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
         leaves = self.leaves()
         output = self.run(leaves)
         if output.shape != cotangent.shape:
@@ -116,13 +119,13 @@ class Side:
         results = {"output": output.detach()}
         gradients = torch.autograd.grad(output, list(leaves.values()), cotangent)
         for name, gradient in zip(leaves, gradients, strict=True):
-            gradient = _touched_rows(gradient) if gradient.is_sparse else gradient
+            gradient = _coalesce_in_order(gradient) if gradient.is_sparse else gradient
             key = "gradient" if name == "weight" else f"gradient of {name}"
             results[key] = gradient.t() if name == "weight" and self.transposed else gradient
         return results
 
 
-def _touched_rows(gradient: Tensor) -> Tensor:
+def _coalesce_in_order(gradient: Tensor) -> Tensor:
     """A sparse gradient with each row once, repeated ids added in batch order.
 
     torch's own `coalesce` adds them in the order that its sort leaves them in.
@@ -135,10 +138,10 @@ def _touched_rows(gradient: Tensor) -> Tensor:
     )
 
 
-def side(x: Any, batch: Batch) -> Side:
-    """How `x` computes on `batch`; see `check` for what `x` may be."""
+def make_side(x: Any, batch: Batch) -> Side:
+    """The side for `x`; see `check` for what `x` may be."""
     if isinstance(x, Tensor):
-        return matmul_side(check_table(x, "the table"), batch)
+        return make_matmul_side(check_table(x, "the table"), batch)
     if not isinstance(x, nn.Linear | nn.Embedding | nn.EmbeddingBag):
         raise HotrowError(
             f"check cannot compare a {type(x).__name__}",
@@ -153,19 +156,19 @@ def side(x: Any, batch: Batch) -> Side:
         )
     check_table(x.weight, f"the weight of the {kind}")
     if isinstance(x, nn.Linear):
-        return _linear_side(x, batch)
+        return _make_linear_side(x, batch)
     name = f"{kind}({x.num_embeddings}, {x.embedding_dim})"
-    checked(batch.ids, x.num_embeddings)
-    # A layer with max_norm rescales its table in place: give it one of its own.
+    check_ids(batch.ids, x.num_embeddings)
+    # A layer with max_norm rescales its table in place: give it a copy.
     weight = x.weight if x.max_norm is None else x.weight.detach().clone()
     if isinstance(x, nn.EmbeddingBag):
-        return _bag_side(name, x, weight, batch)
+        return _make_bag_side(name, x, weight, batch)
     return Side(name, {"weight": weight}, lambda t: functional_call(x, t, (batch.ids,)))
 
 
-def matmul_side(table: Tensor, batch: Batch) -> Side:
+def make_matmul_side(table: Tensor, batch: Batch) -> Side:
     """The literal one-hot matmul with a (V, D) table."""
-    ids = checked(batch.ids, len(table))
+    ids = check_ids(batch.ids, len(table))
     if batch.mode is None:
         name = "one-hot @ table"
         return Side(name, {"weight": table}, lambda t: reference.embedding(ids, t["weight"]))
@@ -173,23 +176,23 @@ def matmul_side(table: Tensor, batch: Batch) -> Side:
     assert offsets is not None
     return Side(
         "multi-hot @ table",
-        {"weight": table} | _weights(batch),
+        {"weight": table} | _weight_tensors(batch),
         lambda t: reference.bag(
             ids.reshape(-1), offsets, t["weight"], mode, t.get("per_sample_weights")
         ),
     )
 
 
-def _weights(batch: Batch) -> dict[str, Tensor]:
+def _weight_tensors(batch: Batch) -> dict[str, Tensor]:
     return {} if batch.weights is None else {"per_sample_weights": batch.weights}
 
 
-def lookup_side(table: Tensor, batch: Batch) -> Side:
+def make_lookup_side(table: Tensor, batch: Batch) -> Side:
     """The look-up of `Embedding` in a (V, D) table; the gradient has touched rows only."""
     layer = Embedding(table.shape[0], table.shape[1], sparse=True, _weight=table)
 
     def run(t: dict[str, Tensor]) -> Tensor:
-        # Not by functional_call, whose own time is longer than a small look-up's.
+        # Not by functional_call, which takes longer than a small look-up.
         del layer.weight
         layer.weight = t["weight"]
         output: Tensor = layer(batch.ids)
@@ -198,14 +201,14 @@ def lookup_side(table: Tensor, batch: Batch) -> Side:
     return Side("look-up", {"weight": table}, run)
 
 
-def _linear_side(layer: nn.Linear, batch: Batch) -> Side:
+def _make_linear_side(layer: nn.Linear, batch: Batch) -> Side:
     name = f"{type(layer).__name__}({layer.in_features}, {layer.out_features})"
     tensors = {"weight": layer.weight} | ({} if layer.bias is None else {"bias": layer.bias})
-    ids, mode, offsets = checked(batch.ids, layer.in_features), batch.mode, batch.offsets
+    ids, mode, offsets = check_ids(batch.ids, layer.in_features), batch.mode, batch.offsets
 
     def call(t: dict[str, Tensor], input: Tensor) -> Tensor:
-        own = {key: value for key, value in t.items() if key in tensors}
-        output: Tensor = functional_call(layer, own, (input,))
+        layer_tensors = {key: value for key, value in t.items() if key in tensors}
+        output: Tensor = functional_call(layer, layer_tensors, (input,))
         return output
 
     if mode is None and isinstance(layer, OneHotLinear):
@@ -225,11 +228,11 @@ def _linear_side(layer: nn.Linear, batch: Batch) -> Side:
             return reference.multi_hot(call(t, members), offsets, mode)
         return call(t, reference.multi_hot(members, offsets, mode))
 
-    return Side(f"{name} on multi-hot", tensors | _weights(batch), run, transposed=True)
+    return Side(f"{name} on multi-hot", tensors | _weight_tensors(batch), run, transposed=True)
 
 
-def _bag_side(name: str, bag: nn.EmbeddingBag, weight: Tensor, batch: Batch) -> Side:
-    ids, offsets, tensors = batch.ids, None, {"weight": weight} | _weights(batch)
+def _make_bag_side(name: str, bag: nn.EmbeddingBag, weight: Tensor, batch: Batch) -> Side:
+    ids, offsets, tensors = batch.ids, None, {"weight": weight} | _weight_tensors(batch)
     if ids.ndim == 1:
         end = [len(ids)] if bag.include_last_offset else []
         assert batch.offsets is not None

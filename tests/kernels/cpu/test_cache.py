@@ -18,7 +18,7 @@ SOURCES = Path(hotrow.__file__).parent
 PROCESS = """
 import sys, torch, hotrow
 name = sys.argv[1]
-model = hotrow.convert(torch.nn.Embedding(100, 8), least=0)
+model = hotrow.convert(torch.nn.Embedding(100, 8), min_entries=0)
 torch.nn.init.ones_(model.weight)
 optimizer = getattr(hotrow.optim, name)(model.parameters(), lr=0.01)
 for ids in ([1, 2], [3], [1], [4], [5], [6], [7], [8], [9], [10], [2]):
@@ -95,13 +95,11 @@ print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
         ).stdout
 
     assert run() == "2.0\n"
-    access = (
-        tmp_path / "hotrow" / "kernels" / "cpu" / "access.py"
-    )  # of which `grouping.py` takes a part
-    own, other = "return lambda table, x: x\n", "return lambda table, x: x + x\n"
+    access = tmp_path / "hotrow/kernels/cpu/access.py"  # which `grouping.py` imports
+    original, changed = "return lambda table, x: x\n", "return lambda table, x: x + x\n"
     text = access.read_text()
-    assert text.count(own) == 1
-    access.write_text(text.replace(own, other))
+    assert text.count(original) == 1
+    access.write_text(text.replace(original, changed))
     assert run() == "6.0\n"
 
 
@@ -110,7 +108,7 @@ def test_a_forked_child_loads_what_its_parent_has_not(filled):
     folder, _ = filled
     script = """
 import os, torch
-from hotrow.kernels.cpu import grouping as adding
+import hotrow.kernels.cpu.grouping
 from hotrow.kernels import grouping
 child = os.fork()
 if not child:

@@ -12,75 +12,84 @@ import torch
 from numba import njit
 from numba.core.errors import TypingError
 
-from hotrow.kernels.cpu import threads as pool
-from hotrow.kernels.cpu.scalars import OPTIONS, join, take
+from hotrow.kernels.cpu import threads as kernel_threads
+from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, join_team
+from hotrow.kernels.cpu.threads import (
+    CLAIMED,
+    GRAIN_SIZE,
+    VALUES_PER_THREAD,
+    run_on_threads,
+    thread_count,
+)
 from hotrow.kernels.grouping import group
 from tests.support.tolerance import assert_same_bits
 
-ROWS = 10 * pool.GRAIN
+ROWS = 10 * GRAIN_SIZE
 this_thread = ctypes.CDLL(None).pthread_self
 this_thread.restype, this_thread.argtypes = ctypes.c_uint64, ()
 
 
-@njit(**OPTIONS)
-def sign(rows, met, together, crew):
-    """Into each row the thread that takes it, once so many are there."""
-    who = join(crew, (rows, met, together, crew))
-    if who < 0:
+@njit(**JIT_OPTIONS)
+def sign_rows(rows, barrier, members, team):
+    """Write to each row the thread that claims it, once so many members are there."""
+    thread = join_team(team, (rows, barrier, members, team))
+    if thread < 0:
         return
-    take(met, 1)
-    while take(met, 0) < together:
+    claim_rows(barrier, 1)
+    while claim_rows(barrier, 0) < members:
         pass
     while True:
-        start = take(crew, pool.GRAIN)
+        start = claim_rows(team, GRAIN_SIZE)
         if start >= len(rows):
             break
-        for row in rows[start : start + pool.GRAIN]:
+        for row in rows[start : start + GRAIN_SIZE]:
             row[0] += this_thread()
-            row[1] = who
+            row[1] = thread
 
 
-def signed(threads, together=1, rows=ROWS):
-    """(rows, 2), the thread of each and its number in the crew; how many threads there were."""
-    found, met = np.zeros((rows, 2), np.uint64), np.zeros(5, np.int64)
-    pool.spread(sign, (found, met, together), threads)
-    return found, int(met[pool.TAKEN])
+def signatures(threads, members=1, rows=ROWS):
+    """(rows, 2), the thread of each and its number in the team; how many threads there were."""
+    signed, barrier = np.zeros((rows, 2), np.uint64), np.zeros(5, np.int64)
+    run_on_threads(sign_rows, (signed, barrier, members), threads)
+    return signed, int(barrier[CLAIMED])
 
 
 @pytest.fixture(params=["torch's threads", "Python's threads"])
 def two(request, monkeypatch, threads):
     if request.param == "Python's threads":
-        monkeypatch.setattr(pool, "_openmp", 0)
+        monkeypatch.setattr(kernel_threads, "_gomp_parallel", 0)
     torch.set_num_threads(2)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
 def test_on_linux_the_threads_are_torchs():
-    assert pool._openmp
+    assert kernel_threads._gomp_parallel
 
 
 def test_each_thread_is_called_once_and_shares_the_rows(two):
     for _ in range(20):
-        found, threads = signed(2, together=2)
+        found, threads = signatures(2, members=2)
         assert threads == 2
         assert set(found[:, 1]) <= {0, 1}
-        own = {int(number): set(found[found[:, 1] == number, 0]) for number in set(found[:, 1])}
-        assert all(len(each) == 1 for each in own.values())  # each row once, by one thread
-        assert len(set.union(*own.values())) == len(own)
+        threads_of = {
+            int(number): set(found[found[:, 1] == number, 0]) for number in set(found[:, 1])
+        }
+        assert all(len(each) == 1 for each in threads_of.values())  # each row once, by one thread
+        assert len(set.union(*threads_of.values())) == len(threads_of)
 
 
 def test_little_work_stays_on_this_thread(two):
     for count, columns, threads in (
-        (pool.GRAIN, pool.ENOUGH, 1),
+        (GRAIN_SIZE, VALUES_PER_THREAD, 1),
         (ROWS, 1, 1),
-        (ROWS, pool.ENOUGH, 2),
-        (0, pool.ENOUGH, 0),
+        (ROWS, VALUES_PER_THREAD, 2),
+        (0, VALUES_PER_THREAD, 0),
         (ROWS, 0, 0),
     ):
-        assert pool.threads_for(count, columns) == threads
-    found, _ = signed(1)
+        assert thread_count(count, columns) == threads
+    found, _ = signatures(1)
     assert set(found[:, 0]) == {this_thread()}
-    assert signed(0) == (pytest.approx(np.zeros((ROWS, 2))), 0)
+    assert signatures(0) == (pytest.approx(np.zeros((ROWS, 2))), 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
@@ -91,16 +100,16 @@ def test_torchs_threads_live_on_when_fewer_are_used(threads):
 
     torch.set_num_threads(4)
     torch.ones(1_000_000).mul_(2)
-    everybody = alive()
+    before = alive()
     for _ in range(20):
-        assert signed(2, together=2)[1] == 2
+        assert signatures(2, members=2)[1] == 2
         torch.ones(1_000_000).mul_(2)
-    assert alive() <= everybody
+    assert alive() <= before
 
 
 def test_an_error_reaches_the_caller(two):
     with pytest.raises(TypingError):
-        pool.spread(sign, ("no rows", 0, 0), 2)
+        run_on_threads(sign_rows, ("no rows", 0, 0), 2)
 
 
 def test_the_bits_are_the_same(two):

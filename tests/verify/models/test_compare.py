@@ -1,4 +1,4 @@
-"""saved: a model plain and converted; every fault is caught, and no more is claimed than shown."""
+"""compare_models: every fault is caught, and no more is claimed than shown."""
 
 import json
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import HotrowError
+from hotrow.cli.model_report import to_text
 from hotrow.onehot.rules import products
-from hotrow.verify.models.compare import saved
-from hotrow.verify.models.products import Count
-from hotrow.verify.models.splice import Splice
+from hotrow.verify.models.compare import compare_models
+from hotrow.verify.models.products import ProductCounter
+from hotrow.verify.models.splice import ProductSplice
 from hotrow.verify.models.trial import Inputs, Trial
 
 pytestmark = pytest.mark.usefixtures("small_tables")
@@ -75,11 +76,11 @@ BAGS = torch.randint(40, (30, 7), generator=torch.Generator().manual_seed(4))
 
 
 def run(model, inputs, **options):
-    return saved(model, inputs, **({"seconds": 0} | options))
+    return compare_models(model, inputs, **({"seconds": 0} | options))
 
 
 def verdicts(found):
-    return {each.what: each.verdict for each in found.agreements}
+    return {each.name: each.verdict for each in found.agreements}
 
 
 def test_a_policy_is_equal_bit_for_bit_and_multiplies_no_zero():
@@ -96,8 +97,8 @@ def test_a_policy_is_equal_bit_for_bit_and_multiplies_no_zero():
     }
     assert found.tables == ("net.0.weight",)
     assert found.notes == ()
-    forward, both = found.spent
-    assert (forward.what, both.what) == ("forward", "forward and gradient")
+    forward, both = found.costs
+    assert (forward.name, both.name) == ("forward", "forward and gradient")
     assert (forward.plain_multiplications, forward.converted_multiplications) == (50 * 16 * 8, 0)
     assert both.plain_multiplications == hotrow.cost(16, 8, 50).matmul.multiplications
     assert both.converted_multiplications == 0
@@ -129,16 +130,16 @@ def test_what_is_left_is_a_finding_with_its_cause():
     assert found
     assert found.verdict == "equal: nothing was converted, so nothing is saved"
     assert [each.why for each in found.findings] == ["reaches layer_norm, which needs every column"]
-    assert "\n  left\n" in str(found)
-    assert "nothing was converted" in str(found)
+    assert "\n  left\n" in to_text(found)
+    assert "nothing was converted" in to_text(found)
 
 
 def test_without_one_hots_it_is_equal_and_says_that_nothing_was_converted():
     found = run(lambda: nn.Linear(3, 2), torch.randn(4, 3))
     assert found
     assert found.findings == ()
-    assert "  nothing was converted: no one-hots were multiplied\n" in str(found)
-    assert found.spent[1].plain_multiplications == 0
+    assert "  nothing was converted: no one-hots were multiplied\n" in to_text(found)
+    assert found.costs[1].plain_multiplications == 0
 
 
 # --- within rounding --------------------------------------------------------------------------
@@ -151,7 +152,7 @@ def test_sums_of_several_rows_are_within_rounding_all_the_way_through(dtype):
     assert found.verdict == "equal within rounding: the same sums, none of the zeros"
     assert set(verdicts(found).values()) <= {"bitwise", "zeros", "rounding"}
     assert verdicts(found)["gradient of dense.weight"] == "rounding"
-    forward, both = found.spent
+    forward, both = found.costs
     each = 64 * 6
     assert (forward.plain_multiplications, forward.converted_multiplications) == (
         each * 33,
@@ -193,12 +194,12 @@ def test_where_the_products_cannot_be_put_back_it_cannot_be_told():
 def test_weighted_bags_and_bilinear_products():
     found = run(Bag, (BAGS, torch.rand(30, 7, 1)))
     assert found
-    assert found.spent[0].plain_multiplications == 30 * 40 * 5
-    assert found.spent[0].converted_multiplications == 30 * 7 * 5
+    assert found.costs[0].plain_multiplications == 30 * 40 * 5
+    assert found.costs[0].converted_multiplications == 30 * 7 * 5
     found = run(Bilinear, (STATES % 12, torch.randn(50, 4)))
     assert found
-    assert found.spent[0].plain_multiplications == 50 * 12 * 4 * 3
-    assert found.spent[0].converted_multiplications == 0
+    assert found.costs[0].plain_multiplications == 50 * 12 * 4 * 3
+    assert found.costs[0].converted_multiplications == 0
 
 
 def test_a_view_of_a_parameter_is_bounded_too():
@@ -252,7 +253,7 @@ def test_within_rounding_is_not_claimed_of_what_makes_much_of_it():
     assert not found
     assert verdicts(found)["output"] == "unsure"
     assert found.verdict.startswith("CANNOT TELL")
-    assert "perhaps rounding, but no bound shows it" in " ".join(str(found).split())
+    assert "perhaps rounding, but no bound shows it" in " ".join(to_text(found).split())
 
 
 def test_a_model_that_does_not_repeat_itself_cannot_be_told():
@@ -408,7 +409,7 @@ def test_a_model_without_a_gradient_runs_forward_only():
     found = run(model, STATES)
     assert found
     assert list(verdicts(found)) == ["output"]
-    assert [each.what for each in found.spent] == ["forward"]
+    assert [each.name for each in found.costs] == ["forward"]
 
 
 def test_a_model_that_needs_a_graph_inside_is_measured_with_gradients_only():
@@ -423,7 +424,7 @@ def test_a_model_that_needs_a_graph_inside_is_measured_with_gradients_only():
             return torch.autograd.grad(energy, places, create_graph=True)[0]
 
     found = run(Forces, (STATES % 10, torch.randn(50, 3)))
-    assert [each.what for each in found.spent] == ["forward and gradient"]
+    assert [each.name for each in found.costs] == ["forward and gradient"]
     assert "different" not in verdicts(found).values()
 
 
@@ -431,7 +432,7 @@ def test_training_and_evaluation_mode_are_the_models_own():
     assert run(Policy, STATES).training
     found = run(Policy().eval(), STATES)
     assert not found.training
-    assert "evaluation mode" in str(found)
+    assert "evaluation mode" in to_text(found)
 
 
 # --- the report -------------------------------------------------------------------------------
@@ -448,7 +449,7 @@ def test_the_report_fits_80_columns_whatever_the_names():
             return {"\x1b[31m" + "x" * 90: getattr(self, [*self._modules][-1])(out)}
 
     found = run(Long, (IDS, FEATURES), title="package." * 15 + "models:build")
-    text = str(found)
+    text = to_text(found)
     assert max(map(len, text.splitlines())) <= 80
     assert all(char == "\n" or char.isprintable() for char in text)
     assert not any(line != line.rstrip() for line in text.splitlines())
@@ -525,18 +526,18 @@ def test_a_model_of_a_local_class_that_names_what_it_takes():
 
 def test_a_count_is_of_products_that_became_look_ups_only():
     trial = Trial(Fields(), "fields", Inputs.of((IDS, FEATURES)), 0)
-    count = Count()
-    trial.converted().results(count)
+    count = ProductCounter()
+    trial.make_converted().compute_results(count)
     assert (count.plain.forward, count.plain.gradient) == (64 * 6 * 33, 2 * 64 * 6 * 33)
-    trial.plain().results(count)  # a plain model has no look-ups
+    trial.make_plain().compute_results(count)  # a plain model has no look-ups
     assert count.plain.forward == 64 * 6 * 33
 
 
 def test_with_the_products_put_back_a_converted_model_has_the_plain_ones_bits():
     trial = Trial(Fields(), "fields", Inputs.of((IDS, FEATURES)), 0)
-    plain, splice = trial.plain().results(), Splice()
-    spliced = trial.converted((("linear.weight", True),)).results(splice)
-    assert [each.what for each in splice.found] == ["linear", "gradient through linear"]
-    assert all(each.equal for each in splice.found)
+    plain, splice = trial.make_plain().compute_results(), ProductSplice()
+    spliced = trial.make_converted((("linear.weight", True),)).compute_results(splice)
+    assert [each.name for each in splice.agreements] == ["linear", "gradient through linear"]
+    assert all(each.equal for each in splice.agreements)
     differing = [name for name in plain if not torch.equal(plain[name], spliced[name])]
     assert set(differing) <= {"gradient of linear.weight", "gradient of linear.bias"}

@@ -1,7 +1,7 @@
-"""How a compiled loop gets at the rows of a table, in each dtype, and at those of its slots.
+"""Load and store the rows of a table, in each dtype, and those of its slots, in a compiled loop.
 
-What has `all` in its name, and `numbers`, `load` and `store`, does it for a tuple, a part for each
-slot. numba chooses by type, when it compiles, what is below each name.
+Functions with a plural name take tuples with an item for each slot. numba chooses by type, when it
+compiles, the overload of each name.
 """
 # mypy: ignore-errors
 # (what numba compiles has types, but not those of the Python it is written in)
@@ -11,113 +11,113 @@ from __future__ import annotations
 from numba import njit, types
 from numba.extending import overload
 
-from hotrow.kernels.cpu import scalars
 from hotrow.kernels.cpu.bfloat16 import (
-    Rounded,
-    as_rounded,
+    BFloat16,
+    as_bfloat16,
     from_bits,
-    rounded,
-    single,
+    round_bf16,
     to_bits,
+    to_f32,
 )
+from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, drop_owner, prefetch
 
-AHEAD = 4  # rows: scattered over the table, they would be waited for one after the other
-LINE = 64  # bytes
+PREFETCH_DISTANCE = 4  # rows: scattered over the table, each would cost a cache miss
+CACHE_LINE = 64  # bytes
 
 
-@njit(**scalars.OPTIONS)
-def copy(source, target):
-    """A row to another."""
+@njit(**JIT_OPTIONS)
+def copy_row(source, target):
+    """Copy a row to another."""
     for j in range(len(source)):
         target[j] = source[j]
 
 
-@njit(**scalars.OPTIONS)
-def widen(source, target):
-    """A row of bits to one of the numbers that they are."""
+@njit(**JIT_OPTIONS)
+def bits_to_floats(source, target):
+    """Copy a row of bfloat16 bits to a row of floats."""
     for j in range(len(source)):
-        target[j] = plain(from_bits(source[j]))
+        target[j] = to_float(from_bits(source[j]))
 
 
-@njit(**scalars.OPTIONS)
-def narrow(source, target):
-    """A row of numbers to one of their bits."""
+@njit(**JIT_OPTIONS)
+def floats_to_bits(source, target):
+    """Copy a row of floats to a row of their bfloat16 bits."""
     for j in range(len(source)):
         target[j] = to_bits(source[j])
 
 
-def bare_all(arrays):  # pragma: no cover - replaced by the overload
-    """`bare` for a tuple of arrays."""
+def drop_owners(arrays):  # pragma: no cover - replaced by the overload
+    """`drop_owner` for a tuple of arrays."""
 
 
-def rows_for(slots, rows):  # pragma: no cover - replaced by the overload
+def slot_rows(slots, rows):  # pragma: no cover - replaced by the overload
     """A tuple with one of the rows for each slot."""
 
 
-def number(table, x):  # pragma: no cover - replaced by the overload
-    """What a table has at a place, or a float of its scratch space, to compute with."""
+def to_number(table, x):  # pragma: no cover - replaced by the overload
+    """The number to compute with, of an item of the table or a float of its scratch space."""
 
 
-def numbers(table, values):  # pragma: no cover - replaced by the overload
-    """`number` for a tuple."""
+def to_numbers(table, values):  # pragma: no cover - replaced by the overload
+    """`to_number` for a tuple."""
 
 
-def plain(x):  # pragma: no cover - replaced by the overload
+def to_float(x):  # pragma: no cover - replaced by the overload
     """A number as a float, for scratch space."""
 
 
-def settle_to(table, w):  # pragma: no cover - replaced by the overload
-    """Round a row of scratch space to what the table can hold."""
+def round_row(table, w):  # pragma: no cover - replaced by the overload
+    """Round a row of scratch space to the dtype of the table."""
 
 
-def settle_all_to(table, state):  # pragma: no cover - replaced by the overload
-    """`settle_to` for a tuple of rows."""
+def round_rows(table, state):  # pragma: no cover - replaced by the overload
+    """`round_row` for a tuple of rows."""
 
 
-def take(table, r, spare, apart):  # pragma: no cover - replaced by the overload
-    """Row r to compute with: itself, or in `spare` if it is to be `apart`, or has to be."""
+def load_row(table, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
+    """Row r to compute with: itself; or a copy in `scratch`, if `in_scratch` or of bfloat16."""
 
 
-def take_all(tables, r, spares, apart):  # pragma: no cover - replaced by the overload
-    """`take` for tuples."""
+def load_rows(tables, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
+    """`load_row` for tuples."""
 
 
-def put(table, r, w, apart):  # pragma: no cover - replaced by the overload
-    """Write back what `take` gave."""
+def store_row(table, r, w, in_scratch):  # pragma: no cover - replaced by the overload
+    """Write back the row that `load_row` returned."""
 
 
-def put_all(tables, r, rows, apart):  # pragma: no cover - replaced by the overload
-    """`put` for tuples."""
+def store_rows(tables, r, rows, in_scratch):  # pragma: no cover - replaced by the overload
+    """`store_row` for tuples."""
 
 
-def fetch(array, r):  # pragma: no cover - replaced by the overload
-    """Ask for row r of an array."""
+def prefetch_row(array, r):  # pragma: no cover - replaced by the overload
+    """Prefetch row r of an array."""
 
 
-def fetch_all(arrays, r):  # pragma: no cover - replaced by the overload
-    """Ask for row r of each of a tuple of arrays."""
+def prefetch_rows(arrays, r):  # pragma: no cover - replaced by the overload
+    """Prefetch row r of each of a tuple of arrays."""
 
 
-def load(arrays, i):  # pragma: no cover - replaced by the overload
-    """`(a[i], ...)` of a tuple: rows of arrays, or numbers of rows."""
+def get_items(arrays, i):  # pragma: no cover - replaced by the overload
+    """`(a[i], ...)` for a tuple of rows."""
 
 
-def store(rows, j, values):  # pragma: no cover - replaced by the overload
+def set_items(rows, j, values):  # pragma: no cover - replaced by the overload
     """`a[j] = value` in each of a tuple of rows."""
 
 
-@overload(bare_all, jit_options=scalars.OPTIONS)
-def _bare_all(arrays):
+@overload(drop_owners, jit_options=JIT_OPTIONS)
+def _drop_owners(arrays):
     return (
         lambda arrays: (),
-        lambda arrays: (scalars.bare(arrays[0]),),
-        lambda arrays: (scalars.bare(arrays[0]), scalars.bare(arrays[1])),
-        lambda arrays: (scalars.bare(arrays[0]), scalars.bare(arrays[1]), scalars.bare(arrays[2])),
+        lambda arrays: (drop_owner(arrays[0]),),
+        lambda arrays: (drop_owner(arrays[0]), drop_owner(arrays[1])),
+        lambda arrays: (drop_owner(arrays[0]), drop_owner(arrays[1]), drop_owner(arrays[2])),
     )[len(arrays)]
 
 
-@overload(rows_for, jit_options=scalars.OPTIONS)
-def _rows_for(slots, rows):
+@overload(slot_rows, jit_options=JIT_OPTIONS)
+def _slot_rows(slots, rows):
     return (
         lambda slots, rows: (),
         lambda slots, rows: (rows[0],),
@@ -126,136 +126,138 @@ def _rows_for(slots, rows):
     )[len(slots)]
 
 
-def is_low(array):
-    """Whether these are the bits of bfloat16."""
+def is_bfloat16(array):
+    """Whether an array has the bits of bfloat16."""
     return array.dtype == types.int16
 
 
-@overload(number, jit_options=scalars.OPTIONS)
-def _number(table, x):
-    if not is_low(table):
+@overload(to_number, jit_options=JIT_OPTIONS)
+def _to_number(table, x):
+    if not is_bfloat16(table):
         return lambda table, x: x
-    return (lambda table, x: from_bits(x)) if x == types.int16 else (lambda table, x: as_rounded(x))
+    return (
+        (lambda table, x: from_bits(x)) if x == types.int16 else (lambda table, x: as_bfloat16(x))
+    )
 
 
-@overload(plain, jit_options=scalars.OPTIONS)
-def _plain(x):
-    return (lambda x: single(x)) if isinstance(x, Rounded) else (lambda x: x)
+@overload(to_float, jit_options=JIT_OPTIONS)
+def _to_float(x):
+    return (lambda x: to_f32(x)) if isinstance(x, BFloat16) else (lambda x: x)
 
 
-@overload(numbers, jit_options=scalars.OPTIONS)
-def _numbers(table, values):
+@overload(to_numbers, jit_options=JIT_OPTIONS)
+def _to_numbers(table, values):
     return (
         lambda table, values: (),
-        lambda table, values: (number(table, values[0]),),
-        lambda table, values: (number(table, values[0]), number(table, values[1])),
+        lambda table, values: (to_number(table, values[0]),),
+        lambda table, values: (to_number(table, values[0]), to_number(table, values[1])),
         lambda table, values: (
-            number(table, values[0]),
-            number(table, values[1]),
-            number(table, values[2]),
+            to_number(table, values[0]),
+            to_number(table, values[1]),
+            to_number(table, values[2]),
         ),
     )[len(values)]
 
 
-@overload(settle_to, jit_options=scalars.OPTIONS)
-def _settle_to(table, w):
+@overload(round_row, jit_options=JIT_OPTIONS)
+def _round_row(table, w):
     def to_bfloat16(table, w):
         for j in range(len(w)):
-            w[j] = single(rounded(w[j]))
+            w[j] = to_f32(round_bf16(w[j]))
 
-    return to_bfloat16 if is_low(table) else (lambda table, w: None)
+    return to_bfloat16 if is_bfloat16(table) else (lambda table, w: None)
 
 
-@overload(settle_all_to, jit_options=scalars.OPTIONS)
-def _settle_all_to(table, state):
-    def each(table, state):
+@overload(round_rows, jit_options=JIT_OPTIONS)
+def _round_rows(table, state):
+    def round_all(table, state):
         for k in range(len(state)):
-            settle_to(table, state[k])
+            round_row(table, state[k])
 
-    return each if len(state) and is_low(table) else (lambda table, state: None)
+    return round_all if len(state) and is_bfloat16(table) else (lambda table, state: None)
 
 
-@overload(take, jit_options=scalars.OPTIONS)
-def _take(table, r, spare, apart):
-    def low(table, r, spare, apart):
-        widen(table[r], spare)
-        return spare
+@overload(load_row, jit_options=JIT_OPTIONS)
+def _load_row(table, r, scratch, in_scratch):
+    def load_bfloat16(table, r, scratch, in_scratch):
+        bits_to_floats(table[r], scratch)
+        return scratch
 
-    def high(table, r, spare, apart):
-        if not apart:
+    def load_float(table, r, scratch, in_scratch):
+        if not in_scratch:
             return table[r]
-        copy(table[r], spare)
-        return spare
+        copy_row(table[r], scratch)
+        return scratch
 
-    return low if is_low(table) else high
+    return load_bfloat16 if is_bfloat16(table) else load_float
 
 
-@overload(take_all, jit_options=scalars.OPTIONS)
-def _take_all(tables, r, spares, apart):
+@overload(load_rows, jit_options=JIT_OPTIONS)
+def _load_rows(tables, r, scratch, in_scratch):
     return (
-        lambda tables, r, spares, apart: (),
-        lambda tables, r, spares, apart: (take(tables[0], r, spares[0], apart),),
-        lambda tables, r, spares, apart: (
-            take(tables[0], r, spares[0], apart),
-            take(tables[1], r, spares[1], apart),
+        lambda tables, r, scratch, in_scratch: (),
+        lambda tables, r, scratch, in_scratch: (load_row(tables[0], r, scratch[0], in_scratch),),
+        lambda tables, r, scratch, in_scratch: (
+            load_row(tables[0], r, scratch[0], in_scratch),
+            load_row(tables[1], r, scratch[1], in_scratch),
         ),
-        lambda tables, r, spares, apart: (
-            take(tables[0], r, spares[0], apart),
-            take(tables[1], r, spares[1], apart),
-            take(tables[2], r, spares[2], apart),
+        lambda tables, r, scratch, in_scratch: (
+            load_row(tables[0], r, scratch[0], in_scratch),
+            load_row(tables[1], r, scratch[1], in_scratch),
+            load_row(tables[2], r, scratch[2], in_scratch),
         ),
     )[len(tables)]
 
 
-@overload(put, jit_options=scalars.OPTIONS)
-def _put(table, r, w, apart):
-    def low(table, r, w, apart):
-        narrow(w, table[r])
+@overload(store_row, jit_options=JIT_OPTIONS)
+def _store_row(table, r, w, in_scratch):
+    def store_bfloat16(table, r, w, in_scratch):
+        floats_to_bits(w, table[r])
 
-    def high(table, r, w, apart):
-        if apart:
-            copy(w, table[r])
+    def store_float(table, r, w, in_scratch):
+        if in_scratch:
+            copy_row(w, table[r])
 
-    return low if is_low(table) else high
+    return store_bfloat16 if is_bfloat16(table) else store_float
 
 
-@overload(put_all, jit_options=scalars.OPTIONS)
-def _put_all(tables, r, rows, apart):
-    def none(tables, r, rows, apart):
+@overload(store_rows, jit_options=JIT_OPTIONS)
+def _store_rows(tables, r, rows, in_scratch):
+    def none(tables, r, rows, in_scratch):
         pass
 
-    def some(tables, r, rows, apart):
+    def store_all(tables, r, rows, in_scratch):
         for k in range(len(tables)):
-            put(tables[k], r, rows[k], apart)
+            store_row(tables[k], r, rows[k], in_scratch)
 
-    return some if len(tables) else none
+    return store_all if len(tables) else none
 
 
-@overload(fetch, jit_options=scalars.OPTIONS)
-def _fetch(array, r):
-    step = LINE * 8 // array.dtype.bitwidth
+@overload(prefetch_row, jit_options=JIT_OPTIONS)
+def _prefetch_row(array, r):
+    step = CACHE_LINE * 8 // array.dtype.bitwidth
 
-    def each(array, r):
+    def prefetch_lines(array, r):
         for j in range(0, array.shape[1], step):
-            scalars.prefetch(array, r, j)
+            prefetch(array, r, j)
 
-    return each
+    return prefetch_lines
 
 
-@overload(fetch_all, jit_options=scalars.OPTIONS)
-def _fetch_all(arrays, r):
+@overload(prefetch_rows, jit_options=JIT_OPTIONS)
+def _prefetch_rows(arrays, r):
     def none(arrays, r):
         pass
 
-    def some(arrays, r):
+    def prefetch_all(arrays, r):
         for k in range(len(arrays)):
-            fetch(arrays[k], r)
+            prefetch_row(arrays[k], r)
 
-    return some if len(arrays) else none
+    return prefetch_all if len(arrays) else none
 
 
-@overload(load, jit_options=scalars.OPTIONS)
-def _load(arrays, i):
+@overload(get_items, jit_options=JIT_OPTIONS)
+def _get_items(arrays, i):
     return (
         lambda arrays, i: (),
         lambda arrays, i: (arrays[0][i],),
@@ -264,21 +266,21 @@ def _load(arrays, i):
     )[len(arrays)]
 
 
-@overload(store, jit_options=scalars.OPTIONS)
-def _store(rows, j, values):
+@overload(set_items, jit_options=JIT_OPTIONS)
+def _set_items(rows, j, values):
     def none(rows, j, values):
         pass
 
     def one(rows, j, values):
-        rows[0][j] = plain(values[0])
+        rows[0][j] = to_float(values[0])
 
     def two(rows, j, values):
-        rows[0][j] = plain(values[0])
-        rows[1][j] = plain(values[1])
+        rows[0][j] = to_float(values[0])
+        rows[1][j] = to_float(values[1])
 
     def three(rows, j, values):
-        rows[0][j] = plain(values[0])
-        rows[1][j] = plain(values[1])
-        rows[2][j] = plain(values[2])
+        rows[0][j] = to_float(values[0])
+        rows[1][j] = to_float(values[1])
+        rows[2][j] = to_float(values[2])
 
     return (none, one, two, three)[len(rows)]

@@ -1,4 +1,4 @@
-"""bfloat16 for numba, which has none: numbers that every operation rounds, as torch does.
+"""bfloat16 for numba, which has none: every operation rounds its result, as torch does.
 
 Values are stored as int16 arrays of their bits, and computed with as float32. torch converts to
 float32, computes there, and rounds once to the nearest, ties to even; so an operation here is that
@@ -16,46 +16,46 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, models, overload, register_model
 
-from hotrow.kernels import rule_math as ops
-from hotrow.kernels.cpu.scalars import OPTIONS
+from hotrow.kernels import rule_math
+from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS
 
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
-class Rounded(types.Type):
-    """A float32 that bfloat16 has as well."""
+class BFloat16(types.Type):
+    """A bfloat16 number, stored as the float32 of the same value."""
 
     def __init__(self) -> None:
-        super().__init__(name="Rounded")
+        super().__init__(name="BFloat16")
 
 
-rounded_type = Rounded()
+bfloat16 = BFloat16()
 
 
-@register_model(Rounded)
+@register_model(BFloat16)
 class _Model(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, _F32)
+    def __init__(self, manager, numba_type):
+        super().__init__(manager, numba_type, _F32)
 
 
 @intrinsic
-def rounded(typingctx, x):
-    """The nearest bfloat16 of a float32, of ties the even one."""
+def round_bf16(typingctx, x):
+    """Round a float32 to the nearest bfloat16, ties to even."""
 
     def codegen(context, builder, signature, args):
         bits = builder.bitcast(args[0], _I32)
         odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
         near = builder.add(bits, builder.add(odd, _I32(0x7FFF)))
-        # A NaN keeps its bits: of what comes from a bfloat16 or a scalar the lower half is zero.
+        # A NaN stays NaN: the lower half of one from a bfloat16 or a scalar is zero.
         return builder.bitcast(builder.and_(near, _I32(0xFFFF0000)), _F32)
 
-    return rounded_type(types.float32), codegen
+    return bfloat16(types.float32), codegen
 
 
 @intrinsic
-def as_rounded(typingctx, x):
-    """A float32 that is known to be a bfloat16."""
-    return rounded_type(types.float32), lambda context, builder, signature, args: args[0]
+def as_bfloat16(typingctx, x):
+    """The bfloat16 of a float32 that has its value."""
+    return bfloat16(types.float32), lambda context, builder, signature, args: args[0]
 
 
 @intrinsic
@@ -66,12 +66,12 @@ def from_bits(typingctx, x):
         bits = builder.shl(builder.zext(args[0], _I32), _I32(16))
         return builder.bitcast(bits, _F32)
 
-    return rounded_type(types.int16), codegen
+    return bfloat16(types.int16), codegen
 
 
 @intrinsic
 def to_bits(typingctx, x):
-    """The 16 bits of a float32 that is known to be a bfloat16."""
+    """The 16 bits of a float32 that has the value of a bfloat16."""
 
     def codegen(context, builder, signature, args):
         bits = builder.lshr(builder.bitcast(args[0], _I32), _I32(16))
@@ -81,136 +81,152 @@ def to_bits(typingctx, x):
 
 
 @intrinsic
-def _value(typingctx, x):
-    return types.float32(rounded_type), lambda context, builder, signature, args: args[0]
+def _as_f32(typingctx, x):
+    return types.float32(bfloat16), lambda context, builder, signature, args: args[0]
 
 
-def single(x):  # pragma: no cover - replaced by the overload
-    """A number of this or another type as a float32."""
+def to_f32(x):  # pragma: no cover - replaced by the overload
+    """A number of this or another type as float32."""
 
 
-@overload(single, jit_options=OPTIONS)
-def _of(x):
-    return (lambda x: _value(x)) if isinstance(x, Rounded) else (lambda x: np.float32(x))
+@overload(to_f32, jit_options=JIT_OPTIONS)
+def _to_f32(x):
+    return (lambda x: _as_f32(x)) if isinstance(x, BFloat16) else (lambda x: np.float32(x))
 
 
-def held(x):  # pragma: no cover - replaced by the overload
-    """`single` of what a bfloat16 tensor would hold: a scalar is rounded first."""
+def round_scalar(x):  # pragma: no cover - replaced by the overload
+    """The float32 of a number in a bfloat16 tensor: a scalar is rounded first."""
 
 
-@overload(held, jit_options=OPTIONS)
-def _held(x):
-    if isinstance(x, Rounded):
-        return lambda x: single(x)
-    return lambda x: single(rounded(single(x)))
+@overload(round_scalar, jit_options=JIT_OPTIONS)
+def _round_scalar(x):
+    if isinstance(x, BFloat16):
+        return lambda x: to_f32(x)
+    return lambda x: to_f32(round_bf16(to_f32(x)))
 
 
-def _either(a, b):
-    return isinstance(a, Rounded) or isinstance(b, Rounded)
+def _has_bfloat16(a, b):
+    return isinstance(a, BFloat16) or isinstance(b, BFloat16)
 
 
-def _sum(operation):
+def _overload_sum(operation):
     def choose(a, b):  # torch rounds the scalar of a sum, and not that of a product
-        return (lambda a, b: rounded(operation(held(a), held(b)))) if _either(a, b) else None
+        return (
+            (lambda a, b: round_bf16(operation(round_scalar(a), round_scalar(b))))
+            if _has_bfloat16(a, b)
+            else None
+        )
 
-    overload(operation, jit_options=OPTIONS)(choose)
+    overload(operation, jit_options=JIT_OPTIONS)(choose)
 
 
-def _product(operation):
+def _overload_product(operation):
     def choose(a, b):
-        return (lambda a, b: rounded(operation(single(a), single(b)))) if _either(a, b) else None
+        return (
+            (lambda a, b: round_bf16(operation(to_f32(a), to_f32(b))))
+            if _has_bfloat16(a, b)
+            else None
+        )
 
-    overload(operation, jit_options=OPTIONS)(choose)
+    overload(operation, jit_options=JIT_OPTIONS)(choose)
 
 
-def _comparison(operation):
+def _overload_comparison(operation):
     def choose(a, b):
-        return (lambda a, b: operation(single(a), single(b))) if _either(a, b) else None
+        return (lambda a, b: operation(to_f32(a), to_f32(b))) if _has_bfloat16(a, b) else None
 
-    overload(operation, jit_options=OPTIONS)(choose)
+    overload(operation, jit_options=JIT_OPTIONS)(choose)
 
 
 for _operation in (operator.add, operator.sub):
-    _sum(_operation)
+    _overload_sum(_operation)
 for _operation in (operator.mul, operator.truediv):
-    _product(_operation)
+    _overload_product(_operation)
 for _operation in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
-    _comparison(_operation)
+    _overload_comparison(_operation)
 
 
-@overload(abs, jit_options=OPTIONS)
+@overload(abs, jit_options=JIT_OPTIONS)
 def _abs(a):
-    return (lambda a: rounded(abs(single(a)))) if isinstance(a, Rounded) else None
+    return (lambda a: round_bf16(abs(to_f32(a)))) if isinstance(a, BFloat16) else None
 
 
-@overload(operator.neg, jit_options=OPTIONS)
+@overload(operator.neg, jit_options=JIT_OPTIONS)
 def _neg(a):
-    return (lambda a: rounded(-single(a))) if isinstance(a, Rounded) else None
+    return (lambda a: round_bf16(-to_f32(a))) if isinstance(a, BFloat16) else None
 
 
-@overload(ops.axpy, jit_options=OPTIONS)
+@overload(rule_math.axpy, jit_options=JIT_OPTIONS)
 def _axpy(a, b, alpha):
-    if isinstance(a, Rounded):
-        return lambda a, b, alpha: rounded(ops.axpy(single(a), single(b), held(alpha)))
-
-
-@overload(ops.lerp, jit_options=OPTIONS)
-def _lerp(a, b, weight):
-    if isinstance(a, Rounded):
-        return lambda a, b, weight: rounded(ops.lerp(single(a), single(b), weight))
-
-
-@overload(ops.addcmul, jit_options=OPTIONS)
-def _addcmul(a, b, c, value):
-    if isinstance(a, Rounded):
-        return lambda a, b, c, value: rounded(ops.addcmul(single(a), single(b), single(c), value))
-
-
-@overload(ops.addcdiv, jit_options=OPTIONS)
-def _addcdiv(a, b, c, value):
-    if isinstance(a, Rounded):
-        return lambda a, b, c, value: rounded(ops.addcdiv(single(a), single(b), single(c), value))
-
-
-@overload(ops.sqrt, jit_options=OPTIONS)
-def _sqrt(a):
-    if isinstance(a, Rounded):
-        return lambda a: rounded(ops.sqrt(single(a)))
-
-
-@overload(ops.maximum, jit_options=OPTIONS)
-def _maximum(a, b):
-    if isinstance(a, Rounded):
-        return lambda a, b: rounded(ops.maximum(single(a), single(b)))
-
-
-@overload(ops.under, jit_options=OPTIONS)
-def _under(scalar, a):
-    if isinstance(a, Rounded):
-        return lambda scalar, a: 1 / a * scalar  # two roundings, as torch
-
-
-@overload(ops.clamp, jit_options=OPTIONS)
-def _clamp(a, low, high):
-    if isinstance(a, Rounded):
-        return lambda a, low, high: rounded(ops.clamp(single(a), single(low), single(high)))
-
-
-@overload(ops.sign, jit_options=OPTIONS)
-def _sign(a):
-    if isinstance(a, Rounded):
-        return lambda a: rounded(ops.sign(single(a)))
-
-
-@overload(ops.by_sign, jit_options=OPTIONS)
-def _by_sign(a, negative, zero, positive):
-    if isinstance(a, Rounded):
-        return lambda a, negative, zero, positive: rounded(
-            ops.by_sign(single(a), single(negative), single(zero), single(positive))
+    if isinstance(a, BFloat16):
+        return lambda a, b, alpha: round_bf16(
+            rule_math.axpy(to_f32(a), to_f32(b), round_scalar(alpha))
         )
 
 
-@overload(ops.unless_negative, jit_options=OPTIONS)
-def _unless_negative(a, b):
-    if isinstance(b, Rounded):
-        return lambda a, b: rounded(ops.unless_negative(single(a), single(b)))
+@overload(rule_math.lerp, jit_options=JIT_OPTIONS)
+def _lerp(a, b, weight):
+    if isinstance(a, BFloat16):
+        return lambda a, b, weight: round_bf16(rule_math.lerp(to_f32(a), to_f32(b), weight))
+
+
+@overload(rule_math.addcmul, jit_options=JIT_OPTIONS)
+def _addcmul(a, b, c, value):
+    if isinstance(a, BFloat16):
+        return lambda a, b, c, value: round_bf16(
+            rule_math.addcmul(to_f32(a), to_f32(b), to_f32(c), value)
+        )
+
+
+@overload(rule_math.addcdiv, jit_options=JIT_OPTIONS)
+def _addcdiv(a, b, c, value):
+    if isinstance(a, BFloat16):
+        return lambda a, b, c, value: round_bf16(
+            rule_math.addcdiv(to_f32(a), to_f32(b), to_f32(c), value)
+        )
+
+
+@overload(rule_math.sqrt, jit_options=JIT_OPTIONS)
+def _sqrt(a):
+    if isinstance(a, BFloat16):
+        return lambda a: round_bf16(rule_math.sqrt(to_f32(a)))
+
+
+@overload(rule_math.maximum, jit_options=JIT_OPTIONS)
+def _maximum(a, b):
+    if isinstance(a, BFloat16):
+        return lambda a, b: round_bf16(rule_math.maximum(to_f32(a), to_f32(b)))
+
+
+@overload(rule_math.scaled_reciprocal, jit_options=JIT_OPTIONS)
+def _scaled_reciprocal(scalar, a):
+    if isinstance(a, BFloat16):
+        return lambda scalar, a: 1 / a * scalar  # two roundings, as torch
+
+
+@overload(rule_math.clamp, jit_options=JIT_OPTIONS)
+def _clamp(a, low, high):
+    if isinstance(a, BFloat16):
+        return lambda a, low, high: round_bf16(
+            rule_math.clamp(to_f32(a), to_f32(low), to_f32(high))
+        )
+
+
+@overload(rule_math.sign, jit_options=JIT_OPTIONS)
+def _sign(a):
+    if isinstance(a, BFloat16):
+        return lambda a: round_bf16(rule_math.sign(to_f32(a)))
+
+
+@overload(rule_math.select_by_sign, jit_options=JIT_OPTIONS)
+def _select_by_sign(a, negative, zero, positive):
+    if isinstance(a, BFloat16):
+        return lambda a, negative, zero, positive: round_bf16(
+            rule_math.select_by_sign(to_f32(a), to_f32(negative), to_f32(zero), to_f32(positive))
+        )
+
+
+@overload(rule_math.zero_where_negative, jit_options=JIT_OPTIONS)
+def _zero_where_negative(a, b):
+    if isinstance(b, BFloat16):
+        return lambda a, b: round_bf16(rule_math.zero_where_negative(to_f32(a), to_f32(b)))

@@ -1,4 +1,4 @@
-"""The loop over rows, compiled around one rule: replay what a row missed, then step it.
+"""The loop over rows, compiled around one rule: replay the steps a row missed, then step it.
 
 Compiled by numba when a rule is first used and cached on disk. numba caches a closure by its
 bytecode and the cells it closes over; so the cells hold functions of modules (pickled by name),
@@ -17,135 +17,153 @@ from typing import Any
 from numba.extending import register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
-from hotrow.kernels import rule_math as ops
-from hotrow.kernels.cpu import scalars
+import hotrow.kernels.cpu.rule_math  # noqa: F401 - registers the operations of a rule
+from hotrow.kernels import rule_math
 from hotrow.kernels.cpu.access import (
-    AHEAD,
-    bare_all,
-    fetch,
-    fetch_all,
-    load,
-    number,
-    numbers,
-    plain,
-    put,
-    put_all,
-    rows_for,
-    settle_all_to,
-    settle_to,
-    store,
-    take,
-    take_all,
+    PREFETCH_DISTANCE,
+    drop_owners,
+    get_items,
+    load_row,
+    load_rows,
+    prefetch_row,
+    prefetch_rows,
+    round_row,
+    round_rows,
+    set_items,
+    slot_rows,
+    store_row,
+    store_rows,
+    to_float,
+    to_number,
+    to_numbers,
 )
-from hotrow.kernels.cpu.cache import cached, digest
-from hotrow.kernels.cpu.grouping import add_up
-from hotrow.kernels.cpu.threads import GRAIN
-from hotrow.kernels.operators import LOOK_UP, STEP
+from hotrow.kernels.cpu.cache import cached_jit, source_digest
+from hotrow.kernels.cpu.grouping import sum_row
+from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, drop_owner, join_team
+from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
+from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
-CHEAP = 2  # steps that a look-up replays without writing them back: the next step does it again
+# Steps that a look-up replays in scratch space only: the next step replays them again.
+MAX_UNSAVED_STEPS = 2
 
 
 @functools.cache
-def compiled(
-    update: Callable[..., Any], jump: Callable[..., Any], flags: tuple[bool, ...], width: int
+def row_kernel(
+    update: Callable[..., Any],
+    fast_forward: Callable[..., Any],
+    flags: tuple[bool, ...],
+    width: int,
 ) -> Callable[..., None]:
-    """The driver of one rule in one form; compiles when first called with a dtype."""
-    functions = [*called(update), *called(jump)]
+    """The kernel of one rule in one form; compiles when first called with a dtype."""
+    functions = [*find_called(update), *find_called(fast_forward)]
     for function in functions:
         register(function)
-    sources = digest({inspect.getfile(function) for function in functions})
+    sources = source_digest({inspect.getfile(function) for function in functions})
 
-    def drive(
-        task, table, slots, last, rows, order, offsets, batch, ledger, memo, now, spare, crew
+    def process_rows(
+        task,
+        table,
+        slots,
+        row_steps,
+        rows,
+        order,
+        offsets,
+        batch,
+        ledger,
+        coefficients,
+        step_count,
+        scratch,
+        team,
     ):
         _ = sources  # a cell of its own: edited sources are not found in the cache
-        target, given = (task, table, slots, last), (rows, order, offsets, batch)
-        entries = ledger, memo, now, spare, crew
-        who = scalars.join(crew, target + given + entries)
-        if who < 0:
+        target, grouped = (task, table, slots, row_steps), (rows, order, offsets, batch)
+        entries = ledger, coefficients, step_count, scratch, team
+        thread = join_team(team, target + grouped + entries)
+        if thread < 0:
             return
-        upto = now - 1 if task == STEP else now
+        end_step = step_count - 1 if task == STEP else step_count
         count = len(rows)
-        table, last, batch = scalars.bare(table), scalars.bare(last), scalars.bare(batch)
-        rows, order, offsets = scalars.bare(rows), scalars.bare(order), scalars.bare(offsets)
-        ledger, slots = scalars.bare(ledger), bare_all(slots)
-        own = scalars.bare(spare)[who]
-        zeros, total, other = own[0], own[1], own[2]
-        others = rows_for(slots, own[3:])
+        table, row_steps, batch = drop_owner(table), drop_owner(row_steps), drop_owner(batch)
+        rows, order, offsets = drop_owner(rows), drop_owner(order), drop_owner(offsets)
+        ledger, slots = drop_owner(ledger), drop_owners(slots)
+        thread_scratch = drop_owner(scratch)[thread]
+        zeros, total, w_scratch = thread_scratch[0], thread_scratch[1], thread_scratch[2]
+        slot_scratch = slot_rows(slots, thread_scratch[3:])
         while True:
-            start = scalars.take(crew, GRAIN)
+            start = claim_rows(team, GRAIN_SIZE)
             if start >= count:
                 break
-            stop = min(start + GRAIN, count)
-            for i in range(start, min(start + AHEAD, stop)):
-                fetch(table, rows[i])
-                fetch_all(slots, rows[i])
+            stop = min(start + GRAIN_SIZE, count)
+            for i in range(start, min(start + PREFETCH_DISTANCE, stop)):
+                prefetch_row(table, rows[i])
+                prefetch_rows(slots, rows[i])
             for i in range(start, stop):
-                if i + AHEAD < stop:
-                    fetch(table, rows[i + AHEAD])
-                    fetch_all(slots, rows[i + AHEAD])
-                t = last[rows[i]]
-                apart = task == LOOK_UP and t < upto
+                if i + PREFETCH_DISTANCE < stop:
+                    prefetch_row(table, rows[i + PREFETCH_DISTANCE])
+                    prefetch_rows(slots, rows[i + PREFETCH_DISTANCE])
+                t = row_steps[rows[i]]
+                in_scratch = task == LOOK_UP and t < end_step
                 w, state = (
-                    take(table, rows[i], other, apart),
-                    take_all(slots, rows[i], others, apart),
+                    load_row(table, rows[i], w_scratch, in_scratch),
+                    load_rows(slots, rows[i], slot_scratch, in_scratch),
                 )
                 replayed = 0
-                steps = task == STEP
-                while t < upto or steps:
+                needs_step = task == STEP
+                while t < end_step or needs_step:
                     grad = zeros
-                    if t < upto:
-                        arrived = jump(w, state, t, upto, memo)
-                        if arrived > t:
-                            settle_to(table, w)
-                            settle_all_to(table, state)
-                            t = arrived
+                    if t < end_step:
+                        reached = fast_forward(w, state, t, end_step, coefficients)
+                        if reached > t:
+                            round_row(table, w)
+                            round_rows(table, state)
+                            t = reached
                             continue
                     else:
-                        add_up(batch, order, offsets, i, stop, total)
-                        grad, steps = total, False
-                    # The only place of the update: each costs seconds to compile.
-                    entry = to_fixed_tuple(ledger[min(t, upto)], width)
+                        sum_row(batch, order, offsets, i, stop, total)
+                        grad, needs_step = total, False
+                    # The only call of the update: each costs seconds to compile.
+                    entry = to_fixed_tuple(ledger[min(t, end_step)], width)
                     for j in range(len(w)):
-                        now_w, now_state = number(table, w[j]), numbers(table, load(state, j))
-                        new, others_new = update(
-                            now_w, number(table, grad[j]), now_state, entry, flags
+                        old_w = to_number(table, w[j])
+                        old_state = to_numbers(table, get_items(state, j))
+                        new_w, new_state = update(
+                            old_w, to_number(table, grad[j]), old_state, entry, flags
                         )
-                        w[j] = plain(new)
-                        store(state, j, others_new)
+                        w[j] = to_float(new_w)
+                        set_items(state, j, new_state)
                     t += 1
                     replayed += 1
                 if task == LOOK_UP:
                     for k in range(offsets[i], offsets[i + 1]):
-                        if k + AHEAD < offsets[stop]:
-                            fetch(batch, order[k + AHEAD])
-                        put(batch, order[k], w, True)
-                    if replayed <= CHEAP:
+                        if k + PREFETCH_DISTANCE < offsets[stop]:
+                            prefetch_row(batch, order[k + PREFETCH_DISTANCE])
+                        store_row(batch, order[k], w, True)
+                    if replayed <= MAX_UNSAVED_STEPS:
                         continue
-                put(table, rows[i], w, apart)
-                put_all(slots, rows[i], state, apart)
-                last[rows[i]] = max(t, now)
+                store_row(table, rows[i], w, in_scratch)
+                store_rows(slots, rows[i], state, in_scratch)
+                row_steps[rows[i]] = max(t, step_count)
 
-    return cached(drive)
+    return cached_jit(process_rows)
 
 
-def called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """A plain function and those of modules that it calls, but for the operations of `ops.py`."""
+def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """A plain function and the module functions that it calls, except those of `rule_math.py`."""
     found = [function]
-    for each in found:
-        for name in each.__code__.co_names:
-            other = each.__globals__.get(name)
+    for caller in found:
+        for name in caller.__code__.co_names:
+            callee = caller.__globals__.get(name)
             if (
-                inspect.isfunction(other)
-                and other not in found
-                and other.__module__ != ops.__name__
+                inspect.isfunction(callee)
+                and callee not in found
+                and callee.__module__ != rule_math.__name__
             ):
-                found.append(other)
+                found.append(callee)
     return found
 
 
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
     """Make a plain function callable from compiled code; from Python it stays what it was."""
-    # Into the loop over columns, which is then done several at a time.
-    register_jitable(**scalars.OPTIONS, forceinline=True)(function)
+    # Inlined into the loop over columns, which is then vectorized.
+    register_jitable(**JIT_OPTIONS, forceinline=True)(function)

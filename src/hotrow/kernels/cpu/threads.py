@@ -1,15 +1,15 @@
-"""One kernel on as many threads as torch may use.
+"""Run one kernel on as many threads as torch may use.
 
 On Linux they are torch's own, of the OpenMP library that it has loaded: after an operation of
-torch's they wait awake for the next one, so that other threads would have to share the cores with
-them. Elsewhere, and in a forked child, where OpenMP's threads are gone, they are Python's (there
-torch's own operations on several threads wait for ever, as they do without hotrow).
-(numba's own parallel layers forbid calls from two threads at once or a fork, and compile for
-seconds.)
+torch's they spin while they wait for the next one, so that other threads would have to share the
+cores with them. Elsewhere, and in a forked child, where OpenMP's threads are gone, they are
+Python's (there torch's own multithreaded operations hang, with or without hotrow).
+(numba's own parallel layers forbid calls from two threads at once or after a fork, and take
+seconds to compile.)
 
-Each thread calls the kernel once, without the GIL: OpenMP's never see Python, for which one would
-wait while the other begins. The threads share out the rows among themselves (`scalars.take`). Which
-of them gets a row depends on chance, what is computed for it does not.
+Each thread calls the kernel once, without the GIL: OpenMP's never enter Python, where one would
+wait while the other begins. The threads share the rows among themselves (`intrinsics.claim_rows`).
+The assignment of rows to threads varies; the results do not.
 """
 
 from __future__ import annotations
@@ -23,43 +23,44 @@ from typing import Any
 import numpy as np
 import torch
 
-COMPILED = {torch.float32: np.float32, torch.float64: np.float64}
-GRAIN = 32  # rows that a thread takes at once
-ENOUGH = 1 << 16  # values for a thread, which are worth 0.1 ms
+GRAIN_SIZE = 32  # rows that a thread claims at once
+VALUES_PER_THREAD = 1 << 16  # enough for a thread to be worth waking: they take 0.1 ms
 
-# What the threads of a crew have in common, an array of int64: rows taken so far, threads that have
-# joined, how many may, how many come (see `spread`), where OpenMP's `GOMP_parallel` is.
-TAKEN, JOINED, THREADS, TEAM, OPENMP = range(5)
+# The shared state of a team of threads, an array of int64: rows claimed so far, threads that have
+# joined, how many may, how many come (see `run_on_threads`), the address of OpenMP's
+# `GOMP_parallel`.
+CLAIMED, JOINED, MAX_THREADS, TEAM_SIZE, GOMP_PARALLEL = range(5)
 
 
-def threads_for(count: int, columns: int) -> int:
-    """On how many threads so many rows are done; of few values one does all.
+def thread_count(count: int, columns: int) -> int:
+    """The number of threads for so many rows; a few values take one.
 
-    Waking another takes longer.
+    Waking another thread costs more than it saves.
     """
-    return min(torch.get_num_threads(), -(-count // (2 * GRAIN)), -(-count * columns // ENOUGH))
+    by_rows, by_values = -(-count // (2 * GRAIN_SIZE)), -(-count * columns // VALUES_PER_THREAD)
+    return min(torch.get_num_threads(), by_rows, by_values)
 
 
-def spread(kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int) -> None:
-    """Call `kernel(*arguments, crew)` on so many threads; 0 for nothing to do.
+def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int) -> None:
+    """Call `kernel(*arguments, team)` on so many threads; 0 for nothing to do.
 
-    The kernel begins with `scalars.join` and gets its rows from `scalars.take`.
+    The kernel begins with `intrinsics.join_team` and gets its rows from `intrinsics.claim_rows`.
     """
-    crew = np.zeros(5, np.int64)
-    crew[THREADS] = threads
-    if threads > 1 and _openmp:
+    team = np.zeros(5, np.int64)
+    team[MAX_THREADS] = threads
+    if threads > 1 and _gomp_parallel:
         # All that torch uses: a smaller team would end the others, and torch start them again.
-        crew[TEAM], crew[OPENMP] = torch.get_num_threads(), _openmp
-        crew[JOINED] = -1
+        team[TEAM_SIZE], team[GOMP_PARALLEL] = torch.get_num_threads(), _gomp_parallel
+        team[JOINED] = -1
     elif threads > 1:
-        _by_python(kernel, (*arguments, crew), threads)
+        _run_on_python_threads(kernel, (*arguments, team), threads)
         return
     if threads:
-        kernel(*arguments, crew)
+        kernel(*arguments, team)
 
 
-def _find_openmp() -> int:
-    """Where `GOMP_parallel` of GNU's OpenMP is; 0 where torch has not loaded it."""
+def _find_gomp_parallel() -> int:
+    """The address of `GOMP_parallel` of GNU's OpenMP; 0 if torch has not loaded it."""
     try:
         library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except (OSError, AttributeError):
@@ -67,28 +68,30 @@ def _find_openmp() -> int:
     return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
 
 
-def _by_python(kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int) -> None:
+def _run_on_python_threads(
+    kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int
+) -> None:
     pool = _pools.get(threads)
     if pool is None:
         pool = _pools.setdefault(threads, ThreadPoolExecutor(threads - 1, "hotrow"))
-    others = [pool.submit(kernel, *arguments) for _ in range(threads - 1)]
+    futures = [pool.submit(kernel, *arguments) for _ in range(threads - 1)]
     try:
         kernel(*arguments)
     finally:
-        for other in others:
-            other.result()
+        for future in futures:
+            future.result()
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}
-_openmp = _find_openmp()
+_gomp_parallel = _find_gomp_parallel()
 
 
-def _in_child() -> None:
+def _reset_after_fork() -> None:
     """A forked child has none of its parent's threads: it starts its own."""
-    global _openmp
-    _openmp = 0
+    global _gomp_parallel
+    _gomp_parallel = 0
     _pools.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_reset_after_fork)

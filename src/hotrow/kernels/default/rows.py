@@ -1,108 +1,112 @@
-"""The driver of `driver.py` in plain torch: any dtype, any device, gathered rows only.
+"""The loop over rows in plain torch: any dtype, any device, gathered rows only.
 
-A rule's `leap` brings each row as far as it can, in a number of operations that does not follow
-how far that is; in bfloat16 and float16 it computes in float32 and rounds once. What has to be
-replayed is replayed step by step, oldest first, with torch.optim's own operations; the rows are
+A rule's `fast_forward_batch` brings each row as far as it can, in a number of operations that does
+not depend on how far that is; in bfloat16 and float16 it computes in float32 and rounds once. The
+other steps are replayed one by one, oldest first, with torch.optim's own operations. The rows are
 sorted by how long ago they were settled, so that those that miss step t are neighbours.
 
-On the CPU torch rounds bfloat16 and float16 otherwise in the last elements of an array, and of
+On the CPU torch rounds bfloat16 and float16 differently in the last elements of an array, and of
 each thread's share of a large one, than in the rest (`a + alpha * b` twice instead of once). So
-rows are padded to whole vectors and taken in parts too small to be shared: every element is
+rows are padded to whole vectors and processed in chunks too small to be shared: every element is
 rounded as in the bulk of a dense step, whatever the batch and the number of threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from hotrow.kernels.operators import Program
+from hotrow.kernels.program import Program
 
-LANES = 128  # at least two vectors of any dtype torch's loops take at once
-SHARED = 32768  # at::internal::GRAIN_SIZE: from here on torch splits an array among threads
+VECTOR_COLUMNS = 128  # at least two vectors of any dtype torch's loops take at once
+TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE: larger arrays torch splits among threads
 
 
-def drive(
+def advance_rows(
     program: Program,
     table: Tensor,
     slots: Sequence[Tensor],
-    last: Tensor,
+    row_steps: Tensor,
     rows: Tensor,
     grads: Tensor | None,
     ledger: NDArray[np.float64],
-    now: int,
+    step_count: int,
 ) -> None:
-    """Bring each row through entries `last[row]` .. `now - 1`, the last with its gradient."""
-    seen, order = last[rows].sort(stable=True)
-    rows, ages = rows[order], seen.cpu().numpy().astype(np.int64)
-    size, columns, width = len(rows), table.shape[1], table.shape[1]
+    """Apply entries `row_steps[row]` .. `step_count - 1` to each row, the last with `grads`."""
+    sorted_steps, order = row_steps[rows].sort(stable=True)
+    rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)
+    chunk, columns, width = len(rows), table.shape[1], table.shape[1]
     if table.device.type == "cpu":
-        width = -(-width // LANES) * LANES
-        size = max(1, SHARED // max(width, 1))
+        width = -(-width // VECTOR_COLUMNS) * VECTOR_COLUMNS
+        chunk = max(1, TORCH_GRAIN_SIZE // max(width, 1))
 
-    def gather(source: Tensor, which: Tensor) -> Tensor:
+    def gather(source: Tensor, indices: Tensor) -> Tensor:
         if width == columns:
-            return source[which]
-        padded = source.new_zeros((len(which), width))
-        padded[:, :columns] = source[which]
+            return source[indices]
+        padded = source.new_zeros((len(indices), width))
+        padded[:, :columns] = source[indices]
         return padded
 
-    upto = now if grads is None else now - 1
-    for begin in range(0, len(rows), size):
-        part, at = rows[begin : begin + size], ages[begin : begin + size]
-        every = tuple(gather(each, part) for each in (table, *slots))
-        leap(program, every, slice(None), at, upto, columns)
-        while (left := np.flatnonzero(at < upto)).size:
-            t = at[left].min()
-            same = left[at[left] == t]
-            which: slice | Tensor = slice(same[0], same[-1] + 1)
-            if same[-1] - same[0] >= len(same):  # rows between them have arrived
-                which = torch.from_numpy(same).to(table.device)
-            replay(program, every, which, ledger[t].tolist())
-            at[same] += 1
-            leap(program, every, which, at, upto, columns)
+    end_step = step_count if grads is None else step_count - 1
+    for begin in range(0, len(rows), chunk):
+        chunk_rows = rows[begin : begin + chunk]
+        steps = all_steps[begin : begin + chunk]
+        state = tuple(gather(tensor, chunk_rows) for tensor in (table, *slots))
+        fast_forward(program, state, slice(None), steps, end_step, columns)
+        while (remaining := np.flatnonzero(steps < end_step)).size:
+            t = steps[remaining].min()
+            oldest = remaining[steps[remaining] == t]
+            index: slice | Tensor = slice(oldest[0], oldest[-1] + 1)
+            if oldest[-1] - oldest[0] >= len(oldest):  # rows between them have reached the end
+                index = torch.from_numpy(oldest).to(table.device)
+            replay(program, state, index, ledger[t].tolist())
+            steps[oldest] += 1
+            fast_forward(program, state, index, steps, end_step, columns)
         if grads is not None:
-            w, *state = every
-            g = gather(grads, order[begin : begin + size])
-            w, state = program.update(w, g, tuple(state), ledger[upto].tolist(), program.flags)
-            every = w, *state
-        for target, value in zip((table, *slots), every, strict=True):
-            target[part] = value[:, :columns]
-    last[rows] = last[rows].clamp(min=now)
+            w, *slot_values = state
+            g = gather(grads, order[begin : begin + chunk])
+            entry = ledger[end_step].tolist()
+            w, slot_values = program.update(w, g, tuple(slot_values), entry, program.flags)
+            state = w, *slot_values
+        for target, value in zip((table, *slots), state, strict=True):
+            target[chunk_rows] = value[:, :columns]
+    row_steps[rows] = row_steps[rows].clamp(min=step_count)
 
 
-def replay(program: Program, every: tuple[Tensor, ...], which: Any, entry: list[float]) -> None:
-    """One step without a gradient, in place."""
-    w, *state = (each[which] for each in every)
-    w, state = program.update(w, torch.zeros_like(w), tuple(state), entry, program.flags)
-    for target, value in zip(every, (w, *state), strict=True):
-        target[which] = value
+def replay(program: Program, state: tuple[Tensor, ...], index: Any, entry: list[float]) -> None:
+    """Apply one step without a gradient, in place, to the rows at `index`."""
+    w, *slots = (tensor[index] for tensor in state)
+    w, slots = program.update(w, torch.zeros_like(w), tuple(slots), entry, program.flags)
+    for target, value in zip(state, (w, *slots), strict=True):
+        target[index] = value
 
 
-def leap(
+def fast_forward(
     program: Program,
-    every: tuple[Tensor, ...],
-    which: Any,
-    at: NDArray[np.int64],
-    upto: int,
+    state: tuple[Tensor, ...],
+    index: Any,
+    steps: NDArray[np.int64],
+    end_step: int,
     columns: int,
 ) -> None:
-    """Bring those rows that can be brought to step `upto`, in place, and note it in `at`."""
-    index = which.cpu().numpy() if isinstance(which, Tensor) else which
-    behind = at[index] < upto
-    if program.leap is None or not behind.any():
+    """Bring the rows that can be fast-forwarded to `end_step`, in place; record it in `steps`."""
+    array_index = index.cpu().numpy() if isinstance(index, Tensor) else index
+    needed = steps[array_index] < end_step
+    if program.fast_forward_batch is None or not needed.any():
         return
-    taken = tuple(each[which][:, :columns] for each in every)
-    low = taken[0].dtype not in (torch.float32, torch.float64)
-    w, *state = (each.float() for each in taken) if low else taken
-    w, state, able = program.leap(w, tuple(state), at[index].clip(max=upto), upto, program.memo)
-    able = able & torch.from_numpy(behind).to(able.device)
-    for target, old, new in zip(every, taken, (w, *state), strict=True):
-        target[which, :columns] = torch.where(able[:, None], new.to(old.dtype), old)
-    at[index] = np.where(able.cpu().numpy(), upto, at[index])
+    old_state = tuple(tensor[index][:, :columns] for tensor in state)
+    low_precision = old_state[0].dtype not in (torch.float32, torch.float64)
+    w, *slots = (tensor.float() for tensor in old_state) if low_precision else old_state
+    row_steps = steps[array_index].clip(max=end_step)
+    w, slots, reached = program.fast_forward_batch(
+        w, tuple(slots), row_steps, end_step, program.coefficients
+    )
+    reached = reached & torch.from_numpy(needed).to(reached.device)
+    for target, old, new in zip(state, old_state, (w, *slots), strict=True):
+        target[index, :columns] = torch.where(reached[:, None], new.to(old.dtype), old)
+    steps[array_index] = np.where(reached.cpu().numpy(), end_step, steps[array_index])

@@ -98,7 +98,7 @@ sections.push({
       "    return torch.nn.Embedding.from_pretrained(table.clone(), freeze=False)",
       "",
       "dense = train(layer(), torch.optim)",
-      "later = train(hotrow.convert(layer(), least=0), hotrow.optim)",
+      "later = train(hotrow.convert(layer(), min_entries=0), hotrow.optim)",
       "print(dense, (dense - later).abs().max())",
     );
   },

@@ -1,4 +1,4 @@
-"""Sums over the batch, scaling, argmax."""
+"""Arithmetic: sums over the batch, scaling, argmax, dropout."""
 
 from __future__ import annotations
 
@@ -9,51 +9,54 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.onehot.parts import Columns, Field, Part
-from hotrow.onehot.registry import derived, meta, methods, rule
+from hotrow.onehot.parts import DenseColumns, Field, Part
+from hotrow.onehot.registry import overloads, rule
+from hotrow.onehot.results import derive, meta_tensor
 from hotrow.onehot.tensor import OneHot
 
 
-@rule(*methods("sum", "mean"))
+@rule(*overloads("sum", "mean"))
 def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     dims = (dim,) if isinstance(dim, int) else dim
     if kwargs or not dims or not all(isinstance(d, int) for d in dims):
         return NotImplemented
-    out = func(meta(x), dim, keepdim)
+    out = func(meta_tensor(x), dim, keepdim)
     count = len(x.sizes)
     dims = sorted(d % count for d in dims)
-    summed = math.prod(x.sizes[d] for d in dims)
-    if dims[-1] == count - 1 or not summed or x.kind == torch.bool:
+    terms = math.prod(x.sizes[d] for d in dims)
+    if dims[-1] == count - 1 or not terms or x.cached_dtype == torch.bool:
         return NotImplemented
-    if out.dtype in (torch.float16, torch.bfloat16):  # which round while they add
+    if out.dtype in (torch.float16, torch.bfloat16):  # which round after each addition
         return NotImplemented
 
-    def bag(t: Tensor) -> Tensor:  # those axes, and then its own last, become the last
+    def merge_axes(t: Tensor) -> Tensor:
+        """Move the summed axes to the end and flatten them and the last one into one axis."""
         kept = [d for d in range(count - 1) if d not in dims]
-        moved = t.permute(*kept, *dims, count - 1).flatten(len(kept))
+        merged = t.permute(*kept, *dims, count - 1).flatten(len(kept))
         for d in dims if keepdim else ():
-            moved = moved.unsqueeze(d)
-        return moved
+            merged = merged.unsqueeze(d)
+        return merged
 
-    def total(t: Tensor) -> Tensor:
+    def reduce(t: Tensor) -> Tensor:
         result: Tensor = func(t, dim, keepdim)
         return result
 
     parts: list[Part] = []
     for part in x.parts:
-        if isinstance(part, Columns):
-            parts.append(Columns(total(part.values)))
+        if isinstance(part, DenseColumns):
+            parts.append(DenseColumns(reduce(part.values)))
             continue
         weights = part.weights
         if func.__name__ == "mean":
-            weights = part.scales(x.kind) / summed
-        parts.append(Field(bag(part.ids), None if weights is None else bag(weights), part.width))
-    rounds = any(isinstance(part, Field) and part.weights is not None for part in parts)
-    return derived(x, parts, out, total, rounds)
+            weights = part.weights_or_ones(x.cached_dtype) / terms
+        weights = None if weights is None else merge_axes(weights)
+        parts.append(Field(merge_axes(part.ids), weights, part.width))
+    rounds_differently = any(isinstance(part, Field) and part.weights is not None for part in parts)
+    return derive(x, parts, out, reduce, rounds_differently)
 
 
 @rule(
-    *methods("mul", "multiply", "div", "divide", "true_divide", "neg", "negative"),
+    *overloads("mul", "multiply", "div", "divide", "true_divide", "neg", "negative"),
     *(Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__, Tensor.__neg__),
 )
 def _(func: Any, x: Any, other: Any = -1, **kwargs: Any) -> Any:
@@ -63,56 +66,58 @@ def _(func: Any, x: Any, other: Any = -1, **kwargs: Any) -> Any:
         if "div" in func.__name__:
             return NotImplemented
         x, other = other, x
-    if isinstance(other, OneHot) or x.kind == torch.bool:
+    if isinstance(other, OneHot) or x.cached_dtype == torch.bool:
         return NotImplemented
     divides = "div" in func.__name__
     if not isinstance(other, Tensor | int | float):
         return NotImplemented
     if isinstance(other, Tensor) and other.ndim and other.shape[-1] != 1:
         return NotImplemented
-    by = other.to("meta") if isinstance(other, Tensor) else other
-    out = torch.div(meta(x), by) if divides else torch.mul(meta(x), by)
+    factor = other.to("meta") if isinstance(other, Tensor) else other
+    out = torch.div(meta_tensor(x), factor) if divides else torch.mul(meta_tensor(x), factor)
     if out.shape[-1] != x.sizes[-1] or not out.dtype.is_floating_point:
         return NotImplemented
     if not _keeps_zeros(other, out.dtype, divides):
         return NotImplemented
 
-    def scaled(t: Tensor) -> Tensor:
+    def scale(t: Tensor) -> Tensor:
         result: Tensor = t / other if divides else t * other
         return result
 
     batch = out.shape[:-1]
     parts: list[Part] = []
     for part in x.parts:
-        if isinstance(part, Columns):
-            parts.append(Columns(scaled(part.values)))
+        if isinstance(part, DenseColumns):
+            parts.append(DenseColumns(scale(part.values)))
             continue
         ids = part.ids.expand(*batch, part.ids.shape[-1])
-        parts.append(Field(ids, scaled(part.scales(x.kind)).expand(ids.shape), part.width))
-    rounds = any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in parts)
-    return derived(x, parts, out, scaled, rounds)
+        parts.append(
+            Field(ids, scale(part.weights_or_ones(x.cached_dtype)).expand(ids.shape), part.width)
+        )
+    rounds_differently = any(isinstance(part, Field) and part.ids.shape[-1] > 1 for part in parts)
+    return derive(x, parts, out, scale, rounds_differently)
 
 
 def _keeps_zeros(other: Any, dtype: torch.dtype, divides: bool) -> bool:
-    """Whether zero times (or by) each of these is zero, and not NaN; `torch.compile` trusts so."""
+    """Whether zero times (or divided by) each factor is zero; `torch.compile` assumes it."""
     if not isinstance(other, Tensor):
         other = torch.tensor(other, dtype=dtype)
     elif torch.compiler.is_compiling():
         return True
-    known = other.detach()
-    return bool(((known != 0) & ~known.isnan() if divides else known.isfinite()).all())
+    factors = other.detach()
+    return bool(((factors != 0) & ~factors.isnan() if divides else factors.isfinite()).all())
 
 
-@rule(*methods("argmax"))
+@rule(*overloads("argmax"))
 def _(func: Any, x: OneHot, dim: int | None = None, keepdim: bool = False) -> Any:
     parts = x.parts
     count = len(x.sizes)
-    if dim is None or dim % count != count - 1 or len(parts) != 1 or x.kind == torch.bool:
+    if dim is None or dim % count != count - 1 or len(parts) != 1 or x.cached_dtype == torch.bool:
         return NotImplemented
-    only = parts[0]
-    if isinstance(only, Columns) or only.weights is not None or only.ids.shape[-1] != 1:
+    field = parts[0]
+    if isinstance(field, DenseColumns) or field.weights is not None or field.ids.shape[-1] != 1:
         return NotImplemented
-    return only.ids.clone() if keepdim else only.ids[..., 0].clone()
+    return field.ids.clone() if keepdim else field.ids[..., 0].clone()
 
 
 @rule(F.dropout)
@@ -121,5 +126,5 @@ def _(
 ) -> Any:
     if training:
         return NotImplemented
-    func(meta(input), p, training)  # torch's errors
+    func(meta_tensor(input), p, training)  # torch's errors
     return input

@@ -1,4 +1,4 @@
-"""Products with a one-hot: look-ups of rows, and products of what is dense."""
+"""Products with a one-hot: look-ups of rows, and products with the dense columns."""
 
 from __future__ import annotations
 
@@ -9,71 +9,75 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotrow.onehot.parts import Field, all_weights
-from hotrow.onehot.registry import SPARED, methods, rule
-from hotrow.onehot.rules.dtypes import to
+from hotrow.onehot.registry import USE_TORCH, overloads, rule
+from hotrow.onehot.rules.dtypes import cast
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up, look_up_bags
 
-_AUTOCAST = {torch.float32, torch.float16, torch.bfloat16}  # what it casts
+_AUTOCAST_DTYPES = {torch.float32, torch.float16, torch.bfloat16}  # that autocast casts
 
 
-class _Product(torch.autograd.Function):
-    """rows + shadow @ weight, of which the product is zero and not computed."""
+class _AddProxyProduct(torch.autograd.Function):
+    """rows + proxy @ weight; the product is zero and not computed, only its gradient is."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, shadow: Tensor, weight: Tensor, columns: bool, alone: bool
+        ctx: Any, rows: Tensor, proxy: Tensor, weight: Tensor, columns: bool, is_plain: bool
     ) -> Tensor:
-        ctx.save_for_backward(shadow, weight)
-        ctx.columns, ctx.alone = columns, alone
+        ctx.save_for_backward(proxy, weight)
+        ctx.columns, ctx.is_plain = columns, is_plain
         return rows.view_as(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The weight's own comes by the look-up; what is zero of it has a gradient of its own."""
-        shadow, weight = ctx.saved_tensors
-        if torch.is_grad_enabled() and not ctx.alone:
+        """The weight's gradient comes from the look-up; here it is zero, but differentiable."""
+        proxy, weight = ctx.saved_tensors
+        if torch.is_grad_enabled() and not ctx.is_plain:
             raise NotImplementedError(
                 "the gradient of a gradient, of a one-hot that is scaled or summed and whose own "
                 "gradient is wanted: write it out before (x + 0)"
             )
         dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
-        none = None
+        zero = None
         if torch.is_grad_enabled() and ctx.needs_input_grad[2]:
-            none = gradient.reshape(-1, gradient.shape[-1]).t() @ shadow.flatten(0, -2)
-            none = none if ctx.columns else none.t()
-        return gradient, dense, none, None, None
+            zero = gradient.reshape(-1, gradient.shape[-1]).t() @ proxy.flatten(0, -2)
+            zero = zero if ctx.columns else zero.t()
+        return gradient, dense, zero, None, None
 
 
 def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
     """The product of (*batch, C) and (C, D), or with `columns` and (D, C): (*batch, D).
 
-    Looks up the rows of the one-hots, and multiplies what is dense.
+    Looks up the rows of the fields, and multiplies the dense columns.
     """
-    ids, weights, total, start = [], [], None, 0
+    ids, fields, total, start = [], [], None, 0
     for part in x.parts:
         if isinstance(part, Field):
             ids.append(part.ids + start if start else part.ids)
-            weights.append(part)
+            fields.append(part)
         elif part.width:
-            rows = _slice(weight, start, part.width, columns)
+            rows = _row_slice(weight, start, part.width, columns)
             dense = part.values @ rows
             total = dense if total is None else total + dense
         start += part.width
     if ids:
-        found = _bag(ids, weights, weight, columns)
-        total = found if total is None else total + found
+        rows = _sum_rows(ids, fields, weight, columns)
+        total = rows if total is None else total + rows
     assert total is not None
-    shadow = x.shadow
-    if shadow is not None:
-        only = x.parts[0] if len(x.parts) == 1 else None
-        alone = isinstance(only, Field) and only.weights is None and only.ids.shape[-1] == 1
-        total = _Product.apply(total, shadow, weight, columns, alone)  # type: ignore[no-untyped-call]
+    proxy = x.grad_proxy
+    if proxy is not None:
+        only_part = x.parts[0] if len(x.parts) == 1 else None
+        is_plain = (
+            isinstance(only_part, Field)
+            and only_part.weights is None
+            and only_part.ids.shape[-1] == 1
+        )
+        total = _AddProxyProduct.apply(total, proxy, weight, columns, is_plain)  # type: ignore[no-untyped-call]
     return total
 
 
-def _bag(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) -> Tensor:
-    """The sum of the rows of all fields."""
+def _sum_rows(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) -> Tensor:
+    """The sum of the rows that the ids of all fields select."""
     flat = ids[0] if len(ids) == 1 else torch.cat(ids, -1)
     weights = all_weights(fields)
     if flat.shape[-1] == 1 and weights is None:
@@ -89,40 +93,40 @@ def _bag(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) 
     return sums.reshape(*batch, sums.shape[-1])
 
 
-def _slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
+def _row_slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
     """(width, D): the rows that dense columns are multiplied with."""
-    whole = weight.shape[1 if columns else 0]
-    if start == 0 and width == whole:
+    row_count = weight.shape[1 if columns else 0]
+    if start == 0 and width == row_count:
         return weight.t() if columns else weight
     return look_up(weight, torch.arange(start, start + width, device=weight.device), columns)
 
 
-def multiplied(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
-    """`product`, where torch multiplies these; plus the bias."""
+def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
+    """`product` plus the bias; NotImplemented where torch computes it, or raises."""
     if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not isinstance(weight, Tensor):
         return NotImplemented
-    device = x.place
+    device = x.cached_device
     autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
-    kinds = {x.kind, weight.dtype} | ({bias.dtype} if bias is not None else set())
-    autocast = autocast and kinds <= _AUTOCAST
+    dtypes = {x.cached_dtype, weight.dtype} | ({bias.dtype} if bias is not None else set())
+    autocast = autocast and dtypes <= _AUTOCAST_DTYPES
     fits = weight.ndim == 2 and weight.shape[1 if columns else 0] == x.sizes[-1]
     if not fits or weight.layout != torch.strided or not weight.is_floating_point():
         return NotImplemented
-    if weight.device != device or x.changed:
+    if weight.device != device or x.is_modified:
         return NotImplemented
     if bias is not None and bias.shape != (weight.shape[0],):
         return NotImplemented
-    if len(kinds) > 1 and not autocast:
+    if len(dtypes) > 1 and not autocast:
         return NotImplemented
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
     if x.origins and not torch.compiler.is_compiling():
-        if x.entries < min(origin.least for origin in x.origins):
-            return SPARED
+        if x.entries < min(origin.min_entries for origin in x.origins):
+            return USE_TORCH
         for origin in x.origins:
-            origin.used(weight, columns, x.entries)
-    if x.kind != weight.dtype:
-        x = to(x, weight.dtype, None, copy=False)
+            origin.record_product(weight, columns, x.entries)
+    if x.cached_dtype != weight.dtype:
+        x = cast(x, weight.dtype, None, copy=False)
         if x is NotImplemented:
             return NotImplemented
     rows = product(x, weight, columns)
@@ -134,10 +138,10 @@ def multiplied(x: Any, weight: Any, columns: bool = False, bias: Tensor | None =
 
 @rule(F.linear)
 def _(func: Any, input: Any, weight: Any, bias: Tensor | None = None) -> Any:
-    return multiplied(input, weight, columns=True, bias=bias)
+    return look_up_product(input, weight, columns=True, bias=bias)
 
 
-@rule(*methods("matmul", "mm"), Tensor.__matmul__)
+@rule(*overloads("matmul", "mm"), Tensor.__matmul__)
 def _(func: Any, x: Any, weight: Any) -> Any:
     if not isinstance(x, OneHot):
         return NotImplemented
@@ -146,9 +150,9 @@ def _(func: Any, x: Any, weight: Any) -> Any:
     if isinstance(weight, OneHot) or not isinstance(weight, Tensor):
         return NotImplemented
     if weight.ndim == 1 and func.__name__ != "mm":
-        found = multiplied(x, weight.unsqueeze(-1))
-        return found.squeeze(-1) if isinstance(found, Tensor) else found
-    return multiplied(x, weight)
+        column = look_up_product(x, weight.unsqueeze(-1))
+        return column.squeeze(-1) if isinstance(column, Tensor) else column
+    return look_up_product(x, weight)
 
 
 @rule(torch.einsum)
@@ -178,7 +182,7 @@ def _(func: Any, equation: Any, *operands: Any) -> Any:
     kept = other[0] if columns else other[1]
     if kept in letters or output != batch + kept:
         return NotImplemented
-    return multiplied(x, weight, columns)
+    return look_up_product(x, weight, columns)
 
 
 @rule(F.bilinear)
@@ -187,14 +191,14 @@ def _(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None =
         return NotImplemented
     swapped = not isinstance(input1, OneHot)
     x, other = (input2, input1) if swapped else (input1, input2)
-    if isinstance(other, OneHot) or other.ndim != len(x.sizes) or other.dtype != x.kind:
+    if isinstance(other, OneHot) or other.ndim != len(x.sizes) or other.dtype != x.cached_dtype:
         return NotImplemented
     # (O, I, J) -> (I, O * J), a row for each id of the one-hot
     by_id = weight.permute(2, 0, 1) if swapped else weight.permute(1, 0, 2)
     count, outputs, inner = by_id.shape
     if other.shape != (*x.sizes[:-1], inner) or (bias is not None and bias.shape != (outputs,)):
         return NotImplemented
-    rows = multiplied(x, by_id.reshape(count, outputs * inner))
+    rows = look_up_product(x, by_id.reshape(count, outputs * inner))
     if not isinstance(rows, Tensor):
         return rows
     if rows.dtype != other.dtype:

@@ -1,4 +1,4 @@
-"""Rational numbers with torch's names: a rule runs on them without any rounding."""
+"""Rational numbers with the methods of tensors: a rule runs on them without rounding."""
 
 from __future__ import annotations
 
@@ -6,51 +6,51 @@ import math
 from fractions import Fraction
 
 
-class Exact:
-    """A number with the operations of `kernels/ops.py` that linear rules are written in.
+class Rational:
+    """A rational number with the operations of `kernels/rule_math.py` that linear rules use.
 
-    Only a root is rounded; whatever it divides is 0 in a rule that is linear.
+    Only a square root is rounded; in a linear rule it divides 0.
     """
 
     def __init__(self, value: float | Fraction) -> None:
         self.value = Fraction(value)
 
     def __eq__(self, other: object) -> bool:
-        return self.value == (other.value if isinstance(other, Exact) else other)
+        return self.value == (other.value if isinstance(other, Rational) else other)
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __neg__(self) -> Exact:
-        return Exact(-self.value)
+    def __neg__(self) -> Rational:
+        return Rational(-self.value)
 
-    def __add__(self, other: Exact) -> Exact:
-        return Exact(self.value + other.value)
+    def __add__(self, other: Rational) -> Rational:
+        return Rational(self.value + other.value)
 
-    def __sub__(self, other: Exact) -> Exact:
-        return Exact(self.value - other.value)
+    def __sub__(self, other: Rational) -> Rational:
+        return Rational(self.value - other.value)
 
-    def __mul__(self, other: Exact) -> Exact:
-        return Exact(self.value * other.value)
+    def __mul__(self, other: Rational) -> Rational:
+        return Rational(self.value * other.value)
 
-    def __truediv__(self, other: Exact) -> Exact:
-        return Exact(self.value / other.value)
+    def __truediv__(self, other: Rational) -> Rational:
+        return Rational(self.value / other.value)
 
-    def add(self, b: Exact, alpha: Exact) -> Exact:
+    def add(self, b: Rational, alpha: Rational) -> Rational:
         """`self + alpha * b`."""
         return self + alpha * b
 
-    def lerp(self, b: Exact, weight: Exact) -> Exact:
+    def lerp(self, b: Rational, weight: Rational) -> Rational:
         """`self + weight * (b - self)`."""
         return self + weight * (b - self)
 
-    def addcmul(self, b: Exact, c: Exact, value: Exact) -> Exact:
+    def addcmul(self, b: Rational, c: Rational, value: Rational) -> Rational:
         """`self + value * b * c`."""
         return self + value * b * c
 
-    def addcdiv(self, b: Exact, c: Exact, value: Exact) -> Exact:
+    def addcdiv(self, b: Rational, c: Rational, value: Rational) -> Rational:
         """`self + value * b / c`."""
         return self + value * b / c
 
-    def sqrt(self) -> Exact:
-        """The root, of the size where it is negative."""
-        return Exact(math.sqrt(abs(self.value)))
+    def sqrt(self) -> Rational:
+        """The square root of the absolute value."""
+        return Rational(math.sqrt(abs(self.value)))

@@ -1,4 +1,4 @@
-"""Sums over the steps that a row has missed, kept for every step that it may be settled at."""
+"""Sums over the steps that a row has missed, for every step that it may have been settled at."""
 
 from __future__ import annotations
 
@@ -10,58 +10,64 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotrow.optim.closed_form.shortcut import Memo
+from hotrow.optim.closed_form.base import Coefficients
 
-GONE = 2.0**-60  # of the move: the steps after it are left out
+NEGLIGIBLE_FACTOR = 2.0**-60  # later missed steps move a row by less than this part
 
 
-class Sums(ABC):
-    """The sums of a ledger; an entry adds to those of the last `reach` steps.
+class MissedStepSums(ABC):
+    """The sums of a ledger; an entry adds to the sums of the last `window` steps.
 
     Arguments:
         width: numbers for each step.
     """
 
     def __init__(self, width: int) -> None:
-        self.done = 0  # entries that are in the sums
-        self.first = 0  # the first step from which the hyperparameters were what they are
-        self.constants = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.reach = 0  # steps that a row feels; 0 if there is no end in sight
+        self.entry_count = 0  # entries that are in the sums
+        self.first_step = 0  # rows at earlier steps are replayed up to it
+        self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
+        self.window = 0  # missed steps that move a row; 0 if they do not shrink fast enough
         self.sums = np.zeros((64, width))
 
-    def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
-        """The memo for jumps to step `upto`; None if it is beyond that step already."""
-        if upto < self.done:
+    def compute_coefficients(
+        self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
+    ) -> Coefficients | None:
+        """The coefficients for `end_step`; None if a later step was computed already."""
+        if end_step < self.entry_count:
             return None
-        while len(self.sums) <= upto:
+        while len(self.sums) <= end_step:
             self.sums = np.concatenate([self.sums, np.zeros_like(self.sums)])
-        for i in range(self.done, upto):
-            self.add(i, tuple(entries[i].tolist()))
-        self.done = upto
-        b1, b2, eps, _ = self.constants
-        return self.sums, self.first, b1, b2, eps, self.last(dtype)
+        for i in range(self.entry_count, end_step):
+            self.add_entry(i, tuple(entries[i].tolist()))
+        self.entry_count = end_step
+        b1, b2, eps, _ = self.hyperparameters
+        return self.sums, self.first_step, b1, b2, eps, self.last_coefficient(dtype)
 
-    def renew(self, i: int, constants: tuple[float, float, float, float]) -> None:
-        """Begin again at entry i if its hyperparameters are others."""
-        if self.constants != constants:
-            self.constants, self.first = constants, i
-            self.tables(*constants[:2])
+    def set_hyperparameters(
+        self, i: int, hyperparameters: tuple[float, float, float, float]
+    ) -> None:
+        """Start new sums at entry i if its hyperparameters differ from those before."""
+        if self.hyperparameters != hyperparameters:
+            self.hyperparameters, self.first_step = hyperparameters, i
+            self.compute_powers(*hyperparameters[:2])
 
-    def felt(self, speed: float) -> NDArray[np.int64]:
-        """Set `reach` for moves that shrink by `speed` a step; k from there to 1."""
-        self.reach = 0
-        if 0 <= speed < 0.999:
-            self.reach = max(2, math.ceil(math.log(GONE) / math.log(max(speed, 1e-10))))
-        return np.arange(max(self.reach, 1), 0, -1)
-
-    @abstractmethod
-    def add(self, i: int, entry: tuple[float, ...]) -> None:
-        """Entry i, into the sums of the steps whose rows still feel it."""
-
-    @abstractmethod
-    def tables(self, b1: float, b2: float) -> None:
-        """The powers of the moments that `add` needs."""
+    def set_window(self, ratio: float) -> NDArray[np.int64]:
+        """Set `window` for moves that shrink by `ratio` a step; returns k from there to 1."""
+        self.window = 0
+        if 0 <= ratio < 0.999:
+            self.window = max(
+                2, math.ceil(math.log(NEGLIGIBLE_FACTOR) / math.log(max(ratio, 1e-10)))
+            )
+        return np.arange(max(self.window, 1), 0, -1)
 
     @abstractmethod
-    def last(self, dtype: torch.dtype) -> Any:
-        """What ends the memo of a table of `dtype`."""
+    def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
+        """Add entry i to the sums of the steps in its window."""
+
+    @abstractmethod
+    def compute_powers(self, b1: float, b2: float) -> None:
+        """Compute the powers of b1 and b2 that `add_entry` needs."""
+
+    @abstractmethod
+    def last_coefficient(self, dtype: torch.dtype) -> Any:
+        """The last of the coefficients for a table of `dtype`."""

@@ -14,17 +14,17 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.rule_math import addcmul, axpy, sqrt
-from hotrow.optim.closed_form.linear import Linear
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule, only_maximize
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.linear import LinearRecurrence
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState, maximize_flag
 
 
-def slots(group: Group) -> dict[str, float]:
+def initial_slots(group: ParamGroup) -> dict[str, float]:
     """The averages of squared gradients and of squared moves."""
     return {"square_avg": 0.0, "acc_delta": 0.0}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(weight decay, rho, 1 - rho, eps, -lr)."""
     rho = group["rho"]
     return group["weight_decay"], rho, 1 - rho, group["eps"], -group["lr"]
@@ -32,19 +32,19 @@ def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, rho, rest, eps, size = entry
+    decay, rho, one_minus_rho, eps, step_size = entry
     if flags[0]:
         g = -g
     if decay != 0:
         g = axpy(g, w, decay)
-    v = addcmul(slots[0] * rho, g, g, rest)
+    v = addcmul(slots[0] * rho, g, g, one_minus_rho)
     delta = sqrt(slots[1] + eps) / sqrt(v + eps) * g
-    return axpy(w, delta, size), (v, addcmul(slots[1] * rho, delta, delta, rest))
+    return axpy(w, delta, step_size), (v, addcmul(slots[1] * rho, delta, delta, one_minus_rho))
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Without decay the averages shrink and w stays."""
-    return Linear(update, only_maximize(group), len(slots(group)))
+    return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 
-rule = Rule("Adadelta", update, slots, entry, shortcut=shortcut)
+rule = Rule("Adadelta", update, initial_slots, ledger_entry, closed_form=closed_form)

@@ -13,35 +13,35 @@ import math
 from typing import Any
 
 from hotrow.kernels.rule_math import addcdiv, addcmul, axpy, sqrt
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
-def slots(group: Group) -> dict[str, float]:
+def initial_slots(group: ParamGroup) -> dict[str, float]:
     """The sum of squared gradients, which may start above 0."""
     return {"sum": float(group["initial_accumulator_value"])}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(weight decay, eps, 1, -lr / (1 + (t - 1) * lr_decay))."""
-    size = group["lr"] / (1 + (step - 1) * group["lr_decay"])
-    return group["weight_decay"], group["eps"], 1.0, -size
+    step_size = group["lr"] / (1 + (step - 1) * group["lr_decay"])
+    return group["weight_decay"], group["eps"], 1.0, -step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, eps, one, size = entry
+    decay, eps, one, step_size = entry
     if flags[0]:
         g = -g
     if decay != 0:
         g = axpy(g, w, decay)
     total = addcmul(slots[0], g, g, one)
-    return addcdiv(w, g, sqrt(total) + eps, size), (total,)
+    return addcdiv(w, g, sqrt(total) + eps, step_size), (total,)
 
 
-def still(group: Group) -> bool:
+def idle_rows_unchanged(group: ParamGroup) -> bool:
     """Without decay 0 / (sqrt(sum) + eps) moves nothing, unless it is 0 / 0."""
     zero = group["weight_decay"] == 0 and group["eps"] > 0
     return bool(zero and math.isfinite(group["lr"]))
 
 
-rule = Rule("Adagrad", update, slots, entry, still=still)
+rule = Rule("Adagrad", update, initial_slots, ledger_entry, idle_rows_unchanged=idle_rows_unchanged)

@@ -6,7 +6,7 @@
     v = b2 * v + (1 - b2) * g * g
     w = w - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
-With amsgrad the largest v so far stands in the root. Kingma and Ba, https://arxiv.org/abs/1412.6980;
+With amsgrad the largest v so far is in the root. Kingma and Ba, https://arxiv.org/abs/1412.6980;
 Loshchilov and Hutter, https://arxiv.org/abs/1711.05101.
 """
 
@@ -15,39 +15,38 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.rule_math import addcdiv, maximum, sqrt
-from hotrow.optim.closed_form.series import Series
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule
-from hotrow.optim.rules import moments as two
-from hotrow.optim.rules.moments import moments
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.series import PowerSeries
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState
+from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moments
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(decay, coupled decay, 1 - b1, b2, 1 - b2, sqrt(1 - b2^t), eps, -step size)."""
     lr, (b1, b2) = group["lr"], group["betas"]
     root = (1 - b2**step) ** 0.5
-    return *two.entry(group), root, group["eps"], -(lr / (1 - b1**step))
+    return *moment_entry(group), root, group["eps"], -(lr / (1 - b1**step))
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    root, eps, size = entry[5:]
-    w, g, m, v = moments(w, g, slots, entry[:5], flags[0])
+    root, eps, step_size = entry[5:]
+    w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     if len(slots) == 3:
         top = maximum(slots[2], v)
-        return addcdiv(w, m, sqrt(top) / root + eps, size), (m, v, top)
-    return addcdiv(w, m, sqrt(v) / root + eps, size), (m, v)
+        return addcdiv(w, m, sqrt(top) / root + eps, step_size), (m, v, top)
+    return addcdiv(w, m, sqrt(v) / root + eps, step_size), (m, v)
 
 
-def idle(entry: tuple[float, ...]) -> tuple[float, float, float]:
+def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
     """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
-    root, eps, size = entry[5:]
-    return -size, root, eps
+    root, eps, step_size = entry[5:]
+    return -step_size, root, eps
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Any number of idle steps at once, unless decay is coupled."""
-    return Series(idle, bool(group["amsgrad"]))
+    return PowerSeries(idle_step, bool(group["amsgrad"]))
 
 
-rule = Rule("Adam", update, two.slots, entry, shortcut=shortcut)
+rule = Rule("Adam", update, moment_slots, ledger_entry, closed_form=closed_form)

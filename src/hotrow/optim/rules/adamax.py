@@ -13,38 +13,38 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.rule_math import addcdiv, axpy, lerp, maximum
-from hotrow.optim.closed_form.maximum import Floor
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.infinity_norm import InfinityNormSums
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
-def slots(group: Group) -> dict[str, float]:
+def initial_slots(group: ParamGroup) -> dict[str, float]:
     """The first moment and the infinity norm."""
     return {"exp_avg": 0.0, "exp_inf": 0.0}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(weight decay, 1 - b1, b2, eps, -lr / (1 - b1^t))."""
     b1, b2 = group["betas"]
-    size = group["lr"] / (1 - b1**step)
-    return group["weight_decay"], 1 - b1, b2, group["eps"], -size
+    step_size = group["lr"] / (1 - b1**step)
+    return group["weight_decay"], 1 - b1, b2, group["eps"], -step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, a1, b2, eps, size = entry
+    decay, a1, b2, eps, step_size = entry
     if flags[0]:
         g = -g
     if decay != 0:
         g = axpy(g, w, decay)
     m = lerp(slots[0], g, a1)
     norm = maximum(slots[1] * b2, abs(g) + eps)
-    return addcdiv(w, m, norm, size), (m, norm)
+    return addcdiv(w, m, norm, step_size), (m, norm)
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Any number of idle steps at once, unless there is decay."""
-    return Floor()
+    return InfinityNormSums()
 
 
-rule = Rule("Adamax", update, slots, entry, shortcut=shortcut)
+rule = Rule("Adamax", update, initial_slots, ledger_entry, closed_form=closed_form)

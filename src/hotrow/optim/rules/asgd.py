@@ -15,46 +15,53 @@ from typing import Any
 import torch
 
 from hotrow.kernels.rule_math import axpy
-from hotrow.optim.closed_form.linear import Linear
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule, State, only_maximize, scalar_dtype
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.linear import LinearRecurrence
+from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState, maximize_flag, scalar_dtype
 
 
-def slots(group: Group) -> dict[str, float]:
+def initial_slots(group: ParamGroup) -> dict[str, float]:
     """The average of w."""
     return {"ax": 0.0}
 
 
-def carry(group: Group, state: State) -> Carried:
+def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """The rates of the next step; torch rounds them to its default dtype."""
     eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=scalar_dtype()))
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(weight decay, 1 - lambd * eta, -eta, mu)."""
-    lr, lambd, eta = group["lr"], group["lambd"], carried["eta"]
-    now = group["weight_decay"], 1 - lambd * eta, -eta, carried["mu"]
-    carried["eta"] = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"])).item()
-    carried["mu"] = torch.as_tensor(1 / max(1, step - group["t0"])).item()
-    return now
+    lr, lambd, eta = group["lr"], group["lambd"], scalars["eta"]
+    entry = group["weight_decay"], 1 - lambd * eta, -eta, scalars["mu"]
+    scalars["eta"] = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"])).item()
+    scalars["mu"] = torch.as_tensor(1 / max(1, step - group["t0"])).item()
+    return entry
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, shrink, size, mu = entry
+    decay, shrink, step_size, mu = entry
     if flags[0]:
         g = -g
     if decay != 0:
         g = axpy(g, w, decay)
-    w = axpy(w * shrink, g, size)
+    w = axpy(w * shrink, g, step_size)
     ax = slots[0] + (w - slots[0]) * mu if mu != 1 else w
     return w, (ax,)
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Decay and averaging are linear in (w, ax)."""
-    return Linear(update, only_maximize(group), len(slots(group)))
+    return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 
-rule = Rule("ASGD", update, slots, entry, carry=carry, shortcut=shortcut)
+rule = Rule(
+    "ASGD",
+    update,
+    initial_slots,
+    ledger_entry,
+    initial_scalars=initial_scalars,
+    closed_form=closed_form,
+)

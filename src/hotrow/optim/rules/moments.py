@@ -1,4 +1,4 @@
-"""The two moments that Adam, NAdam and RAdam share.
+"""The two moments of Adam, NAdam and RAdam.
 
 w = w * (1 - lr * weight_decay)               decoupled
 g = g + weight_decay * w                      coupled
@@ -11,26 +11,26 @@ from __future__ import annotations
 from typing import Any
 
 from hotrow.kernels.rule_math import addcmul, axpy, lerp
-from hotrow.optim.rule import Group
+from hotrow.optim.rule import ParamGroup
 
 
-def slots(group: Group) -> dict[str, float]:
+def moment_slots(group: ParamGroup) -> dict[str, float]:
     """Two moments, and the largest second moment for amsgrad."""
     names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group.get("amsgrad"))
     return dict.fromkeys(names, 0.0)
 
 
-def entry(group: Group) -> tuple[float, float, float, float, float]:
-    """(decay, coupled decay, 1 - b1, b2, 1 - b2): how every entry of theirs begins."""
+def moment_entry(group: ParamGroup) -> tuple[float, float, float, float, float]:
+    """(decay, coupled decay, 1 - b1, b2, 1 - b2): the first numbers of an entry."""
     lr, (b1, b2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
     decoupled = group.get("decoupled_weight_decay", False)
     decay = 1 - lr * weight_decay if decoupled and weight_decay != 0 else 1.0
     return decay, 0.0 if decoupled else weight_decay, 1 - b1, b2, 1 - b2
 
 
-def moments(w: Any, g: Any, slots: Any, begin: Any, maximize: bool) -> Any:
-    """`(w, g, m, v)` after decay; `begin` is the beginning of an entry."""
-    decay, coupled, a1, b2, a2 = begin
+def update_moments(w: Any, g: Any, slots: Any, entry: Any, maximize: bool) -> Any:
+    """`(w, g, m, v)` after decay; `entry` is a `moment_entry`."""
+    decay, coupled, a1, b2, a2 = entry
     if maximize:
         g = -g
     w = w * decay

@@ -19,48 +19,54 @@ from typing import Any
 import torch
 
 from hotrow.kernels.rule_math import addcdiv, sqrt
-from hotrow.optim.closed_form.series import Series
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule, State, scalar_dtype
-from hotrow.optim.rules import moments as two
-from hotrow.optim.rules.moments import moments
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.series import PowerSeries
+from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState, scalar_dtype
+from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moments
 
 
-def carry(group: Group, state: State) -> Carried:
+def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """The product of the momenta so far."""
     return {"mu_product": float(state.get("mu_product", 1.0))}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
-    """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b2^t, eps, size of g, size of m)."""
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
+    """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b2^t, eps, step size of g, step size of m)."""
     lr, (b1, b2) = group["lr"], group["betas"]
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
     # torch keeps the product in a tensor of the default dtype, and rounds it there.
-    product = (torch.tensor(carried["mu_product"], dtype=scalar_dtype()) * mu).item()
-    carried["mu_product"] = product
-    size = -lr * (1.0 - mu) / (1.0 - product)
-    size_next = (-lr * mu_next) / (1.0 - product * mu_next)
-    return *two.entry(group), 1 - b2**step, group["eps"], size, size_next
+    product = (torch.tensor(scalars["mu_product"], dtype=scalar_dtype()) * mu).item()
+    scalars["mu_product"] = product
+    gradient_step_size = -lr * (1.0 - mu) / (1.0 - product)
+    momentum_step_size = (-lr * mu_next) / (1.0 - product * mu_next)
+    return *moment_entry(group), 1 - b2**step, group["eps"], gradient_step_size, momentum_step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    correction, eps, size, size_next = entry[5:]
-    w, g, m, v = moments(w, g, slots, entry[:5], flags[0])
+    correction, eps, gradient_step_size, momentum_step_size = entry[5:]
+    w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     d = sqrt(v / correction) + eps
-    return addcdiv(addcdiv(w, g, d, size), m, d, size_next), (m, v)
+    return addcdiv(addcdiv(w, g, d, gradient_step_size), m, d, momentum_step_size), (m, v)
 
 
-def idle(entry: tuple[float, ...]) -> tuple[float, float, float]:
+def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
     """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
-    correction, eps, _, size_next = entry[5:]
-    return -size_next, correction**0.5, eps
+    correction, eps, _, momentum_step_size = entry[5:]
+    return -momentum_step_size, correction**0.5, eps
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Any number of idle steps at once, unless decay is coupled."""
-    return Series(idle)
+    return PowerSeries(idle_step)
 
 
-rule = Rule("NAdam", update, two.slots, entry, carry=carry, shortcut=shortcut)
+rule = Rule(
+    "NAdam",
+    update,
+    moment_slots,
+    ledger_entry,
+    initial_scalars=initial_scalars,
+    closed_form=closed_form,
+)

@@ -17,51 +17,51 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from hotrow.kernels.rule_math import sqrt, under
-from hotrow.optim.closed_form.series import Series
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule
-from hotrow.optim.rules import moments as two
-from hotrow.optim.rules.moments import moments
+from hotrow.kernels.rule_math import scaled_reciprocal, sqrt
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.series import PowerSeries
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState
+from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moments
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b1^t, lr, sqrt(1 - b2^t), eps, r_t).
 
-    r_t is 0 as long as the variance cannot be rectified.
+    r_t is 0 while the variance cannot be rectified.
     """
     b1, b2 = group["betas"]
     correction = 1 - b2**step
-    most = 2 / (1 - b2) - 1
-    rho = most - 2 * step * (b2**step) / correction
-    rectified = 0.0
+    rho_inf = 2 / (1 - b2) - 1
+    rho = rho_inf - 2 * step * (b2**step) / correction
+    rectification = 0.0
     if rho > 5.0:
-        rectified = ((rho - 4) * (rho - 2) * most / ((most - 4) * (most - 2) * rho)) ** 0.5
+        ratio = (rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)
+        rectification = ratio**0.5
     sizes = 1 - b1**step, group["lr"], correction**0.5
-    return *two.entry(group), *sizes, group["eps"], rectified
+    return *moment_entry(group), *sizes, group["eps"], rectification
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    correction, lr, root, eps, rectified = entry[5:]
-    w, g, m, v = moments(w, g, slots, entry[:5], flags[0])
+    correction, lr, root, eps, rectification = entry[5:]
+    w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     move = m / correction * lr
-    if rectified != 0:
-        move = move * under(root, sqrt(v) + eps) * rectified
+    if rectification != 0:
+        move = move * scaled_reciprocal(root, sqrt(v) + eps) * rectification
     return w - move, (m, v)
 
 
-def idle(entry: tuple[float, ...]) -> tuple[float, float, float]:
+def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
     """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
-    correction, lr, root, eps, rectified = entry[5:]
-    if rectified == 0:
+    correction, lr, root, eps, rectification = entry[5:]
+    if rectification == 0:
         return lr / correction, math.inf, 1.0
-    return lr / correction * root * rectified, 1.0, eps
+    return lr / correction * root * rectification, 1.0, eps
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Any number of idle steps at once, unless decay is coupled."""
-    return Series(idle)
+    return PowerSeries(idle_step)
 
 
-rule = Rule("RAdam", update, two.slots, entry, shortcut=shortcut)
+rule = Rule("RAdam", update, moment_slots, ledger_entry, closed_form=closed_form)

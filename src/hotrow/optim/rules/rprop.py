@@ -18,75 +18,88 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.rule_math import addcmul, by_sign, clamp, sign, unless_negative
-from hotrow.optim.closed_form.shortcut import Memo, Shortcut
-from hotrow.optim.rule import Carried, Group, Rule
+from hotrow.kernels.rule_math import addcmul, clamp, select_by_sign, sign, zero_where_negative
+from hotrow.optim.closed_form.base import ClosedForm, Coefficients
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
-def slots(group: Group) -> dict[str, float]:
-    """The gradient before, and the step of each element, which starts at lr."""
+def initial_slots(group: ParamGroup) -> dict[str, float]:
+    """The previous gradient, and the step size of each element, which starts at lr."""
     return {"prev": 0.0, "step_size": float(group["lr"])}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
-    """(etaminus, 1, etaplus, smallest step, largest step, -1)."""
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
+    """(etaminus, 1, etaplus, smallest step size, largest step size, -1)."""
     return group["etas"][0], 1.0, group["etas"][1], *group["step_sizes"], -1.0
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    less, one, more, smallest, largest, minus = entry
+    etaminus, one, etaplus, min_step, max_step, minus_one = entry
     if flags[0]:
         g = -g
-    turn = g * slots[0]
-    step = clamp(slots[1] * by_sign(turn, less, one, more), smallest, largest)
-    g = unless_negative(turn, g)
-    return addcmul(w, sign(g), step, minus), (g, step)
+    product = g * slots[0]
+    step_size = clamp(
+        slots[1] * select_by_sign(product, etaminus, one, etaplus), min_step, max_step
+    )
+    g = zero_where_negative(product, g)
+    return addcmul(w, sign(g), step_size, minus_one), (g, step_size)
 
 
-def jump(w: Any, slots: Any, t: Any, upto: Any, memo: Any) -> Any:
-    """The first idle step forgets the gradient and holds the step; the rest change nothing."""
-    since, smallest, largest = memo
-    if t < since:
+def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+    """Apply the first idle step, which clears the gradient and clamps the step size; no more."""
+    first_step, min_step, max_step = coefficients
+    if t < first_step:
         return t
-    before, steps = slots
+    prev_grads, step_sizes = slots
     zero = w.dtype.type(0)
     for j in range(len(w)):
-        before[j], steps[j] = zero, clamp(steps[j], smallest, largest)
-    return upto
+        prev_grads[j], step_sizes[j] = zero, clamp(step_sizes[j], min_step, max_step)
+    return end_step
 
 
-class Rest:
-    """Since when the limits of the step have been what they are."""
+class RpropClosedForm:
+    """The step from which the limits of the step size have not changed."""
 
     def __init__(self) -> None:
-        self.jump = jump
-        self.done, self.since = 0, 0
+        self.fast_forward = fast_forward
+        self.entry_count, self.first_step = 0, 0
 
-    def advance(self, entries: NDArray[np.float64], upto: int, dtype: torch.dtype) -> Memo | None:
-        """The memo for jumps to step `upto`; None if it is beyond that step already."""
-        if upto < self.done or not upto:
+    def compute_coefficients(
+        self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
+    ) -> Coefficients | None:
+        """The coefficients for `end_step`; None if a later step was computed already."""
+        if end_step < self.entry_count or not end_step:
             return None
-        for i in range(max(self.done, 1), upto):
+        for i in range(max(self.entry_count, 1), end_step):
             if (entries[i] != entries[i - 1]).any():
-                self.since = i
-        self.done = upto
-        kind = np.float64 if dtype == torch.float64 else np.float32
-        smallest, largest = entries[upto - 1][3:5].astype(kind)
-        return self.since, smallest, largest
+                self.first_step = i
+        self.entry_count = end_step
+        scalar_type = np.float64 if dtype == torch.float64 else np.float32
+        min_step, max_step = entries[end_step - 1][3:5].astype(scalar_type)
+        return self.first_step, min_step, max_step
 
-    def leap(
-        self, w: Tensor, slots: tuple[Tensor, ...], at: NDArray[np.int64], upto: int, memo: Memo
+    def fast_forward_batch(
+        self,
+        w: Tensor,
+        slots: tuple[Tensor, ...],
+        steps: NDArray[np.int64],
+        end_step: int,
+        coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """The jumps of many rows, in plain torch."""
-        since, smallest, largest = memo
-        step = clamp(slots[1], float(smallest), float(largest))
-        return w, (torch.zeros_like(w), step), torch.from_numpy(at >= since).to(w.device)
+        """`fast_forward` for many rows, in plain torch."""
+        first_step, min_step, max_step = coefficients
+        step_sizes = clamp(slots[1], float(min_step), float(max_step))
+        return (
+            w,
+            (torch.zeros_like(w), step_sizes),
+            torch.from_numpy(steps >= first_step).to(w.device),
+        )
 
 
-def shortcut(group: Group) -> Shortcut:
-    """A row at rest stays at rest."""
-    return Rest()
+def closed_form(group: ParamGroup) -> ClosedForm:
+    """Without a gradient w stays, and the state changes in the first idle step only."""
+    return RpropClosedForm()
 
 
-rule = Rule("Rprop", update, slots, entry, shortcut=shortcut)
+rule = Rule("Rprop", update, initial_slots, ledger_entry, closed_form=closed_form)

@@ -14,58 +14,68 @@ import math
 from typing import Any
 
 from hotrow.kernels.rule_math import axpy
-from hotrow.optim.closed_form.linear import Linear
-from hotrow.optim.closed_form.shortcut import Shortcut
-from hotrow.optim.rule import Carried, Group, Rule, State
+from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.optim.closed_form.linear import LinearRecurrence
+from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
-def slots(group: Group) -> dict[str, float]:
+def initial_slots(group: ParamGroup) -> dict[str, float]:
     """The momentum buffer, if there is momentum."""
     return {"momentum_buffer": 0.0} if group["momentum"] != 0 else {}
 
 
-def carry(group: Group, state: State) -> Carried:
+def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """Whether the buffer has begun."""
     return {"_begun": float(state.get("momentum_buffer") is not None)}
 
 
-def entry(group: Group, step: int, carried: Carried) -> tuple[Any, ...]:
+def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """(weight decay, momentum, 1 - dampening, -lr, 1.0 if the buffer begins)."""
     momentum, lr = group["momentum"], group["lr"]
-    begins = momentum != 0 and not carried["_begun"]
-    carried["_begun"] = float(momentum != 0)
+    begins = momentum != 0 and not scalars["_begun"]
+    scalars["_begun"] = float(momentum != 0)
     return group["weight_decay"], momentum, 1 - group["dampening"], -lr, float(begins)
 
 
-def flags(group: Group) -> tuple[bool, ...]:
+def flags(group: ParamGroup) -> tuple[bool, ...]:
     """Whether the gradient changes sign; Nesterov's form."""
     return bool(group["maximize"]), bool(group["nesterov"])
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     """One step of one element, or of a tensor of rows."""
-    decay, momentum, keep, size, begins = entry
+    decay, momentum, one_minus_dampening, step_size, begins = entry
     if flags[0]:
         g = -g
     if decay != 0:
         g = axpy(g, w, decay)
     if len(slots) == 0:
-        return axpy(w, g, size), slots
-    buf = g if begins != 0 else axpy(slots[0] * momentum, g, keep)
+        return axpy(w, g, step_size), slots
+    buf = g if begins != 0 else axpy(slots[0] * momentum, g, one_minus_dampening)
     if flags[1]:
-        return axpy(w, axpy(g, buf, momentum), size), (buf,)
-    return axpy(w, buf, size), (buf,)
+        return axpy(w, axpy(g, buf, momentum), step_size), (buf,)
+    return axpy(w, buf, step_size), (buf,)
 
 
-def still(group: Group) -> bool:
+def idle_rows_unchanged(group: ParamGroup) -> bool:
     """Neither momentum nor decay: a row without a gradient does not move."""
     moves = group["momentum"] != 0 or group["weight_decay"] != 0
     return not moves and math.isfinite(group["lr"])
 
 
-def shortcut(group: Group) -> Shortcut:
+def closed_form(group: ParamGroup) -> ClosedForm:
     """Decay and momentum are linear in (w, buf)."""
-    return Linear(update, flags(group), len(slots(group)))
+    return LinearRecurrence(update, flags(group), len(initial_slots(group)))
 
 
-rule = Rule("SGD", update, slots, entry, flags, carry, still, shortcut, counted=False)
+rule = Rule(
+    "SGD",
+    update,
+    initial_slots,
+    ledger_entry,
+    flags,
+    initial_scalars,
+    idle_rows_unchanged,
+    closed_form,
+    has_step_count=False,
+)

@@ -1,4 +1,4 @@
-"""What converting a model saves: run plain and converted on the same inputs, and measured."""
+"""Compare a model with its converted copy: their results on the same inputs, time and memory."""
 
 from __future__ import annotations
 
@@ -12,40 +12,43 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotrow.cli.model_report import lines
-from hotrow.conversion.convert import Finding, convert
-from hotrow.conversion.modules import way_of
+from hotrow.conversion.convert import convert
+from hotrow.conversion.modules import direction_of
+from hotrow.conversion.report import Finding
 from hotrow.errors import HotrowError
-from hotrow.inputs.text import told
+from hotrow.inputs.text import one_line
 from hotrow.table.parameter import Table
 from hotrow.verify.agreement import Agreement
-from hotrow.verify.measure import Measured, in_turn, peak_memory
-from hotrow.verify.models.products import Count, Counted
-from hotrow.verify.models.trial import Inputs, Side, Trial, looked_up_in
-from hotrow.verify.models.verdict import held, worse
-
-Progress = Callable[[str, int, int], None]
+from hotrow.verify.measure import (
+    Measurement,
+    Progress,
+    measure_peak_memory,
+    time_interleaved,
+)
+from hotrow.verify.models.products import Multiplications, ProductCounter
+from hotrow.verify.models.trial import Inputs, ModelCopy, Trial, find_lookup_weights
+from hotrow.verify.models.verdict import judge_results, merge_agreements
 
 _ROUNDS = 7
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What one kind of run takes, plain and converted.
+class ModelCost:
+    """The cost of one kind of run, plain and converted.
 
     Attributes:
-        what: "forward", or "forward and gradient".
-        plain_multiplications: by the one-hots that became look-ups, while they were none.
-        converted_multiplications: what is left of them.
-        plain: time and memory of the plain model, as measured.
+        name: "forward", or "forward and gradient".
+        plain_multiplications: those of the one-hot products that became look-ups.
+        converted_multiplications: those that remain after converting.
+        plain: the measured time and memory of the plain model.
         converted: the same of the converted one.
     """
 
-    what: str
+    name: str
     plain_multiplications: int
     converted_multiplications: int
-    plain: Measured
-    converted: Measured
+    plain: Measurement
+    converted: Measurement
 
     @property
     def ratio(self) -> float:
@@ -55,36 +58,28 @@ class Spent:
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON. Units are in the names."""
         return {
-            "what": self.what,
-            "plain": _measured(self.plain_multiplications, self.plain),
-            "converted": _measured(self.converted_multiplications, self.converted),
+            "what": self.name,
+            "plain": {"one_hot_multiplications": self.plain_multiplications} | self.plain.to_dict(),
+            "converted": {"one_hot_multiplications": self.converted_multiplications}
+            | self.converted.to_dict(),
             "time_ratio": self.ratio,
         }
 
 
-def _measured(multiplications: int, work: Measured) -> dict[str, Any]:
-    return {
-        "one_hot_multiplications": multiplications,
-        "measured_bytes_peak": work.bytes_peak,
-        "median_ms": work.median_ms,
-        "runs_ms": list(work.milliseconds),
-    }
-
-
 @dataclass(frozen=True, eq=False)
-class Saved:
-    """What `saved` found; true if both models are equal, and prints as a report.
+class ModelComparison:
+    """The result of `compare_models`; true if both models are equal.
 
     Attributes:
-        title: what was compared.
+        title: the name of the model.
         inputs: the inputs, in words.
         seed: of both runs, and of the outputs' gradients.
         training: whether the model was in training mode.
-        tables: weights that are looked up in, and were made tables, as a first step does.
-        findings: what was converted and what was left, where, and why.
+        tables: the weights with look-ups, which were made tables, as a first step does.
+        findings: what was converted and what was not, where, and why.
         agreements: one for each output, gradient, and buffer that the run changed.
-        spent: products, memory and time; of the forward run alone where it has no gradient.
-        notes: why they differ or it cannot be told, where the cause is known.
+        costs: products, memory and time; of the forward run alone where it has no gradient.
+        notes: why they differ or the result is inconclusive, where the cause is known.
     """
 
     title: str
@@ -94,7 +89,7 @@ class Saved:
     tables: tuple[str, ...]
     findings: tuple[Finding, ...]
     agreements: tuple[Agreement, ...]
-    spent: tuple[Spent, ...]
+    costs: tuple[ModelCost, ...]
     notes: tuple[str, ...]
 
     @property
@@ -119,11 +114,6 @@ class Saved:
     def __bool__(self) -> bool:
         return self.equal
 
-    def __str__(self) -> str:
-        return "\n".join(line.rstrip() for line in lines(self))
-
-    __repr__ = __str__
-
     def to_dict(self) -> dict[str, Any]:
         """Every figure, for JSON. Units are in the names."""
         return {
@@ -135,8 +125,8 @@ class Saved:
             "training": self.training,
             "tables": list(self.tables),
             "findings": [asdict(finding) for finding in self.findings],
-            "agreements": [{"what": found.what} | found.to_dict() for found in self.agreements],
-            "spent": [each.to_dict() for each in self.spent],
+            "agreements": [{"what": each.name} | each.to_dict() for each in self.agreements],
+            "spent": [each.to_dict() for each in self.costs],
             "notes": list(self.notes),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
@@ -144,7 +134,7 @@ class Saved:
         }
 
 
-def saved(
+def compare_models(
     model: nn.Module | Callable[[], nn.Module],
     inputs: Any,
     *,
@@ -153,7 +143,7 @@ def saved(
     seed: int = 0,
     seconds: float = 2.0,
     progress: Progress | None = None,
-) -> Saved:
+) -> ModelComparison:
     """Run a model as it is and converted, on the same inputs; compare and measure.
 
     Two copies of the model run, one as it is and one that `hotrow.convert` has converted, with the
@@ -166,8 +156,8 @@ def saved(
     in two steps. Each product that became a look-up is no further from it than adding the same
     terms in another order can bring it. And with the products put back in their places, all the
     rest of the model gives the same bits, the gradients of weights but for the order of their
-    terms. Where that cannot be shown (a computed weight's own parameters, a model that does not
-    repeat itself, a step that makes much of a little rounding), the verdict is that it cannot tell.
+    terms. Where that cannot be shown (the parameters of a computed weight, a model that does not
+    repeat itself, a step that amplifies rounding), the result is inconclusive.
 
     Args:
         model: a module, which is copied and not changed, or what makes one.
@@ -183,7 +173,7 @@ def saved(
     Raises:
         HotrowError: not a module, a model that is converted already or cannot be copied, inputs
             that it does not take, or outputs without a tensor.
-        RuntimeError: the converted model fails where the plain one does not, a fault of hotrow's.
+        RuntimeError: the converted model fails where the plain one does not, an internal error.
 
     Cost: a dozen runs of each, and three or four copies of the model.
 
@@ -193,26 +183,26 @@ def saved(
     ...         self.linear = nn.Linear(16, 4)
     ...     def forward(self, states):
     ...         return self.linear(nn.functional.one_hot(states, 16).float())
-    >>> found = saved(Policy, torch.tensor([3, 1, 2]), seconds=0)
-    >>> print(found.verdict)
+    >>> comparison = compare_models(Policy, torch.tensor([3, 1, 2]), seconds=0)
+    >>> print(comparison.verdict)
     equal: the same numbers, none of the zeros
-    >>> found.spent[0].plain_multiplications, found.spent[0].converted_multiplications
+    >>> comparison.costs[0].plain_multiplications, comparison.costs[0].converted_multiplications
     (192, 0)
     """
-    tell = progress or (lambda what, done, total: None)
+    report = progress or (lambda what, done, total: None)
     steps = 5 + 2 * (1 + _ROUNDS)
-    tell("making the model", 0, steps)
+    report("making the model", 0, steps)
     name = title or ""
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             original = model if isinstance(model, nn.Module) else model()
             name = name or type(original).__name__
-            _check(original, name)
+            _check_model(original, name)
             trial = Trial(original, name, Inputs.of(inputs), seed, to)
-            return _saved(trial, tell, steps, seconds)
+            return _compare_trial(trial, report, steps, seconds)
     except Exception as error:
-        if not _lacks_memory(error):
+        if not _is_out_of_memory(error):
             raise
         raise HotrowError(
             f"the system refused the memory that {name} needs on these inputs, written out",
@@ -220,64 +210,70 @@ def saved(
         ) from None
 
 
-def _saved(trial: Trial, tell: Progress, steps: int, seconds: float) -> Saved:
-    tell("plain", 1, steps)
-    plain = trial.plain()
+def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -> ModelComparison:
+    report("plain", 1, steps)
+    plain = trial.make_plain()
     try:
-        expected = plain.results()
+        expected = plain.compute_results()
     except Exception as error:
-        if isinstance(error, HotrowError) or _lacks_memory(error):
+        if isinstance(error, HotrowError) or _is_out_of_memory(error):
             raise
         raise HotrowError(
-            f"{trial.name} cannot be run on these inputs ({trial.given.described}): {told(error)}",
-            fix=f"give what it takes{_signature(trial.original)}",
+            f"{trial.name} cannot be run on these inputs ({trial.inputs.description}): "
+            f"{one_line(error)}",
+            fix=f"give what it takes{_signature_text(trial.model)}",
         ) from error
     if not expected:
         raise HotrowError(
-            f"{trial.name} returns no tensor, but {plain.returned}, so there is nothing to compare",
+            f"{trial.name} returns no tensor, but {plain.output_type}, so there is nothing to "
+            "compare",
             fix="compare a module that returns tensors, or tuples, dicts or dataclasses of them",
         )
-    tell("converted", 2, steps)
-    first = trial.converted()
-    with _Fault():
-        count = Count()
-        results = first.results(count)
-        tables = looked_up_in(first.model)
-        found = [held(trial, expected, results, (), plain.scales)]
-        tell("comparing", 3, steps)
+    report("converted", 2, steps)
+    converted = trial.make_converted()
+    with _InternalErrors():
+        counter = ProductCounter()
+        results = converted.compute_results(counter)
+        tables = find_lookup_weights(converted.model)
+        judgements = [judge_results(trial, expected, results, (), plain.magnitudes)]
+        report("comparing", 3, steps)
         if tables:
-            del first
-            first = trial.converted(tables)
-            results = first.results()
-            found.append(held(trial, expected, results, tables, plain.scales))
+            del converted
+            converted = trial.make_converted(tables)
+            results = converted.compute_results()
+            judgements.append(judge_results(trial, expected, results, tables, plain.magnitudes))
     del results
-    agreements = worse(*(agreements for agreements, _ in found))
-    notes = tuple(dict.fromkeys(note for _, several in found for note in several))
-    spent = []
+    agreements = merge_agreements(*(agreements for agreements, _ in judgements))
+    notes = tuple(
+        dict.fromkeys(note for _, judgement_notes in judgements for note in judgement_notes)
+    )
+    costs = []
     for index, gradient in enumerate((False, True)):
-        if plain.runs(gradient):
+        if plain.can_run(gradient):
             done = 4 + index * (1 + _ROUNDS)
-            spent.append(_measure(plain, first, gradient, count, tell, done, steps, seconds))
-    tell("done", steps, steps)
-    return Saved(
+            costs.append(
+                _measure_cost(plain, converted, gradient, counter, report, done, steps, seconds)
+            )
+    report("done", steps, steps)
+    return ModelComparison(
         trial.name,
-        trial.given.described,
+        trial.inputs.description,
         trial.seed,
-        trial.original.training,
+        trial.model.training,
         tuple(name for name, _ in tables),
-        tuple(convert.report(first.model).findings),  # type: ignore[attr-defined]
+        tuple(convert.report(converted.model).findings),  # type: ignore[attr-defined]
         agreements,
-        tuple(spent),
+        tuple(costs),
         notes,
     )
 
 
-def _lacks_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     refused = "can't allocate memory" in str(error)
     return refused or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def _check(model: Any, name: str) -> None:
+def _check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise HotrowError(
             f"the model is a {type(model).__name__}, and no torch.nn.Module",
@@ -285,71 +281,71 @@ def _check(model: Any, name: str) -> None:
         )
     for path, module in model.named_modules():
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]
-        if way_of(module) is not None or tables:
+        if direction_of(module) is not None or tables:
             raise HotrowError(
                 f"{name} is converted already, at {path or 'the model itself'}",
                 fix="give it as it was before hotrow.convert",
             )
 
 
-def _signature(model: nn.Module) -> str:
+def _signature_text(model: nn.Module) -> str:
     try:
         return f", forward{inspect.signature(model.forward)}"
     except (TypeError, ValueError):
         return ""
 
 
-class _Fault(AbstractContextManager[None]):
-    """What the converted model raises where the plain one did not is a fault of hotrow's."""
+class _InternalErrors(AbstractContextManager[None]):
+    """Raises what only the converted model raises as an internal error."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not _lacks_memory(error):
+        if isinstance(error, Exception) and not _is_out_of_memory(error):
             raise RuntimeError(
-                f"the converted model raises what the plain one does not: {told(error)}"
+                f"the converted model raises what the plain one does not: {one_line(error)}"
             ) from error
 
 
-def _measure(
-    plain: Side,
-    converted: Side,
+def _measure_cost(
+    plain: ModelCopy,
+    converted: ModelCopy,
     gradient: bool,
-    count: Count,
-    tell: Progress,
+    counter: ProductCounter,
+    report: Progress,
     done: int,
     steps: int,
     seconds: float,
-) -> Spent:
+) -> ModelCost:
     what = "forward and gradient" if gradient else "forward"
-    tell(f"memory, {what}", done, steps)
+    report(f"memory, {what}", done, steps)
     peaks = []
     for side in (plain, converted):
-        with _Fault() if side is converted else nullcontext():
-            side.work(gradient)  # what is made once is not counted
-            side.clear()
-            _kept = side.state()  # the profiler warns of what goes that was there before
-            result, peak = peak_memory(lambda side=side: side.work(gradient))  # type: ignore[misc]
+        with _InternalErrors() if side is converted else nullcontext():
+            side.run(gradient)  # what is allocated once is not counted
+            side.clear_gradients()
+            _references = side.state_tensors()  # the profiler warns if they are released
+            result, peak = measure_peak_memory(lambda side=side: side.run(gradient))  # type: ignore[misc]
             del result
-            side.clear()
+            side.clear_gradients()
             peaks.append(peak)
     times = []
-    works = [lambda: _cleared(plain, gradient), lambda: _cleared(converted, gradient)]
-    for each in in_turn(works, seconds, _ROUNDS):
+    works = [lambda: _run_cleared(plain, gradient), lambda: _run_cleared(converted, gradient)]
+    for each in time_interleaved(works, seconds, _ROUNDS):
         times.append(each)
-        tell(f"timing, {what}", done + len(times), steps)
-    of_plain, of_converted = zip(*times, strict=True)
+        report(f"timing, {what}", done + len(times), steps)
+    plain_times, converted_times = zip(*times, strict=True)
 
-    def products(counted: Counted) -> int:
-        return counted.forward + (counted.gradient if gradient else 0)
+    def count_products(multiplications: Multiplications) -> int:
+        return multiplications.forward + (multiplications.gradient if gradient else 0)
 
-    return Spent(
+    return ModelCost(
         what,
-        products(count.plain),
-        products(count.converted),
-        Measured(of_plain, peaks[0]),
-        Measured(of_converted, peaks[1]),
+        count_products(counter.plain),
+        count_products(counter.converted),
+        Measurement(plain_times, peaks[0]),
+        Measurement(converted_times, peaks[1]),
     )
 
 
-def _cleared(side: Side, gradient: bool) -> None:
-    side.clear()
-    side.work(gradient)
+def _run_cleared(side: ModelCopy, gradient: bool) -> None:
+    side.clear_gradients()
+    side.run(gradient)

@@ -1,4 +1,4 @@
-"""The products with one-hots that became look-ups, seen while a converted model runs."""
+"""Intercept the products with one-hots that a converted model computes as look-ups."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from hotrow.onehot.parts import Columns, Field
+from hotrow.onehot.parts import DenseColumns, Field
 from hotrow.onehot.tensor import OneHot
-from hotrow.table.nested import mapped, within
+from hotrow.table.nested import find_instances, map_instances
 
-Swap = Callable[[Any], Any]
+TensorMap = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class Product:
         args: of the call.
         kwargs: of the call.
         x: the one-hot among them.
-        autocast: the dtype in which products are computed around it, if that is another.
+        autocast_dtype: the dtype in which products are computed around it, if that is another.
     """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     x: OneHot
-    autocast: torch.dtype | None
+    autocast_dtype: torch.dtype | None
 
     @property
     def name(self) -> str:
-        """What the call is named."""
+        """The name of the call."""
         return str(self.func.__name__).strip("_")
 
     @property
-    def other(self) -> Tensor | None:
-        """What is multiplied beside the one-hot and the weight, in a bilinear product."""
+    def other_input(self) -> Tensor | None:
+        """The second input of a bilinear product."""
         if self.func is not F.bilinear:
             return None
         inputs = [*self.args[:2], *map(self.kwargs.get, ("input1", "input2"))]
@@ -52,87 +52,88 @@ class Product:
     @property
     def weights(self) -> list[Tensor]:
         """The weight, and the bias if there is one."""
-        other = self.other
-        found = within((self.args, self.kwargs), Tensor)
-        return [each for each in found if not isinstance(each, OneHot) and each is not other]
+        other_input = self.other_input
+        found = find_instances((self.args, self.kwargs), Tensor)
+        return [t for t in found if not isinstance(t, OneHot) and t is not other_input]
 
-    def run(self, swap: Swap) -> Tensor:
-        """The call with `swap` of each of its tensors."""
-        args, kwargs = mapped((self.args, self.kwargs), Tensor, swap)
+    def run(self, transform: TensorMap) -> Tensor:
+        """Call the function with `transform` applied to each of its tensors."""
+        args, kwargs = map_instances((self.args, self.kwargs), Tensor, transform)
         result: Tensor = self.func(*args, **kwargs)
         return result
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Multiplications that have a one-hot, or what stands for one, as a factor."""
+class Multiplications:
+    """Numbers of multiplications that have a one-hot as a factor, forward and gradient."""
 
     forward: int = 0
     gradient: int = 0
 
-    def __add__(self, other: Counted) -> Counted:
-        return Counted(self.forward + other.forward, self.gradient + other.gradient)
+    def __add__(self, other: Multiplications) -> Multiplications:
+        return Multiplications(self.forward + other.forward, self.gradient + other.gradient)
 
 
-class Watch(TorchFunctionMode):
-    """A mode of torch's, on around a converted model: sees each product that becomes a look-up."""
+class ProductMode(TorchFunctionMode):
+    """A torch mode that intercepts each product of a converted model that is a look-up."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch gives, or what `met` does."""
+        """The result of the call, or for a look-up that of `on_product`."""
         kwargs = kwargs or {}
-        x = next(within((args, kwargs), OneHot), None)
-        before = 0 if x is None else _looked_up(x)
+        x = next(find_instances((args, kwargs), OneHot), None)
+        lookups = 0 if x is None else _count_lookups(x)
         result = func(*args, **kwargs)
-        if x is None or _looked_up(x) == before:
-            self.passed(func, args, kwargs)
+        if x is None or _count_lookups(x) == lookups:
+            self.on_other_call(func, args, kwargs)
             return result
-        device = x.place.type
+        device = x.cached_device.type
         casts = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if casts else None
-        return self.met(Product(func, args, kwargs, x, dtype), result)
+        return self.on_product(Product(func, args, kwargs, x, dtype), result)
 
-    def passed(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Another call."""
+    def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Called for every call that is no look-up."""
 
-    def met(self, product: Product, result: Tensor) -> Tensor:
-        """What to go on with in place of the result of a look-up."""
+    def on_product(self, product: Product, result: Tensor) -> Tensor:
+        """Called for every look-up; returns the result that the model continues with."""
         raise NotImplementedError
 
 
-class Count(Watch):
+class ProductCounter(ProductMode):
     """Counts the multiplications of the products, as they were and as look-ups.
 
     For x (N, C) and a weight (C, D): N C D forward, as many for the weight's gradient, and as many
     for that of x if there is one. As look-ups: those of dense columns beside the one-hots, and of
-    the one-hots' own weights.
+    the one-hots' weights.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.plain, self.converted = Counted(), Counted()
+        self.plain, self.converted = Multiplications(), Multiplications()
 
-    def met(self, product: Product, result: Tensor) -> Tensor:
-        """Count, and go on."""
-        x, other = product.x, product.other
-        each = result.numel() * (1 if other is None else other.shape[-1])
+    def on_product(self, product: Product, result: Tensor) -> Tensor:
+        """Count the multiplications and return the result."""
+        x, other_input = product.x, product.other_input
+        per_column = result.numel() * (1 if other_input is None else other_input.shape[-1])
         fields = [part for part in x.parts if isinstance(part, Field)]
-        columns = [part for part in x.parts if isinstance(part, Columns)]
+        columns = [part for part in x.parts if isinstance(part, DenseColumns)]
         scales = [field.weights for field in fields if field.weights is not None]
-        scaled = sum(field.ids.shape[-1] for field in fields) if scales else 0
-        left = scaled + sum(part.width for part in columns)
-        classes, before, after = x.sizes[-1], 0, 0
+        weighted_ids = sum(field.ids.shape[-1] for field in fields) if scales else 0
+        remaining = weighted_ids + sum(part.width for part in columns)
+        classes, plain_gradient, converted_gradient = x.sizes[-1], 0, 0
         if result.requires_grad and product.weights[0].requires_grad:
-            before, after = classes, left
+            plain_gradient, converted_gradient = classes, remaining
         if result.requires_grad:
-            trained = [part.width for part in columns if part.values.requires_grad]
-            trained += [scaled] if any(scale.requires_grad for scale in scales) else []
-            trained += [classes] if x.shadow is not None else []
-            before, after = before + (classes if trained else 0), after + sum(trained)
-        self.plain += Counted(each * classes, each * before)
-        self.converted += Counted(each * left, each * after)
+            trained_widths = [part.width for part in columns if part.values.requires_grad]
+            trained_widths += [weighted_ids] if any(scale.requires_grad for scale in scales) else []
+            trained_widths += [classes] if x.grad_proxy is not None else []
+            plain_gradient += classes if trained_widths else 0
+            converted_gradient += sum(trained_widths)
+        self.plain += Multiplications(per_column * classes, per_column * plain_gradient)
+        self.converted += Multiplications(per_column * remaining, per_column * converted_gradient)
         return result
 
 
-def _looked_up(x: OneHot) -> int:
-    """How often a product with one of its origins was a look-up."""
-    return sum(sum(origin.uses.values()) for origin in x.origins)
+def _count_lookups(x: OneHot) -> int:
+    """How often a product with one of the origins of `x` was a look-up."""
+    return sum(sum(origin.product_counts.values()) for origin in x.origins)

@@ -1,7 +1,7 @@
-"""A model and its inputs by name: module:callable, a .pt or a .safetensors file.
+"""Load a model and its inputs by name: module:callable, a .pt or a .safetensors file.
 
-What a name says is imported and called, as the one who gave it asks for. Of a file only tensors are
-read: what would have to be unpickled is refused.
+A name is imported and called, as its user asks for. Of a file only tensors are read: what would
+have to be unpickled is refused.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import torch
 from torch import nn
 
 from hotrow.errors import HotrowError
-from hotrow.inputs.text import printable, told
+from hotrow.inputs.text import escape_unprintable, one_line
 
-_FILES = ".pt", ".safetensors"
-_AS_IN = "write it as package.module:function"
+_SUFFIXES = ".pt", ".safetensors"
+_NAME_FIX = "write it as package.module:function"
 
 
-def is_name(text: str) -> bool:
-    """Whether it has the form module:callable.
+def is_import_name(text: str) -> bool:
+    """Whether the text has the form module:callable.
 
-    >>> is_name("models:build"), is_name("inputs.pt")
+    >>> is_import_name("models:build"), is_import_name("inputs.pt")
     (True, False)
     """
     return ":" in text
@@ -44,8 +44,8 @@ def load_model(name: str, seed: int = 0) -> nn.Module:
     Raises:
         HotrowError: no such module or attribute, or it cannot be imported, called, or is no module.
     """
-    found = _named(name, seed)
-    model = found if isinstance(found, nn.Module) else _called(name, found, seed)
+    found = _import_attribute(name, seed)
+    model = found if isinstance(found, nn.Module) else _call(name, found, seed)
     if not isinstance(model, nn.Module):
         raise HotrowError(
             f"{name} returns a {type(model).__name__}, and no torch.nn.Module",
@@ -66,13 +66,13 @@ def load_inputs(name: str, seed: int = 0) -> Any:
         HotrowError: as for `load_model`; a file that cannot be read, or holds something else.
     """
     suffix = Path(name).suffix.lower()
-    if suffix in _FILES:
+    if suffix in _SUFFIXES:
         inputs = _read_pt(name) if suffix == ".pt" else _read_safetensors(name)
-    elif is_name(name):
-        inputs = _called(name, _named(name, seed), seed)
+    elif is_import_name(name):
+        inputs = _call(name, _import_attribute(name, seed), seed)
     else:
         raise HotrowError(
-            f"--inputs {name!r} is neither module:function nor a {' or '.join(_FILES)} file",
+            f"--inputs {name!r} is neither module:function nor a {' or '.join(_SUFFIXES)} file",
             fix="name a function that returns them, or save them with torch.save",
         )
     if not isinstance(inputs, torch.Tensor | tuple | list | dict):
@@ -84,19 +84,19 @@ def load_inputs(name: str, seed: int = 0) -> Any:
     return inputs
 
 
-def _named(name: str, seed: int) -> Any:
-    """What module:attribute is, the current directory being importable as with `python -m`."""
+def _import_attribute(name: str, seed: int) -> Any:
+    """Import module:attribute; the current directory is importable, as with `python -m`."""
     path, _, attribute = name.partition(":")
-    if not (_is_path(path) and _is_path(attribute)) or path.endswith(".py"):
+    if not (_is_dotted_name(path) and _is_dotted_name(attribute)) or path.endswith(".py"):
         python = path.removesuffix(".py").removeprefix("./").replace("/", ".")
-        good = _is_path(python) and _is_path(attribute)
+        good = _is_dotted_name(python) and _is_dotted_name(attribute)
         raise HotrowError(
             f"{name!r} is not module:function",
-            fix=f"write it as {python}:{attribute}" if good else _AS_IN,
+            fix=f"write it as {python}:{attribute}" if good else _NAME_FIX,
         )
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    directory = os.getcwd()
+    if directory not in sys.path and "" not in sys.path:
+        sys.path.insert(0, directory)
     importlib.invalidate_caches()
     torch.manual_seed(seed)
     try:
@@ -105,33 +105,35 @@ def _named(name: str, seed: int) -> Any:
         missing = error.name or ""
         if path == missing or path.startswith(f"{missing}."):
             raise HotrowError(
-                f"there is no module {missing} here ({here}) or installed, as {name} needs",
+                f"there is no module {missing} here ({directory}) or installed, as {name} needs",
                 fix="run it where the module is, or install it",
             ) from None
-        raise _failed(f"{path} cannot be imported", error) from error
+        raise _failure(f"{path} cannot be imported", error) from error
     except (Exception, SystemExit) as error:
-        raise _failed(f"{path} cannot be imported", error) from error
+        raise _failure(f"{path} cannot be imported", error) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise _absent(name, found, part)
+            raise _missing_attribute(name, found, part)
         found = getattr(found, part)
     return found
 
 
-def _is_path(text: str) -> bool:
+def _is_dotted_name(text: str) -> bool:
     return all(part.isidentifier() for part in text.split("."))
 
 
-def _absent(name: str, owner: Any, part: str) -> HotrowError:
-    there = [key for key, value in vars(owner).items() if key[0] != "_" and callable(value)]
-    near = difflib.get_close_matches(part, there, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
+def _missing_attribute(name: str, owner: Any, part: str) -> HotrowError:
+    candidates = [key for key, value in vars(owner).items() if key[0] != "_" and callable(value)]
+    matches = difflib.get_close_matches(part, candidates, n=1)
+    guess = f" (did you mean {matches[0]}?)" if matches else ""
     file = getattr(owner, "__file__", None)
     where = f"{owner.__name__}{f' ({file})' if file else ''}"
-    return HotrowError(f"{name}: there is no {part} in {where}{guess}", fix="name one that it has")
+    return HotrowError(
+        f"{name}: there is no {part} in {where}{guess}", fix="name one that it has"
+    )
 
 
-def _called(name: str, function: Any, seed: int) -> Any:
+def _call(name: str, function: Any, seed: int) -> Any:
     if not callable(function):
         raise HotrowError(
             f"{name} is a {type(function).__name__}, and cannot be called",
@@ -141,12 +143,12 @@ def _called(name: str, function: Any, seed: int) -> Any:
     try:
         return function()
     except (Exception, SystemExit) as error:
-        raise _failed(f"{name}() fails", error) from error
+        raise _failure(f"{name}() fails", error) from error
 
 
-def _failed(what: str, error: BaseException) -> HotrowError:
+def _failure(what: str, error: BaseException) -> HotrowError:
     return HotrowError(
-        f"{what}: {told(error)}", fix="call it in Python by itself to see the whole traceback"
+        f"{what}: {one_line(error)}", fix="call it in Python by itself to see the whole traceback"
     )
 
 
@@ -156,14 +158,15 @@ def _read_pt(path: str) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         classes = re.search(r"GLOBAL (\S+)", str(error))
-        what = f"holds a {printable(classes[1])}" if classes else "cannot be read as tensors alone"
+        content = escape_unprintable(classes[1]) if classes else ""
+        what = f"holds a {content}" if content else "cannot be read as tensors alone"
         raise HotrowError(
             f"{path} {what}, and nothing but tensors is ever unpickled",
             fix="save a tensor, a tuple or a dict of tensors, or name a function that returns them",
         ) from None
     except Exception as error:
         raise HotrowError(
-            f"{path} cannot be read as a .pt file ({told(error)})",
+            f"{path} cannot be read as a .pt file ({one_line(error)})",
             fix="is it complete? Write it with torch.save",
         ) from None
 
@@ -185,7 +188,7 @@ def _read_safetensors(path: str) -> Any:
         return tensors
     places = [str(place) for place in range(len(tensors))]
     if set(tensors) != set(places):
-        names = ", ".join(map(printable, sorted(tensors)[:9]))
+        names = ", ".join(map(escape_unprintable, sorted(tensors)[:9]))
         raise HotrowError(
             f"the tensors in {path} are named {names}: neither all by keyword nor all 0, 1, 2, ...",
             fix="name them as the model's arguments, or by their places from 0",

@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import HotrowError, convert
-from hotrow.conversion import resting
+from hotrow.conversion import sampling
 from tests.support.tolerance import assert_same_bits
 
-DEFAULT = resting.LEAST  # before a fixture sets it
+DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
 TRIES, EVERY = 8, 64
 
 
@@ -52,8 +52,8 @@ ENDLESS.append(ENDLESS)
 
 
 @pytest.fixture
-def least(monkeypatch):
-    monkeypatch.setattr("hotrow.conversion.resting.LEAST", DEFAULT)
+def default_min_entries(monkeypatch):
+    monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
 
 
 def looked(model, calls):
@@ -66,7 +66,7 @@ def looked(model, calls):
 FIRST = [*range(1, TRIES + 1), EVERY, 2 * EVERY]
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 @pytest.mark.parametrize("kind", [Small, Nothing])
 def test_it_looks_at_first_and_then_now_and_then(kind):
     assert looked(convert(kind()), 2 * EVERY + 1) == FIRST
@@ -91,13 +91,13 @@ class Fields(Small):
 
 
 @pytest.mark.parametrize("kind", [Small, Largest, Fields])
-@pytest.mark.parametrize(("least", "always"), [(24, True), (25, False)])
-def test_worth_it_is_one_hot_or_several_side_by_side(kind, least, always):
-    model = convert(kind(), least=least)  # 4 x 6
+@pytest.mark.parametrize(("min_entries", "always"), [(24, True), (25, False)])
+def test_worth_it_is_one_hot_or_several_side_by_side(kind, min_entries, always):
+    model = convert(kind(), min_entries=min_entries)  # 4 x 6
     assert looked(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 @pytest.mark.parametrize(
     "more",
     [
@@ -128,7 +128,7 @@ def test_it_looks_where_there_is_more_than_before(more):
     assert not model.looked[-1]
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 def test_a_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model = convert(Small(1000))
     looked(model, 20)
@@ -140,8 +140,8 @@ def test_a_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     assert looked(model, 20) == [*range(1, 21)]
 
 
-@pytest.mark.usefixtures("least")
-def test_what_is_small_has_torchs_own_bits_looking_or_resting():
+@pytest.mark.usefixtures("default_min_entries")
+def test_small_one_hots_have_torchs_own_bits_in_every_call():
     plain = nn.Sequential(Small(), nn.Tanh(), nn.Linear(3, 2))
     model = convert(copy.deepcopy(plain))
     optimizers = [
@@ -159,9 +159,9 @@ def test_what_is_small_has_torchs_own_bits_looking_or_resting():
             assert_same_bits(b.detach(), a.detach())
 
 
-@pytest.mark.parametrize(("least", "uses"), [(24, True), (25, False)])
-def test_entries_are_counted_where_they_are_multiplied(least, uses):
-    model = convert(Fields(), least=least)  # 4 x 6, each field half of them
+@pytest.mark.parametrize(("min_entries", "uses"), [(24, True), (25, False)])
+def test_entries_are_counted_where_they_are_multiplied(min_entries, uses):
+    model = convert(Fields(), min_entries=min_entries)  # 4 x 6, each field half of them
     expected = Fields()
     expected.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(IDS), expected(IDS))
@@ -180,13 +180,13 @@ def test_a_one_hot_of_hotrows_own_is_looked_up_whatever_its_size():
     assert (hotrow.one_hot([0], 2, torch.float32) @ weight).item() == 1.0
 
 
-def test_what_least_was_stays_until_another_is_given():
-    model = convert(Small(), least=24)
+def test_min_entries_stays_until_another_is_given():
+    model = convert(Small(), min_entries=24)
     model(IDS)
     assert convert.report(model).findings[0].converted
     assert type(convert(model)) is type(model)
     assert convert.report(model).findings[0].converted
-    convert(model, least=25)
+    convert(model, min_entries=25)
     assert "no one-hots" in str(convert.report(model))  # of before
     model(IDS)
     assert not convert.report(model).findings[0].converted
@@ -195,13 +195,13 @@ def test_what_least_was_stays_until_another_is_given():
         assert not convert.report(other).findings[0].converted
 
 
-@pytest.mark.parametrize("least", [-1, 2.0, True, "many"])
-def test_least_counts(least):
-    with pytest.raises(HotrowError, match=f"least = {least!r}, but it counts"):
-        convert(Small(), least=least)
+@pytest.mark.parametrize("min_entries", [-1, 2.0, True, "many"])
+def test_min_entries_is_a_count(min_entries):
+    with pytest.raises(HotrowError, match=f"min_entries = {min_entries!r}, but it counts"):
+        convert(Small(), min_entries=min_entries)
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 def test_an_error_while_it_rests_is_the_models_own_and_passes():
     model = convert(Small())
     looked(model, TRIES + 2)
@@ -211,7 +211,7 @@ def test_an_error_while_it_rests_is_the_models_own_and_passes():
     assert looked(model, EVERY) == [EVERY - TRIES - 3]
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 def test_methods_rest_each_for_itself():
     class Player(Small):
         def learn(self, ids):
@@ -262,7 +262,7 @@ class Gate(Scaled):
         return F.one_hot(ids, 6).float() * self.scale(ids.unsqueeze(-1).float() / 7)
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 @pytest.mark.parametrize(
     "make",
     [
@@ -300,9 +300,9 @@ def test_a_sequence_hands_one_hots_on():
     assert isinstance(model[:1], nn.Sequential)
 
 
-@pytest.mark.usefixtures("least")
+@pytest.mark.usefixtures("default_min_entries")
 def test_the_report_says_what_convert_would_not_do_by_itself():
-    model = convert(Small(), least=0)
+    model = convert(Small(), min_entries=0)
     model(IDS)
     why = "linear(6, 3) looks up: unless asked to, only from 100,000 entries on"
     assert str(convert.report(model)).endswith(why)
@@ -313,7 +313,7 @@ def test_a_small_one_hot_that_is_not_multiplied_is_left_for_another_reason():
         def forward(self, ids):
             return F.layer_norm(F.one_hot(ids, 6).float(), (6,))
 
-    model = convert(Normed(), least=1000)
+    model = convert(Normed(), min_entries=1000)
     model(IDS)
     assert str(convert.report(model)).endswith("left: reaches layer_norm, which needs every column")
 

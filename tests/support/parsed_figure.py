@@ -1,4 +1,4 @@
-"""Figures read back from their SVG alone, and what to draw."""
+"""Parse a figure from its SVG, and generate the tables to draw."""
 
 import math
 import re
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hotrow.figures.figure import figure
 from hotrow.figures.svg import EM
-from hotrow.inputs.text import number, width
+from hotrow.inputs.text import display_width, format_number
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -33,15 +33,15 @@ class Box:
     bottom: float
     css: str
 
-    def holds(self, text):
+    def contains(self, text):
         return self.left <= text.left and text.right <= self.right and self.on_line(text)
 
     def on_line(self, text):
         return self.top < text.y < self.bottom
 
 
-class Drawn:
-    """A figure read back from its SVG alone."""
+class ParsedFigure:
+    """A figure, parsed from its SVG alone."""
 
     def __init__(self, fig):
         self.root = ET.fromstring(fig.svg)
@@ -52,7 +52,7 @@ class Drawn:
     @staticmethod
     def _text(element):
         size, x = float(element.get("font-size")), float(element.get("x"))
-        wide = width(element.text) * size * EM
+        wide = display_width(element.text) * size * EM
         left = x - {"start": 0, "middle": wide / 2, "end": wide}[element.get("text-anchor")]
         y, css = float(element.get("y")), element.get("class", "")
         return Text(left, left + wide, y, size, css, element.text)
@@ -76,13 +76,13 @@ class Drawn:
         found = []
         for box in sorted(self.boxes, key=lambda box: box.top):
             if css in box.css.split():
-                inside = [text for text in self.texts if box.holds(text)]
+                inside = [text for text in self.texts if box.contains(text)]
                 before = [t for t in self.texts if box.on_line(t) and t.right <= box.left]
                 label = max(before, key=lambda text: text.right).text if before else None
                 found.append((box.left, label, [t.text for t in inside]))
         return found
 
-    def picked(self):
+    def selected_rows(self):
         """Labels and texts of the highlighted rows: (in the table, in the output)."""
         lines = self.lines("hr-picked")
         inside = [(label, texts) for left, label, texts in lines if left < self.output_x]
@@ -102,7 +102,7 @@ def column_ids(ids):
 TABLE_KINDS = ["lookup", "product", "gradient"]
 
 
-def of_kind(kind, table, ids, *, column=0, **options):
+def draw_kind(kind, table, ids, *, column=0, **options):
     """Any figure of a table; the gradient that is sent back is the output."""
     if kind == "product":
         options["column"] = column
@@ -111,7 +111,7 @@ def of_kind(kind, table, ids, *, column=0, **options):
     return figure(kind, table, ids, **options)
 
 
-def ends(drawn):
+def arrow_ends(drawn):
     """(start, end) of every arrow, in the order drawn."""
     paths = [p.get("d") for p in drawn.root.iter(f"{SVG}path") if "hr-arrow" in p.get("class")]
     numbers = [[float(x) for x in re.findall(r"-?[\d.]+", path)] for path in paths]
@@ -122,8 +122,8 @@ VALUES = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1e-5, -1e5, math.inf,
 
 
 @st.composite
-def tables(draw, least_columns=0):
-    rows, columns = draw(st.integers(1, 14)), draw(st.integers(least_columns, 9))
+def tables(draw, min_columns=0):
+    rows, columns = draw(st.integers(1, 14)), draw(st.integers(min_columns, 9))
     values = draw(st.lists(VALUES, min_size=rows * columns, max_size=rows * columns))
     return torch.tensor(values, dtype=torch.float32).reshape(rows, columns)
 
@@ -134,11 +134,11 @@ def shown_columns(table):
 
 
 def expected_texts(table, row):
-    texts = [number(float(table[row, c])) for c in shown_columns(table)]
+    texts = [format_number(float(table[row, c])) for c in shown_columns(table)]
     return texts if table.shape[1] <= 6 else [*texts[:4], "…", texts[4]]
 
 
-def without_overlap(drawn):
+def assert_no_overlap(drawn):
     """No text leaves the drawing, leaves its row's box, or touches another text."""
     _, _, right, bottom = (float(x) for x in drawn.root.get("viewBox").split())
     assert (drawn.root.get("width"), drawn.root.get("height")) == tuple(
@@ -151,7 +151,7 @@ def without_overlap(drawn):
         for box in drawn.boxes:
             if "hr-page" not in box.css and box.on_line(text):
                 outside = text.right <= box.left or text.left >= box.right
-                assert outside or box.holds(text), (text, box)
+                assert outside or box.contains(text), (text, box)
     for first in drawn.texts:
         for second in drawn.texts:
             if first is not second and abs(first.y - second.y) < 0.8 * first.size:

@@ -1,0 +1,133 @@
+"""What numba lacks: fused multiply-add, prefetch, arrays without an owner, teams of threads."""
+# mypy: ignore-errors
+# (what numba compiles has types, but not those of the Python it is written in)
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREADS, TEAM_SIZE
+
+JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # a division by zero is inf, as in torch
+
+
+@intrinsic
+def fma(typingctx, a, b, c):
+    """`a * b + c`, rounded once."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fma(*args)
+
+    return a(a, a, a), codegen
+
+
+@intrinsic
+def claim_rows(typingctx, team, size):
+    """Claim `size` more rows for this thread; returns how many its team had claimed before.
+
+    Atomic, so that no two threads get the same row.
+    """
+
+    def codegen(context, builder, signature, args):
+        claimed = _team_entry(context, builder, team, args[0], CLAIMED)
+        return builder.atomic_rmw("add", claimed, args[1], "monotonic")
+
+    return types.intp(team, types.intp), codegen
+
+
+@intrinsic
+def join_team(typingctx, team, arguments):
+    """The number of this thread in its team; -1 if there is nothing for it to do.
+
+    `arguments` are all of the kernel that calls this. With OpenMP's threads, the first call makes
+    each of them call the kernel, without Python, and returns when they are all done.
+    """
+
+    def codegen(context, builder, signature, args):
+        def entry(n):
+            return _team_entry(context, builder, team, args[0], n)
+
+        none, zero, one = (context.get_constant(types.intp, n) for n in (-1, 0, 1))
+        thread = builder.atomic_rmw("add", entry(JOINED), one, "monotonic")
+        with builder.if_then(builder.icmp_signed("<", thread, zero), likely=False):
+            kernel, packed = builder.function, args[1]
+            byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+            body_type = ir.FunctionType(ir.VoidType(), [byte])
+            body = ir.Function(builder.module, body_type, name=f"{kernel.name}.body")
+            body.linkage = "internal"
+            inside = ir.IRBuilder(body.append_basic_block())
+            loaded = inside.load(inside.bitcast(body.args[0], packed.type.as_pointer()))
+            unpacked = cgutils.unpack_tuple(inside, loaded)
+            # A kernel raises nothing: what it needs is there before it begins.
+            context.call_conv.call_function(inside, kernel, types.none, tuple(arguments), unpacked)
+            inside.ret_void()
+            # void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
+            parallel = ir.FunctionType(ir.VoidType(), [body_type.as_pointer(), byte, flag, flag])
+            address = builder.load(entry(GOMP_PARALLEL))
+            function = builder.inttoptr(address, parallel.as_pointer())
+            data = builder.bitcast(cgutils.alloca_once_value(builder, packed), byte)
+            size = builder.trunc(builder.load(entry(TEAM_SIZE)), flag)
+            builder.call(function, [body, data, size, flag(0)])
+        superfluous = builder.icmp_signed(">=", thread, builder.load(entry(MAX_THREADS)))
+        return builder.select(superfluous, none, thread)
+
+    return types.intp(team, arguments), codegen
+
+
+def _team_entry(context, builder, array_type, team, n):
+    """The pointer to entry n of a team's array."""
+    array = context.make_array(array_type)(context, builder, team)
+    return builder.gep(array.data, [context.get_constant(types.intp, n)])
+
+
+@intrinsic
+def drop_owner(typingctx, array):
+    """The same array without an owner, which the caller keeps alive.
+
+    numba counts the references to the owner of each row that a loop reads, and threads that count
+    in one place wait for each other.
+    """
+
+    def codegen(context, builder, signature, args):
+        make_array = context.make_array(signature.return_type)
+        source, result = make_array(context, builder, args[0]), make_array(context, builder)
+        populate_array(
+            result,
+            data=source.data,
+            shape=cgutils.unpack_tuple(builder, source.shape, array.ndim),
+            strides=cgutils.unpack_tuple(builder, source.strides, array.ndim),
+            itemsize=source.itemsize,
+            meminfo=None,
+        )
+        return result._getvalue()
+
+    return array(array), codegen
+
+
+@intrinsic
+def prefetch(typingctx, array, r, j):
+    """Prefetch the cache line of `array[r, j]`, which is about to be read and written."""
+
+    def codegen(context, builder, signature, args):
+        array_type = signature.args[0]
+        source = context.make_array(array_type)(context, builder, args[0])
+        shape = cgutils.unpack_tuple(builder, source.shape, 2)
+        strides = cgutils.unpack_tuple(builder, source.strides, 2)
+        pointer = cgutils.get_item_pointer2(
+            context, builder, source.data, shape, strides, array_type.layout, args[1:]
+        )
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        hint = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]),
+            "llvm.prefetch.p0",
+        )
+        # for reading and writing; into every cache; data
+        builder.call(hint, [builder.bitcast(pointer, byte), flag(1), flag(3), flag(1)])
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp, types.intp), codegen

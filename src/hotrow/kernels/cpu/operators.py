@@ -1,0 +1,114 @@
+"""The operators on the CPU: tensors become numpy arrays, and threads run a compiled kernel.
+
+numba is imported with the first kernel, to save start-up time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotrow.kernels.compile_notice import show_compile_notice
+from hotrow.kernels.cpu.tasks import LOOK_UP, SETTLE, STEP
+from hotrow.kernels.cpu.threads import run_on_threads, thread_count
+from hotrow.kernels.grouping import DistinctIds, GroupedGradients
+from hotrow.kernels.program import Program
+
+# The dtypes of a table that have compiled kernels, and what those compute in.
+COMPUTE_DTYPES = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.bfloat16: np.float32,
+}
+
+
+def settle(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    rows: Tensor,
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> None:
+    """`operators.settle`."""
+    ids, batch = DistinctIds(rows, rows[:0]), table[:0]
+    _run(SETTLE, program, table, slots, row_steps, ids, batch, ledger, step_count)
+
+
+def step(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    grads: GroupedGradients,
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> None:
+    """`operators.step`."""
+    batch = grads.values.contiguous()
+    _run(STEP, program, table, slots, row_steps, grads.ids, batch, ledger, step_count)
+
+
+def look_up(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    ids: DistinctIds,
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> Tensor:
+    """`operators.look_up`."""
+    values = table.new_empty(*ids.inverse.shape, table.shape[1])
+    batch = values.view(ids.inverse.numel(), table.shape[1])
+    _run(LOOK_UP, program, table, slots, row_steps, ids, batch, ledger, step_count)
+    return values
+
+
+def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
+    """`operators.select_rows`."""
+    from hotrow.kernels.cpu.look_up import copy_rows  # numba is imported with the first kernel
+
+    count, columns = ids.numel(), table.shape[1]
+    output = table.new_empty(*ids.shape, columns)
+    flat, out_of_range = _as_array(output).reshape(count, columns), np.zeros(1, np.bool_)
+    flat_ids = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
+    # Ids are checked even where rows have no columns.
+    threads = max(thread_count(count, columns), min(count, 1))
+    run_on_threads(copy_rows, (_as_array(table), flat_ids, flat, out_of_range), threads)
+    return None if out_of_range[0] else output
+
+
+def _as_array(tensor: Tensor) -> NDArray[Any]:
+    """The values, or of bfloat16 the bits, as numpy has none."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def _run(
+    task: int,
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    ids: DistinctIds,
+    batch: Tensor,  # (N, D): the gradients to step with, the values to fill, or nothing
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> None:
+    from hotrow.kernels.cpu.rows import row_kernel  # numba is imported with the first kernel
+
+    kernel = row_kernel(program.update, program.fast_forward, program.flags, program.width)
+    dtype = COMPUTE_DTYPES[table.dtype]
+    arrays = _as_array(table), tuple(map(_as_array, slots)), row_steps.numpy()
+    grouped = ids.rows.numpy(), *ids.order, _as_array(batch)
+    entries = ledger.astype(dtype, copy=False), program.coefficients, step_count
+    threads = thread_count(len(ids.rows), table.shape[1])
+    scratch = np.zeros((threads, 3 + len(slots), table.shape[1]), dtype)
+    with show_compile_notice((kernel, table.dtype), program.update.__module__):
+        run_on_threads(kernel, (task, *arrays, *grouped, *entries, scratch), threads)

@@ -1,0 +1,56 @@
+"""The operators in plain torch, for any dtype and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotrow.kernels.default.rows import advance_rows
+from hotrow.kernels.grouping import DistinctIds, GroupedGradients
+from hotrow.kernels.program import Program
+
+
+def settle(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    rows: Tensor,
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> None:
+    """`operators.settle`."""
+    if len(rows):
+        advance_rows(program, table, slots, row_steps, rows, None, ledger, step_count)
+
+
+def step(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    grads: GroupedGradients,
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> None:
+    """`operators.step`."""
+    rows, sums = grads.ids.rows, grads.sums()
+    if len(rows):
+        advance_rows(program, table, slots, row_steps, rows, sums, ledger, step_count)
+
+
+def look_up(
+    program: Program,
+    table: Tensor,
+    slots: Sequence[Tensor],
+    row_steps: Tensor,
+    ids: DistinctIds,
+    ledger: NDArray[np.float64],
+    step_count: int,
+) -> Tensor:
+    """`operators.look_up`."""
+    settle(program, table, slots, row_steps, ids.rows, ledger, step_count)
+    return table[ids.rows[ids.inverse]]

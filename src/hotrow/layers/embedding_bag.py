@@ -1,0 +1,151 @@
+"""`EmbeddingBag`: torch's layer, which also takes one-hot, multi-hot and probability input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hotrow.errors import HotrowError
+from hotrow.ids import check_bag, check_ids, check_soft
+from hotrow.layers.layer_input import as_input_tensor
+from hotrow.layers.table_layer import TableLayer, index_tensor
+from hotrow.table.parameter import raise_on_all_ranks, table_row_count
+
+
+class EmbeddingBag(TableLayer, nn.EmbeddingBag):
+    """`torch.nn.EmbeddingBag` that also takes one-hot, multi-hot and probability tensors.
+
+    A bag's output is the sum, mean or maximum of its ids' rows; in "sum" mode each row may
+    be scaled by its `per_sample_weights` first. That is multi_hot(bag) @ table.
+
+    The constructor, `state_dict` keys and every option mean what they mean in torch; ids
+    equal to `padding_idx` are left out of their bag.
+
+    Shapes:
+        ids: int64 or int32; (B, L), or (N,) with `offsets` of shape (B,) saying where each
+            bag starts. The output is (B, D); an empty bag gives zeros.
+        one-hot or probabilities: the table's dtype; (B, L, V), or (N, V) with `offsets`:
+            one distribution where ids have one id. A member that is the padding row's one-hot is
+            left out of its bag.
+        multi-hot: (B, V) without offsets: row i of the table enters bag b with weight
+            input[b, i]; "mean" divides by the sum of the weights, unless that is 0; "max" is
+            refused; the padding row's weight is left out.
+        per_sample_weights: shaped as the ids are: (B, L) or (N,).
+
+    Raises:
+        HotrowError, HotrowIndexError: as `Embedding`, and for offsets that do not cut the
+            ids in order.
+
+    Cost: as `Embedding`, with B x D values written forward.
+
+    >>> layer = EmbeddingBag.from_pretrained(torch.eye(3), mode="sum")
+    >>> layer(torch.tensor([[0, 2, 2]]))
+    tensor([[1., 0., 2.]])
+    >>> layer(torch.tensor([[1., 0., 2.]]))
+    tensor([[1., 0., 2.]])
+
+    Source: `torch.nn.EmbeddingBag` and `torch.nn.functional.embedding_bag`.
+    """
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """(B, L) or (N,) ids, or the same with a last dimension V -> (B, D)."""
+        try:
+            return self._bags(input, offsets, per_sample_weights)
+        except HotrowError as error:
+            raise_on_all_ranks(self.weight, error)
+
+    def _bags(
+        self, input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None
+    ) -> Tensor:
+        input = as_input_tensor(input, self.weight)
+        soft = input.is_floating_point()
+        if soft and input.ndim == 2 and offsets is None:
+            return self._multi_hot(input, per_sample_weights)
+        if soft:
+            check_soft(input, len(self.weight), self.weight.dtype)
+        offsets = check_bag(
+            input.shape[:-1] if soft else input.shape,
+            offsets,
+            per_sample_weights,
+            mode=self.mode,
+            dtype=self.weight.dtype,
+            last=self.include_last_offset,
+        )
+        if offsets is None and input.shape[1] == 0:
+            # torch's own fails on bags that are all empty, but for this way of saying it.
+            bags = len(input) + self.include_last_offset
+            offsets = torch.zeros(bags, dtype=torch.int64, device=input.device)
+            input = input.flatten(0, 1)
+            if per_sample_weights is not None:
+                per_sample_weights = per_sample_weights.flatten()
+        if not soft:
+            refused_encoding: Literal["multi-hot", ""] = "multi-hot" if input.ndim == 2 else ""
+            ids = check_ids(
+                input, table_row_count(self.weight), "input", refused_encoding=refused_encoding
+            )
+            return super().forward(ids, offsets, per_sample_weights)
+        rows = self._soft_rows(input).flatten(0, -2)  # (N, D)
+        if per_sample_weights is not None:
+            per_sample_weights = per_sample_weights.to(rows.dtype)
+        is_padding = None
+        if self.padding_idx is not None:
+            is_padding = input[..., self.padding_idx].flatten() == 1
+        return pool_rows(
+            rows,
+            input.shape[:-1],
+            is_padding,
+            offsets,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+        )
+
+    def _multi_hot(self, values: Tensor, per_sample_weights: Tensor | None) -> Tensor:
+        """(B, V) weights -> (B, D)."""
+        if self.mode == "max" or per_sample_weights is not None:
+            what = 'mode="max"' if self.mode == "max" else "per_sample_weights"
+            raise HotrowError(
+                f"{what} needs the bag's members one by one, and a (B, V) multi-hot of shape "
+                f"{tuple(values.shape)} has added them up",
+                fix="pass ids, or one-hots of shape (B, L, V)",
+            )
+        if self.padding_idx is not None:
+            values = values.index_fill(-1, index_tensor(self.padding_idx, values), 0)
+        rows = self._soft_rows(values)
+        if self.mode == "sum":
+            return rows
+        total = values.sum(-1, keepdim=True)
+        return rows / torch.where(total == 0, 1, total)
+
+
+def pool_rows(
+    rows: Tensor,
+    shape: Sequence[int],
+    is_padding: Tensor | None,
+    offsets: Tensor | None,
+    **options: Any,
+) -> Tensor:
+    """Pool rows that are already looked up, (N, D), with torch's `embedding_bag`.
+
+    There is one row for each id of `shape`. Padding is left out: in the bag, all padding ids point
+    at one extra row, which is `padding_idx`.
+    """
+    positions = torch.arange(len(rows), device=rows.device)
+    if is_padding is not None:
+        positions = positions.masked_fill(is_padding, len(rows))
+    return F.embedding_bag(
+        positions.view(tuple(shape)),
+        torch.cat([rows, rows.new_zeros(1, rows.shape[1])]),
+        offsets,
+        padding_idx=len(rows),
+        **options,
+    )

@@ -1,0 +1,22 @@
+"""The input of a layer: a tensor of ids, or a one-hot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from hotrow.errors import HotrowError
+from hotrow.onehot.tensor import OneHot
+
+
+def as_input_tensor(input: Any, weight: Tensor) -> Tensor:
+    """The input, checked to be a tensor; an integer `hotrow.one_hot` cast to the weight's dtype."""
+    if isinstance(input, OneHot) and not input.is_floating_point():
+        return input.to(weight.dtype)
+    if not isinstance(input, Tensor):
+        raise HotrowError(
+            f"input is a {type(input).__name__}, but a layer takes a tensor",
+            fix="use torch.tensor(input)",
+        )
+    return input

@@ -1,0 +1,58 @@
+"""Gradients: which one-hots require one, and how to compute it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.registry import rule
+from hotrow.onehot.tensor import OneHot
+from hotrow.table.nested import map_instances
+
+
+@rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+def _(func: Any, *args: Any, **kwargs: Any) -> Any:
+    # A leaf is in the graph itself, any other one-hot as its dense tensor.
+    tensors, named = map_instances(
+        (args, kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
+    )
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*tensors, **named)
+
+
+@rule(Tensor.requires_grad.__get__)  # type: ignore[attr-defined]
+def _(func: Any, x: OneHot) -> Any:
+    if x.is_grad_leaf or not x.is_modified:
+        return x.needs_grad
+    return x.materialize().requires_grad
+
+
+@rule(Tensor.is_leaf.__get__)  # type: ignore[attr-defined]
+def _(func: Any, x: OneHot) -> Any:
+    return x.is_grad_leaf or not (x.is_modified or x.needs_grad) or NotImplemented
+
+
+@rule(Tensor.grad_fn.__get__)  # type: ignore[union-attr]
+def _(func: Any, x: OneHot) -> Any:
+    return None if x.is_grad_leaf or not (x.is_modified or x.needs_grad) else NotImplemented
+
+
+@rule(Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+def _(func: Any, x: OneHot, value: bool = True) -> Any:
+    if x.is_modified or (x.needs_grad and not x.is_grad_leaf):
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        result = func(x, value)
+    x.is_grad_leaf = value
+    return result
+
+
+@rule(Tensor.retain_grad, Tensor.register_hook)
+def _(func: Any, x: OneHot, *args: Any) -> Any:
+    if x.is_grad_leaf:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(x, *args)
+    x.materialize(permanent=True)
+    return NotImplemented

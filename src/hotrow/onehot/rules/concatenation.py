@@ -1,0 +1,107 @@
+"""Concatenation: fields and dense columns side by side, or rows below each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.gradient import expanded_zeros, transform_proxy
+from hotrow.onehot.parts import DenseColumns, Field, Part, all_weights, merge_fields
+from hotrow.onehot.registry import rule
+from hotrow.onehot.results import meta_tensor
+from hotrow.onehot.rules.dtypes import cast, casts_exactly
+from hotrow.onehot.tensor import OneHot
+
+
+@rule(torch.cat, torch.concat, torch.concatenate)
+def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    axis = kwargs.pop("axis", dim)
+    tensors = list(tensors)
+    if kwargs or not isinstance(axis, int):
+        return NotImplemented
+    out = func([meta_tensor(t) if isinstance(t, OneHot) else t.to("meta") for t in tensors], axis)
+    if any(t.ndim != out.ndim for t in tensors):  # torch passes over empty ones
+        return NotImplemented
+    one_hots = [t for t in tensors if isinstance(t, OneHot)]
+    if not all(
+        casts_exactly(part, x.cached_dtype, out.dtype) or x.cached_dtype == out.dtype
+        for x in one_hots
+        for part in x.parts
+    ):
+        return NotImplemented
+    if axis % out.ndim == out.ndim - 1:
+        parts: list[Part] = []
+        for t in tensors:
+            if isinstance(t, OneHot):
+                same_dtype = t.cached_dtype == out.dtype
+                parts += t.parts if same_dtype else cast(t, out.dtype, None, True).parts
+            elif t.shape[-1]:
+                parts.append(DenseColumns(t.to(out.dtype)))
+        return _concatenated(merge_fields(parts), out, tensors, axis)
+    if len(one_hots) < len(tensors):
+        return NotImplemented
+    same_dtype_one_hots = [
+        x if x.cached_dtype == out.dtype else cast(x, out.dtype, None, True) for x in one_hots
+    ]
+    part_lists = _matching_parts(same_dtype_one_hots)
+    if part_lists is None:
+        return NotImplemented
+    parts = [_concatenate_parts(rows, axis) for rows in zip(*part_lists, strict=True)]
+    return _concatenated(parts, out, tensors, axis)
+
+
+def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: int) -> OneHot:
+    """The one-hot of these parts; its gradient goes to the tensors that it is made of."""
+    one_hots = [t for t in tensors if isinstance(t, OneHot)]
+    proxies = [t.grad_proxy if isinstance(t, OneHot) else None for t in tensors]
+
+    def transform(*inputs: Tensor) -> Tensor:
+        remaining = iter(inputs)
+        pieces = [
+            expanded_zeros(_sizes(t), out.dtype, one_hots[0].cached_device)
+            if proxy is None
+            else next(remaining)
+            for t, proxy in zip(tensors, proxies, strict=True)
+        ]
+        return torch.cat(pieces, axis)
+
+    origins = frozenset().union(*(x.origins for x in one_hots))
+    proxy = transform_proxy(transform, out, *proxies)
+    return OneHot(parts, out.dtype, proxy, None, origins, out.stride())
+
+
+def _sizes(t: Tensor) -> tuple[int, ...]:
+    return t.sizes if isinstance(t, OneHot) else tuple(t.shape)
+
+
+def _matching_parts(one_hots: list[OneHot]) -> list[tuple[Part, ...]] | None:
+    """The parts of each one-hot; None unless all have parts of the same types and widths."""
+    part_lists = [x.parts for x in one_hots]
+
+    def layout(part: Part) -> tuple[int, int]:
+        return part.width, part.ids.shape[-1] if isinstance(part, Field) else -1
+
+    layouts = {tuple(map(layout, parts)) for parts in part_lists}
+    return part_lists if len(layouts) == 1 else None
+
+
+def _concatenate_parts(parts: tuple[Any, ...], axis: int) -> Part:
+    if isinstance(parts[0], DenseColumns):
+        return DenseColumns(torch.cat([part.values for part in parts], axis))
+    ids = torch.cat([part.ids for part in parts], axis)
+    weights = all_weights(parts)
+    return Field(ids, None if weights is None else torch.cat(weights, axis), parts[0].width)
+
+
+@rule(torch.stack)
+def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
+    tensors = list(tensors)
+    if kwargs or not all(isinstance(t, OneHot) for t in tensors):
+        return NotImplemented
+    func([meta_tensor(t) for t in tensors], dim)  # torch's errors
+    count = len(tensors[0].sizes) + 1
+    if dim % count == count - 1:
+        return NotImplemented
+    return torch.cat([t.unsqueeze(dim) for t in tensors], dim % count)

@@ -1,0 +1,136 @@
+"""Indexing: what selects rows of a one-hot, or whole parts of its columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.parts import batch_tensor
+from hotrow.onehot.registry import overloads, rule
+from hotrow.onehot.results import derive_view, map_batch, meta_tensor
+from hotrow.onehot.tensor import OneHot
+from hotrow.table.nested import find_instances, map_instances
+
+
+@rule(*overloads("select", "narrow", "index_select", "flip", "roll", "unbind", "split", "chunk"))
+def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
+    if func.__name__ == "narrow":
+        args = tuple(int(a) if isinstance(a, Tensor) else a for a in args)
+    meta_args, meta_kwargs = map_instances((args, kwargs), Tensor, lambda t: t.to("meta"))
+    out = func(meta_tensor(x), *meta_args, **meta_kwargs)
+    dims = kwargs.get("dim", kwargs.get("dims", _positional_dim(func.__name__, args)))
+    dims = dims if isinstance(dims, tuple | list) else (dims,)
+    if any(dim is None or dim % len(x.sizes) == len(x.sizes) - 1 for dim in dims):
+        return _slice_columns(x, func, args, kwargs, out)
+
+    def transform(t: Tensor) -> Any:
+        return func(t, *args, **kwargs)
+
+    if isinstance(out, Tensor):
+        return map_batch(x, out, transform, transform)
+    # This runs the operation again for each result; the ids are few.
+    return tuple(
+        map_batch(x, each, lambda t, i=i: transform(t)[i], lambda t, i=i: transform(t)[i])  # type: ignore[misc]
+        for i, each in enumerate(out)
+    )
+
+
+_DIM_POSITIONS = {"select": 0, "narrow": 0, "index_select": 0, "flip": 0, "roll": 1, "unbind": 0}
+
+
+def _positional_dim(name: str, args: Any) -> Any:
+    """The axis among positional arguments; None for all of them."""
+    position = _DIM_POSITIONS.get(name, 1)
+    if name == "flip" and len(args) > 1:
+        return args
+    if len(args) > position:
+        return args[position]
+    return None if name == "roll" else 0
+
+
+def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """Slices along the class axis, at the edges of parts."""
+    if func.__name__ not in ("narrow", "split", "chunk"):
+        return NotImplemented
+    widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
+    start = 0
+    if func.__name__ == "narrow":
+        start = int(kwargs.get("start", args[1] if len(args) > 1 else 0)) % x.sizes[-1]
+    slices = []
+    for width in widths:
+        piece = _column_slice(x, start, start + width)
+        if piece is None:
+            return NotImplemented
+        slices.append(piece)
+        start += width
+    return slices[0] if isinstance(out, Tensor) else tuple(slices)
+
+
+def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
+    """Columns start..stop-1; None if an edge lies inside a part."""
+    offset, chosen = 0, []
+    for part in x.parts:
+        if start <= offset and offset + part.width <= stop and part.width:
+            chosen.append(part)
+        elif offset < stop and start < offset + part.width:
+            return None
+        offset += part.width
+    if not chosen:
+        return None
+
+    def transform(t: Tensor) -> Tensor:
+        return t[..., start:stop]
+
+    return derive_view(x, chosen, transform(meta_tensor(x)), transform, transform)
+
+
+@rule(Tensor.__getitem__)
+def _(func: Any, x: Any, index: Any) -> Any:
+    if not isinstance(x, OneHot) or any(True for _ in find_instances(index, OneHot)):
+        return NotImplemented
+    indices = index if isinstance(index, tuple) else (index,)
+    used = sum(_axis_count(each) for each in indices)
+    count = len(x.sizes)
+    if any(each is Ellipsis for each in indices):
+        position = next(i for i, each in enumerate(indices) if each is Ellipsis)
+        full_slices = (slice(None),) * (count - used)
+        indices = indices[:position] + full_slices + indices[position + 1 :]
+        used = count
+    if used > count:
+        return NotImplemented
+    last: Any = slice(None)
+    if used == count:
+        *batch_indices, last = indices
+        if not isinstance(last, slice) or any(each is None for each in batch_indices[-1:]):
+            return NotImplemented
+        indices = tuple(batch_indices)
+    if last != slice(None):
+        start, stop, step = last.indices(x.sizes[-1])
+        piece = _column_slice(x, start, stop) if step == 1 and start < stop else None
+        if piece is None:
+            return NotImplemented
+        return piece[indices] if indices else piece
+
+    def transform(t: Tensor) -> Tensor:
+        return t[indices]
+
+    first = transform(batch_tensor(x.parts[0]))
+    out = torch.empty((*first.shape[:-1], x.sizes[-1]), dtype=x.cached_dtype, device="meta")
+    if all(isinstance(each, int | slice) or each in (None, Ellipsis) for each in indices):
+        out = meta_tensor(x)[indices]  # a view
+    return map_batch(x, out, transform, transform)
+
+
+def _axis_count(index: Any) -> int:
+    """How many axes an index takes up; more than any tensor has where torch is to decide."""
+    if index is None or index is Ellipsis:
+        return 0
+    if isinstance(index, bool):
+        return 1 << 10  # adds an axis, and is rare
+    if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+        return index.ndim or 1 << 10
+    if isinstance(index, Tensor | int | slice):
+        return 1
+    return 1 << 10  # lists and arrays

@@ -1,0 +1,36 @@
+"""What hands out the memory of a tensor, or all of it: arrays, storages, copies, pickles, text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.registry import rule
+from hotrow.onehot.tensor import OneHot
+from hotrow.table.nested import find_instances
+
+
+# Torch does not count what is written to the memory itself.
+@rule(
+    *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.set_),
+    *(Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_),
+    *(Tensor.data.__get__, Tensor.data.__set__),  # type: ignore[attr-defined]
+)
+def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    for one_hot in find_instances((x, args), OneHot):
+        one_hot.materialize(permanent=not torch.compiler.is_compiling())
+    return NotImplemented
+
+
+@rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__)
+def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
+    return func(_dense_leaf(x), *args, **kwargs) if x.is_grad_leaf else NotImplemented
+
+
+def _dense_leaf(x: OneHot) -> Tensor:
+    """The dense leaf that torch has in place of this one."""
+    leaf = x.materialize().detach().requires_grad_()
+    leaf.grad = x.grad
+    return leaf

@@ -1,0 +1,129 @@
+r"""The closed form of Adamax: an infinity norm that shrinks until it is eps.
+
+A row settled at step s with m and u gets no gradient for K steps. Its k-th missed step moves it by
+h_k b1^k m / max(b2^k u, eps), with h_k = lr / (1 - b1^t). Up to the step e after which b2^k u is
+no more than eps the norm is b2^k u, from then on eps:
+
+    w_K = w - m / u * sum_(k <= e) h_k (b1 / b2)^k - m / eps * sum_(k > e) h_k b1^k
+    m_K = b1^K m,   u_K = max(b2^K u, eps)
+
+Two infinite sums are kept for every s, A_s of h_k (b1 / b2)^k and B_s of h_k b1^k; a step
+changes only the last few hundred. The first sum above is A_s - (b1 / b2)^e A_(s+e), the second
+b1^e B_(s+e).
+
+Weight decay gives an idle row a gradient, which the sums do not cover: every step is replayed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotrow.kernels.rule_math import maximum
+from hotrow.optim.closed_form.base import Coefficients, to_columns
+from hotrow.optim.closed_form.sums import MissedStepSums
+
+MIN_STEPS = 3  # compiled code replays fewer steps
+MIN_EPS = 1e-37  # a smaller eps is not in float32's range
+
+
+def apply_sums(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: Any) -> Any:
+    """`(w, m, u)` after the missed steps; `above` and `below` are the sums before and at eps."""
+    shrink, shrink2 = row
+    move = m / maximum(u, eps) * above + m * (below / eps)  # m / eps may be infinite
+    return w - move, m * shrink, maximum(u * shrink2, eps)
+
+
+def sums_around_eps(u: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+    """`(above, below)` of elements whose norm becomes eps: numbers, or arrays of them."""
+    sums, _, b1, b2, eps, _ = coefficients
+    e = np.floor(np.log(np.maximum(u / eps, 1.0)) / -np.log(b2))
+    e = np.minimum(e, end_step - t)
+    s = t + np.int64(e)
+    return sums[t, 0] - (b1 / b2) ** e * sums[s, 0], b1**e * sums[s, 1]
+
+
+def norm_limit(gap: Any, coefficients: Any) -> Any:
+    """The norm above which an element does not become eps within the window."""
+    _, _, _, b2, eps, window = coefficients
+    return eps / b2 ** np.minimum(gap, window)
+
+
+def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+    """Bring a row from step t to `end_step`, or leave it as it is."""
+    sums, first_step, b1, b2, eps, _ = coefficients
+    if end_step - t < MIN_STEPS or t < first_step:
+        return t
+    cast = w.dtype.type
+    means, norms = slots
+    row = cast(b1 ** (end_step - t)), cast(b2 ** (end_step - t))
+    limit = cast(norm_limit(end_step - t, coefficients))
+    full_sum, min_norm = cast(sums[t, 0]), cast(eps)
+    for j in range(len(w)):
+        above, below = full_sum, cast(0)
+        if norms[j] <= limit:
+            both_sums = sums_around_eps(np.float64(norms[j]), t, end_step, coefficients)
+            above, below = cast(both_sums[0]), cast(both_sums[1])
+        w[j], means[j], norms[j] = apply_sums(w[j], means[j], norms[j], min_norm, row, above, below)
+    return end_step
+
+
+class InfinityNormSums(MissedStepSums):
+    """The sums A_s and B_s for every step of a ledger of Adamax."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.fast_forward = fast_forward
+
+    def last_coefficient(self, dtype: torch.dtype) -> int:
+        """The window."""
+        return self.window
+
+    def fast_forward_batch(
+        self,
+        w: Tensor,
+        slots: tuple[Tensor, ...],
+        steps: NDArray[np.int64],
+        end_step: int,
+        coefficients: Coefficients,
+    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+        """`fast_forward` for many rows, in plain torch."""
+        sums, first_step, b1, b2, eps, _ = coefficients
+        m, u = slots
+        gaps = (end_step - steps).astype(np.float64)
+        steps = np.where(steps < first_step, end_step, steps)
+        limits, full_sum = norm_limit(gaps, coefficients), sums[steps, 0]
+        limit, full_sum, shrink, shrink2 = to_columns(
+            np.stack([limits, full_sum, b1**gaps, b2**gaps], axis=1), w
+        )
+        above, below = full_sum.expand(w.shape).clone(), torch.zeros_like(w)
+        reaches_eps = (u <= limit).nonzero(as_tuple=True)
+        row_steps = steps[reaches_eps[0].cpu().numpy()]
+        norms = u[reaches_eps].double().cpu().numpy()
+        both_sums = sums_around_eps(norms, row_steps, end_step, coefficients)
+        above[reaches_eps], below[reaches_eps] = (
+            torch.from_numpy(each).to(w) for each in both_sums
+        )
+        w, m, u = apply_sums(w, m, u, torch.tensor(eps).to(w), (shrink, shrink2), above, below)
+        return w, (m, u), torch.from_numpy(steps < end_step).to(w.device)
+
+    def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
+        """Add entry i to the sums of the steps in its window."""
+        decay, a1, b2, eps, step_size = entry
+        self.set_hyperparameters(i, (1 - a1, b2, eps, decay))
+        if decay != 0 or not self.window or not eps >= MIN_EPS or not math.isfinite(step_size):
+            self.first_step = i + 1
+            return
+        window = self.sums[max(self.first_step, i + 1 - self.window) : i + 1]
+        window += self.powers[-len(window) :] * -step_size
+
+    def compute_powers(self, b1: float, b2: float) -> None:
+        """Compute the window, and (b1 / b2)^k and b1^k for its steps k, the last first."""
+        ratio = b1 / b2 if b2 > 0 else 1.0
+        k = self.set_window(ratio)
+        self.powers = np.stack([ratio**k, b1**k], axis=1)

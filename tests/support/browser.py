@@ -1,0 +1,29 @@
+"""A browser page whose requests and messages are recorded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from playwright.sync_api import Page
+
+BROWSER_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+]
+
+
+@dataclass
+class RecordedPage:
+    """A page, its requests, and its console messages, errors and dialogs."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
+
+
+OpenPage = Callable[..., RecordedPage]
