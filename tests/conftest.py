@@ -1,22 +1,26 @@
 """What the whole suite shares: seeds, skips that are no surprise, a browser, a command line."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import settings
-from playwright.sync_api import Browser, Page, sync_playwright
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from hotrow.cli import main as cli
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
@@ -102,6 +106,8 @@ def browser() -> Iterator[Browser]:
     if path is None:
         reason = f"no browser was found: none of {', '.join(names)} is installed"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    from playwright.sync_api import sync_playwright  # `make test-torch` installs none
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
         yield browser
