@@ -305,7 +305,7 @@ def test_the_report_names_the_module():
     convert(model)(IDS)
     first = str(convert.report(model)).splitlines()[0]
     assert first.startswith("second  one_hot, 5 columns, ")
-    assert "test_finding.py:" in first
+    assert "test_finder.py:" in first
 
 
 # --- A model of several modules ------------------------------------------------------------

@@ -217,8 +217,8 @@ def test_has_a_hash_and_attributes():
     copy.deepcopy(x)
     copy.deepcopy({"a": [x, x[0]]})["a"]
     copy.copy(x)
-    torch.load(__import__("onehots").saved(x))
-    torch.load(__import__("onehots").saved([x, x[0]]), weights_only=True)
+    torch.load(__import__("tests.support.onehots").support.onehots.saved(x))
+    torch.load(__import__("tests.support.onehots").support.onehots.saved([x, x[0]]), weights_only=True)
     """
 )
 def test_goes_elsewhere_as_a_tensor(run):

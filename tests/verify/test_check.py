@@ -454,4 +454,4 @@ def test_only_the_sides_import_the_reference():
         for path in Path(hotrow.__file__).parent.rglob("*.py")
         if "import reference" in path.read_text() or "hotrow.verify.reference" in path.read_text()
     ]
-    assert importers == ["_sides.py"]
+    assert importers == ["sides.py"]
