@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from hotrow import HotrowError
 from hotrow.onehot.tensor import OneHot, one_hot
-from tests.support.onehots import CLASSES, IDS, Largest, assert_alike, outcome, plain, twins
+from tests.support.onehots import CLASSES, IDS, Largest, assert_alike, outcome, plain, saved, twins
 from tests.support.tolerance import assert_rounded, assert_same_bits, assert_same_numbers
 
 TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
@@ -22,6 +22,7 @@ TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
 def expressions(text):
     """One test for each line, of what it gives for `x`."""
     names = {"torch": torch, "F": F, "np": np, "copy": copy, "W": TABLE, "pickle": pickle}
+    names["saved"] = saved
     lines = [line.strip() for line in text.strip().splitlines()]
     runs = [eval(f"lambda x: ({line})", names) for line in lines]
     return pytest.mark.parametrize(
@@ -217,8 +218,8 @@ def test_has_a_hash_and_attributes():
     copy.deepcopy(x)
     copy.deepcopy({"a": [x, x[0]]})["a"]
     copy.copy(x)
-    torch.load(__import__("tests.support.onehots").support.onehots.saved(x))
-    torch.load(__import__("tests.support.onehots").support.onehots.saved([x, x[0]]), weights_only=True)
+    torch.load(saved(x))
+    torch.load(saved([x, x[0]]), weights_only=True)
     """
 )
 def test_goes_elsewhere_as_a_tensor(run):
