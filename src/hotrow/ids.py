@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
 from hotrow.errors import HotrowError, HotrowIndexError
 
 ID_DTYPES = (torch.int64, torch.int32)
@@ -114,7 +115,7 @@ def has_values(ids: Tensor) -> bool:
     """Whether Python may look at them: no tracer, transform, mode or subclass takes part."""
     return (
         type(ids) is Tensor
-        and not torch.compiler.is_compiling()
+        and not is_compiling()
         and not torch._C._get_tracing_state()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hotrow.compilation import is_compiling
 from hotrow.conversion import resting
 from hotrow.conversion.finder import Finder, finder_of
 from hotrow.conversion.matmul import Multiplier
@@ -191,7 +192,7 @@ def _mode(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextMana
     """None if the module may run as it is."""
     if module._way == "matmul":
         return Multiplier()
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return Finder()
     # `training` is not there yet while a module is being copied or loaded.
     method = name, getattr(module, "training", True)

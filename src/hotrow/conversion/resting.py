@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
+
 LEAST = 100_000  # entries of a one-hot; of a smaller one torch's own product is about as quick
 _TRIES, _EVERY = 8, 64  # calls
 _MANY, _DEEP = 64, 4  # arguments, and lists in lists, to look through
@@ -68,7 +70,7 @@ def _amount(values: Collection[Any], depth: int = 0) -> float:
 
 def saver() -> Any:
     """Who keeps what autograd saves now, as a checkpoint does, to compute it again; or None."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]

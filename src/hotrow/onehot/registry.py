@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
 from hotrow.onehot.gradient import link
 from hotrow.onehot.parts import Part, flatten
 from hotrow.onehot.tensor import OneHot
@@ -37,7 +38,7 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 
 def written_out(func: Any, args: Any, kwargs: Any, spared: bool = False) -> Any:
     """What torch gives for the tensors written out; one that was written into is given back."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return func(*_written(args), **_written(kwargs))
     found = list(within((args, kwargs), OneHot))
     for x in found:
@@ -71,7 +72,7 @@ def _written(value: Any) -> Any:
 
 
 def _is_changed(x: Any) -> bool:
-    return isinstance(x, OneHot) and not (torch.compiler.is_compiling() or x.leaf) and x.changed
+    return isinstance(x, OneHot) and not (is_compiling() or x.leaf) and x.changed
 
 
 def needs_grad(x: OneHot) -> bool:
@@ -121,7 +122,7 @@ def meta(x: OneHot) -> Tensor:
 
 def meta_of(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
     """Of these sizes and strides, without values; not to be written to."""
-    if torch.compiler.is_compiling():  # sizes may be symbols
+    if is_compiling():  # sizes may be symbols
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return _known_meta(sizes, strides, dtype)
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, checked
 from hotrow.onehot.gradient import Shadow
@@ -123,7 +124,7 @@ class OneHot(Tensor):
         What is written into it is written into this, and into what it is a view of. `for_good`
         goes on with it in place of the parts, whatever happens.
         """
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._write()
         if self._written is None:
             changed = self.changed

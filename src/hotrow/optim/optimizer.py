@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 
+from hotrow.compilation import is_compiling
 from hotrow.errors import HotrowError
 from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import Group, Rule
@@ -93,7 +94,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
-        run = self._run_in_eager if torch.compiler.is_compiling() else self._run
+        run = self._run_in_eager if is_compiling() else self._run
         return run(closure)
 
     @_disable_dynamo

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotrow.compilation import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, takes_rows, trains
 
@@ -68,7 +68,7 @@ def _note(weight: Tensor, columns: bool) -> None:
     """How a plain parameter is used, before torch's own means look up in it."""
     if isinstance(weight, Table):
         weight.settle()  # where a caller has disabled `__torch_function__`, that does not
-    elif torch.compiler.is_compiling() or type(weight) is not nn.Parameter:
+    elif is_compiling() or type(weight) is not nn.Parameter:
         pass
     elif weight.ndim == 2 and weight.numel() >= WORTHWHILE and _learns(weight):
         weight.looked_up = "columns" if columns else "rows"  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
 from hotrow.onehot.parts import Columns, Field, Part
 from hotrow.onehot.registry import derived, meta, methods, rule
 from hotrow.onehot.tensor import OneHot
@@ -19,7 +20,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     dims = (dim,) if isinstance(dim, int) else dim
     if kwargs or not dims or not all(isinstance(d, int) for d in dims):
         return NotImplemented
-    if func.__name__ == "mean" and not x.kind.is_floating_point:
+    if func.__name__ == "mean" and not (x.kind.is_floating_point or x.kind.is_complex):
         return NotImplemented  # torch's error, which is of another type on the meta device
     out = func(meta(x), dim, keepdim)
     count = len(x.sizes)
@@ -99,7 +100,7 @@ def _keeps_zeros(other: Any, dtype: torch.dtype, divides: bool) -> bool:
     """Whether zero times (or by) each of these is zero, and not NaN; `torch.compile` trusts so."""
     if not isinstance(other, Tensor):
         other = torch.tensor(other, dtype=dtype)
-    elif torch.compiler.is_compiling():
+    elif is_compiling():
         return True
     known = other.detach()
     return bool(((known != 0) & ~known.isnan() if divides else known.isfinite()).all())

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
 from hotrow.onehot.parts import Columns, Part
 from hotrow.onehot.registry import (
     along_batch,
@@ -110,7 +111,7 @@ def casts(part: Part, before: torch.dtype, dtype: torch.dtype) -> bool:
 )
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     for each in within((x, args), OneHot):
-        each.write_out(for_good=not torch.compiler.is_compiling())
+        each.write_out(for_good=not is_compiling())
     return NotImplemented
 
 

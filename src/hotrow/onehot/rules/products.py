@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotrow.compilation import is_compiling
 from hotrow.onehot.parts import Field, all_weights
 from hotrow.onehot.registry import SPARED, methods, rule
 from hotrow.onehot.rules.dtypes import to
@@ -116,7 +117,7 @@ def multiplied(x: Any, weight: Any, columns: bool = False, bias: Tensor | None =
         return NotImplemented
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
-    if x.origins and not torch.compiler.is_compiling():
+    if x.origins and not is_compiling():
         if x.entries < min(origin.least for origin in x.origins):
             return SPARED
         for origin in x.origins:
