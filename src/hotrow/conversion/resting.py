@@ -85,9 +85,10 @@ class _Running(threading.local):
         saver: as it was when the innermost method began.
     """
 
-    state = ""
-    rest: Rest | None = None
-    saver: Any = None
+    def __init__(self) -> None:  # for each thread
+        self.state = ""
+        self.rest: Rest | None = None
+        self.saver: Any = None
 
 
 running = _Running()
