@@ -21,11 +21,16 @@ def uses(tensor: Tensor) -> int:
 
     Storage that another process shares is held by more than can be counted.
     """
+    return sys.maxsize if tensor.untyped_storage().is_shared() else _count(tensor) - _OTHERS
+
+
+def _count(tensor: Tensor) -> int:
+    """The holders, and the object that is made here with the references to it."""
     storage = tensor.untyped_storage()
-    if storage.is_shared():
-        return sys.maxsize
-    # Less the object made here, and the references to it: its name, this call, the storage.
-    return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3
+    return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+
+
+_OTHERS = _count(torch.empty(1, device="cpu")) - 1  # in Python 3.14 fewer than before
 
 
 def in_order(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
