@@ -14,7 +14,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 # A process for each core, with one thread each where a test does not ask for more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
-.PHONY: run check test test-all lint lessons bench sameness clean
+.PHONY: run check test test-all test-torch lint lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -33,6 +33,24 @@ test: .venv/test .venv/real .venv/flights lint
 test-all: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
+
+# The core: everything but the command line, its pages, the lesson, the benchmarks and the docs.
+CORE_FOLDERS := conversion disk distributed inputs kernels layers onehot optim table verify
+CORE := $(CORE_FOLDERS:%=tests/%) tests/test_ids.py $(CORE_FOLDERS:%=src/hotrow/%) \
+    src/hotrow/ids.py src/hotrow/errors.py
+
+# `make test-torch VERSION=2.15.0`: all tests of the core with another torch, in an environment of
+# its own. It takes 5 to 6 GB, as PyPI's torch for Linux brings CUDA, and runs on the CPU.
+# Another Python: PYTHON=python3.13.
+OTHER := .venv-torch-$(VERSION)
+test-torch:
+	@test -n '$(VERSION)' || { echo 'which torch? make test-torch VERSION=2.15.0' >&2; exit 2; }
+	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
+	@echo 'Setting up $(OTHER)'
+	@grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
+	PIP_CONSTRAINT=$(OTHER)/constraints.txt $(OTHER)/bin/python -m pip install --quiet \
+	    --disable-pip-version-check torch==$(VERSION) --editable '.[test-core]'
+	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n auto -m 'exhaustive or not exhaustive' $(CORE)
 
 lint: .venv/test
 	$(BIN)/ruff check
@@ -54,7 +72,7 @@ sameness: .venv/test
 	@$(BIN)/python -m benchmarks.sameness
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-torch-*
 
 .venv/core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv

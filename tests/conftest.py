@@ -1,19 +1,23 @@
 """Fixtures for all tests: seeds, expected skips, a browser, and the command line."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import settings
-from playwright.sync_api import Browser, sync_playwright
 
 from hotrow.cli import main as cli
 from tests.support.browser import BROWSER_ARGUMENTS, OpenPage, RecordedPage
 from tests.support.command_line import Result, Run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
@@ -75,6 +79,8 @@ def browser() -> Iterator[Browser]:
     if path is None:
         reason = f"no browser was found: none of {', '.join(names)} is installed"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    from playwright.sync_api import sync_playwright  # `make test-torch` installs none
+
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
         yield browser

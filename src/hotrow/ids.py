@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError, HotrowIndexError
+from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
 # Integers are refused as an encoding if evenly drawn ids look so in fewer batches than these; the
@@ -117,7 +118,7 @@ def is_readable(ids: Tensor) -> bool:
     """Whether Python can read the values: no tracer, transform, mode or subclass is active."""
     return (
         type(ids) is Tensor
-        and not torch.compiler.is_compiling()
+        and not is_compiling()
         and not torch._C._get_tracing_state()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

@@ -1,9 +1,13 @@
 """A browser page whose requests and messages are recorded."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from playwright.sync_api import Page
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 BROWSER_ARGUMENTS = [
     "--no-sandbox",

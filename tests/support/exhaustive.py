@@ -14,6 +14,4 @@ def grid(cases: Iterable[Any], decisive: Callable[..., bool]) -> list[Any]:
     `decisive` takes the values of a case.
     """
     several = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [
-        pytest.param(*case, marks=() if decisive(*case) else exhaustive) for case in several
-    ]
+    return [pytest.param(*case, marks=() if decisive(*case) else exhaustive) for case in several]

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import CallSampler, call_state, saved_tensor_hook
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import Field
 from hotrow.onehot.tensor import ClassIndexError, OneHot, encode, encode_or_none
 
@@ -54,7 +55,7 @@ class Finder(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch._C._are_functorch_transforms_active():
             return func(*args, **kwargs)
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
@@ -91,7 +92,7 @@ def _one_hot(
 ) -> OneHot | Tensor | None:
     for name in ("tensor", "input"):
         ids = kwargs.pop(name, ids)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         if isinstance(num_classes, int) and num_classes > 0 and ids.dtype == torch.int64:
             return encode(ids, num_classes, torch.int64)
         return F.one_hot(ids, num_classes)

@@ -23,6 +23,7 @@ from hotrow.conversion.matmul import MatmulMode
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import call_state, saved_tensor_hook
 from hotrow.errors import HotrowError
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
@@ -203,7 +204,7 @@ def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContext
     """The mode for this call of a method; None if it runs without one."""
     if module._direction == "matmul":
         return MatmulMode()
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return Finder()
     # A module that is being copied or loaded does not have `training` yet.
     method = name, getattr(module, "training", True)

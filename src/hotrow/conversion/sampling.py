@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
+
 MIN_ENTRIES = 100_000  # of a one-hot; torch's own product is about as fast for a smaller one
 _FIRST_CALLS, _INTERVAL = 8, 64  # calls that search
 _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # that are measured: arguments, and lists in lists
@@ -73,7 +75,7 @@ def _input_size(values: Collection[Any], depth: int = 0) -> float:
 
 def saved_tensor_hook() -> Any:
     """The hook that packs the tensors autograd saves now, as a checkpoint sets one; or None."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return None if hooks is None else hooks[0]
@@ -88,9 +90,10 @@ class _CallState(threading.local):
         saved_tensor_hook: the hook that was set when the innermost method began.
     """
 
-    mode = ""
-    sampler: CallSampler | None = None
-    saved_tensor_hook: Any = None
+    def __init__(self) -> None:  # in each thread
+        self.mode = ""
+        self.sampler: CallSampler | None = None
+        self.saved_tensor_hook: Any = None
 
 
 call_state = _CallState()

@@ -128,9 +128,7 @@ def _missing_attribute(name: str, owner: Any, part: str) -> HotrowError:
     guess = f" (did you mean {matches[0]}?)" if matches else ""
     file = getattr(owner, "__file__", None)
     where = f"{owner.__name__}{f' ({file})' if file else ''}"
-    return HotrowError(
-        f"{name}: there is no {part} in {where}{guess}", fix="name one that it has"
-    )
+    return HotrowError(f"{name}: there is no {part} in {where}{guess}", fix="name one that it has")
 
 
 def _call(name: str, function: Any, seed: int) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
 
@@ -87,7 +88,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     `too_small`: the one-hots are materialized because the product is small, and not for want of a
     rule; their origins record which of the two it was.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return func(*_materialized(args), **_materialized(kwargs))
     tensors = list(find_instances((args, kwargs), RuleTensor))
     for x in tensors:
@@ -126,7 +127,7 @@ def _materialized(value: Any) -> Any:
 
 
 def _is_modified(x: Any) -> bool:
-    if not isinstance(x, RuleTensor) or torch.compiler.is_compiling() or x.is_grad_leaf:
+    if not isinstance(x, RuleTensor) or is_compiling() or x.is_grad_leaf:
         return False
     return x.is_modified
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gradient import transform_proxy
 from hotrow.onehot.parts import Part
 from hotrow.onehot.tensor import OneHot
@@ -26,7 +27,7 @@ def meta_tensor(x: OneHot) -> Tensor:
 
 def empty_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
     """A meta tensor of these sizes and strides; not to be written to."""
-    if torch.compiler.is_compiling():  # sizes may be symbols
+    if is_compiling():  # sizes may be symbols
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return _cached_meta(sizes, strides, dtype)
 

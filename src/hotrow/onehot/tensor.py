@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, check_ids
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gradient import LeafProxy
 from hotrow.onehot.parts import DenseColumns, Field, Part, batch_tensor, flatten, unflatten
 from hotrow.onehot.registry import RuleTensor
@@ -134,7 +135,7 @@ class OneHot(RuleTensor):
         A write to it is a write to this, and to what this is a view of. `permanent`: from now on
         the dense tensor replaces the parts, whether or not something is written into it.
         """
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._compute_dense()
         if self._dense is None:
             is_modified = self.is_modified

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
+from hotrow.kernels.tracing import is_compiling
 from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
@@ -93,7 +94,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
-        run = self._run_in_eager if torch.compiler.is_compiling() else self._run
+        run = self._run_in_eager if is_compiling() else self._run
         return run(closure)
 
     @_disable_dynamo

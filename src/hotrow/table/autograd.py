@@ -21,11 +21,19 @@ def storage_use_count(tensor: Tensor) -> int:
 
     The references to storage shared with another process cannot be counted: `sys.maxsize`.
     """
-    storage = tensor.untyped_storage()
-    if storage.is_shared():
+    if tensor.untyped_storage().is_shared():
         return sys.maxsize
-    # Minus the object created here, and the references to it: its name, this call, the storage.
-    return torch._C._storage_Use_Count(storage._cdata) - 1 + sys.getrefcount(storage) - 3
+    return _raw_use_count(tensor) - _OWN_USE_COUNT
+
+
+def _raw_use_count(tensor: Tensor) -> int:
+    """The use count, with the storage object created here and the references to it."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+
+
+# How many of these references the count itself makes; Python 3.14 makes fewer than 3.13.
+_OWN_USE_COUNT = _raw_use_count(torch.empty(1, device="cpu")) - 1
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
@@ -68,7 +68,7 @@ def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
     """Set `lookup_axis` of a large plain parameter that is trained, before torch looks up in it."""
     if isinstance(weight, Table):
         weight.settle()  # `__torch_function__` does not, if a caller has disabled it
-    elif torch.compiler.is_compiling() or type(weight) is not nn.Parameter:
+    elif is_compiling() or type(weight) is not nn.Parameter:
         pass
     elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):
         weight.lookup_axis = "columns" if columns else "rows"  # type: ignore[attr-defined]

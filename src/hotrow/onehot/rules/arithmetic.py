@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, meta_tensor
@@ -20,6 +21,10 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     dims = (dim,) if isinstance(dim, int) else dim
     if kwargs or not dims or not all(isinstance(d, int) for d in dims):
         return NotImplemented
+    if func.__name__ == "mean" and not (
+        x.cached_dtype.is_floating_point or x.cached_dtype.is_complex
+    ):
+        return NotImplemented  # torch's error, which is of another type on the meta device
     out = func(meta_tensor(x), dim, keepdim)
     count = len(x.sizes)
     dims = sorted(d % count for d in dims)
@@ -102,7 +107,7 @@ def _keeps_zeros(other: Any, dtype: torch.dtype, divides: bool) -> bool:
     """Whether zero times (or divided by) each factor is zero; `torch.compile` assumes it."""
     if not isinstance(other, Tensor):
         other = torch.tensor(other, dtype=dtype)
-    elif torch.compiler.is_compiling():
+    elif is_compiling():
         return True
     factors = other.detach()
     return bool(((factors != 0) & ~factors.isnan() if divides else factors.isfinite()).all())

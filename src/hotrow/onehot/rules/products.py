@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import Field, all_weights
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.rules.dtypes import cast
@@ -120,7 +121,7 @@ def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | N
         return NotImplemented
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
-    if x.origins and not torch.compiler.is_compiling():
+    if x.origins and not is_compiling():
         if x.entries < min(origin.min_entries for origin in x.origins):
             return USE_TORCH
         for origin in x.origins:

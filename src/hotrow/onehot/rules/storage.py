@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import rule
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances
@@ -20,7 +20,7 @@ from hotrow.table.nested import find_instances
 )
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     for one_hot in find_instances((x, args), OneHot):
-        one_hot.materialize(permanent=not torch.compiler.is_compiling())
+        one_hot.materialize(permanent=not is_compiling())
     return NotImplemented
 
 
