@@ -73,7 +73,7 @@ class JaxPeer(Peer):
 
 
 def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
-    """The gradient of the whole table, and optax's step; without an optimizer the gradient alone."""
+    """The gradient of the whole table and optax's step; the gradient alone without optimizer."""
     import jax
     import optax
 
@@ -107,7 +107,9 @@ def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
         updates, state = optimizer.update(backward(table, ids, gradient), state, table)
         return optax.apply_updates(table, updates), state
 
-    peer = JaxPeer(case, update_dense, optimizer.init, f"JAX, optax.{case.optimizer.lower()}", case.optimizer)
+    peer = JaxPeer(
+        case, update_dense, optimizer.init, f"JAX, optax.{case.optimizer.lower()}", case.optimizer
+    )
     peer.is_dense = True
     return peer
 

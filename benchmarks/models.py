@@ -1,7 +1,8 @@
 """A whole model as a workload: before `convert` and after, side by side.
 
 A step is forward, backward and Adam, by `torch.optim` before and by `hotrow.optim` after, both
-fused for what is dense. Equality comes first: output and gradients of both are compared with float64.
+fused for what is dense. Equality comes first: output and gradients of both are compared with
+float64.
 """
 
 from __future__ import annotations

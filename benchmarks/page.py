@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Any
 
 from benchmarks import plots, record_files
 from benchmarks.report import describe, model_goals
@@ -50,7 +51,13 @@ def section(name: str, record: Record) -> str:
     report = describe(record)
     figure = [f"![{report.title}: the times below]({FIGURES}/{name}.svg)"] * ("peers" in record)
     remarks = "\n".join(f"- {line}" for line in report.remarks)
-    text = [f"## {report.title}", report.setting, *figure, markdown_table(report.head, report.rows), remarks]
+    text = [
+        f"## {report.title}",
+        report.setting,
+        *figure,
+        markdown_table(report.head, report.rows),
+        remarks,
+    ]
     return "\n\n".join(part for part in text if part)
 
 
@@ -101,8 +108,13 @@ def _describe_commit(commit: str, records: list[Record]) -> str:
     environments = [record["environment"] for record in records]
     dates = sorted({environment["date"] for environment in environments})
     loads = [e["load_average_before"] for e in environments if e["load_average_before"] is not None]
-    load = f", load average before {min(loads)} to {max(loads)}" if loads else ""
-    return f"commit {commit}: {many}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}{load}"
+    load = f", load average before {_span(sorted(loads))}" if loads else ""
+    return f"commit {commit}: {many}, {_span(dates)}{load}"
+
+
+def _span(values: list[Any]) -> str:
+    """The first and the last, once if they are the same."""
+    return " to ".join(dict.fromkeys((str(values[0]), str(values[-1]))))
 
 
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:
@@ -155,7 +167,9 @@ def main(arguments: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=Path, default=RECORDS, help="their folder")
-    parser.add_argument("--docs", type=Path, help="a folder to write into, without changing the READMEs")
+    parser.add_argument(
+        "--docs", type=Path, help="a folder to write into, without changing the READMEs"
+    )
     options = parser.parse_args(arguments)
     records = record_files.read(options.records)
     docs = options.docs or DOCS

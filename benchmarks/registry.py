@@ -12,9 +12,7 @@ PEER_TYPES = peers.PEER_TYPES | {
         fbgemm_peers.build_fbgemm,
         install_command=fbgemm_peers.INSTALL_COMMAND,
     ),
-    "jax dense": PeerType(
-        "JAX and optax", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND
-    ),
+    "jax dense": PeerType("JAX and optax", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND),
     "jax lazy": PeerType(
         "JAX, touched rows only, by hand", jax_peers.build_lazy, 0.0, jax_peers.INSTALL_COMMAND
     ),

@@ -156,7 +156,11 @@ def main() -> None:
     """Measure, each thing in a process of its own, and write the record."""
     if len(sys.argv) > 1:
         what, *rest = sys.argv[1:]
-        found = measure_wire(rest[0], int(rest[1])) if what == "wire" else measure_disk(int(rest[0]), rest[1])
+        found = (
+            measure_wire(rest[0], int(rest[1]))
+            if what == "wire"
+            else measure_disk(int(rest[0]), rest[1])
+        )
         print(json.dumps(found))
         return
     command = [sys.executable, "-m", "benchmarks.scale"]
@@ -164,7 +168,9 @@ def main() -> None:
     for way in ("shard", "replicate"):
         for count in (2, 3):
             inner = " ".join([*command, "wire", way, str(count)])
-            record["wire"].append(_run(["unshare", "-n", "sh", "-c", f"ip link set lo up; {inner}"]))
+            record["wire"].append(
+                _run(["unshare", "-n", "sh", "-c", f"ip link set lo up; {inner}"])
+            )
     for rows in SIZES:
         with tempfile.TemporaryDirectory(dir=ROOT) as folder:
             record["disk"].append(_run([*command, "disk", str(rows), folder]))

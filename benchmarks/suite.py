@@ -66,9 +66,7 @@ def run_suite(
     return failures
 
 
-def run_in_process(
-    workload: Workload, options: Options, report_progress: ReportProgress
-) -> Record:
+def run_in_process(workload: Workload, options: Options, report_progress: ReportProgress) -> Record:
     """The record of a workload, without its environment.
 
     Raises:

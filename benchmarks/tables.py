@@ -10,7 +10,6 @@ from benchmarks.registry import PEER_TYPES
 from hotrow.bench.measurement import Measurement
 from hotrow.bench.workload import (
     HOTROW,
-    PeerConfig,
     Record,
     ReportProgress,
     TableWorkload,

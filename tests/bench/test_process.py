@@ -35,11 +35,11 @@ def test_a_job_has_its_settings_threads_and_progress():
     assert seen == [(0.5, "half")]
 
 
-def test_a_job_that_fails_or_dies_is_an_error(monkeypatch):
-    with pytest.raises(process.JobError, match="^ValueError: no such number$") as failed:
+def test_a_job_that_fails_or_dies_is_an_error():
+    with pytest.raises(process.JobError, match=r"^ValueError: no such number$") as failed:
         run("fails")
     assert failed.value.kind == "ValueError"
-    with pytest.raises(process.JobError, match="^last words$") as failed:
+    with pytest.raises(process.JobError, match=r"^last words$") as failed:
         run("dies")
     assert failed.value.kind == ""
 

@@ -235,9 +235,7 @@ class Measurement:
             self.report_progress(share, f"round {number + 1}")
             self.copy_speed.measure()
             for name, peer in list(self.peers.items()):
-                steps = (
-                    workload.dense_steps_per_turn if peer.is_dense else workload.steps_per_turn
-                )
+                steps = workload.dense_steps_per_turn if peer.is_dense else workload.steps_per_turn
                 work = functools.partial(self.run_steps, name, peer, 1 + steps)
                 times = self.attempt(name, work)
                 if times is not None:

@@ -170,7 +170,7 @@ class OneHot(nn.Module):
 
 
 def torch_embedding(case: Case, sparse: bool = False) -> nn.Embedding:
-    """torch's layer around `initial_weight`."""
+    """Torch's layer around `initial_weight`."""
     weight = initial_weight(case)
     return nn.Embedding(case.rows, case.columns, sparse=sparse, _weight=weight)
 
@@ -267,9 +267,7 @@ PEER_TYPES = {
     "torch foreach": PeerType(
         "nn.Embedding, torch.optim(foreach=True)", build_torch_dense(foreach=True), 3.0
     ),
-    "torch default": PeerType(
-        "nn.Embedding, torch.optim as it comes", build_torch_dense(), 3.0
-    ),
+    "torch default": PeerType("nn.Embedding, torch.optim as it comes", build_torch_dense(), 3.0),
     "torch sparse": PeerType(
         "nn.Embedding(sparse=True), with SGD, Adagrad or SparseAdam", build_torch_sparse
     ),

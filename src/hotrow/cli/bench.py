@@ -129,9 +129,7 @@ def make_workload(
             fix=f"one of {', '.join(DTYPES)}",
         )
     if uniform and zipf is not None:
-        raise HotrowError(
-            f"--uniform and --zipf {zipf} exclude each other", fix="give one of them"
-        )
+        raise HotrowError(f"--uniform and --zipf {zipf} exclude each other", fix="give one of them")
     name = optimizer_name(optimizer)
     row_count, column_count, id_count = (
         parse_count(option, text, MAX_COUNT)

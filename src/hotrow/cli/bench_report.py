@@ -38,7 +38,9 @@ def print_record(record: Record, console: Console) -> None:
 
     console.print(Text(title(record), style="bold"))
     print_lines([setting(record)])
-    print_table(["milliseconds", "forward", "backward", "step", "all three", "x hotrow"], times(record))
+    print_table(
+        ["milliseconds", "forward", "backward", "step", "all three", "x hotrow"], times(record)
+    )
     if any("memory" in peer for peer in record["peers"].values()):
         head = ["memory", "table and state", "peak of a step above them"]
         print_table(head, memory(record))
@@ -116,7 +118,9 @@ def verdicts(record: Record) -> Iterator[str]:
     ratios = {name: 1 / p["hotrow_ratio"]["median"] for name, p in peers.items() if name in DENSE}
     if ratios:
         fastest = min(ratios, key=lambda name: ratios[name])
-        yield _verdict(ratios[fastest], f"torch's fastest dense {record['optimizer']} ({fastest[6:]})")
+        yield _verdict(
+            ratios[fastest], f"torch's fastest dense {record['optimizer']} ({fastest[6:]})"
+        )
     if "torch sparse" in peers and not trains_other_model(record):
         ratio = 1 / peers["torch sparse"]["hotrow_ratio"]["median"]
         yield _verdict(ratio, "torch's sparse optimizer")
