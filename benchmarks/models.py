@@ -1,7 +1,8 @@
 """A whole model as a workload: before `convert` and after, side by side.
 
 A step is forward, backward and Adam, by `torch.optim` before and by `hotrow.optim` after, both
-fused for what is dense. Equality comes first: output and gradients of both are held to float64.
+fused for what is dense. Equality comes first: output and gradients of both are compared with
+float64.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 
 import hotrow
-from benchmarks import floor, memory
-from benchmarks.networks import Batch, Made
-from benchmarks.workload import Record, Told, quiet, ratios, spread
+from benchmarks.networks import Batch, ModelAndBatches
+from hotrow.bench import floor, memory
+from hotrow.bench.percentiles import percentiles, turn_ratios
+from hotrow.bench.workload import Record, ReportProgress, ignore_progress
 from hotrow.table.gradient import RowGradient
 
 SIDES = "before", "after"
-COMPARED = 256  # examples of a batch
+EXAMPLES_COMPARED = 256  # of a batch
 
 
 class Side:
@@ -39,60 +41,64 @@ class Side:
         self.model(*batch).square().mean().backward()
         self.optimizer.step()
 
-    def memory(self, batch: Batch) -> int:
-        """Peak resident bytes of a step over model, state and batch."""
+    def peak_bytes(self, batch: Batch) -> int:
+        """The peak of a step over model, state and batch."""
         self.optimizer.zero_grad()
-        return memory.peak_of(lambda: self.step(batch))
+        return memory.measure_peak(lambda: self.step(batch))
 
-    def touched(self) -> int:
-        """Bytes of the parameters that the last step's gradients move: of a table, their rows."""
-        found = 0
+    def updated_bytes(self) -> int:
+        """Of the parameters that the last step updated; of a table, of its touched rows."""
+        total = 0
         for parameter in self.model.parameters():
             gradient = parameter.grad
-            moved = gradient.merge().rows if isinstance(gradient, RowGradient) else parameter
-            found += moved.nbytes
-        return found
+            updated = gradient.merge().rows if isinstance(gradient, RowGradient) else parameter
+            total += updated.nbytes
+        return total
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model, how long its two sides are watched, and the goals.
+    """A model, how many steps of its two sides are timed, and the goals.
 
-    `rounds` turns of `turn` timed steps, before and after; a turn begins with one step that is
-    not timed. A turn comes before them all, of which none is: it makes the state.
+    Attributes:
+        make: the model and its batches; smaller ones if its argument is true.
+        steps_per_turn: timed steps of a turn, before and after; each begins with an untimed step.
+        goals: "time" or "memory", and the largest ratio.
+        min_entries: what `convert` is given.
+        rounds: how many turns each side has, after an untimed one that makes the state.
     """
 
     name: str
     about: str
-    make: Callable[[bool], Made]
-    turn: tuple[int, int]
-    goals: tuple[tuple[str, float], ...] = ()  # of "time" or "memory", and at most how much
+    make: Callable[[bool], ModelAndBatches]
+    steps_per_turn: tuple[int, int]
+    goals: tuple[tuple[str, float], ...] = ()
     min_entries: int | None = None
     rounds: int = 5
     seconds: float = 20.0
-    tried: bool = False  # whether it is small
+    is_small: bool = False
 
-    def small(self) -> Model:
+    def shrink(self) -> Model:
         """A few columns, a few steps."""
-        return replace(self, tried=True, turn=(2, 2), rounds=2, seconds=8.0)
+        return replace(self, is_small=True, steps_per_turn=(2, 2), rounds=2, seconds=8.0)
 
-    def among(self, peers: Collection[str]) -> Model:
+    def with_peers(self, type_names: Collection[str]) -> Model:
         """The same: both sides always take part."""
         return self
 
-    def run(self, told: Told = quiet) -> Record:
+    def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
         """Equality, times and memory, and whether the goals were met."""
-        told(0.05, "outputs and gradients")
+        report_progress(0.05, "outputs and gradients")
         record: Record = {"workload": self.name, "about": self.about}
-        record |= {"equality": self.equality()} | self.times(told)
-        found = {"time": record["ratio"]["median"], "memory": record["memory_ratio"]}
+        record |= {"equality": self.measure_equality()} | self.measure_times(report_progress)
+        ratios = {"time": record["ratio"]["median"], "memory": record["memory_ratio"]}
         goals = []
         for what, most in self.goals:
-            met = None if found[what] is None else found[what] <= most
-            goals.append({"what": what, "at_most_ratio": most, "met": met})
+            met = None if ratios[what] is None else ratios[what] <= most
+            goals.append({"what": what, "max_ratio": most, "met": met})
         return record | {"goals": goals}
 
-    def equality(self) -> dict[str, Any]:
+    def measure_equality(self) -> dict[str, Any]:
         """How far output and gradients of both are from float64.
 
         The converted model may be further by at most what a sum of some rows may round otherwise
@@ -101,12 +107,12 @@ class Model:
         Raises:
             AssertionError: it is further than that.
         """
-        model, draw = self.make(self.tried)
-        batch = tuple(value[:COMPARED] for value in draw(0))
+        model, draw = self.make(self.is_small)
+        batch = tuple(value[:EXAMPLES_COMPARED] for value in draw(0))
         wide = tuple(v.double() if v.is_floating_point() else v for v in batch)
-        before = found(copy.deepcopy(model), batch)
-        after = found(hotrow.convert(copy.deepcopy(model), min_entries=0), batch)
-        truth = found(model.double(), wide)
+        before = run_model(copy.deepcopy(model), batch)
+        after = run_model(hotrow.convert(copy.deepcopy(model), min_entries=0), batch)
+        truth = run_model(model.double(), wide)
         result = {}
         for what, exact in truth.items():
             errors = [float((side[what].double() - exact).abs().max()) for side in (before, after)]
@@ -115,60 +121,63 @@ class Model:
             result[what] = {"unconverted_error": errors[0], "converted_error": errors[1]}
         return result
 
-    def times(self, told: Told) -> dict[str, Any]:
+    def measure_times(self, report_progress: ReportProgress) -> dict[str, Any]:
         """Steps of both in turns, and the memory of one of each."""
-        model, draw = self.make(self.tried)
+        model, draw = self.make(self.is_small)
         sides = (Side(copy.deepcopy(model), False), Side(model, True, self.min_entries))
         batches = [draw(seed) for seed in range(8)]
-        copying = floor.Copying()
+        copy_speed = floor.CopySpeed()
         peaks: dict[str, int] = {}
         samples: tuple[list[list[float]], ...] = ([], [])
         for number in range(self.rounds + 1):
-            told(0.1 + 0.9 * number / (self.rounds + 1), f"round {number} of {self.rounds}")
-            copying.watch()
-            for side, count, kept in zip(sides, self.turn, samples, strict=True):
+            share = 0.1 + 0.9 * number / (self.rounds + 1)
+            report_progress(share, f"round {number} of {self.rounds}")
+            copy_speed.measure()
+            for side, count, turns in zip(sides, self.steps_per_turn, samples, strict=True):
                 turn = []
                 for k in range(count + (number > 0)):
                     begin = time.perf_counter()
                     side.step(batches[k % len(batches)])
                     turn.append(1e3 * (time.perf_counter() - begin))
                 if number:  # the first compiles as well
-                    kept.append(turn[1:])
-                elif memory.is_seen():
-                    peaks[SIDES[len(peaks)]] = side.memory(batches[0])
+                    turns.append(turn[1:])
+                elif memory.is_supported():
+                    peaks[SIDES[len(peaks)]] = side.peak_bytes(batches[0])
         steps = {
-            side: spread([step for turn in turns for step in turn])
+            side: percentiles([step for turn in turns for step in turn])
             for side, turns in zip(SIDES, samples, strict=True)
         }
         before, after = (peaks.get(side) for side in SIDES)
         return {
             **steps,
-            "ratio": ratios(samples[1], samples[0]),
+            "ratio": turn_ratios(samples[1], samples[0]),
             "peak_extra_bytes": peaks,
             "memory_ratio": after / before if before and after is not None else None,
-            **self.above_floor(sides[1], batches[0], copying.bytes_per_second(), steps),
+            **self.compare_with_floor(sides[1], batches[0], copy_speed.bytes_per_second(), steps),
         }
 
-    def above_floor(
-        self, side: Side, batch: Batch, speed: float, steps: dict[str, Any]
+    def compare_with_floor(
+        self, side: Side, batch: Batch, copy_speed: float, steps: dict[str, Any]
     ) -> dict[str, Any]:
-        """The bytes that a step must move, and how many times as long as to copy them it takes.
+        """The bytes that a step must move, the time to copy as many, and the ratios to it.
 
-        Of each parameter that the step moves, value and Adam's two numbers are read and written;
+        Of each parameter that the step updates, value and Adam's two numbers are read and written;
         the batch is read.
         """
         side.step(batch)
-        moved = 2 * (1 + floor.states("Adam")) * side.touched() + sum(v.nbytes for v in batch)
-        lowest = 1e3 * moved / speed
+        moved = 2 * (1 + floor.state_count("Adam")) * side.updated_bytes() + sum(
+            v.nbytes for v in batch
+        )
+        floor_ms = 1e3 * moved / copy_speed
         return {
-            "copy_bytes_per_s": speed,
+            "copy_bytes_per_s": copy_speed,
             "floor_bytes": moved,
-            "floor_ms": lowest,
-            "floor_ratio": {s: float(f"{v['median_ms'] / lowest:.5g}") for s, v in steps.items()},
+            "floor_ms": floor_ms,
+            "floor_ratio": {s: float(f"{v['median_ms'] / floor_ms:.5g}") for s, v in steps.items()},
         }
 
 
-def found(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def run_model(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """The output, and the gradient of each parameter."""
     output = model(*batch)
     output.square().mean().backward()

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.batches import Batches
+from hotrow.bench.batches import Batches
 
 Batch = tuple[Tensor, ...]
-Made = tuple[nn.Module, Callable[[int], Batch]]  # a model, and batch t
+ModelAndBatches = tuple[nn.Module, Callable[[int], Batch]]  # a model, and batch t
 
 
 class Tabular(nn.Module):
@@ -32,7 +32,7 @@ class Tabular(nn.Module):
 
 
 class Policy(nn.Module):
-    """As an actor-critic over discrete states has it."""
+    """The network of an actor-critic over discrete states."""
 
     def __init__(self, states: int, width: int = 64, actions: int = 6) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Recommender(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A table of tokens, a recurrent layer, and a head of its own over the vocabulary."""
+    """A table of tokens, a recurrent layer, and an output head of its own."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def geometric(fields: int, total: int) -> list[int]:
 
 
 def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
-    """Ids of each field, of which small ones are frequent, and dense columns."""
+    """Ids of each field, small ones frequent, and dense columns."""
 
     def draw(seed: int) -> Batch:
         random = torch.Generator().manual_seed(seed)
@@ -116,7 +116,7 @@ def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
     return draw
 
 
-def tabular(small: bool) -> Made:
+def tabular(small: bool) -> ModelAndBatches:
     """26 fields of 100,000 columns in all, 13 dense columns."""
     fields, total, dense, batch, width = (
         (4, 200, 3, 64, 16) if small else (26, 100_000, 13, 4096, 256)
@@ -125,7 +125,7 @@ def tabular(small: bool) -> Made:
     return Tabular(sizes, dense, width), _fields(sizes, dense, batch)
 
 
-def recommender(small: bool) -> Made:
+def recommender(small: bool) -> ModelAndBatches:
     """26 tables of 2,000,000 rows in all."""
     fields, total, dense, columns, batch, width = (
         (4, 2000, 3, 4, 64, 16) if small else (26, 2_000_000, 13, 32, 2048, 256)
@@ -134,15 +134,15 @@ def recommender(small: bool) -> Made:
     return Recommender(sizes, dense, columns, width), _fields(sizes, dense, batch)
 
 
-def language_model(small: bool) -> Made:
+def language_model(small: bool) -> ModelAndBatches:
     """GPT-2's vocabulary."""
     rows, columns, batch, length = (300, 8, 2, 8) if small else (50_257, 128, 8, 32)
     ids = Batches(rows, batch * length)
     return LanguageModel(rows, columns), lambda t: (ids[t].view(batch, length),)
 
 
-def policy(small: bool, states: int = 500, batch: int = 64) -> Made:
-    """Taxi's size."""
+def policy(small: bool, states: int = 500, batch: int = 64) -> ModelAndBatches:
+    """A policy of the size that Taxi needs."""
 
     def draw(seed: int) -> Batch:
         return (torch.randint(states, (batch,), generator=torch.Generator().manual_seed(seed)),)
@@ -150,8 +150,8 @@ def policy(small: bool, states: int = 500, batch: int = 64) -> Made:
     return Policy(states), draw
 
 
-def plain(small: bool) -> Made:
-    """A network in whose own code nothing is found."""
+def plain(small: bool) -> ModelAndBatches:
+    """A network in whose code `convert` finds nothing."""
     width, batch = (16, 8) if small else (512, 256)
 
     def draw(seed: int) -> Batch:

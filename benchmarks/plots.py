@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from benchmarks.telling import label, title
-from benchmarks.workload import Record
+from hotrow.bench.report import peer_label, title
+from hotrow.bench.workload import Record
 from hotrow.figures import svg
 from hotrow.inputs.text import format_milliseconds
 
@@ -14,7 +14,7 @@ WIDTH, BAR, PITCH, HEIGHT = 420, 22, 32, 220  # pixels
 
 
 def plot(record: Record) -> str | None:
-    """The SVG of a record of times; None of one that has nothing to draw beside each other."""
+    """The SVG of a record of times; None if the record has nothing to compare."""
     if "peers" in record:
         growth = _growth(record)
         return svg.write(_bars(record) if growth is None else growth, "en")
@@ -27,10 +27,10 @@ def plot(record: Record) -> str | None:
 
 def _bars(record: Record) -> svg.Drawing:
     """A bar for each peer, quickest first, and a line where the floor is."""
-    took = {name: peer for name, peer in record["peers"].items() if "step" in peer}
-    times = [(label(record, name), peer["step"]["median_ms"]) for name, peer in took.items()]
+    peers = {name: peer for name, peer in record["peers"].items() if "step" in peer}
+    times = [(peer_label(record, name), peer["step"]["median_ms"]) for name, peer in peers.items()]
     times.sort(key=lambda each: each[1])
-    floor = next((peer["floor_ms"] for peer in took.values() if "floor_ms" in peer), None)
+    floor = next((peer["floor_ms"] for peer in peers.values() if "floor_ms" in peer), None)
     return _chart(title(record), "median time of a step", times, floor)
 
 
@@ -56,29 +56,29 @@ def _chart(
     """Horizontal bars on a logarithmic axis."""
     decades = _decades([time for _, time in times] + ([floor] if floor else []))
     cells = [svg.label(svg.MARGIN, svg.MARGIN, heading, "bold", svg.TITLE)]
-    note = f"{what}, milliseconds on a logarithmic axis"
+    note = f"{what}, format_milliseconds on a logarithmic axis"
     cells.append(svg.label(svg.MARGIN, svg.MARGIN + 28, note, "muted", svg.SMALL))
     left = svg.MARGIN + max(svg.pixel_width(name) for name, _ in times) + 2 * svg.GAP
     top = svg.MARGIN + 72.0
     across = _scale(decades, left, left + WIDTH)
     bottom = top + PITCH * len(times)
     curves = _grid(decades, across, top, bottom, cells)
-    told = []
+    descriptions = []
     for number, (name, time) in enumerate(times):
         y = top + PITCH * number + (PITCH - BAR) / 2
-        ours = name.startswith(("hotrow", "after"))
-        cells.append(svg.label(svg.MARGIN, y - 5, name, "bold" if ours else ""))
+        is_hotrow = name.startswith(("hotrow", "after"))
+        cells.append(svg.label(svg.MARGIN, y - 5, name, "bold" if is_hotrow else ""))
         end = max(across(time), left + 2)
-        cells.append(svg.Cell(left, y, end - left, BAR, box=f"pill {'h0' if ours else 'h1'}"))
+        cells.append(svg.Cell(left, y, end - left, BAR, box=f"pill {'h0' if is_hotrow else 'h1'}"))
         cells.append(svg.label(end + svg.GAP, y - 5, format_milliseconds(time), "mono", svg.SMALL))
-        told.append(f"{name}: {format_milliseconds(time)}.")
+        descriptions.append(f"{name}: {format_milliseconds(time)}.")
     if floor:
         x = across(floor)
         curves.append(svg.Curve([(x, top - 4), (x, bottom + 4)], "dashed h2"))
         text = f"dashed: the floor, {format_milliseconds(floor)}"
         cells.append(svg.label(left, bottom + 24, text, "muted", svg.SMALL))
-        told.append(f"The floor: {format_milliseconds(floor)}.")
-    return svg.Drawing(heading, f"{note}. {' '.join(told)}", cells, [], curves)
+        descriptions.append(f"The floor: {format_milliseconds(floor)}.")
+    return svg.Drawing(heading, f"{note}. {' '.join(descriptions)}", cells, [], curves)
 
 
 def _grid(
@@ -105,18 +105,18 @@ def _tick(x: float, y: float, text: str) -> svg.Cell:
 
 
 def _growth(record: Record) -> svg.Drawing | None:
-    """A line over the size in which the peers of a label differ, if they differ in one."""
-    took = [peer for peer in record["peers"].values() if "step" in peer]
+    """A line over the one size in which the peers of a label differ; None if there is none."""
+    peers = [peer for peer in record["peers"].values() if "step" in peer]
     usual = {"rows": record["rows"], "ids": record["ids"]}
     usual["threads"] = record["environment"]["threads"]
     differing = [
-        size for size in usual if any(peer.get(size, usual[size]) != usual[size] for peer in took)
+        size for size in usual if any(peer.get(size, usual[size]) != usual[size] for peer in peers)
     ]
     if len(differing) != 1:
         return None
     axis = differing[0]
     lines: dict[str, list[tuple[int, float]]] = {}
-    for peer in took:
+    for peer in peers:
         point = peer.get(axis, usual[axis]), peer["step"]["median_ms"]
         lines.setdefault(peer["label"], []).append(point)
     return _lines(title(record), axis, {name: sorted(line) for name, line in lines.items()})
@@ -148,7 +148,7 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
         cells.append(tick._replace(ink="muted", anchor="end", size=svg.SMALL))
     for size in sizes:
         cells.append(_tick(across(size), bottom, f"{size:,}"))
-    told = []
+    descriptions = []
     y = bottom + 26.0
     for number, (name, line) in enumerate(lines.items()):
         hue = f"h{number % 6}"
@@ -160,6 +160,8 @@ def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -
         )
         ends = " to ".join(dict.fromkeys(format_milliseconds(line[end][1]) for end in (0, -1)))
         cells.append(svg.label(left + 44, y, f"{name}: {ends}"))
-        told += [f"{name}, {size:,} {axis}: {format_milliseconds(time)}." for size, time in line]
+        descriptions += [
+            f"{name}, {size:,} {axis}: {format_milliseconds(time)}." for size, time in line
+        ]
         y += 24
-    return svg.Drawing(heading, f"{note}. {' '.join(told)}", cells, [], curves)
+    return svg.Drawing(heading, f"{note}. {' '.join(descriptions)}", cells, [], curves)

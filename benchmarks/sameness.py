@@ -1,6 +1,6 @@
-"""Write docs/sameness.md: every configuration of every optimizer, held to the three-way rule.
+"""Write docs/sameness.md: every configuration of every optimizer, compared by the three-way rule.
 
-    PYTHONPATH=tests python -m benchmarks.sameness.py [--steps 2500] [--jobs 2] [--folder docs]
+    python -m benchmarks.sameness [--steps 2500] [--jobs 2] [--folder docs]
 
 The configurations are those of the tests. Beside the document, sameness.json has every figure. The
 exit code is 1 if one is not within.
@@ -43,7 +43,7 @@ ROWS, COLUMNS, SEED = 300, 152, 0
 Record = dict[str, Any]
 
 
-def one(index: int, steps: int, seed: int) -> Record:
+def measure_configuration(index: int, steps: int, seed: int) -> Record:
     """Measure one configuration, by its place in the list."""
     name, options = configurations()[index]
     begin = time.perf_counter()
@@ -68,7 +68,7 @@ def run(pool: ProcessPoolExecutor, indices: list[int], steps: int) -> list[Recor
         disable=not console.is_terminal,
     )
     begin, done = time.monotonic(), {}
-    waiting = {pool.submit(one, i, steps, SEED): i for i in indices}
+    waiting = {pool.submit(measure_configuration, i, steps, SEED): i for i in indices}
     with bar:
         task = bar.add_task("configurations", total=len(indices))
         for future in as_completed(waiting):
@@ -86,8 +86,8 @@ def run(pool: ProcessPoolExecutor, indices: list[int], steps: int) -> list[Recor
     return [done[i] for i in indices]
 
 
-def made(command: str, steps: int, jobs: int, seconds: float) -> Record:
-    """How the figures came about."""
+def describe_run(command: str, steps: int, jobs: int, seconds: float) -> Record:
+    """How the numbers were measured."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"],
         capture_output=True,
@@ -125,7 +125,7 @@ def label(record: Record) -> str:
     return ", ".join(f"{name}={value}" for name, value in values) or "defaults"
 
 
-def hotrows(scale: Record) -> float:
+def hotrow_error(scale: Record) -> float:
     """The error of hotrow; JSON has null for inf."""
     error = scale["hotrow_error"]
     return math.inf if error is None else float(error)
@@ -139,18 +139,18 @@ def ulps(error: float, scale: Record) -> str:
 
 def cell(scale: Record) -> str:
     """Hotrow's error, torch's, and the share of equal bits."""
-    hotrow, torchs = hotrows(scale), scale["torch_float32_error"]
+    hotrow, torch_error = hotrow_error(scale), scale["torch_float32_error"]
     share = math.floor(100 * scale["bitwise"] / scale["values"])
-    text = f"{ulps(hotrow, scale)} / {ulps(torchs, scale)}, {share} %"
+    text = f"{ulps(hotrow, scale)} / {ulps(torch_error, scale)}, {share} %"
     return text if scale["within"] else f"**{text}**"
 
 
 def document(content: Record) -> str:
     """The page."""
-    records, how = content["configurations"], content["made"]
+    records, how = content["configurations"], content["run"]
     scales = [scale for record in records for scale in record["scales"]]
     within, missed = sum(s["within"] for s in scales), [r for r in records if not r["within"]]
-    no_further = sum(hotrows(s) <= s["torch_float32_error"] for s in scales)
+    no_further = sum(hotrow_error(s) <= s["torch_float32_error"] for s in scales)
     bits = sum(s["bitwise"] for s in scales) / sum(s["values"] for s in scales)
     first = records[0]
     lines = [
@@ -219,26 +219,26 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", type=Path, default=Path("docs"))
     parser.add_argument("--only", help="an optimizer; every one unless given")
-    asked = parser.parse_args()
-    indices = [i for i, (name, _) in enumerate(configurations()) if asked.only in (None, name)]
+    options = parser.parse_args()
+    indices = [i for i, (name, _) in enumerate(configurations()) if options.only in (None, name)]
     if not indices:
-        parser.error(f"--only {asked.only}: no such optimizer")
+        parser.error(f"--only {options.only}: no such optimizer")
     begin = time.monotonic()
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        records = run(pool, indices, asked.steps)
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        records = run(pool, indices, options.steps)
     missed = [record for record in records if not record["within"]]
     command = (
         "make sameness"
         if len(sys.argv) == 1
-        else " ".join(["benchmarks/sameness.py", *sys.argv[1:]])
+        else " ".join(["python -m benchmarks.sameness", *sys.argv[1:]])
     )
     content = {
-        "made": made(command, asked.steps, asked.jobs, time.monotonic() - begin),
+        "run": describe_run(command, options.steps, options.jobs, time.monotonic() - begin),
         "configurations": records,
     }
-    asked.folder.mkdir(exist_ok=True)
-    write_text(asked.folder / "sameness.json", json.dumps(content, indent=1, allow_nan=False))
-    write_text(asked.folder / "sameness.md", document(content))
+    options.folder.mkdir(exist_ok=True)
+    write_text(options.folder / "sameness.json", json.dumps(content, indent=1, allow_nan=False))
+    write_text(options.folder / "sameness.md", document(content))
     for record in missed:
         print(f"NOT within the rule: {record['optimizer']}: {label(record)}")
     print(f"{len(records) - len(missed)} of {len(records)} configurations are within the rule")

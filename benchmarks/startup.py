@@ -1,4 +1,4 @@
-"""The time of a whole short program: import, a small table, three steps, exit."""
+"""The time of a short program: import, a small table, three steps, exit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from benchmarks import memory
-from benchmarks.workload import Record, Told, quiet, spread
+from hotrow.bench import memory
+from hotrow.bench.percentiles import percentiles
+from hotrow.bench.workload import Record, ReportProgress, ignore_progress
 
 TORCH = """
 import torch
@@ -30,8 +31,8 @@ for _ in range(3):
     table(torch.arange(500)).sum().backward()
     optimizer.step()
 """
-STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # on Linux, with the program's own peak
-ADDED_SECONDS_AT_MOST = 0.5
+PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # on Linux, with the program's peak
+MAX_ADDED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,32 +44,32 @@ class Startup:
     rounds: int = 5
     seconds: float = 55.0
 
-    def small(self) -> Startup:
+    def shrink(self) -> Startup:
         """Two rounds."""
         return replace(self, rounds=2, seconds=30.0)
 
-    def among(self, peers: Collection[str]) -> Startup:
-        """The same: the peer is torch without hotrow."""
+    def with_peers(self, type_names: Collection[str]) -> Startup:
+        """The same: its only peer is torch without hotrow."""
         return self
 
-    def run(self, told: Told = quiet) -> Record:
-        """Measure."""
+    def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
+        """Time all starts."""
         first: list[float] = []
         torch_alone: list[float] = []
         later: list[float] = []
         peaks: dict[str, list[int]] = {"torch_alone": [], "later_use": []}
         with tempfile.TemporaryDirectory() as folder:
-            run(TORCH, folder)  # finds the files that the others read
+            run_program(TORCH, folder)  # fills the file cache for the others
             for number in range(min(self.rounds, 3)):
-                told(0.5 * number / 3, "first starts")
+                report_progress(0.5 * number / 3, "first starts")
                 cache = os.path.join(folder, str(number))
-                first.append(run(HOTROW, cache)[0])
+                first.append(run_program(HOTROW, cache)[0])
             for number in range(self.rounds):
-                told(0.5 + 0.5 * number / self.rounds, "later starts")
-                alone, ours = run(TORCH, cache), run(HOTROW, cache)
-                torch_alone.append(alone[0])
-                later.append(ours[0])
-                for use, peak in zip(peaks, (alone[1], ours[1]), strict=True):
+                report_progress(0.5 + 0.5 * number / self.rounds, "later starts")
+                torch, hotrow = run_program(TORCH, cache), run_program(HOTROW, cache)
+                torch_alone.append(torch[0])
+                later.append(hotrow[0])
+                for use, peak in zip(peaks, (torch[1], hotrow[1]), strict=True):
                     peaks[use] += [] if peak is None else [peak]
         added = [1e3 * (b - a) for a, b in zip(torch_alone, later, strict=True)]
         median = statistics.median(added) / 1e3
@@ -77,28 +78,27 @@ class Startup:
             "about": self.about,
             "rounds": self.rounds,
             "first_use_median_s": round(statistics.median(first), 3),
-            "first_use_samples_s": [round(value, 3) for value in first],
-            "torch_alone": spread([1e3 * value for value in torch_alone]),
-            "later_use": spread([1e3 * value for value in later]),
-            "added": spread(added),
+            "torch_alone": percentiles([1e3 * value for value in torch_alone]),
+            "later_use": percentiles([1e3 * value for value in later]),
+            "added": percentiles(added),
             "peak_bytes": {use: statistics.median(each) for use, each in peaks.items() if each},
             "goals": [
                 {
                     "against": "torch alone",
-                    "at_most_added_s": ADDED_SECONDS_AT_MOST,
+                    "max_added_s": MAX_ADDED_SECONDS,
                     "added_s": round(median, 3),
-                    "met": median <= ADDED_SECONDS_AT_MOST,
+                    "met": median <= MAX_ADDED_SECONDS,
                 }
             ],
         }
 
 
-def run(program: str, cache: str) -> tuple[float, int | None]:
-    """Seconds from the start of the interpreter to its end; its most resident bytes, on Linux."""
+def run_program(program: str, cache: str) -> tuple[float, int | None]:
+    """Seconds from the interpreter's start to its end; on Linux, its peak resident bytes."""
     begin = time.perf_counter()
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
-    told = STATUS * sys.platform.startswith("linux")
-    command = [sys.executable, "-c", program + STEPS + told]
+    status = PRINT_STATUS * sys.platform.startswith("linux")
+    command = [sys.executable, "-c", program + STEPS + status]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-    taken = time.perf_counter() - begin
-    return taken, memory.resident("VmHWM", done.stdout) if told else None
+    seconds = time.perf_counter() - begin
+    return seconds, memory.resident_bytes("VmHWM", done.stdout) if status else None

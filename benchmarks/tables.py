@@ -1,105 +1,70 @@
-"""One table as a workload: who takes part, how long they are watched, and the goals."""
+"""One table as a workload of the suite: its peers, its goals, and about how long it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from benchmarks.workload import Record, Told, quiet
-
-FLOOR, BEST = "floor", "best peer"  # of a goal's `against`, beside the names of entries
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One who takes part: a kind of `KINDS`, with sizes of its own where it has them."""
-
-    kind: str
-    rows: int | None = None
-    ids: int | None = None
-    threads: int | None = None
-
-    @property
-    def name(self) -> str:
-        """How it is called in records and goals."""
-        own = {"rows": self.rows, "ids": self.ids, "threads": self.threads}
-        said = [f"{value:,} {what}" for what, value in own.items() if value]
-        return ", ".join([self.kind, *said])
-
-
-OURS = Entry("hotrow")
+from benchmarks.goals import BEST, FLOOR, Goal, judge
+from benchmarks.registry import PEER_TYPES
+from hotrow.bench.measurement import Measurement
+from hotrow.bench.workload import (
+    HOTROW,
+    Record,
+    ReportProgress,
+    TableWorkload,
+    ignore_progress,
+)
 
 
 @dataclass(frozen=True)
-class Goal:
-    """A step of hotrow takes at most `at_most` times as long as `against`'s."""
+class TableBenchmark(TableWorkload):
+    """A workload with goals.
 
-    against: str
-    at_most: float
-
-
-@dataclass(frozen=True)
-class Tables:
-    """One table and one task, and how long they are watched.
-
-    `steps_before` steps come before the timing, `few_before` of those whose time cannot depend
-    on the past (dense peers). Then `rounds` turns of `turn` timed steps each, `dense_turn` for
-    dense peers; a turn begins with one step that is not timed.
+    Attributes:
+        seconds: about how long it takes on two cores, for the progress and the suites.
     """
 
-    name: str
-    about: str
-    rule: str | None
-    rows: int
-    columns: int
-    ids: int
-    entries: tuple[Entry, ...]
     goals: tuple[Goal, ...] = ()
-    task: str = "step"
-    dtype: str = "float32"
-    zipf: bool = True
-    extra_bytes_at_most: float | None = None
-    steps_before: int = 500
-    few_before: int = 2
-    rounds: int = 5
-    turn: int = 20
-    dense_turn: int = 2
-    seconds: float = 20.0  # about, on two cores; for the time left and for the suites
+    max_extra_bytes: float | None = None
+    seconds: float = 20.0
 
-    def small(self) -> Tables:
-        """Tables of a thousandth of the rows, and a few steps."""
-        entries = tuple(
+    def shrink(self) -> TableBenchmark:
+        """The same with a thousandth of the rows, and a few steps."""
+        peers = tuple(
             replace(
-                entry,
-                rows=entry.rows and entry.rows // 1000 + 1,
-                ids=entry.ids and entry.ids // 64 + 1,
+                peer,
+                rows=peer.rows and peer.rows // 1000 + 1,
+                ids=peer.ids and peer.ids // 64 + 1,
             )
-            for entry in self.entries
+            for peer in self.peers
         )
-        names = {a.name: b.name for a, b in zip(self.entries, entries, strict=True)}
+        names = {a.name: b.name for a, b in zip(self.peers, peers, strict=True)}
         goals = tuple(replace(g, against=names.get(g.against, g.against)) for g in self.goals)
         return replace(
             self,
             rows=self.rows // 1000 + 1,
             ids=self.ids // 64 + 1,
-            entries=entries,
+            peers=peers,
             goals=goals,
-            steps_before=30,
+            warmup_steps=30,
             rounds=2,
-            turn=3,
+            steps_per_turn=3,
             seconds=8.0,
         )
 
-    def among(self, peers: Collection[str]) -> Tables:
-        """Hotrow and these kinds of peers, and the goals that are left beside them."""
-        left = tuple(e for e in self.entries if e.kind == OURS.kind or e.kind in peers)
-        beside = {FLOOR, *(e.name for e in left)}
-        beside |= {BEST} if any(e.kind != OURS.kind for e in left) else set()
-        goals = tuple(goal for goal in self.goals if goal.against in beside)
-        return replace(self, entries=left, goals=goals)
+    def with_peers(self, type_names: Collection[str]) -> TableBenchmark:
+        """The same with only hotrow and these types of peers, and the goals that remain."""
+        peers = tuple(
+            p for p in self.peers if p.type_name == HOTROW.type_name or p.type_name in type_names
+        )
+        against = {FLOOR, *(peer.name for peer in peers)}
+        if any(peer.type_name != HOTROW.type_name for peer in peers):
+            against.add(BEST)
+        goals = tuple(goal for goal in self.goals if goal.against in against)
+        return replace(self, peers=peers, goals=goals)
 
-    def run(self, told: Told = quiet) -> Record:
-        """Equality, times and memory of all."""
-        from benchmarks.timing import Run
-
-        return Run(self, told).measure()
+    def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
+        """Equality, times and memory of all peers, and whether the goals were met."""
+        record = Measurement(self, PEER_TYPES, report_progress).run()
+        return record | {"goals": list(judge(record, self.goals, self.max_extra_bytes))}

@@ -1,6 +1,6 @@
-"""What is measured: every workload by name, and the suites.
+"""Every workload by name, and the suites.
 
-`seconds` are estimates for two quiet cores; a test holds their sums: `quick` within 2 minutes,
+`seconds` are estimates for two quiet cores; a test checks their sums: `quick` within 2 minutes,
 `full` within 20.
 """
 
@@ -11,133 +11,139 @@ from collections.abc import Collection
 from functools import partial
 
 from benchmarks import networks
+from benchmarks.goals import BEST, FLOOR, Goal
 from benchmarks.models import Model
-from benchmarks.peers import FUSED
 from benchmarks.startup import Startup
-from benchmarks.tables import BEST, FLOOR, OURS, Entry, Goal, Tables
+from benchmarks.tables import TableBenchmark
 from benchmarks.workload import Workload
 from hotrow import optim
+from hotrow.bench.peers import FUSED_OPTIMIZERS
+from hotrow.bench.workload import HOTROW, PeerConfig
 
-DENSE, FOREACH, DEFAULT = Entry("torch fused"), Entry("torch foreach"), Entry("torch default")
-SPARSE, ONE_HOT, FBGEMM = Entry("torch sparse"), Entry("one-hot matmul"), Entry("fbgemm")
-JAX_DENSE, JAX_LAZY = Entry("jax dense"), Entry("jax lazy")
+FUSED, FOREACH = PeerConfig("torch fused"), PeerConfig("torch foreach")
+DEFAULT, SPARSE = PeerConfig("torch default"), PeerConfig("torch sparse")
+ONE_HOT, FBGEMM = PeerConfig("one-hot matmul"), PeerConfig("fbgemm")
+JAX_DENSE, JAX_LAZY = PeerConfig("jax dense"), PeerConfig("jax lazy")
 NO_PEER_AHEAD = Goal(BEST, 1.0)
 CORES = os.cpu_count() or 1
 
 LARGE = [
-    Tables(
+    TableBenchmark(
         "adamw-1m-256", "a training step, AdamW", "AdamW", 1_000_000, 256, 16_384,
-        (OURS, SPARSE, DENSE, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
-        (Goal("torch fused", 1 / 30), Goal("torch default", 1 / 150), Goal("torch sparse", 0.6),
-         Goal(FLOOR, 2.0), NO_PEER_AHEAD),
-        extra_bytes_at_most=150e6, dense_turn=1, seconds=150,
+        (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
+        goals=(Goal("torch fused", 1 / 30), Goal("torch default", 1 / 150),
+               Goal("torch sparse", 0.6), Goal(FLOOR, 2.0), NO_PEER_AHEAD),
+        max_extra_bytes=150e6, dense_steps_per_turn=1, seconds=150,
     ),
-    Tables(
+    TableBenchmark(
         "adamw-50k-768", "a training step, AdamW, GPT-2's table", "AdamW", 50_257, 768, 4_096,
-        (OURS, SPARSE, DENSE, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
-        (Goal("torch fused", 1 / 15), Goal("torch sparse", 0.2), Goal(FLOOR, 2.0),
-         NO_PEER_AHEAD),
+        (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
+        goals=(Goal("torch fused", 1 / 15), Goal("torch sparse", 0.2), Goal(FLOOR, 2.0),
+               NO_PEER_AHEAD),
         seconds=50,
     ),
-    Tables(
+    TableBenchmark(
         "adamw-50k-768-bf16", "the same in bfloat16", "AdamW", 50_257, 768, 4_096,
-        (OURS, SPARSE, DENSE), (NO_PEER_AHEAD,), dtype="bfloat16", seconds=45,
+        (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,), dtype="bfloat16", seconds=45,
     ),
-    Tables(
+    TableBenchmark(
         "sgd-1m-256", "a training step, SGD", "SGD", 1_000_000, 256, 16_384,
-        (OURS, SPARSE, FBGEMM, JAX_LAZY),
-        (Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
+        (HOTROW, SPARSE, FBGEMM, JAX_LAZY),
+        goals=(Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
         seconds=55,
     ),
-    Tables(
+    TableBenchmark(
         "adagrad-1m-256", "a training step, Adagrad", "Adagrad", 1_000_000, 256, 16_384,
-        (OURS, SPARSE, FBGEMM, JAX_LAZY),
-        (Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
+        (HOTROW, SPARSE, FBGEMM, JAX_LAZY),
+        goals=(Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
         seconds=70,
     ),
-    Tables(
+    TableBenchmark(
         "adamw-1m-256-uniform", "ids that are hardly ever the same", "AdamW",
-        1_000_000, 256, 16_384, (OURS, SPARSE, DENSE), (NO_PEER_AHEAD,), zipf=False, rounds=4,
-        seconds=65,
+        1_000_000, 256, 16_384, (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,),
+        zipf_exponent=None, rounds=4, seconds=65,
     ),
 ]  # fmt: skip
 
 GROWING = [
-    Tables(
+    TableBenchmark(
         "adamw-10m-64", "growing tables, as many ids", "AdamW",
         10_000_000, 64, 16_384,
-        (OURS, *(Entry("hotrow", rows=10**power) for power in (6, 5, 4)), DENSE, SPARSE),
-        (Goal(Entry("hotrow", rows=10**6).name, 1.5), NO_PEER_AHEAD), dense_turn=1, seconds=80,
+        (HOTROW, *(PeerConfig("hotrow", rows=10**power) for power in (6, 5, 4)), FUSED, SPARSE),
+        goals=(Goal(PeerConfig("hotrow", rows=10**6).name, 1.5), NO_PEER_AHEAD),
+        dense_steps_per_turn=1, seconds=80,
     ),
-    Tables(
+    TableBenchmark(
         "sgd-10m-64", "a training step, SGD", "SGD", 10_000_000, 64, 16_384,
-        (OURS, SPARSE, DENSE, FBGEMM, JAX_LAZY), (NO_PEER_AHEAD,), dense_turn=1, seconds=55,
+        (HOTROW, SPARSE, FUSED, FBGEMM, JAX_LAZY), goals=(NO_PEER_AHEAD,),
+        dense_steps_per_turn=1, seconds=55,
     ),
-    Tables(
+    TableBenchmark(
         "adamw-growing-ids", "growing batches, the same table", "AdamW", 1_000_000, 64, 65_536,
-        (OURS, *(Entry("hotrow", ids=4**power) for power in (7, 6, 5, 4, 3))),
-        steps_before=450, seconds=40,
+        (HOTROW, *(PeerConfig("hotrow", ids=4**power) for power in (7, 6, 5, 4, 3))),
+        warmup_steps=450, seconds=40,
     ),
-    Tables(
+    TableBenchmark(
         "adamw-threads", "fewer threads than there are", "AdamW", 1_000_000, 64, 16_384,
-        (OURS, *(Entry("hotrow", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES),
-         SPARSE, *(Entry("torch sparse", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES)),
+        (HOTROW, *(PeerConfig("hotrow", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES),
+         SPARSE, *(PeerConfig("torch sparse", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES)),
         seconds=30,
     ),
 ]  # fmt: skip
 
-PARTLY = [
-    Tables(
+PARTIAL = [
+    TableBenchmark(
         "forward-1m-256", "forward alone", None, 1_000_000, 256, 16_384,
-        (OURS, DEFAULT, FBGEMM, JAX_DENSE), (Goal(BEST, 1.2),), task="forward",
-        steps_before=300, seconds=20,
+        (HOTROW, DEFAULT, FBGEMM, JAX_DENSE), goals=(Goal(BEST, 1.2),), task="forward",
+        warmup_steps=300, seconds=20,
     ),
-    Tables(
+    TableBenchmark(
         "forward-50k-768", "forward alone, beside the matmul", None, 50_257, 768, 4_096,
-        (OURS, DEFAULT, FBGEMM, JAX_DENSE, ONE_HOT), (Goal(BEST, 1.2),), task="forward",
-        steps_before=300, few_before=1, rounds=4, dense_turn=1, seconds=40,
+        (HOTROW, DEFAULT, FBGEMM, JAX_DENSE, ONE_HOT), goals=(Goal(BEST, 1.2),), task="forward",
+        warmup_steps=300, dense_warmup_steps=1, rounds=4, dense_steps_per_turn=1, seconds=40,
     ),
-    Tables(
+    TableBenchmark(
         "gradient-1m-256", "forward and backward, without a step", None, 1_000_000, 256, 16_384,
-        (OURS, SPARSE, DEFAULT, JAX_DENSE), task="gradient", seconds=30,
+        (HOTROW, SPARSE, DEFAULT, JAX_DENSE), task="gradient", seconds=30,
     ),
 ]  # fmt: skip
 
 SMALL = [
-    Tables(
+    TableBenchmark(
         "adamw-10k-64", "a small table, which the matmul still fits", "AdamW", 10_000, 64, 1_024,
-        (OURS, SPARSE, DENSE, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE, ONE_HOT), (NO_PEER_AHEAD,),
-        dense_turn=20, seconds=25,
+        (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE, ONE_HOT),
+        goals=(NO_PEER_AHEAD,), dense_steps_per_turn=20, seconds=25,
     ),
-    Tables(
+    TableBenchmark(
         "sgd-1k-16", "the fixed overhead of a step", "SGD", 1_000, 16, 64,
-        (OURS, SPARSE, DENSE, JAX_LAZY), (Goal("torch sparse", 1.5), NO_PEER_AHEAD), turn=200,
-        dense_turn=200, seconds=8,
+        (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
+        steps_per_turn=200, dense_steps_per_turn=200, seconds=8,
     ),
-    Tables(
+    TableBenchmark(
         "sgd-7k-16", "the smallest table that convert does not leave to torch", "SGD", 7_000, 16,
-        64, (OURS, SPARSE, DENSE, JAX_LAZY), (Goal("torch sparse", 1.5), NO_PEER_AHEAD), turn=200,
-        dense_turn=200, seconds=8,
+        64, (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
+        steps_per_turn=200, dense_steps_per_turn=200, seconds=8,
     ),
-    Tables(
+    TableBenchmark(
         "adamw-1k-16", "the fixed overhead of a step", "AdamW", 1_000, 16, 64,
-        (OURS, SPARSE, DENSE, JAX_LAZY), (NO_PEER_AHEAD,), turn=200, dense_turn=200, seconds=8,
+        (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(NO_PEER_AHEAD,), steps_per_turn=200,
+        dense_steps_per_turn=200, seconds=8,
     ),
 ]  # fmt: skip
 
 
-def _optimizer(rule: str) -> Tables:
-    """A step of one optimizer of `hotrow.optim`, all in one size."""
-    sparse = (SPARSE,) if rule in FUSED else ()
-    quickest = (DENSE,) if rule in FUSED else ()
-    return Tables(
-        f"{rule.lower()}-1m-64", f"a training step, {rule}", rule, 1_000_000, 64, 4_096,
-        (OURS, *sparse, *quickest, FOREACH, DEFAULT), (NO_PEER_AHEAD,), rounds=4, dense_turn=1,
-        seconds=14,
+def _optimizer_benchmark(optimizer: str) -> TableBenchmark:
+    """A step of one optimizer of `hotrow.optim`, the same size for all."""
+    sparse = (SPARSE,) if optimizer in FUSED_OPTIMIZERS else ()
+    fused = (FUSED,) if optimizer in FUSED_OPTIMIZERS else ()
+    return TableBenchmark(
+        f"{optimizer.lower()}-1m-64", f"a training step, {optimizer}", optimizer,
+        1_000_000, 64, 4_096, (HOTROW, *sparse, *fused, FOREACH, DEFAULT),
+        goals=(NO_PEER_AHEAD,), rounds=4, dense_steps_per_turn=1, seconds=14,
     )  # fmt: skip
 
 
-OPTIMIZERS = [_optimizer(rule) for rule in sorted(optim.__all__, key=str.lower)]
+OPTIMIZERS = [_optimizer_benchmark(name) for name in sorted(optim.__all__, key=str.lower)]
 
 MODELS = [
     Model(
@@ -164,11 +170,12 @@ MODELS = [
     ),
 ]  # fmt: skip
 
-# Not in a suite: what looking small one-hots up all the same would cost.
+# In no suite: the cost of converting small one-hots as well.
 LOOKED_UP = [
     Model(
         f"onehot-policy-{name}", f"the policy with `min_entries=0`, {what}",
-        partial(networks.policy, states=states, batch=batch), (300, 300), min_entries=0, seconds=10,
+        partial(networks.policy, states=states, batch=batch), (300, 300), min_entries=0,
+        seconds=10,
     )
     for name, what, states, batch in (
         ("64", "batch 64", 500, 64),
@@ -178,7 +185,7 @@ LOOKED_UP = [
 ]  # fmt: skip
 
 _FULL: list[Workload] = [
-    *LARGE, *GROWING, *PARTLY, *SMALL, *OPTIMIZERS, *MODELS, Startup(),
+    *LARGE, *GROWING, *PARTIAL, *SMALL, *OPTIMIZERS, *MODELS, Startup(),
 ]  # fmt: skip
 WORKLOADS: dict[str, Workload] = {each.name: each for each in [*_FULL, *LOOKED_UP]}
 SUITES = {
@@ -187,8 +194,8 @@ SUITES = {
 }
 
 
-def chosen(name: str, small: bool = False, peers: Collection[str] | None = None) -> Workload:
-    """A workload in the size, and among the peers, that were asked for; None for all."""
+def select(name: str, small: bool = False, peers: Collection[str] | None = None) -> Workload:
+    """A workload, small or not, with these peers; None for all."""
     workload = WORKLOADS[name]
-    workload = workload if peers is None else workload.among(peers)
-    return workload.small() if small else workload
+    workload = workload if peers is None else workload.with_peers(peers)
+    return workload.shrink() if small else workload

@@ -73,6 +73,7 @@ def test_the_wheel_works_alone(tmp_path):
     sources = [path for path in lesson.rglob("*.*") if path.suffix != ".pyc"]
     assert {f"hotrow/lesson/{path.relative_to(lesson).as_posix()}" for path in sources} < set(names)
     assert not [name for name in names if name.startswith("tests") or ".venv" in name]
+    assert not [name for name in names if "benchmarks" in name]
     page = tmp_path / "report.html"
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "

@@ -1,32 +1,23 @@
 """docs/performance.md, its figures and the READMEs' times: made from the committed records."""
 
 import copy
-import importlib.util
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from benchmarks import plots, records
-from benchmarks.telling import tell
+from benchmarks import page, plots, record_files
+from benchmarks.report import describe
 from benchmarks.workloads import WORKLOADS
 from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
-def page():
-    spec = importlib.util.spec_from_file_location("bench_page", ROOT / "bench" / "page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def found():
+    return record_files.read(page.RECORDS)
 
 
-@pytest.fixture(scope="module")
-def found(page):
-    return records.read(page.RECORDS)
-
-
-def test_the_page_and_its_figures_are_those_of_the_records(page, tmp_path):
+def test_the_page_and_its_figures_are_those_of_the_records(tmp_path):
     page.main(["--docs", str(tmp_path)])
     assert (tmp_path / "performance.md").read_text() == (ROOT / "docs/performance.md").read_text()
     made, kept = (
@@ -36,31 +27,31 @@ def test_the_page_and_its_figures_are_those_of_the_records(page, tmp_path):
     assert made == kept
 
 
-def test_the_readmes_times_are_those_of_the_records(page, found):
+def test_the_readmes_times_are_those_of_the_records(found):
     rows = page.readme_rows(found)
     for name in page.READMES:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert rows in text
-        assert page.put_rows(text, rows) == text
+        assert page.replace_rows(text, rows) == text
 
 
-def test_another_record_changes_the_readmes_times(page, found):
+def test_another_record_changes_the_readmes_times(found):
     changed = copy.deepcopy(found)
     peers = changed["sgd-1m-256"]["peers"]
     peers["hotrow"]["step"]["median_ms"] = 2.345
     peers["torch sparse"]["step"]["median_ms"] = 1234.5
     peers["torch sparse"]["hotrow_ratio"]["median"] = 0.25
-    text = page.put_rows((ROOT / "README.md").read_text(), page.readme_rows(changed))
+    text = page.replace_rows((ROOT / "README.md").read_text(), page.readme_rows(changed))
     assert "| 1M x 256, 16,384, SGD | 2.3 ms | — | — | 1,234 ms (4.0 x) |" in text
     assert text.count("\n") == (ROOT / "README.md").read_text().count("\n")
 
 
-def test_every_record_is_on_the_page(page, found):
-    text = page.page(found)
+def test_every_record_is_on_the_page(found):
+    text = page.make_page(found)
     assert set(found) <= set(WORKLOADS)
     for name, record in found.items():
         if "peers" in record:
-            assert f"\n## {tell(record).title}\n" in text
+            assert f"\n## {describe(record).title}\n" in text
             assert f"(performance/{name}.svg)" in text
         assert record["environment"]["commit"] in text
     assert "## What is not faster" in text
@@ -123,5 +114,21 @@ def test_models_are_drawn_and_startup_is_not(found):
 
 def test_an_equality_that_tells_little_is_said_to(found):
     for name, little in (("adamw-50k-768-bf16", True), ("adamw-50k-768", False)):
-        remarks = " ".join(tell(found[name]).remarks)
+        remarks = " ".join(describe(found[name]).remarks)
         assert ("tells little" in remarks) == little
+
+
+def test_every_machine_has_one_line(found):
+    (line,) = page.machines_list(found).splitlines()
+    commits = {record["environment"]["commit"] for record in found.values()}
+    assert all(line.count(commit) == 1 for commit in commits)
+    other = copy.deepcopy(found)
+    other["sgd-1k-16"]["environment"]["cpu"] = "another"
+    first, second = page.machines_list(other).splitlines()
+    assert "another" not in first
+    assert second.endswith(": sgd-1k-16, 2026-11-22, load average before 1.8.")
+
+
+def test_records_have_no_samples(found):
+    for record in found.values():
+        assert "samples" not in str(record)

@@ -107,7 +107,7 @@ def test_the_page_shows_the_record():
     scale = importlib.import_module("benchmarks.scale")
     record = json.loads(scale.RECORD.read_text())
     page = (ROOT / "docs" / "scale.md").read_text()
-    for table in scale.tables(record).split("\n\n"):
+    for table in scale.markdown_tables(record).split("\n\n"):
         assert table.strip() in page
     for each in record["wire"]:
         assert each["counted_bytes_a_step"] < 1.5 * each["formula_bytes_a_step"]

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import hotrow
+from hotrow.cli.bench import BENCH_HELP, bench_command
 from hotrow.cli.check import CHECK_HELP, check_command
 from hotrow.cli.compare import COMPARE_HELP, compare_command
 from hotrow.cli.learn import LEARN_HELP, learn_command
@@ -49,13 +50,21 @@ app.command("compare", help=COMPARE_HELP, short_help="Is the look-up the same as
 app.command("check", help=CHECK_HELP, short_help="Is the optimizer's step the same as torch's?")(
     check_command
 )
+app.command("bench", help=BENCH_HELP, short_help="How fast is a training step beside torch's?")(
+    bench_command
+)
 app.command("learn", help=LEARN_HELP, short_help="The lesson: an embedding, to see and to change.")(
     learn_command
 )
 
 
 def main() -> None:
-    """Run the command line; no traceback reaches its user."""
+    """Run the command line."""
+    run_app(app)
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command line and exit; no traceback reaches its user."""
     try:
         sys.exit(app(standalone_mode=True))
     except HotrowError as error:

@@ -1,4 +1,4 @@
-"""The bytes that must move, and how long this machine takes to copy as many.
+"""The bandwidth floor: the bytes a step must move over this machine's copy speed.
 
 A training step reads and writes each touched row's weight and state once, reads each row of the
 output's gradient once, and writes each row of the output once. Forward alone reads the touched
@@ -9,46 +9,47 @@ gradient of each touched row. The ids themselves are left out.
 from __future__ import annotations
 
 import functools
+import statistics
 import time
 
 import torch
 from torch import nn
 
-COPIED_BYTES = 128 << 20  # several times the caches
+COPY_BYTES = 128 << 20  # several times the caches
 
 
 def bytes_moved(
-    task: str, rule: str | None, columns: int, ids: int, distinct: int, item: int
+    task: str, optimizer_name: str | None, columns: int, ids: int, distinct: int, itemsize: int
 ) -> int:
-    """Of one step over `distinct` rows, in values of `item` bytes."""
-    row = columns * item
+    """By one step over `distinct` rows, in values of `itemsize` bytes."""
+    row = columns * itemsize
     if task == "forward":
         return row * (distinct + ids)
     if task == "gradient":
         return row * (2 * distinct + 2 * ids)
-    assert rule is not None
-    return row * (2 * distinct * (1 + states(rule)) + 2 * ids)
+    assert optimizer_name is not None
+    return row * (2 * distinct * (1 + state_count(optimizer_name)) + 2 * ids)
 
 
 @functools.cache
-def states(rule: str) -> int:
+def state_count(optimizer_name: str) -> int:
     """How many values an optimizer keeps for each weight."""
     weight = nn.Parameter(torch.zeros(2, 3))
-    optimizer = getattr(torch.optim, rule)([weight])
+    optimizer = getattr(torch.optim, optimizer_name)([weight])
     weight.grad = torch.ones(2, 3)
     optimizer.step()
     return sum(getattr(v, "shape", None) == weight.shape for v in optimizer.state[weight].values())
 
 
-class Copying:
-    """How fast the machine copies, watched among the peers' turns."""
+class CopySpeed:
+    """How fast this machine copies memory, measured between the peers' turns."""
 
-    def __init__(self, size: int = COPIED_BYTES) -> None:
-        self.source, self.target = (torch.ones(size, dtype=torch.uint8) for _ in range(2))
+    def __init__(self) -> None:
+        self.source, self.target = (torch.ones(COPY_BYTES, dtype=torch.uint8) for _ in range(2))
         self.seconds: list[float] = []
 
-    def watch(self, times: int = 5) -> None:
-        """A few more copies, after one that is not timed."""
+    def measure(self, times: int = 5) -> None:
+        """Time a few more copies, after one that is not timed."""
         for number in range(times + 1):
             begin = time.perf_counter()
             self.target.copy_(self.source)
@@ -57,5 +58,4 @@ class Copying:
 
     def bytes_per_second(self) -> float:
         """Read and written, at the median."""
-        middle = sorted(self.seconds)[len(self.seconds) // 2]
-        return 2 * self.source.nbytes / middle
+        return 2 * self.source.nbytes / statistics.median_high(self.seconds)

@@ -1,0 +1,166 @@
+"""A table trained by JAX: with optax, densely, and by hand, in the touched rows only.
+
+Two compiled functions: the look-up, and the step, which takes over table and state and
+updates them in place. In a single function, XLA would copy the whole table for the look-up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotrow.bench.peers import Case, Peer, initial_weight
+
+INSTALL_COMMAND = "pip install jax==0.10.2 optax==0.2.8"
+Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # table, state, ids, gradient
+
+
+class JaxPeer(Peer):
+    """A JAX array as the table, and the step that `update` compiles to, if any."""
+
+    def __init__(
+        self, case: Case, update: Step | None, init_state: Any, label: str, counterpart: str | None
+    ) -> None:
+        import jax
+
+        super().__init__(case, None, None, label, counterpart)
+        self.table = jax.numpy.array(initial_weight(case).numpy())  # a copy that JAX owns
+        self.values = init_state(self.table)
+        self.update = None if update is None else jax.jit(update, donate_argnums=(0, 1))
+        self.look_up = jax.jit(lambda table, ids: table.at[ids].get(mode="promise_in_bounds"))
+
+    def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
+        """The look-up, and everything else in one call."""
+        import jax
+
+        inputs = jax.numpy.array(ids.int().numpy()), jax.numpy.array(gradient.numpy())
+        jax.block_until_ready(inputs)
+        begin = time.perf_counter()
+        jax.block_until_ready(self.look_up(self.table, inputs[0]))
+        middle = time.perf_counter()
+        if self.update is None:
+            return {"forward": middle - begin}
+        self.table, self.values = self.update(self.table, self.values, *inputs)
+        jax.block_until_ready((self.table, self.values))
+        return {"forward": middle - begin, "rest": time.perf_counter() - middle}
+
+    def read(self, rows: Tensor) -> Tensor:
+        """A copy of some rows."""
+        return torch.from_numpy(np.array(self.look_up(self.table, rows.int().numpy())))
+
+    def gradient(self, rows: Tensor) -> Tensor:
+        """Some rows of the gradient that the last step left."""
+        return torch.from_numpy(np.array(self.look_up(self.values, rows.int().numpy())))
+
+    def zero_grad(self) -> None:
+        """Nothing to do."""
+
+    def state(self) -> Iterator[Tensor]:
+        """No state is a torch tensor."""
+        yield from ()
+
+    def table_and_state_bytes(self) -> int:
+        """Of the table, and of the state if it steps."""
+        import jax
+
+        leaves = jax.tree.leaves((self.table, self.values if self.case.optimizer else ()))
+        return sum(leaf.nbytes for leaf in leaves if leaf.ndim == 2)
+
+
+def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
+    """The gradient of the whole table and optax's step; the gradient alone without optimizer."""
+    import jax
+    import optax
+
+    def backward(table: Any, ids: Any, gradient: Any) -> Any:
+        back = jax.vjp(lambda t: t.at[ids].get(mode="promise_in_bounds"), table)[1]
+        return back(gradient)[0]
+
+    if case.optimizer is None:
+
+        def return_gradient(table: Any, state: Any, ids: Any, gradient: Any) -> tuple[Any, Any]:
+            return table, backward(table, ids, gradient)
+
+        update = None if case.task == "forward" else return_gradient
+        init_state = (lambda table: None) if update is None else jax.numpy.zeros_like
+        peer = JaxPeer(case, update, init_state, "JAX", None)
+        peer.is_dense = update is not None
+        return peer
+
+    defaults = getattr(torch.optim, case.optimizer)([torch.zeros(1)]).defaults
+    optimizers = {
+        "SGD": lambda: optax.sgd(defaults["lr"]),
+        "Adagrad": lambda: optax.adagrad(
+            defaults["lr"], initial_accumulator_value=0.0, eps=defaults["eps"]
+        ),
+        "Adam": lambda: optax.adam(defaults["lr"]),
+        "AdamW": lambda: optax.adamw(defaults["lr"], weight_decay=defaults["weight_decay"]),
+    }
+    optimizer = optimizers[case.optimizer]()
+
+    def update_dense(table: Any, state: Any, ids: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(backward(table, ids, gradient), state, table)
+        return optax.apply_updates(table, updates), state
+
+    peer = JaxPeer(
+        case, update_dense, optimizer.init, f"JAX, optax.{case.optimizer.lower()}", case.optimizer
+    )
+    peer.is_dense = True
+    return peer
+
+
+def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
+    """Touched rows only, by hand: as torch's sparse optimizers do, so that idle rows stay."""
+    import jax
+    import jax.numpy as jnp
+
+    assert case.optimizer is not None
+    defaults = getattr(torch.optim, case.optimizer)([torch.zeros(1)]).defaults
+    lr, eps = defaults["lr"], defaults.get("eps", 0.0)
+
+    def sum_by_row(ids: Any, gradient: Any) -> tuple[Any, Any]:
+        """Distinct ids, padded with an id beyond the table; their summed gradients."""
+        distinct, places = jnp.unique(ids, size=case.ids, fill_value=case.rows, return_inverse=True)
+        return distinct, jax.ops.segment_sum(gradient, places, num_segments=case.ids)
+
+    def sgd(table: Any, state: Any, ids: Any, gradient: Any) -> tuple[Any, Any]:
+        return table.at[ids].add(-lr * gradient), state
+
+    def adagrad(table: Any, state: Any, ids: Any, gradient: Any) -> tuple[Any, Any]:
+        rows, sums = sum_by_row(ids, gradient)
+        state = state.at[rows].add(sums**2, mode="drop", unique_indices=True)
+        move = -lr * sums / (jnp.sqrt(state.at[rows].get(mode="clip")) + eps)
+        return table.at[rows].add(move, mode="drop", unique_indices=True), state
+
+    def adam(table: Any, state: Any, ids: Any, gradient: Any) -> tuple[Any, Any]:
+        first, second, t = state
+        t = t + 1
+        b1, b2 = defaults["betas"]
+        rows, sums = sum_by_row(ids, gradient)
+        m = b1 * first.at[rows].get(mode="clip") + (1 - b1) * sums
+        v = b2 * second.at[rows].get(mode="clip") + (1 - b2) * sums**2
+        move = -lr / (1 - b1**t) * m / (jnp.sqrt(v / (1 - b2**t)) + eps)
+        state = (
+            first.at[rows].set(m, mode="drop", unique_indices=True),
+            second.at[rows].set(v, mode="drop", unique_indices=True),
+            t,
+        )
+        return table.at[rows].add(move, mode="drop", unique_indices=True), state
+
+    def init_moments(table: Any) -> Any:
+        return jnp.zeros_like(table), jnp.zeros_like(table), jnp.zeros((), jnp.float32)
+
+    updates: dict[str, tuple[Step, Any]] = {
+        "SGD": (sgd, lambda table: ()),
+        "Adagrad": (adagrad, jnp.zeros_like),
+        "Adam": (adam, init_moments),
+        "AdamW": (adam, init_moments),
+    }
+    update, init_state = updates[case.optimizer]
+    counterpart = "Adam" if case.optimizer == "AdamW" else case.optimizer
+    return JaxPeer(case, update, init_state, f"JAX, lazy {counterpart} by hand", counterpart)

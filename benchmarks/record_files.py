@@ -1,0 +1,48 @@
+"""Records as JSON files, and the commit and the machine they were made on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hotrow.bench import environment
+from hotrow.bench.workload import Record
+from hotrow.inputs import files
+
+ROOT = Path(__file__).parents[1]  # of the repository
+PACKAGES = (*environment.PACKAGES, "fbgemm-gpu-cpu", "jax", "optax")
+
+
+def describe_environment(threads: int) -> dict[str, Any]:
+    """The commit, the versions and the machine."""
+    return {"commit": commit(), **environment.describe_environment(threads, PACKAGES)}
+
+
+def write(record: Record, folder: Path) -> Path:
+    """Write a record, under the name of its workload."""
+    path = folder / f"{record['workload']}.json"
+    files.write_text(path, json.dumps(record, indent=1) + "\n")
+    return path
+
+
+def read(folder: Path) -> dict[str, Record]:
+    """All records of a folder by name."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+
+
+def commit() -> str:
+    """The commit of the working tree, and whether it has changes."""
+
+    def git(*command: str) -> str:
+        try:
+            done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True)
+        except OSError:
+            return ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    # Without what the run itself changes, and what is made from the records.
+    outside = ("--", ":!benchmarks/records", ":!docs", ":!README*.md")
+    changes = git("status", "--porcelain", *outside)
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + " with changes" * bool(changes)

@@ -1,0 +1,54 @@
+"""The ids of each training step, the same for every peer."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+ZIPF_EXPONENT = 1.1  # the id of rank k is drawn with a probability proportional to 1 / k^1.1
+STRIDE, OFFSET = 7919, 13  # a prime and a shift: they scatter the popular rows over the table
+
+
+class Batches:
+    """Batch t of `count` ids for a table of `rows` rows: always the same for the same t.
+
+    The ids follow Zipf's law with this exponent; None draws them uniformly.
+    """
+
+    def __init__(
+        self, rows: int, count: int, zipf_exponent: float | None = ZIPF_EXPONENT, seed: int = 0
+    ) -> None:
+        self.rows, self.count, self.zipf_exponent, self.seed = rows, count, zipf_exponent, seed
+        stride = STRIDE
+        while math.gcd(stride, rows) > 1:  # two ranks would share a row
+            stride += 1
+        self.stride = stride
+
+    def __getitem__(self, t: int) -> Tensor:
+        """(count,) int64."""
+        random = np.random.default_rng([self.seed, t])
+        if self.zipf_exponent is None:
+            return torch.from_numpy(random.integers(0, self.rows, self.count))
+        sums = _cumulative_weights(self.rows, self.zipf_exponent)
+        return self.ids_of_ranks(np.searchsorted(sums, random.random(self.count) * sums[-1]))
+
+    def ids_of_ranks(self, ranks: NDArray[Any]) -> Tensor:
+        """The ids of these ranks; rank 0 is the most frequent."""
+        return torch.from_numpy((ranks * self.stride + OFFSET) % self.rows)
+
+
+@functools.lru_cache(maxsize=4)
+def _cumulative_weights(rows: int, exponent: float) -> NDArray[np.float64]:
+    sums: NDArray[np.float64] = np.cumsum(1 / np.arange(1, rows + 1) ** exponent)
+    return sums
+
+
+def clear_cache() -> None:
+    """Free what drawing ids has cached: 8 bytes a row of the last tables."""
+    _cumulative_weights.cache_clear()

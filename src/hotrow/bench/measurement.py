@@ -1,0 +1,272 @@
+"""Equality, memory and times of a workload's peers, in turn A B A B in one process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.bench import equality, floor, memory
+from hotrow.bench.batches import Batches
+from hotrow.bench.peers import (
+    PEER_TYPES,
+    TASK_PARTS,
+    Case,
+    Peer,
+    PeerType,
+    estimate_bytes,
+    initial_weight,
+)
+from hotrow.bench.percentiles import percentiles, turn_ratios
+from hotrow.bench.workload import (
+    HOTROW,
+    PeerConfig,
+    Record,
+    ReportProgress,
+    TableWorkload,
+    ignore_progress,
+)
+from hotrow.inputs.text import one_line
+from hotrow.verify.measure import free_memory
+
+Turns = list[list[dict[str, float]]]  # of a peer: its turns, their steps, milliseconds by part
+WARMUP_SHARE = 0.65  # of the time that everything takes
+
+
+def case_of(workload: TableWorkload, config: PeerConfig = HOTROW) -> Case:
+    """What a peer of the workload is built for."""
+    return Case(
+        workload.task,
+        workload.optimizer,
+        config.rows or workload.rows,
+        workload.columns,
+        config.ids or workload.ids,
+        getattr(torch, workload.dtype),
+    )
+
+
+class Measurement:
+    """One workload, its peers, and the results of each so far."""
+
+    def __init__(
+        self,
+        workload: TableWorkload,
+        peer_types: Mapping[str, PeerType] = PEER_TYPES,
+        report_progress: ReportProgress = ignore_progress,
+    ) -> None:
+        self.workload, self.peer_types = workload, peer_types
+        self.report_progress = report_progress
+        self.configs = {config.name: config for config in workload.peers}
+        self.cases = {name: case_of(workload, config) for name, config in self.configs.items()}
+        self.peers: dict[str, Peer] = {}
+        self.results: dict[str, dict[str, Any]] = {}
+        self.next_batch: dict[str, int] = {}
+        self.batches = {
+            name: Batches(case.rows, case.ids, workload.zipf_exponent)
+            for name, case in self.cases.items()
+        }
+        most_ids = max(case.ids for case in self.cases.values())
+        random = torch.Generator().manual_seed(1)
+        self.gradient = torch.randn(most_ids, workload.columns, generator=random).to(
+            self.cases[HOTROW.name].dtype
+        )
+        self.thread_count = torch.get_num_threads()
+        self.copy_speed = floor.CopySpeed()
+
+    def run(self) -> Record:
+        """The workload's record, without the environment.
+
+        Raises:
+            EqualityError: hotrow's rows are not those of dense training.
+        """
+        self.prepare_peers()
+        turns = self.time_rounds()
+        samples = {
+            name: [[sum(step.values()) for step in turn] for turn in peer_turns]
+            for name, peer_turns in turns.items()
+        }
+        copy_speed = self.copy_speed.bytes_per_second()
+        for name, peer_turns in turns.items():
+            self.results[name] |= self.summarize(peer_turns)
+            if name != HOTROW.name:
+                ratio = turn_ratios(samples[HOTROW.name], samples[name])
+                self.results[name]["hotrow_ratio"] = ratio
+            self.results[name] |= self.compare_with_floor(name, copy_speed)
+        workload = self.workload
+        return {
+            "workload": workload.name,
+            "about": workload.about,
+            "task": workload.task,
+            "optimizer": workload.optimizer,
+            "rows": workload.rows,
+            "columns": workload.columns,
+            "ids": workload.ids,
+            "dtype": workload.dtype,
+            "zipf_exponent": workload.zipf_exponent,
+            "distinct_ids_per_step": self.distinct_ids(HOTROW.name),
+            "warmup_steps": workload.warmup_steps,
+            "dense_warmup_steps": workload.dense_warmup_steps,
+            "rounds": workload.rounds,
+            "copy_bytes_per_s": copy_speed,
+            "peers": self.results,
+        }
+
+    def prepare_peers(self) -> None:
+        """Make each peer ready; one that cannot take part is left out, and its result says why.
+
+        The memory they need is estimated: much of it is only allocated when they step.
+        """
+        budget = memory.MemoryBudget(free_memory())
+        references: dict[Any, Tensor] = {}
+        for number, (name, config) in enumerate(self.configs.items()):
+            share = WARMUP_SHARE * number / len(self.configs)
+            self.report_progress(share, f"{name}: steps before the timing")
+            sizes = {"ids": config.ids, "threads": config.threads}
+            rows = self.cases[name].rows
+            self.results[name] = {"rows": rows} | {k: v for k, v in sizes.items() if v}
+            self.next_batch[name] = 0
+            self.attempt(name, functools.partial(self.prepare, name, budget, references))
+
+    def prepare(
+        self, name: str, budget: memory.MemoryBudget, references: dict[Any, Tensor]
+    ) -> None:
+        """Build a peer, run its warm-up, compare its numbers and measure its memory."""
+        type_name, case = self.configs[name].type_name, self.cases[name]
+        peer_type = self.peer_types[type_name]
+        needed = estimate_bytes(type_name, peer_type, case, self.peers)
+        budget.check(*needed)
+        peer = peer_type.build(case, self.peers)
+        self.peers[name], self.results[name]["label"] = peer, peer.label
+        self.warm_up(name, peer, references)
+        if memory.is_supported():
+            memory.make_state_resident(peer)
+            peer.zero_grad()
+            peak = memory.measure_peak(functools.partial(self.run_steps, name, peer, 1))
+            self.results[name]["memory"] = {
+                "peak_extra_bytes": peak + peer.bookkeeping_bytes(),
+                "table_and_state_bytes": peer.table_and_state_bytes(),
+            }
+        peer.zero_grad()  # the others need the memory
+        budget.reserve(*needed)
+
+    def attempt(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result; or None where a peer fails, which then is left out."""
+        type_name = self.configs[name].type_name
+        try:
+            return work()
+        except Exception as error:
+            if type_name == HOTROW.type_name:
+                raise
+            self.peers.pop(name, None)
+            self.results[name]["error"] = one_line(error)
+            install_command = self.peer_types[type_name].install_command
+            if isinstance(error, ImportError) and install_command:
+                self.results[name]["install_command"] = install_command
+            return None
+
+    def warm_up(self, name: str, peer: Peer, references: dict[Any, Tensor]) -> None:
+        """Run the steps before the timing, and compare the peer's rows with dense torch's."""
+        workload = self.workload
+        steps = workload.dense_warmup_steps if peer.is_dense else workload.warmup_steps
+        if peer.is_reference:  # torch's own: nothing to compare
+            self.run_steps(name, peer, steps)
+            return
+        case, rows = self.cases[name], equality.sample_rows(self.batches[name])
+        initial = peer.read(rows)
+        if case.task == "forward":
+            table = initial_weight(case)[rows]
+            comparison = equality.compare_rows(initial, table, lambda dtype: table.to(dtype))
+            comparison["equal"] = torch.equal(initial, table)
+            self.run_steps(name, peer, steps)
+        else:
+            if case.task == "gradient":
+                steps = 1
+            self.run_steps(name, peer, steps)
+            values = peer.read(rows) if case.task == "step" else peer.gradient(rows)
+
+            def train_dense(dtype: torch.dtype) -> Tensor:
+                key = peer.counterpart, case, steps, dtype
+                if key not in references:
+                    batches = [self.batches[name][t] for t in range(steps)]
+                    gradient = self.gradient[: case.ids]
+                    references[key] = equality.train_rows(
+                        peer.counterpart, initial, rows, batches, gradient, dtype
+                    )
+                return references[key]
+
+            comparison = equality.compare_rows(values, initial, train_dense)
+        reference = peer.counterpart and f"torch.optim.{peer.counterpart}"
+        self.results[name]["equality"] = comparison | {"reference": reference}
+        if not comparison["equal"] and self.configs[name].type_name == HOTROW.type_name:
+            error, allowed = comparison["max_error"], comparison["max_error_of_dense"]
+            raise equality.EqualityError(
+                f"{name} is not what dense training gives: the largest error to "
+                f"{reference or 'torch'} in float64 is {error:.3g}, on "
+                f"{comparison['rows_compared']} rows; torch's own in {workload.dtype} is "
+                f"{allowed:.3g}"
+            )
+
+    def run_steps(self, name: str, peer: Peer, count: int) -> list[dict[str, float]]:
+        """Run so many steps of one peer; milliseconds of each part of each step."""
+        torch.set_num_threads(self.configs[name].threads or self.thread_count)
+        gradient = self.gradient[: self.cases[name].ids]
+        times = []
+        try:
+            # Ids are drawn before any step is timed, a few batches at a time.
+            for begin in range(0, count, 32):
+                first = self.next_batch[name] + begin
+                for ids in [self.batches[name][first + k] for k in range(min(32, count - begin))]:
+                    seconds = peer.step(ids, gradient)
+                    times.append({part: 1e3 * value for part, value in seconds.items()})
+        finally:
+            torch.set_num_threads(self.thread_count)
+        self.next_batch[name] += count
+        return times
+
+    def time_rounds(self) -> dict[str, Turns]:
+        """The timed steps of each peer by turn, in rounds A B A B."""
+        workload = self.workload
+        turns: dict[str, Turns] = {name: [] for name in self.peers}
+        for number in range(workload.rounds):
+            share = WARMUP_SHARE + (1 - WARMUP_SHARE) * number / workload.rounds
+            self.report_progress(share, f"round {number + 1}")
+            self.copy_speed.measure()
+            for name, peer in list(self.peers.items()):
+                steps = workload.dense_steps_per_turn if peer.is_dense else workload.steps_per_turn
+                work = functools.partial(self.run_steps, name, peer, 1 + steps)
+                times = self.attempt(name, work)
+                if times is not None:
+                    turns[name].append(times[1:])  # the first finds another peer's caches
+                    peer.zero_grad()
+        return {name: peer_turns for name, peer_turns in turns.items() if name in self.peers}
+
+    def summarize(self, turns: Turns) -> dict[str, Any]:
+        """Percentiles of the steps' times, and of their parts where these are known."""
+        steps = [step for turn in turns for step in turn]
+        summary = {"step": percentiles([sum(step.values()) for step in steps])}
+        for part in TASK_PARTS[self.workload.task]:
+            if part in steps[0]:
+                summary[part] = percentiles([step[part] for step in steps])
+        return summary
+
+    def distinct_ids(self, name: str) -> int:
+        """How many different ids a step of this peer has."""
+        return len(torch.unique(self.batches[name][0]))
+
+    def compare_with_floor(self, name: str, copy_speed: float) -> dict[str, Any]:
+        """The bytes a step must move, the time to copy as many, and the step's ratio to it."""
+        case, step = self.cases[name], self.results[name]["step"]
+        moved = floor.bytes_moved(
+            case.task,
+            case.optimizer,
+            case.columns,
+            case.ids,
+            self.distinct_ids(name),
+            case.dtype.itemsize,
+        )
+        floor_ms = 1e3 * moved / copy_speed
+        ratio = {k.removesuffix("_ms"): float(f"{v / floor_ms:.5g}") for k, v in step.items()}
+        return {"floor_bytes": moved, "floor_ms": floor_ms, "floor_ratio": ratio}

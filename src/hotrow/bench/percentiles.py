@@ -1,0 +1,23 @@
+"""Medians and percentiles of times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+
+def percentiles(format_milliseconds: Sequence[float]) -> dict[str, float]:
+    """The median, the 20th and the 80th percentile, to five digits."""
+    return {f"{name}_ms": value for name, value in _percentiles(format_milliseconds).items()}
+
+
+def turn_ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The times of `a` over those of `b`, turn by turn, each turn by its median."""
+    pairs = zip(a, b, strict=True)
+    return _percentiles([statistics.median(x) / statistics.median(y) for x, y in pairs])
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    low, *_, high = statistics.quantiles(values, n=5, method="inclusive")
+    named = {"median": statistics.median(values), "p20": low, "p80": high}
+    return {name: float(f"{value:.5g}") for name, value in named.items()}
