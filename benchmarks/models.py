@@ -165,7 +165,9 @@ class Model:
         the batch is read.
         """
         side.step(batch)
-        moved = 2 * (1 + floor.states("Adam")) * side.updated_bytes() + sum(v.nbytes for v in batch)
+        moved = 2 * (1 + floor.state_count("Adam")) * side.updated_bytes() + sum(
+            v.nbytes for v in batch
+        )
         floor_ms = 1e3 * moved / copy_speed
         return {
             "copy_bytes_per_s": copy_speed,
