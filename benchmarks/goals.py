@@ -40,8 +40,8 @@ def _judge_ratio(peers: Record, goal: Goal) -> dict[str, Any]:
     elif goal.against == BEST:
         # hotrow in other sizes is no peer.
         others = [n for n in ratios if n.partition(",")[0] != HOTROW.type_name]
-        best = max(others, key=lambda name: ratios[name], default=None)
-        if best is not None:
+        best = max(others, key=lambda name: ratios[name], default="")
+        if best:
             result["best_peer"] = best
         ratio = ratios.get(best)
     else:

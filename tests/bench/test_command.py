@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hotrow.bench import measurement
-from hotrow.bench.peers import PEER_TYPES, PeerType
+from hotrow.bench.peers import PEER_TYPES
 from hotrow.bench.process import JobError
 from hotrow.cli import bench
 from hotrow.cli import main as cli
@@ -105,7 +105,7 @@ def test_an_optimizer_without_fused_or_sparse_form_has_fewer_peers(run, tmp_path
 
 
 def test_rows_that_are_not_equal_are_a_failure(run, monkeypatch, tmp_path):
-    monkeypatch.setitem(PEER_TYPES, "hotrow", PeerType("broken", build_broken("hotrow").build))
+    monkeypatch.setitem(PEER_TYPES, "hotrow", build_broken("hotrow"))
     path = tmp_path / "bench.json"
     code, out, err = run(*SMALL, "--json", path)
     assert (code, err) == (1, "")

@@ -121,8 +121,10 @@ class BrokenPeer(Peer):
 
 
 def build_broken(type_name):
+    right = PEER_TYPES[type_name]
+
     def build(*arguments):
-        peer = PEER_TYPES[type_name].build(*arguments)
+        peer = right.build(*arguments)
         peer.__class__ = BrokenPeer
         return peer
 

@@ -187,13 +187,16 @@ class Measurement:
             self.run_steps(name, peer, steps)
             values = peer.read(rows) if case.task == "step" else peer.gradient(rows)
 
+            @functools.cache
+            def draw_ids() -> list[Tensor]:
+                return [self.batches[name][t] for t in range(steps)]
+
             def train_dense(dtype: torch.dtype) -> Tensor:
                 key = peer.counterpart, case, steps, dtype
                 if key not in references:
-                    batches = [self.batches[name][t] for t in range(steps)]
                     gradient = self.gradient[: case.ids]
                     references[key] = equality.train_rows(
-                        peer.counterpart, initial, rows, batches, gradient, dtype
+                        peer.counterpart, initial, rows, draw_ids(), gradient, dtype
                     )
                 return references[key]
 

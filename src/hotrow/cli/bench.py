@@ -152,7 +152,7 @@ def make_workload(
         tuple(peers),
         dtype=dtype,
         zipf_exponent=None if uniform else parse_exponent(zipf),
-        warmup_steps=300,
+        warmup_steps=200,
         dense_steps_per_turn=min(max(dense_steps, 1), MAX_STEPS_PER_TURN),
     )
 
