@@ -192,13 +192,13 @@ def test_the_peers_of_a_large_table_and_the_default(run, monkeypatch):
 
 
 def test_times_of_both_ways_are_kept_for_the_lesson(run):
-    assert times.kept() == []
+    assert times.load_times() == []
     _, out, _ = run(*SMALL)
     assert "hotrow learn shows the times of look-up and matmul" in out
-    (timing,) = times.kept()
+    (timing,) = times.load_times()
     assert (timing.V, timing.D, timing.N) == (300, 8, 64)
     run("--rows", "400", *SMALL[2:])
-    assert [timing.V for timing in times.kept()] == [300, 400]
+    assert [timing.V for timing in times.load_times()] == [300, 400]
 
 
 def record_of(**peers):
@@ -222,6 +222,6 @@ def test_times_that_cannot_be_read_are_none(monkeypatch, tmp_path, content):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "hotrow").mkdir()
     (tmp_path / "hotrow" / "times.json").write_text(content)
-    assert times.kept() == []
+    assert times.load_times() == []
     times.save_times([times.Timing(10, 4, 3, 3.0, 3.0)])
-    assert len(times.kept()) == 1
+    assert len(times.load_times()) == 1

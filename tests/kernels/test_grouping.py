@@ -10,6 +10,7 @@ import torch.nn.functional as F
 import hotrow
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.cpu.grouping import hash_ids, order_by_row
+from hotrow.kernels.cpu.operators import batch_order
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.operators import select_rows
 from hotrow.table.autograd import storage_use_count
@@ -25,7 +26,7 @@ def test_they_are_those_of_unique(rows, count):
     expected, inverse = torch.unique(ids, return_inverse=True)
     assert torch.equal(distinct.rows, expected)
     assert torch.equal(distinct.inverse, inverse)
-    order, offsets = distinct.order
+    order, offsets = batch_order(distinct)
     assert order.tolist() == torch.argsort(inverse, stable=True).tolist()
     assert offsets.tolist() == [0, *inverse.bincount(minlength=len(expected)).cumsum(0).tolist()]
 

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotrow import HotrowError
 from hotrow.kernels import operators
-from hotrow.kernels.grouping import find_distinct, group
+from hotrow.kernels.grouping import find_distinct, group, sum_by_row
 from hotrow.optim.closed_form.series import LOG_DECAY, TERMS
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import look_up, settle, step
@@ -444,7 +444,7 @@ def test_hyperparameters_may_change_at_any_step():
             group_["lr"] = 1e-3 * (1 + t % 7)
             grouped = group(batches.all_ids[t], batches.gradients(t).to(dtype), batches.rows)
             parameter.grad = torch.zeros_like(parameter).index_copy_(
-                0, grouped.ids.rows, grouped.sums()
+                0, grouped.ids.rows, sum_by_row(grouped)
             )
             torch_optimizer.step()
         if kind == "ours":
@@ -569,7 +569,7 @@ def test_grouping_adds_as_torchs_dense_gradient(kind):
         torch.nn.functional.embedding(ids, weight).backward(grads)
         grouped = group(ids, grads, 50)
         assert torch.equal(grouped.ids.rows, ids.unique())
-        assert_same_bits(grouped.sums(), weight.grad[grouped.ids.rows])
+        assert_same_bits(sum_by_row(grouped), weight.grad[grouped.ids.rows])
 
 
 class OffByOne(RowRun):

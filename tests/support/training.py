@@ -8,7 +8,7 @@ from torch.testing._internal.common_optimizers import optim_db
 
 from hotrow import optim
 from hotrow.cli.optimizer_options import EXECUTION_OPTIONS
-from hotrow.kernels.grouping import group
+from hotrow.kernels.grouping import group, sum_by_row
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import settle, step
 from hotrow.verify.sameness import Batches
@@ -83,7 +83,7 @@ def train_dense(name, kwargs, batches, dtype):
         torch_optimizer.param_groups[0]["lr"] = base_lr * batches.learning_rate_factor(t)
         grouped = group(ids, batches.gradients(t).to(dtype), batches.rows)
         parameter.grad = torch.zeros_like(parameter).index_copy_(
-            0, grouped.ids.rows, grouped.sums()
+            0, grouped.ids.rows, sum_by_row(grouped)
         )
         torch_optimizer.step()
     rule, state = RULES[name], torch_optimizer.state[parameter]
@@ -211,7 +211,7 @@ def train_long_double(name, kwargs, batches):
             )
         grouped = group(ids, batches.gradients(t).double(), batches.rows)
         g = torch.zeros(w.values.shape, dtype=torch.float64)
-        g.index_copy_(0, grouped.ids.rows, grouped.sums())
+        g.index_copy_(0, grouped.ids.rows, sum_by_row(grouped))
         entry = tuple(map(float, rule.ledger_entry(options, t + 1, scalars)))
         w, slots = rule.update(w, LongDouble(g.numpy()), slots, entry, rule.flags(options))
     return w.values

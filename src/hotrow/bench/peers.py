@@ -181,7 +181,7 @@ class HotrowPeer(Peer):
     def bookkeeping_bytes(self) -> int:
         """Of the count of steps that each row has been through."""
         lag = getattr(self.module.weight, "lag", None)
-        return 0 if lag is None else int(lag.last.nbytes)
+        return 0 if lag is None else int(lag.row_steps.nbytes)
 
 
 def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:

@@ -2,52 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.kernels.cpu.operators import batch_order
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 
-BatchOrder = tuple[NDArray[np.int64], NDArray[np.int64]]
 COMPILED_DTYPES = torch.float32, torch.float64  # of the gradients that compiled code adds up
-
-
-@dataclass(frozen=True)
-class DistinctIds:
-    """The distinct ids of a batch, and the index among them of each id.
-
-    Attributes:
-        rows: (R,) int64, the distinct ids, ascending.
-        inverse: int64, of the shape of the ids: `rows[inverse]` are the ids.
-        computed_order: `order`, where it is a by-product of finding them.
-    """
-
-    rows: Tensor
-    inverse: Tensor
-    computed_order: BatchOrder | None = None
-
-    def are_in_range(self, row_count: int) -> bool:
-        """Whether all ids are in 0 .. row_count - 1."""
-        rows = self.rows.numpy()
-        return not len(rows) or bool(rows[0] >= 0 and rows[-1] < row_count)
-
-    @functools.cached_property
-    def order(self) -> BatchOrder:
-        """(order, offsets): the ids equal to `rows[s]`, as positions in the batch, in its order.
-
-        They are `order[offsets[s] : offsets[s + 1]]`.
-        """
-        if self.computed_order is not None:
-            return self.computed_order
-        # numba is imported with the first kernel
-        from hotrow.kernels.cpu.grouping import order_by_row
-
-        order: BatchOrder = order_by_row(self.inverse.reshape(-1).numpy(), len(self.rows))
-        return order
 
 
 def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
@@ -79,37 +42,25 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     return DistinctIds(torch.from_numpy(rows), shaped, tuple(order))
 
 
-@dataclass(frozen=True)
-class GroupedGradients:
-    """The gradients of a batch by the row that they belong to, not added up yet.
+def sum_by_row(grads: GroupedGradients) -> Tensor:
+    """(R, D), the sum of each row's gradients.
 
-    Attributes:
-        ids: the N ids of the batch.
-        values: (N, D), the gradient of each.
+    Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at 0
+    and adds the gradients in batch order, each addition rounded to their dtype.
     """
-
-    ids: DistinctIds
-    values: Tensor
-
-    def sums(self) -> Tensor:
-        """(R, D), the sum of each row's gradients.
-
-        Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at
-        0 and adds the gradients in batch order, each addition rounded to their dtype.
-        """
-        values, count = self.values, len(self.ids.rows)
-        sums: Tensor
-        if not (values.device.type == "cpu" and values.dtype in COMPILED_DTYPES):
-            # torch's own kernel, on as many rows as there are distinct ids.
-            inverse = self.ids.inverse
-            sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)
-            return sums
-        from hotrow.kernels.cpu.grouping import sum_rows  # numba is imported with the first kernel
-
-        sums = torch.empty((count, values.shape[1]), dtype=values.dtype)
-        arguments = values.contiguous().numpy(), *self.ids.order, sums.numpy()
-        run_on_threads(sum_rows, arguments, thread_count(count, values.shape[1]))
+    values, count = grads.values, len(grads.ids.rows)
+    sums: Tensor
+    if not (values.device.type == "cpu" and values.dtype in COMPILED_DTYPES):
+        # torch's own kernel, on as many rows as there are distinct ids.
+        inverse = grads.ids.inverse
+        sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)
         return sums
+    from hotrow.kernels.cpu.grouping import sum_rows  # numba is imported with the first kernel
+
+    sums = torch.empty((count, values.shape[1]), dtype=values.dtype)
+    arguments = values.contiguous().numpy(), *batch_order(grads.ids), sums.numpy()
+    run_on_threads(sum_rows, arguments, thread_count(count, values.shape[1]))
+    return sums
 
 
 def group(ids: Tensor, grads: Tensor, row_count: int) -> GroupedGradients:

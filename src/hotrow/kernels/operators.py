@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.cpu import operators as cpu
 from hotrow.kernels.default import operators as default
-from hotrow.kernels.grouping import DistinctIds, GroupedGradients
 from hotrow.kernels.program import Program
 
 

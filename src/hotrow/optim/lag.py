@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import DistinctIds, GroupedGradients
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, scalar_dtype
 from hotrow.optim.settle import look_up, settle, step

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.kernels import operators
-from hotrow.kernels.grouping import DistinctIds, GroupedGradients
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.program import Program, skip_idle_steps, skip_idle_steps_batch
 from hotrow.optim.ledger import Ledger
 

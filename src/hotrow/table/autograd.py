@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.kernels.grouping import DistinctIds, find_distinct
+from hotrow.kernels.batch import DistinctIds
+from hotrow.kernels.grouping import find_distinct
 from hotrow.table.gradient import RowGradient
 
 

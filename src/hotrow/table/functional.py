@@ -12,7 +12,8 @@ from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
 from hotrow.ids import ID_DTYPES, check_bag, check_range, is_readable, normalize_padding
-from hotrow.kernels.grouping import DistinctIds, find_distinct
+from hotrow.kernels.batch import DistinctIds
+from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.operators import is_compiled, select_rows
 from hotrow.table.autograd import LookUp, SelectRows
 from hotrow.table.parameter import (

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import DistinctIds, GroupedGradients, group
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.kernels.grouping import group, sum_by_row
 from hotrow.table.protocols import GradientShards
 
 aten = torch.ops.aten
@@ -108,7 +109,11 @@ class RowGradient(Tensor):
         storage = self.row_storage
         if not storage.is_merged:
             grouped = self.group()
-            storage.ids, storage.rows, storage.is_merged = grouped.ids.rows, grouped.sums(), True
+            storage.ids, storage.rows, storage.is_merged = (
+                grouped.ids.rows,
+                sum_by_row(grouped),
+                True,
+            )
         return self
 
     def group(self) -> GroupedGradients:

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol, TypeVar
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.grouping import DistinctIds
+from hotrow.kernels.batch import DistinctIds
 
 _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
 

@@ -80,8 +80,8 @@ def test_what_was_compiled_from_other_sources_is_not_used(tmp_path):
     shutil.copytree(SOURCES, tmp_path / "hotrow", ignore=shutil.ignore_patterns("__pycache__"))
     script = """
 import torch
-from hotrow.kernels.grouping import group
-print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
+from hotrow.kernels.grouping import group, sum_by_row
+print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
 """
 
     def run():
@@ -112,7 +112,7 @@ import hotrow.kernels.cpu.grouping
 from hotrow.kernels import grouping
 child = os.fork()
 if not child:
-    grouping.group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums()
+    grouping.sum_by_row(grouping.group(torch.tensor([1, 1]), torch.ones(2, 1), 2))
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
@@ -126,8 +126,8 @@ def test_without_a_folder_to_write_into_each_process_compiles(tmp_path):
 import torch
 from numba.core.caching import CacheImpl
 CacheImpl._locator_classes = []  # as where neither the package nor the home can be written
-from hotrow.kernels.grouping import group
-print(group(torch.tensor([1, 1]), torch.ones(2, 1), 2).sums().item())
+from hotrow.kernels.grouping import group, sum_by_row
+print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
 """
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

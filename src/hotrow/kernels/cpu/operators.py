@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.batch import BatchOrder, DistinctIds, GroupedGradients
 from hotrow.kernels.compile_notice import show_compile_notice
 from hotrow.kernels.cpu.tasks import LOOK_UP, SETTLE, STEP
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
-from hotrow.kernels.grouping import DistinctIds, GroupedGradients
 from hotrow.kernels.program import Program
 
 # The dtypes of a table that have compiled kernels, and what those compute in.
@@ -85,6 +85,16 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
     return None if out_of_range[0] else output
 
 
+def batch_order(ids: DistinctIds) -> BatchOrder:
+    """The positions in the batch of each distinct id; see `DistinctIds.order`."""
+    if ids.order is not None:
+        return ids.order
+    from hotrow.kernels.cpu.grouping import order_by_row  # numba is imported with the first kernel
+
+    order: BatchOrder = order_by_row(ids.inverse.reshape(-1).numpy(), len(ids.rows))
+    return order
+
+
 def _as_array(tensor: Tensor) -> NDArray[Any]:
     """The values, or of bfloat16 the bits, as numpy has none."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -106,7 +116,7 @@ def _run(
     kernel = row_kernel(program.update, program.fast_forward, program.flags, program.width)
     dtype = COMPUTE_DTYPES[table.dtype]
     arrays = _as_array(table), tuple(map(_as_array, slots)), row_steps.numpy()
-    grouped = ids.rows.numpy(), *ids.order, _as_array(batch)
+    grouped = ids.rows.numpy(), *batch_order(ids), _as_array(batch)
     entries = ledger.astype(dtype, copy=False), program.coefficients, step_count
     threads = thread_count(len(ids.rows), table.shape[1])
     scratch = np.zeros((threads, 3 + len(slots), table.shape[1]), dtype)

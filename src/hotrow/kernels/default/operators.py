@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.default.rows import advance_rows
-from hotrow.kernels.grouping import DistinctIds, GroupedGradients
+from hotrow.kernels.grouping import sum_by_row
 from hotrow.kernels.program import Program
 
 
@@ -37,7 +38,7 @@ def step(
     step_count: int,
 ) -> None:
     """`operators.step`."""
-    rows, sums = grads.ids.rows, grads.sums()
+    rows, sums = grads.ids.rows, sum_by_row(grads)
     if len(rows):
         advance_rows(program, table, slots, row_steps, rows, sums, ledger, step_count)
 
