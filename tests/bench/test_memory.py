@@ -60,7 +60,7 @@ def test_asking_for_state_leaves_rows_behind():
         peer.step(batches[t], torch.ones(50, 8))
     assert peer.table_and_state_bytes() == 3 * 20_000 * 8 * 4
     memory.make_state_resident(peer)
-    assert peer.module.weight.lag.settled == 0
+    assert peer.module.weight.lag.settled_steps == 0
     assert peer.bookkeeping_bytes() == 4 * 20_000
 
 
