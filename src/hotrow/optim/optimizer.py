@@ -94,7 +94,9 @@ class RowOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of every parameter that has a gradient; returns the closure's loss."""
-        run = self._run_in_eager if is_compiling() else self._run
+        # Where torch compiles what called this, and runs this as it is, there is a callback.
+        compiles = is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback()
+        run = self._run_in_eager if compiles else self._run
         return run(closure)
 
     @_disable_dynamo
