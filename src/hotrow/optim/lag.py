@@ -103,7 +103,7 @@ class RowLag:
         if self.ledger.rule.has_step_count and self.ledger.start_step:
             raise HotrowError(
                 f"the state has no {name!r}, but counts {self.ledger.start_step} steps",
-                fix="load all of a state with the options that it was made with, or begin anew",
+                fix="load the whole state, with the options that it was made with",
             )
         if backing is None:
             return torch.full_like(self.values, initial)

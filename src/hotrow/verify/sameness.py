@@ -235,7 +235,7 @@ def measure_sameness(
             if package is torch.optim and not bool(table.isfinite().all()):
                 raise HotrowError(
                     f"{what} ends in weights that are inf or NaN with gradients of scale "
-                    f"{scale:g}, so that nothing can be held against it",
+                    f"{scale:g}, so that nothing can be compared with it",
                     fix=_OPTIONS_FIX,
                 )
         results.append(tables)

@@ -25,7 +25,7 @@ function forgive(control) {
   put(errorOf(control), "");
 }
 
-// Do what may be refused; a refusal is told beside the control, and the view stays as it was.
+// Do what may be refused; show a refusal beside the control; the view stays as it was.
 function attempt(control, work) {
   try {
     work();

@@ -34,24 +34,24 @@ function outputGrid(caption, table, ids, output) {
 }
 
 // "equal" or what comes near it, with the count that the page has just made: of an excerpt, over
-// what is held. Where the whole table makes the product nan, that is said first.
+// what the page includes. That the whole table makes the product nan comes first.
 function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true } = {}) {
   const { equal, near, signs, same, total } = compared;
   const element = find(id);
   const spoils = multiplies && isSpoiled(table, ids);
   element.className = `verdict ${(equal || near || signs) && !spoils ? "equal" : "different"}`;
-  const said = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
+  const text = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
   const counted = say(!equal && signs ? "signs" : key, { n: same, total });
-  const parts = [said, counted];
+  const parts = [text, counted];
   if (spoils) parts.unshift(say("spoiled", { n: table.spoiled, row: table.firstSpoiled }));
-  if (isExcerpt(table)) parts.push(say("held"));
+  if (isExcerpt(table)) parts.push(say("excerpt"));
   put(element, parts.join(say("gap")));
 }
 
 // Names in a row: "1, 3 and 5", as a language writes it.
 const several = (names) => names.join(say("comma"));
 
-// A table of inputs; it is made anew only when its shape or its words change, so that a reader
+// A table of inputs; it is built again only when its shape or its words change, so that a reader
 // who is in it stays where they are.
 function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
   const made = `${key}|${language}|${values.length}x${values[0].length}`;

@@ -45,7 +45,7 @@ function grid(caption, head, lines) {
   );
 }
 
-// Replace what an element holds, without touching it if nothing changed: no reader is told twice.
+// Replace the content of an element. Leave it alone if nothing changed: a screen reader speaks once.
 function put(element, ...content) {
   if (content.length === 1 && typeof content[0] === "string") {
     if (element.textContent !== content[0]) element.textContent = content[0];

@@ -43,7 +43,7 @@ function readIds(text, table, most) {
     const id = Number(word);
     if (id < 0 || id >= table.V) throw new Bad("bad.id", { id, V: table.V, last: table.V - 1 });
     if (!table.labels.includes(id)) {
-      throw new Bad("bad.held", { id, held: table.labels.join(", ") });
+      throw new Bad("bad.excerpt", { id, included: table.labels.join(", ") });
     }
     return id;
   });

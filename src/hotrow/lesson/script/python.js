@@ -19,7 +19,7 @@ function tableCode(table) {
 // Of an excerpt the cell has the rows that the page has, and counts them from 0.
 function heldNote(table) {
   return isExcerpt(table)
-    ? `# ${say("python.held", { held: table.labels.join(", ") })}`
+    ? `# ${say("python.excerpt", { included: table.labels.join(", ") })}`
     : null;
 }
 

@@ -118,12 +118,12 @@ function differVerdict(equal) {
 }
 
 function outsideGrid({ table, outside }, { known, output }) {
-  const told = known
+  const description = known
     ? say("differ.known", { id: outside })
     : say("bad.id", { id: outside, V: table.V, last: table.V - 1 });
   return grid(say("differ.outside", { id: outside }), ["", say("differ.gives")], [
-    { head: say("product.looked"), cells: [words(told)] },
-    { head: say("product.multiplied"), cells: [words(known ? told : numbers(output).join(", "))] },
+    { head: say("product.looked"), cells: [words(description)] },
+    { head: say("product.multiplied"), cells: [words(known ? description : numbers(output).join(", "))] },
   ]);
 }
 

@@ -60,10 +60,10 @@ function about(table) {
     const text = placesOf(table, table.ids).map((k) => table.tokens[k]).join(" ");
     parts.push(say("about.tokens", { text, ids: several(table.ids) }));
   }
-  const [held, width] = [table.rows.length, table.rows[0].length];
-  if (table.random) parts.push(say("about.random", { V: table.V, held, width }));
+  const [included, width] = [table.rows.length, table.rows[0].length];
+  if (table.random) parts.push(say("about.random", { V: table.V, included, width }));
   else if (isExcerpt(table)) {
-    parts.push(say("about.excerpt", { V: table.V, D: table.D, held, width }));
+    parts.push(say("about.excerpt", { V: table.V, D: table.D, included, width }));
     parts.push(table.spoiled ? say("spoiled", { n: table.spoiled, row: table.firstSpoiled }) : say("about.finite"));
   }
   if (table.rounded) parts.push(say("about.rounded"));

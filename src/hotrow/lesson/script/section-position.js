@@ -29,7 +29,7 @@ sections.push({
 
   draw(state, { positions, tokens, twoHot, output, compared }) {
     const { table, ids } = state;
-    const held = table.rows.length;
+    const included = table.rows.length;
     put(
       find("position-twohot"),
       grid(
@@ -42,7 +42,7 @@ sections.push({
         twoHot.map((line, n) => ({
           head: say("place", { place: n, id: idName(table, ids[n]) }),
           cells: line.map((value, k) =>
-            h("td", { class: `${value ? "one" : "zero"}${k === held ? " border" : ""}` }, String(value)),
+            h("td", { class: `${value ? "one" : "zero"}${k === included ? " border" : ""}` }, String(value)),
           ),
           class: hue(ids, ids[n]),
         })),

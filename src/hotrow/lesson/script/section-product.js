@@ -24,10 +24,10 @@ sections.push({
     put(
       find("product-onehot"),
       grid(
-        say(isExcerpt(table) ? "product.onehotheld" : "product.onehot", {
+        say(isExcerpt(table) ? "product.onehotexcerpt" : "product.onehot", {
           N: ids.length,
           V: table.V,
-          held: table.rows.length,
+          included: table.rows.length,
         }),
         ["", ...table.labels.map((id) => say("class", { id }))],
         encoded.map((line, n) => ({
@@ -44,7 +44,7 @@ sections.push({
     put(
       find("product-count"),
       [
-        say(hidden ? "product.shownheld" : "product.shown", { shown, held: table.rows.length }),
+        say(hidden ? "product.shownexcerpt" : "product.shown", { shown, included: table.rows.length }),
         say("product.zeros", { n: table.V - 1, V: table.V }),
         hidden ? say("product.hidden", { n: hidden }) : "",
         say("product.all", {
@@ -77,7 +77,7 @@ function productGrid({ table, ids, pick, column, shown }, chosen) {
   const whole = table.V === table.rows.length;
   const heads = ["", "product.factor", "product.value", "product.product", "product.sum"];
   return grid(
-    say(whole ? "product.caption" : "product.captionheld", { place: pick, id: idName(table, ids[pick]), column }),
+    say(whole ? "product.caption" : "product.captionexcerpt", { place: pick, id: idName(table, ids[pick]), column }),
     heads.map((key) => (key ? columnTitle(key) : "")),
     chosen.slice(0, shown).map(({ factor, value, product, sum }, k) => ({
       head: rowName(table, k),
@@ -96,7 +96,7 @@ function columnTitle(key) {
   }[key];
 }
 
-// The choices of a select, made anew only when they change.
+// The choices of a select, built again only when they change.
 function options(select, choices) {
   const made = JSON.stringify(choices);
   if (select.dataset.made === made) return;

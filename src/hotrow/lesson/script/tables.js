@@ -41,7 +41,7 @@ function plainTable(rows) {
 
 const isExcerpt = (table) => table.V > table.rows.length || table.D > table.rows[0].length;
 
-// Whether an inf or nan that is not held here makes the whole product differ from the look-up: not
+// Whether an inf or nan outside the excerpt makes the whole product differ from the look-up: not
 // if it stands in the only row that is selected.
 const isSpoiled = (table, ids) =>
   Boolean(table.spoiled) &&
