@@ -438,7 +438,7 @@ def test_hyperparameters_may_change_at_any_step():
             group_["eps"] = 1e-8 if t < 200 else 1e-5
             group_["weight_decay"] = 0.1 * (t % 50 < 25)
             if kind == "ours":
-                run.base = 1e-3 * (1 + t % 7)
+                run.base_lr = 1e-3 * (1 + t % 7)
                 run.step(t)
                 continue
             group_["lr"] = 1e-3 * (1 + t % 7)
