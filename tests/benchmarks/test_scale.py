@@ -15,6 +15,7 @@ from torch import nn
 
 import hotrow
 from hotrow.distributed import look_up, replicate, shard
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 from tests.support.ranks import mesh_of_all, rank_processes
 
@@ -155,6 +156,7 @@ def test_a_replicated_model_prints_what_one_process_does():
     assert len(set(alone)) == 11
 
 
+@exhaustive
 def test_torchrun_prints_the_same(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", str(EXAMPLES / "sharded.py"), *SMALL]

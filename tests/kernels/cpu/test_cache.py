@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 import hotrow
+from tests.support.exhaustive import exhaustive
 
 NAMES = "SGD", "Adagrad"
 SOURCES = Path(hotrow.__file__).parent
@@ -57,6 +58,7 @@ def test_processes_that_compile_at_once_leave_each_its_own(filled):
     assert len(set(first)) == len(NAMES)
 
 
+@exhaustive
 def test_what_is_looked_for_waits_for_who_is_at_it(filled):
     folder, first = filled
     (lock,) = folder.rglob("hotrow.lock")
@@ -121,6 +123,7 @@ assert os.waitpid(child, 0)[1] == 0
     subprocess.run(command, env=environment, check=True, timeout=120)
 
 
+@exhaustive
 def test_without_a_folder_to_write_into_each_process_compiles(tmp_path):
     script = """
 import torch
