@@ -271,7 +271,7 @@ def test_a_disk_that_is_full_when_a_save_is_carried_out_loses_nothing(tmp_path, 
         store.save("kept")
     (tmp_path / "t" / "rest.pt").rename(tmp_path / "rest.pt")
     rest = (tmp_path / "rest.pt").read_bytes()
-    monkeypatch.setattr(journal, "recover", lambda folder: False)
+    monkeypatch.setattr(journal, "replay_journal", lambda folder: False)
     journal.commit(tmp_path / "t", [("rest.pt", journal.WHOLE_FILE, rest)])  # complete, and no more
     monkeypatch.undo()
     with monkeypatch.context() as failing:

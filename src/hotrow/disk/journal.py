@@ -52,7 +52,7 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
             flush(file)
         new_journal.replace(folder / "journal")
         flush_folder(folder)
-        recover(folder)
+        replay_journal(folder)
     except OSError as error:
         new_journal.unlink(missing_ok=True)
         raise HotrowError(
@@ -61,8 +61,11 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
         ) from None
 
 
-def recover(folder: Path) -> bool:
-    """Apply the writes of a complete journal, if there is one; whether there was."""
+def replay_journal(folder: Path) -> bool:
+    """Apply the writes of a complete journal, as the last part of a save or after a crash.
+
+    Returns whether there was one.
+    """
     journal = folder / "journal"
     if not journal.exists():
         return False

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from hotrow import optim
-from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, flush_folder, recover
+from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, flush_folder, replay_journal
 from hotrow.disk.mapped_tensor import PAGE, MappedTensor, RowBlocks, write_new
 from hotrow.disk.run import (
     REST_FILE,
@@ -105,7 +105,7 @@ def create(
 def open(path: str | Path) -> Store:
     """Open the folder of a table, to train it or to read its rows.
 
-    A save that was complete, but not carried out when the process or the machine stopped, is.
+    If a save was interrupted after its journal was complete, this replays the journal.
 
     Raises:
         HotrowError: no such folder, or a damaged one; another process has it open.
@@ -140,7 +140,7 @@ class Store:
         try:
             with _wrap_open_errors(folder):
                 self._lock.acquire(timeout=0)
-                recover(folder)
+                replay_journal(folder)
                 self._weight_file = MappedTensor(folder / "weight.safetensors")
                 self._state_files: dict[str, MappedTensor] = {}
                 self._run = read_run(folder)

@@ -116,8 +116,11 @@ class _Replicas:
             self.prepare_look_up(table, error)
         raise error
 
-    def synchronize(self, table: Table) -> None:
-        """Settle all rows here, or end the lag, if another rank has; they started equal."""
+    def settle_together(self, table: Table) -> None:
+        """Settle all rows, or close the lag, if another rank has since the last step.
+
+        The rows of all ranks were equal after that step, and so are again.
+        """
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
         flags = torch.tensor([lag_ended, is_settled], dtype=torch.int64, device=self.ranks.device)
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.ranks.group)

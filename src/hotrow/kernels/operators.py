@@ -85,7 +85,8 @@ def look_up(
 ) -> Tensor:
     """(..., D): the rows of the ids as `settle` leaves them.
 
-    The compiled kernel settles a copy of a row that it can fast-forward.
+    The compiled kernels store a row only if they replayed several steps for it; the next step
+    repeats the others, which costs less than a second write. Plain torch stores all rows.
     """
     kernels = cpu if _are_compiled(table, slots) else default
     values: Tensor = kernels.look_up(program, table, slots, row_steps, ids, ledger, step_count)

@@ -182,13 +182,13 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of `ids`, which are about to be trained."""
+        """(..., D): the current rows of `ids`, which the next step trains. May store some."""
         self._check_storage()
         with self._exclusive_access():
             return look_up(self.ledger, *self._row_views(), self.row_steps, ids)
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of `ids`, settled in a copy only."""
+        """(..., D): the current rows of `ids`. Stores none."""
         self._check_storage()
         with self._exclusive_access():
             table, slots = self._row_views()
@@ -228,14 +228,14 @@ class RowLag:
             )
         return has_alias
 
-    def refresh(self) -> None:
+    def settle_all(self) -> None:
         """Settle all rows: the state becomes torch's."""
         if self.has_stale_rows:
             self.settle(None)
 
     def close(self) -> None:
         """Settle all rows, and drop the references from the table and the state."""
-        self.refresh()
+        self.settle_all()
         self.state.lag = None
         table = self._table()
         if table is not None and table.lag is self:

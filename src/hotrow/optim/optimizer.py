@@ -131,7 +131,7 @@ class RowOptimizer(torch.optim.Optimizer):
         pending_steps = []
         for group, table, gradient in table_gradients:
             if table.replicas is not None:
-                table.replicas.synchronize(table)
+                table.replicas.settle_together(table)
             if not isinstance(gradient, RowGradient):
                 table.had_dense_gradient = True
                 self._close_lag(table)
@@ -178,9 +178,9 @@ class RowOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:
-                    lookup_kind = parameter.__dict__.get("lookup_axis")
-                    if lookup_kind and not isinstance(parameter, Table):
-                        Table.adopt(parameter, columns=lookup_kind == "columns")
+                    lookup_axis = parameter.__dict__.get("lookup_axis")
+                    if lookup_axis and not isinstance(parameter, Table):
+                        Table.adopt(parameter, columns=lookup_axis == "columns")
 
     def _tables(self) -> list[tuple[ParamGroup, Table]]:
         # isinstance would call the metaclass of Parameter, which takes three times as long.

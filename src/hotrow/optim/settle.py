@@ -64,8 +64,7 @@ def look_up(
 ) -> Tensor:
     """(..., D), the rows of `ids` as they are when settled.
 
-    A row that can be fast-forwarded to the ledger's end is settled in a copy only: its next step
-    repeats that, which costs less than a second write. Other rows are settled.
+    See `operators.look_up` for which rows are stored.
     """
     program, entries = _program(ledger, table, len(slots), len(ledger))
     return operators.look_up(

@@ -12,7 +12,7 @@ from torch import Tensor
 class StateLag(Protocol):
     """The lag of a state's rows, which can end."""
 
-    def refresh(self) -> None:
+    def settle_all(self) -> None:
         """Settle all rows: the state becomes torch's."""
 
     def close(self) -> None:
@@ -41,7 +41,7 @@ class RowState(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         lag = self.lag
         if lag is not None:
-            lag.refresh()
+            lag.settle_all()
         value = dict.__getitem__(self, name)
         return value.detach() if isinstance(value, Tensor) and value.ndim else value
 

@@ -90,8 +90,9 @@ def _select(rows: Tensor, ids: Tensor) -> Tensor:
 def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
     """A function that reads current rows of a table with stale rows; None if it settled them.
 
-    Rows that are trained next are not settled, unless the look-up `writes` to them. Those of a
-    replica are not either: they would then differ from the others in the last bits.
+    Rows that get a gradient are read by `Lag.look_up`, unless the look-up itself `writes` to them.
+    Rows of a replica are read in a copy: settled here only, they would differ from the other
+    ranks' in the last bits.
     """
     if table.lag is not None and table.replicas is not None:
         return functools.partial(table.lag.peek, ids)

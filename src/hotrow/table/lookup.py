@@ -67,7 +67,7 @@ def _is_trained(weight: Tensor) -> bool:
 def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
     """Set `lookup_axis` of a large plain parameter that is trained, before torch looks up in it."""
     if isinstance(weight, Table):
-        weight.settle()  # `__torch_function__` does not, if a caller has disabled it
+        weight.settle()  # a caller may have disabled `__torch_function__`, which settles
     elif is_compiling() or type(weight) is not nn.Parameter:
         pass
     elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):

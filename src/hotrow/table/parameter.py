@@ -1,7 +1,8 @@
 """The table: a Parameter whose rows may lag, and settle before they are read.
 
-A look-up that trains reads the settled values of its rows. Any other look-up settles them first,
-and any other operation that reads values settles all rows.
+To settle a row is to apply the steps that it has missed, so that it has the value that dense
+training would give it now. A look-up with a gradient reads the settled values of its rows. Any
+other look-up settles them first, and any other operation that reads values settles all rows.
 """
 
 from __future__ import annotations

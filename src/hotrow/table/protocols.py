@@ -26,10 +26,13 @@ class Lag(Protocol):
         """Bring the distinct `rows`, or all, to the values of dense training."""
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of the ids. Only those that need replay are settled."""
+        """(..., D): the current rows of the ids, which the next step trains.
+
+        A row whose value was quick to compute is not stored: the step computes it again.
+        """
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of the ids. None is settled."""
+        """(..., D): the current rows of the ids. None is stored."""
 
     def close(self) -> None:
         """Settle all rows, and drop the references to the table."""
@@ -75,7 +78,7 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
         """Before a look-up: check that all processes make it, or raise in each."""
 
-    def synchronize(self, table: _Table) -> None:
+    def settle_together(self, table: _Table) -> None:
         """Settle here if another process has settled, so that all keep the same bits."""
 
 
