@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import hotrow.optim
 from hotrow.bench.batches import Batches
 from hotrow.verify.sameness import SLACK
 
@@ -41,7 +42,11 @@ def train_rows(
     An elementwise optimizer treats each row alone, so it is enough to train a table of these rows.
     """
     table = nn.Parameter(initial.to(dtype, copy=True))
-    optimizer = None if optimizer_name is None else getattr(torch.optim, optimizer_name)([table])
+    optimizer = (
+        None
+        if optimizer_name is None
+        else getattr(hotrow.optim, optimizer_name).torch_class([table])
+    )
     gradient = gradient.to(dtype)
     for ids in steps:
         slots = torch.searchsorted(rows, ids).clamp_(max=len(rows) - 1)

@@ -15,6 +15,8 @@ import time
 import torch
 from torch import nn
 
+import hotrow.optim
+
 COPY_BYTES = 128 << 20  # several times the caches
 
 
@@ -35,7 +37,7 @@ def bytes_moved(
 def state_count(optimizer_name: str) -> int:
     """How many values an optimizer keeps for each weight."""
     weight = nn.Parameter(torch.zeros(2, 3))
-    optimizer = getattr(torch.optim, optimizer_name)([weight])
+    optimizer = getattr(hotrow.optim, optimizer_name).torch_class([weight])
     weight.grad = torch.ones(2, 3)
     optimizer.step()
     return sum(getattr(v, "shape", None) == weight.shape for v in optimizer.state[weight].values())

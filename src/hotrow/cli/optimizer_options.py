@@ -8,8 +8,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 import hotrow.optim
 from hotrow.errors import HotrowError
 
@@ -41,7 +39,7 @@ def default_options(optimizer: str) -> dict[str, Any]:
     >>> default_options("AdamW")["betas"]
     (0.9, 0.999)
     """
-    parameters = inspect.signature(getattr(torch.optim, optimizer)).parameters
+    parameters = inspect.signature(getattr(hotrow.optim, optimizer).torch_class).parameters
     return {
         name: parameter.default
         for name, parameter in parameters.items()

@@ -35,8 +35,8 @@ class Program:
         update: the step, `update(w, g, slots, entry, flags) -> (w, slots)`.
         flags: the form of the update; the compiled code is specialized for it.
         width: the count of numbers in a ledger entry.
-        fast_forward: `fast_forward(w, slots, t, end_step, coefficients)`, compiled. It may bring
-            a row (D,) and its slots in place from step t to a later one, at most `end_step`. It
+        fast_forward: `fast_forward(w, slots, t, end_step, coefficients)`, for numba. It advances
+            a row (D,) and its slots in place from step t to a later one, at most `end_step`, and
             returns the step it reached; t itself if the next step has to be replayed.
         fast_forward_batch: `fast_forward_batch(w, slots, steps, end_step, coefficients) ->
             (w, slots, reached)`. The same for tensors of many rows that are at `steps`, in

@@ -13,7 +13,7 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 class Ledger:
-    """The steps of one table under one rule; entry i is what turned step count i into i + 1.
+    """The steps of one table under one rule; entry i holds the scalars of step i + 1.
 
     Arguments:
         rule: the optimizer.

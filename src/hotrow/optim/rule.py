@@ -47,7 +47,8 @@ class Rule:
     Attributes:
         name: of torch's optimizer.
         update: `update(w, g, slots, entry, flags) -> (w, slots)`, the step, over scalars
-            (compiled) or tensors of rows alike.
+            (compiled) or tensors of rows alike. It has no float literals, which would turn
+            float32 into float64: constants are in the entry.
         initial_slots: `initial_slots(group)` names the (V, D) state, with its initial values, in
             torch's names and in the order `update` takes it.
         ledger_entry: `ledger_entry(group, step, scalars)` returns what step number `step`
@@ -60,7 +61,7 @@ class Rule:
         closed_form: `closed_form(group)` applies many steps without a gradient at once. Where it
             does not apply (coupled decay, except SGD and ASGD) every missed step is replayed.
         needs_dense_step: `needs_dense_step(group)`, whether a table takes torch's own dense step.
-            It does where the rounding of a square root decides where training ends.
+            It does where a difference in the last bit grows to a visible one.
         has_step_count: whether torch's state has the number of steps.
     """
 

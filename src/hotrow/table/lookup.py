@@ -9,7 +9,9 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
-MIN_TABLE_ENTRIES = 1 << 20  # for a smaller parameter a dense step is about as fast
+# A plain parameter that is looked up becomes a table if it has as many entries; for a smaller one
+# a dense step is about as fast.
+MIN_TABLE_ENTRIES = 1 << 20
 
 
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:

@@ -249,7 +249,7 @@ _OPTIONS_FIX = "take options nearer to the defaults, a smaller lr first"
 
 def check_options(optimizer: str, options: Mapping[str, Any]) -> None:
     """Raise `HotrowError` if torch's constructor refuses the options."""
-    optimizer_class = getattr(torch.optim, optimizer)
+    optimizer_class = getattr(hotrow.optim, optimizer).torch_class
     try:
         optimizer_class([nn.Parameter(torch.zeros(1))], **options)
     except (TypeError, ValueError) as error:

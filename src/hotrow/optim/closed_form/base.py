@@ -25,7 +25,7 @@ class ClosedForm(Protocol):
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients for `dtype` and `end_step`; None if a later step was computed."""
+        """The coefficients for `dtype` and `end_step`; None if it was called for a later step."""
 
     def fast_forward_batch(
         self,

@@ -66,10 +66,10 @@ def closed_form(group: ParamGroup) -> ClosedForm:
 
 
 def needs_dense_step(group: ParamGroup) -> bool:
-    """With decay: rows have nothing to gain by waiting, since there is no closed form.
+    """With weight decay, which has no closed form, so that rows would gain nothing.
 
-    And it is the only gradient of an idle row, and divided by its own root it moves w by as much
-    however small w is: weights circle around 0, and one rounding grows to their whole size.
+    Decay is the only gradient of an idle row. Divided by its own root, its step does not shrink
+    with w: the weights circle around 0, and one rounding error grows to their size.
     """
     return bool(group["weight_decay"] != 0)
 
