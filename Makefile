@@ -12,7 +12,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
     tests/verify/test_check.py tests/verify/test_reference.py tests/figures/test_gradient.py
 
 # A process for each core, with one thread each where a test does not ask for more.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: run check test test-all test-torch lint lessons bench sameness clean
 

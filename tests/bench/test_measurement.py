@@ -14,6 +14,7 @@ from hotrow.bench.peers import DENSE_TYPES, PEER_TYPES, TASK_PARTS, Peer, PeerTy
 from hotrow.bench.percentiles import turn_ratios
 from hotrow.bench.workload import HOTROW, PeerConfig, TableWorkload
 from hotrow.table.parameter import Table
+from tests.support.exhaustive import grid
 
 # Of torch's own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -89,7 +90,7 @@ def test_equality_shows_which_peers_are_equal(records):
     assert records["gradient"]["peers"]["torch sparse"]["equality"]["equal"]
 
 
-@pytest.mark.parametrize("optimizer", sorted(optim.__all__))
+@pytest.mark.parametrize("optimizer", grid(sorted(optim.__all__), ("SGD", "Rprop").__contains__))
 def test_every_optimizer_is_measured(optimizer):
     workload = replace(ADAMW, optimizer=optimizer, peers=(HOTROW, FOREACH), warmup_steps=10)
     peers = Measurement(workload).run()["peers"]

@@ -96,6 +96,20 @@ def test_a_run_saved_and_opened_again_has_the_bits_of_one_in_memory(name, tmp_pa
                 assert_same_run(store.layer, its, layer, optimizer)
 
 
+def test_decay_that_began_after_the_first_step_is_kept(tmp_path):
+    layer, its = in_memory(), None
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1)
+    with create(tmp_path / "t") as store:
+        its = hotrow.optim.SGD(store.layer.parameters(), lr=0.1)
+        for t in range(4):
+            for each, trained in ((layer, optimizer), (store.layer, its)):
+                trained.param_groups[0]["weight_decay"] = 0.1 * (t > 1)
+                step(each, trained, t)
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        assert_same_bits(store.layer.weight.detach(), layer.weight.detach())
+
+
 def test_what_is_read_after_opening_is_settled_without_an_optimizer(tmp_path):
     layer = in_memory()
     optimizer = make("Adam", layer)

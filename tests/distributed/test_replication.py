@@ -79,6 +79,19 @@ def test_it_is_what_ddp_makes_of_dense_gradients(name):
         torch.testing.assert_close(value, expected[key], rtol=1e-4, atol=1e-5)
 
 
+def gathered(count):
+    model = distribute(hotrow.convert(nn.Sequential(nn.Embedding(4, 1))), "replicate", count)
+    share = (2.0**24, 1.0, -(2.0**24))[dist.get_rank()]
+    model(torch.tensor([2])).backward(torch.tensor([[3 * share]]))
+    return model[0].weight.grad.as_dense()
+
+
+def test_gradients_are_added_in_the_order_of_the_ranks():
+    """(2**24 + 1) - 2**24 is 0 in float32; from the last rank to the first it is 1."""
+    for found in rank_processes(3).run(gathered, 3):
+        assert found.flatten().tolist() == [0, 0, 0, 0]
+
+
 LOOKS = {
     "a checkpoint": lambda model, optimizer: (model.state_dict(), optimizer.state_dict()),
     "a value": lambda model, optimizer: model.user.weight[5].tolist(),

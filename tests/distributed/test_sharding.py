@@ -104,6 +104,19 @@ def test_several_tables_in_one_exchange_are_as_one_by_one(count):
     assert any(bool(each[3].any()) for each in one_by_one)
 
 
+def gradient_of_padding(count, padding):
+    layer = nn.Embedding(3 * count, 2, padding_idx=padding)
+    model = shard(hotrow.convert(nn.Sequential(layer)), mesh_of_all(count))
+    model(torch.arange(3 * count)).sum().backward()
+    return model[0].weight.grad.as_dense()[:, 0]
+
+
+@pytest.mark.parametrize("padding", [0, 2, 3])  # the first row of a rank, the last one
+def test_a_padding_row_has_no_gradient_wherever_it_is(padding):
+    found = torch.cat(rank_processes(2).run(gradient_of_padding, 2, padding))
+    assert found.tolist() == [float(row != padding) for row in range(6)]
+
+
 def unused(count, users):
     """Two tables in one exchange; some ranks use what the second gives, the others do not."""
     model = shard(

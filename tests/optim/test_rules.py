@@ -207,6 +207,17 @@ def assert_low_precision_bits(name, kwargs, dtype):
         assert_same_numbers(slot, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_does_not_depend_on_the_number_of_columns(dtype, uncompiled):
+    uncompiled()
+    wide = RowRun("SGD", {"momentum": 0.9}, Batches(steps=40, columns=64), dtype)
+    narrow = RowRun("SGD", {"momentum": 0.9}, Batches(steps=40, columns=64), dtype)
+    narrow.table, narrow.slots = narrow.table[:, :7].clone(), [each[:, :7] for each in narrow.slots]
+    gradients = narrow.batches.gradients
+    narrow.batches.gradients = lambda t: gradients(t)[:, :7].contiguous()
+    assert_same_bits(narrow.run()[0], wide.run()[0][:, :7])
+
+
 class AllScales(Batches):
     """The gradients of the first quarter of the columns are of scale 1, and so on."""
 
@@ -270,6 +281,27 @@ def test_longer_gaps(name, kwargs):
 def test_long_gaps_in_plain_torch(name, kwargs, scale, uncompiled):
     uncompiled()
     assert_three_way(name, kwargs, exact=False, scale=scale, **LONG_RUN)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_norm_of_adamax_is_no_less_than_eps(compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    batches = Batches(**LONG_RUN)
+    _, (_, norms) = RowRun("Adamax", {}, batches, torch.float32, exact=False).run()
+    _, (_, expected) = train_dense("Adamax", {}, batches, torch.float32)
+    torch.testing.assert_close(norms, expected, rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("name", ["Adam", "NAdam", "RAdam", "Adamax"])
+def test_coupled_decay_is_replayed_in_plain_torch(name, uncompiled):
+    uncompiled()
+    runs = [
+        RowRun(name, {"weight_decay": 0.1}, Batches(steps=60), torch.float32, exact).run()
+        for exact in (False, True)
+    ]
+    for found, expected in zip((runs[0][0], *runs[0][1]), (runs[1][0], *runs[1][1]), strict=True):
+        assert_same_bits(found, expected)
 
 
 @pytest.mark.parametrize(
@@ -498,6 +530,18 @@ def test_a_still_rule_replays_nothing():
         assert_same_numbers(run.run()[0], lazy)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_settling_to_an_earlier_step_changes_nothing(compiled, uncompiled):
+    if not compiled:
+        uncompiled()
+    run = RowRun("SGD", {"momentum": 0.9}, Batches(steps=5), torch.float32)
+    table = run.run()[0].clone()
+    rows = torch.arange(len(table))
+    settle(run.ledger, run.table, run.slots, run.row_steps, rows, step_count=3)
+    assert run.row_steps.tolist() == [5] * len(rows)
+    assert_same_bits(run.table, table)
+
+
 def test_no_rows_and_no_columns():
     for columns in (0, 3):
         run = RowRun("AdamW", {}, Batches(steps=3, columns=columns), torch.float32)
@@ -565,6 +609,7 @@ def test_grouping_adds_as_torchs_dense_gradient(kind):
         ids = torch.randint(0, 50, (count,)).clamp(max=40)
         grads = torch.randn(count, columns).to(dtype)
         grads[: count // 9] = -0.0
+        grads[ids == 40] = -0.0  # all of a row: their sum is 0.0
         weight = torch.zeros(50, columns, dtype=dtype, requires_grad=True)
         torch.nn.functional.embedding(ids, weight).backward(grads)
         grouped = group(ids, grads, 50)

@@ -73,7 +73,8 @@ def test_gradient_holds_touched_rows_only():
 
 
 @pytest.mark.parametrize(
-    "options", [{"padding_idx": 2}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}]
+    "options",
+    [{"padding_idx": 2}, {"padding_idx": 0}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}],
 )
 def test_options_mean_what_they_mean_in_torch(options):
     plain = nn.Embedding(10, 3, **options)
@@ -84,6 +85,25 @@ def test_options_mean_what_they_mean_in_torch(options):
         layer(IDS).backward(cotangent)
     assert_same_bits(rows.weight.grad.as_dense(), plain.weight.grad)
     assert_same_bits(rows.weight.data, plain.weight.data)
+
+
+@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"padding_idx": 0}])
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_options_of_bags_mean_what_they_mean_in_torch(mode, options):
+    plain = nn.EmbeddingBag(10, 3, mode=mode, **options)
+    rows = copy.deepcopy(plain)
+    Table.adopt(rows.weight)
+    for layer in (rows, plain):
+        layer(IDS).backward(torch.ones(2, 3))
+    torch.testing.assert_close(rows.weight.grad.as_dense(), plain.weight.grad)
+
+
+def test_a_batch_is_added_up_before_it_is_added_to_the_others():
+    rows, plain = twins()
+    for cotangent in torch.randn(4, 5, 3):
+        for model in (rows, plain):
+            (model[0](torch.tensor([2, 2, 7, 2, 2])) * cotangent).sum().backward()
+    assert_same_bits(rows[0].weight.grad.as_dense(), plain[0].weight.grad)
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])

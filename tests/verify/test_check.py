@@ -289,6 +289,15 @@ def test_no_order_of_adding_is_beyond_the_bound(seed, count, dtype, mean):
         assert (allowed == 0).all()
 
 
+def test_the_bound_is_its_formula_and_no_wider():
+    """Twice (k - 1) u sum|x|, with k = 3 and u = 2**-24."""
+    table = torch.tensor([[1.0, -2.0], [3.0, 4.0], [-5.0, 6.0]])
+    batch = Batch(torch.arange(3)[None], "sum", torch.tensor([0]))
+    bounds = rounding_bounds(make_matmul_side(table, batch), batch, torch.ones(1, 2))
+    allowed = bounds["output"](torch.tensor([[0, 0], [0, 1]]))
+    assert allowed.tolist() == pytest.approx([4 * 2**-24 * 9, 4 * 2**-24 * 12])
+
+
 @given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from(DTYPES))
 def test_the_output_gradient_adds_up_exactly_in_any_order(seed, count, dtype):
     batch = Batch(torch.zeros(count, dtype=torch.int64))
