@@ -13,6 +13,7 @@ from hotrow.cli import bench
 from hotrow.cli import main as cli
 from hotrow.lesson import times
 from tests.bench.test_measurement import build_broken
+from tests.support.exhaustive import exhaustive
 
 # Of torch's own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -94,6 +95,7 @@ def test_sparse_sgd_trains_the_same_model(run):
     assert "than torch's sparse optimizer" in out
 
 
+@exhaustive
 def test_an_optimizer_without_fused_or_sparse_form_has_fewer_peers(run, tmp_path):
     path = tmp_path / "bench.json"
     code, _, _ = run(*SMALL, "--optimizer", "NAdam", "--dtype", "float64", "--json", path)

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 import torch
 
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 LESSONS = ROOT / "lessons"
@@ -116,7 +116,8 @@ def numbers(svg):
 # Built, and run
 
 
-@pytest.mark.parametrize("lang", grid(LANGS, "en".__eq__))  # one code, two texts
+@exhaustive
+@pytest.mark.parametrize("lang", LANGS)
 def test_built_again_and_run_it_is_the_committed_one(build, cells, committed, lang):
     again = build.run(build.notebook(cells, lang))
     book = committed[lang]

@@ -52,6 +52,7 @@ def filled(tmp_path_factory):
     return folder, results([begin(name, folder) for name in NAMES])
 
 
+@exhaustive
 def test_processes_that_compile_at_once_leave_each_its_own(filled):
     folder, first = filled
     assert first == results([begin(name, folder) for name in NAMES])
@@ -69,6 +70,7 @@ def test_what_is_looked_for_waits_for_who_is_at_it(filled):
     assert results([process]) == first[:1]
 
 
+@exhaustive
 def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
     folder, _ = filled
     script = PROCESS + 'print("numba" in sys.modules, "numba.np.npyimpl" in sys.modules)\n'
@@ -105,6 +107,7 @@ print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
     assert run() == "6.0\n"
 
 
+@exhaustive
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_loads_what_its_parent_has_not(filled):
     folder, _ = filled
