@@ -83,7 +83,7 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     assert "hotrow: equal to dense torch.optim.AdamW on" in text
     assert "torch SparseAdam *: not equal to dense torch.optim.Adam on" in text
     assert "* SparseAdam trains a different model: it skips rows without a gradient" in text
-    assert "than torch's fastest dense AdamW (f" in text
+    assert "than torch's fastest dense AdamW (" in text  # which of them is a matter of time
 
 
 def test_sparse_sgd_trains_the_same_model(run):
