@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 
-def percentiles(format_milliseconds: Sequence[float]) -> dict[str, float]:
+def percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
     """The median, the 20th and the 80th percentile, to five digits."""
-    return {f"{name}_ms": value for name, value in _percentiles(format_milliseconds).items()}
+    return {f"{name}_ms": value for name, value in _percentiles(milliseconds).items()}
 
 
 def turn_ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> dict[str, float]:
