@@ -56,7 +56,7 @@ def _chart(
     """Horizontal bars on a logarithmic axis."""
     decades = _decades([time for _, time in times] + ([floor] if floor else []))
     cells = [svg.label(svg.MARGIN, svg.MARGIN, heading, "bold", svg.TITLE)]
-    note = f"{what}, format_milliseconds on a logarithmic axis"
+    note = f"{what}, milliseconds on a logarithmic axis"
     cells.append(svg.label(svg.MARGIN, svg.MARGIN + 28, note, "muted", svg.SMALL))
     left = svg.MARGIN + max(svg.pixel_width(name) for name, _ in times) + 2 * svg.GAP
     top = svg.MARGIN + 72.0
