@@ -55,7 +55,7 @@ def run(example, code=None):
     return python(*(("-c", code) if code else (f"{example}.py",)), *ALL[example])
 
 
-@pytest.fixture(params=grid(SMALL, ("letters", "recommender").__contains__))
+@pytest.fixture(params=grid(SMALL, "recommender".__eq__))
 def done(request):
     return run(request.param)
 
@@ -120,12 +120,8 @@ def test_the_taxis_go_the_same_ways():
     assert all(0 <= float(apart or 0) < 1e-5 for *_, apart in agreed.values())
 
 
-@pytest.mark.parametrize(
-    ("example", "width"),
-    grid(
-        [("flights", 352), ("letters", 128), ("taxi", 16)], lambda example, _: example == "letters"
-    ),
-)
+@exhaustive
+@pytest.mark.parametrize(("example", "width"), [("flights", 352), ("letters", 128), ("taxi", 16)])
 def test_one_hots_are_looked_up(example, width):
     where = rf"one_hot, [\d,to ]+ columns, .*\.py:\d+  linear\(\d+, {width}\) looks up"
     where += "(: from 100,000 entries on)?"

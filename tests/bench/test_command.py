@@ -50,6 +50,7 @@ def one_line(text):
     return " ".join(text.split())
 
 
+@exhaustive
 def test_the_whole_command_in_a_process_of_its_own(tmp_path):
     path = tmp_path / "bench.json"
     words = [*SMALL, "--optimizer", "sgd", "--threads", "1", "--json", str(path)]

@@ -12,6 +12,7 @@ from benchmarks.registry import PEER_TYPES
 from benchmarks.workloads import SUITES, WORKLOADS, select
 from hotrow.bench import floor
 from hotrow.bench.process import JobError
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 # Of torch's own sparse gradients.
@@ -32,6 +33,7 @@ def run(capsys, monkeypatch):
     return run_command
 
 
+@exhaustive
 def test_the_whole_command(tmp_path):
     """In processes of its own: times and records."""
     kept = tmp_path / "a" / "kept"

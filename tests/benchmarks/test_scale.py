@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -15,7 +16,7 @@ from torch import nn
 
 import hotrow
 from hotrow.distributed import look_up, replicate, shard
-from tests.support.exhaustive import exhaustive
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.paths import ROOT
 from tests.support.ranks import mesh_of_all, rank_processes
 
@@ -79,8 +80,10 @@ def distinct(ids, rows, count, rank):
     return len(found), int((owners != rank).sum())
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("count", "together"),
+    grid(itertools.product((1, 2, 3), (False, True)), lambda count, together: count == 3),
+)
 def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
     found = rank_processes(count).run(of_step, "shard", count, together)
     exchanges = 1 if together else len(SIZES)
@@ -94,7 +97,7 @@ def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
     assert sum(sent for sent, _ in found) == expected
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", grid((1, 2, 3), (3).__eq__))
 def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
     found = rank_processes(count).run(of_step, "replicate", count)
     expected = 0
