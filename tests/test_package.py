@@ -55,7 +55,8 @@ def test_importing_loads_nothing_heavy_beside_torch():
 
 def test_version():
     changelog = (ROOT / "CHANGELOG.md").read_text()
-    assert re.search(r"^## (\S+)", changelog, re.MULTILINE).group(1) == hotrow.__version__
+    released = re.findall(r"^## \[(\d\S*)\] - \d{4}-\d\d-\d\d$", changelog, re.MULTILINE)
+    assert released[0] == hotrow.__version__
 
 
 def test_the_wheel_works_alone(tmp_path):
@@ -74,6 +75,12 @@ def test_the_wheel_works_alone(tmp_path):
     assert {f"hotrow/lesson/{path.relative_to(lesson).as_posix()}" for path in sources} < set(names)
     assert not [name for name in names if name.startswith("tests") or ".venv" in name]
     assert not [name for name in names if "benchmarks" in name]
+    (metadata,) = (tmp_path / "site").glob("hotrow-*.dist-info/METADATA")
+    package_page = metadata.read_text("utf-8")
+    assert "\nDescription-Content-Type: text/markdown\n" in package_page
+    assert "\n# hotrow\n" in package_page
+    # A package page has no files beside it.
+    assert re.findall(r"\]\((?!https:)[^)]*\)", package_page) == []
     page = tmp_path / "report.html"
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); "
