@@ -14,7 +14,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 # A process for each core, with one thread each where a test does not ask for more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: run check test test-all test-torch lint lessons bench sameness clean
+.PHONY: run check test test-all test-torch lint docs lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -58,6 +58,12 @@ lint: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The documentation site; a warning is an error. It needs no network.
+docs: .venv/docs
+	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going \
+	    --doctree-dir build/doctrees docs build/docs
+	@echo 'The site is build/docs/index.html'
+
 # Runs the lesson, and writes its two notebooks.
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
@@ -90,6 +96,10 @@ clean:
 
 .venv/test: .venv/core
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+.venv/docs: .venv/core
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 .venv/peers: .venv/core

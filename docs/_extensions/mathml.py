@@ -1,0 +1,28 @@
+"""Formulas as MathML, which every browser draws without a script."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+
+def inline_formula(translator: HTML5Translator, node: nodes.math) -> None:
+    """Write a formula within a line."""
+    translator.body.append(tex2mathml(node.astext(), as_block=False))
+    raise nodes.SkipNode
+
+
+def formula(translator: HTML5Translator, node: nodes.math_block) -> None:
+    """Write a formula on lines of its own."""
+    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Make `mathml` the renderer of formulas."""
+    app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
