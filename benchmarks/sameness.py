@@ -206,7 +206,7 @@ def document(content: Record) -> str:
                 verdict = "yes" if record["within"] else "**NOT**"
                 lines.append(f"| {label(record)} | {cells} | {verdict} |")
         lines.append("")
-    lines += ["## How it was made", "", "```"]
+    lines += ["## How it was made", "", "```text"]
     lines += [f"{name}: {value}" for name, value in how.items()]
     lines += ["```", "", "One configuration alone: `hotrow check --optimizer AdamW`.", ""]
     return "\n".join(lines)
