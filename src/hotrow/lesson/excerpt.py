@@ -20,11 +20,6 @@ MAX_IDS, MAX_ROWS, MAX_COLUMNS = 12, 16, 5
 _TOKEN_COLUMNS = 20
 _CHUNK = 2**24  # values of a table looked at in one go
 C_ROWS, C_COLUMNS, C_BATCH = 50_257, 256, (8, 4)
-# What the ids of the small examples stand for: "fox jumps over" and "fox jumps over dog".
-WORDS = {
-    "A": ("the", "over", "fox", "jumps"),
-    "B": ("brown", "dog", "fox", "jumps", "lazy", "over"),
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Excerpt:
         labels: the id of each row of the excerpt, ascending.
         rows: (rows, columns) of the excerpt, float32.
         ids: to start with; each is among the labels.
-        tokens: the text of each label, or None.
+        tokens: the text of each label, or None. The examples have theirs in words/*.json.
         title: where the table comes from, or "" for an example.
         omitted_count: how many ids of the user's text the page leaves out.
         linear: (columns, rows), what `torch.nn.Linear` starts with, or None.
@@ -107,7 +102,7 @@ def _whole_excerpt(name: str, example: examples.Example) -> Excerpt:
         torch.manual_seed(123)
         linear = torch.nn.Linear(V, D, bias=False).weight.detach()
     labels = tuple(range(V))
-    return Excerpt(name, V, D, labels, table, example.ids, WORDS[name], linear=linear)
+    return Excerpt(name, V, D, labels, table, example.ids, linear=linear)
 
 
 def _token_and_position_excerpt() -> Excerpt:

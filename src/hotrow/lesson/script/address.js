@@ -1,5 +1,5 @@
-// The view in the address: what differs from the start, and the language. A view can be shared and
-// kept; it replaces the one before, so that "back" leaves the page.
+// The view in the address: the language, and the fields that differ from the start. Each view
+// replaces the previous one in the browser's history, so "back" leaves the page.
 
 function addressOf(state) {
   const own = defaults(state.table);
@@ -12,7 +12,7 @@ function addressOf(state) {
   return `#${new URLSearchParams(parts)}`;
 }
 
-// {state, lang}; raises Bad for anything that this page would not have written.
+// Return {state, lang}. Throws Bad for anything that this page would not write.
 function fromAddress(hash) {
   if (hash.length > 20000) throw new Bad("bad.address");
   const parts = [...new URLSearchParams(hash.replace(/^#/, ""))];

@@ -1,5 +1,5 @@
-// The look-up, the one-hot product, and the gradients of both. V rows, D columns, N ids; `places`
-// are the ids' places among the rows that the page holds.
+// The lookup, the one-hot product, and the gradients of both. V rows, D columns, N ids. `places`
+// are the positions of the ids among the rows on the page.
 
 const lookUp = (rows, places) => places.map((place) => rows[place].slice());
 
@@ -7,12 +7,12 @@ function oneHot(places, width) {
   return places.map((place) => Array.from({ length: width }, (_, k) => (k === place ? 1 : 0)));
 }
 
-// The products of one output value, in the order in which they are added.
+// The products of one output value, in the order of addition.
 function products(line, rows, column) {
   let sum = 0;
   return line.map((factor, k) => {
     const product = f32(factor * rows[k][column]);
-    sum = f32(sum + product); // from +0, so that -0 alone gives +0
+    sum = f32(sum + product); // starts from +0, so a lone -0 gives +0, as in torch
     return { factor, value: rows[k][column], product, sum };
   });
 }
@@ -26,7 +26,7 @@ const transpose = (rows) => rows[0].map((_, column) => rows.map((row) => row[col
 
 const zeros = (height, width) => Array.from({ length: height }, () => new Array(width).fill(0));
 
-// Each id adds its line of the upstream gradient to its row, in the order of the ids.
+// Add each id's line of the upstream gradient to the id's row, in the order of the ids.
 function scatter(places, upstream, height, width) {
   const gradient = zeros(height, width);
   places.forEach((place, n) => {

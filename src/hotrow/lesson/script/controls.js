@@ -1,4 +1,4 @@
-// From a control to the state and back. A control names its field; a button names its action.
+// Controls and state. `data-field` names a control's field, `data-do` a button's action.
 
 const sections = []; // {id, result(state), draw(state, result), code(state)}
 const actions = {};
@@ -25,7 +25,7 @@ function forgive(control) {
   put(errorOf(control), "");
 }
 
-// Do what may be refused; show a refusal beside the control; the view stays as it was.
+// Run `work`. If it throws Bad, show the message next to the control and leave the view unchanged.
 function attempt(control, work) {
   try {
     work();
@@ -60,7 +60,7 @@ function draw() {
   document.querySelectorAll("[data-field]").forEach(follow);
 }
 
-// A control shows what the state has, unless its reader is in it and it says the same already.
+// Show the state in a control. A focused control that already has this text stays untouched.
 function follow(control) {
   const name = control.dataset.field;
   const text = fields[name].write(state[name]);
@@ -75,14 +75,14 @@ function follow(control) {
 let announcement = "";
 let announcing = null;
 
-// For those who hear the page: when changes come in a row, the last one alone.
+// Announce a change to screen readers. Of several changes in a row, announce only the last.
 function announce(text) {
   announcement = text;
   clearTimeout(announcing);
   announcing = setTimeout(() => put(find("live"), announcement), 300);
 }
 
-// What changed: the last line or the words that the control names, or its section's conclusion.
+// Announce what changed: the text or last line of `data-tells`, or else the section's verdict.
 function tell(control) {
   const named = control?.dataset.tells && find(control.dataset.tells);
   const line = named?.querySelector("tbody tr:last-child");
@@ -95,7 +95,7 @@ function tell(control) {
 function onInput(event) {
   const control = event.target;
   const name = control.dataset.field;
-  // A text is read when it is finished; everything else at once.
+  // Read a text when the user commits it, and every other control at once.
   const text = control.tagName === "INPUT" && control.type === "text";
   if (!name || text !== (event.type === "change")) return;
   if (control.type === "checkbox") edit(name, control.checked ? "yes" : "no", control);
@@ -107,7 +107,7 @@ function onClick(event) {
   if (button) actions[button.dataset.do](button);
 }
 
-// A button's own complaints go to the control that could mend them.
+// Show a button's error next to the field that the button edits.
 function choose(ids, name, button) {
   edit(name, fields[name].write(ids), find(name));
   tell(button);
@@ -129,7 +129,7 @@ function writeAddress() {
 function readAddress() {
   const notice = find("notice");
   put(notice, "");
-  // A link to a section, opened in a tab of its own, is no view: the browser leads there.
+  // A link to a section, opened in a new tab, is not a view: the browser scrolls to the section.
   const section = sections.some((each) => `#${each.id}` === location.hash);
   try {
     if (!section && location.hash.length > 1) {
@@ -138,7 +138,7 @@ function readAddress() {
       if (found.lang) language = found.lang;
     }
   } catch (error) {
-    // Whatever is wrong with an address, the page starts as it does without one.
+    // If anything is wrong with an address, the page starts as if there were none.
     state = defaults(presets[START]);
     notice.bad = error instanceof Bad && error.key !== "bad.address" ? error : new Bad("bad.address");
     put(notice, say("bad.notice", { why: say(notice.bad.key, notice.bad.values) }));
@@ -159,7 +159,7 @@ function setLanguage(lang) {
   remember();
 }
 
-// A change of language leaves a refused text and its message where they are.
+// Redraw in another language, but keep each rejected text and its message.
 function drawKeeping() {
   const refused = [...document.querySelectorAll("[aria-invalid]")].map((control) => [
     control,

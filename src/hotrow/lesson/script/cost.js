@@ -1,4 +1,5 @@
-// hotrow.cost's formulas, in whole numbers of any size: forward and gradient, float32.
+// The formulas of hotrow.cost: forward and gradient in float32, as BigInt, which is exact for any
+// size.
 
 function costOf(rows, columns, ids) {
   const [V, D, N] = [rows, columns, ids].map(BigInt);
@@ -20,7 +21,7 @@ function costOf(rows, columns, ids) {
   };
 }
 
-// A number of bytes, to three digits.
+// Format a number of bytes with three digits.
 function bytes(n) {
   let value = Number(n);
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];

@@ -1,17 +1,21 @@
-// What several sections draw: rows with their names and colours, matrices, verdicts.
+// Drawing shared by several sections: row names and colours, matrices, verdicts.
 
 const HUES = 6;
 
-// A cell of words, which may break into lines.
+// A table cell with text that can wrap.
 const words = (text) => h("td", { class: "words" }, text);
 
-// Each row that is selected has a colour of its own, in the order of the ids.
+// The colour class of a selected row, assigned in the order of the ids.
 function hue(ids, id) {
   const place = [...new Set(ids)].indexOf(id);
   return place < 0 ? "" : `picked h${place % HUES}`;
 }
 
-const tokenOf = (table, k) => (table.tokens && table.tokens[k] ? ` “${table.tokens[k]}”` : "");
+// The tokens of the examples are words of the page's language.
+const tokensOf = (table) =>
+  ({ A: say("tokens.A").split(" "), B: say("tokens.B").split(" ") })[table.name] ?? table.tokens;
+
+const tokenOf = (table, k) => (tokensOf(table)?.[k] ? ` “${tokensOf(table)[k]}”` : "");
 
 const rowName = (table, k) => say("row", { row: table.labels[k] }) + tokenOf(table, k);
 
@@ -33,8 +37,8 @@ function outputGrid(caption, table, ids, output) {
   );
 }
 
-// "equal" or what comes near it, with the count that the page has just made: of an excerpt, over
-// what the page includes. That the whole table makes the product nan comes first.
+// Write a verdict: equal, equal within rounding or not equal, with the count of equal values. For
+// an excerpt, first say whether rows outside it make the whole product nan.
 function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true } = {}) {
   const { equal, near, signs, same, total } = compared;
   const element = find(id);
@@ -48,11 +52,10 @@ function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true
   put(element, parts.join(say("gap")));
 }
 
-// Names in a row: "1, 3 and 5", as a language writes it.
+// Join names with the comma of the language.
 const several = (names) => names.join(say("comma"));
 
-// A table of inputs; it is built again only when its shape or its words change, so that a reader
-// who is in it stays where they are.
+// A table of inputs. It is rebuilt only when its shape or text changes, so the focus is not lost.
 function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
   const made = `${key}|${language}|${values.length}x${values[0].length}`;
   if (region.dataset.made !== made) {

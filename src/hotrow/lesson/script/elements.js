@@ -1,4 +1,4 @@
-// Elements from code. Text is only ever set as text, never parsed.
+// Create elements from code. Text is always set as text, never parsed as HTML.
 
 const find = (id) => document.getElementById(id);
 
@@ -19,7 +19,7 @@ function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-// A table of values: `head` of texts or elements, `lines` of {head, cells, class}.
+// A table of values. `head` is a list of texts or elements, `lines` a list of {head, cells, class}.
 function grid(caption, head, lines) {
   const cell = (content) =>
     content instanceof Element && content.tagName === "TD" ? content : h("td", {}, content);
@@ -45,7 +45,7 @@ function grid(caption, head, lines) {
   );
 }
 
-// Replace the content of an element. Leave it alone if nothing changed: a screen reader speaks once.
+// Replace the content of an element, unless the text is the same: a screen reader would repeat it.
 function put(element, ...content) {
   if (content.length === 1 && typeof content[0] === "string") {
     if (element.textContent !== content[0]) element.textContent = content[0];

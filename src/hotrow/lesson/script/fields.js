@@ -1,7 +1,7 @@
-// What the reader can set: for each field how its text is read, written and refused. The controls
-// and the address both go through here, so that neither lets in what the other would not.
+// The fields of the state: how to read, validate and write the text of each. Controls and the
+// address both use them, so both accept the same values.
 
-// A value that cannot be used; the words are found when it is shown.
+// An invalid value. `key` names the message, which is looked up in the current language when shown.
 class Bad extends Error {
   constructor(key, values = {}) {
     super(key);
@@ -11,7 +11,7 @@ class Bad extends Error {
 
 const clip = (text) => (text.length > 24 ? `${text.slice(0, 24)}…` : text);
 
-// Full-width digits and signs are digits and signs too.
+// Accept full-width digits and signs.
 const plain = (text) => text.normalize("NFKC").replace(/[−–]/g, "-").trim();
 
 function readReal(text) {
@@ -54,7 +54,7 @@ const whole = (low, high) => ({
   write: String,
 });
 
-// A real number of double precision, as an optimizer's options are in Python.
+// A double-precision number, because an optimizer's options are doubles in Python.
 const real = (low, high) => ({
   read: (text) => {
     const value = readReal(text);
@@ -99,7 +99,7 @@ const columns = (state) => state.table.rows[0].length;
 const FIGURES = ["bytes_written", "multiplications", "additions"];
 if (data.timings.length) FIGURES.push("milliseconds");
 
-// In the order in which the address is read: what comes later may depend on what came before.
+// In the order in which the address is read: a field can depend on the fields before it.
 const fields = {
   table: { read: tableFromText, write: tableText },
   seed: whole(0, 999999),
@@ -140,7 +140,7 @@ const fields = {
   figure: choice(...FIGURES),
 };
 
-// What a table starts with.
+// The initial state for a table.
 function defaults(table) {
   const [first] = table.ids;
   const other = table.ids.find((id) => id !== first) ?? first;
@@ -180,10 +180,10 @@ function defaults(table) {
   };
 }
 
-// 1, 2, 3 and so on: sums of whole numbers are exact, so that they can be followed.
+// 1, 2, 3 and so on: sums of whole numbers are exact, so a reader can follow them.
 const counting = (height, width) => Array.from({ length: height * width }, (_, n) => n + 1);
 
-// Bring what depends on the ids and the table back into range after either has changed.
+// After a change of the ids or the table, bring the fields that depend on them back into range.
 function fitted(state, before) {
   const height = state.table.rows.length;
   const width = columns(state);
@@ -199,7 +199,7 @@ function fitted(state, before) {
   };
 }
 
-// The same view of another table: every field that can keep its value does.
+// The same view with another table: keep every field whose value is still valid.
 function moved(state, table) {
   const start = defaults(table);
   return Object.entries(fields).reduce((next, [name, field]) => {

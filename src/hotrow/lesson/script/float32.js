@@ -1,4 +1,4 @@
-// Numbers as torch's float32 has them: every result rounded, every bit kept, written as in Python.
+// float32 arithmetic as in torch: round every result, keep every bit, print as in Python.
 
 const f32 = Math.fround;
 
@@ -22,14 +22,14 @@ function toHex(values) {
     .join("");
 }
 
-// a + b * c, rounded once, as a fused multiply-add: the product of two float32 is exact in double.
+// a + b * c as a fused multiply-add: the product of two float32 is exact in double precision.
 const fused = (a, b, c) => f32(a + b * c);
 
-// NaN equals NaN here, and 0.0 does not equal -0.0: the same bits.
+// Bitwise equality: NaN equals NaN, and 0.0 does not equal -0.0.
 const sameBits = (a, b) => Object.is(a, b);
 
-// Over two matrices: how many values have the same bits, whether all do, and whether what differs is
-// only the sign of zeros.
+// Compare two matrices: how many values have the same bits, whether all do (`equal`), and whether
+// they differ at most in the sign of zeros (`signs`).
 function compareBits(a, b) {
   let same = 0;
   let total = 0;
@@ -45,7 +45,7 @@ function compareBits(a, b) {
   return { same, total, signs, equal: same === total };
 }
 
-// bfloat16: float32 cut to 8 bits of significand, ties to even.
+// Round to bfloat16: 8 significant bits, ties to even.
 function bfloat16(value) {
   if (!Number.isFinite(value)) return value;
   bitsView.setFloat32(0, value);
@@ -54,7 +54,7 @@ function bfloat16(value) {
   return bitsView.getFloat32(0);
 }
 
-// Ties go to the even digit, as in Python; the language's own rounding takes them up.
+// Round ties to the even digit, as Python does; toFixed would round them up.
 function fourDecimals(size) {
   const scaled = size * 1e4; // exact for a float32 below 1e5
   const down = Math.floor(scaled);
@@ -68,7 +68,7 @@ function scientific(size) {
   return rounded.replace(/e([+-])(\d)$/, "e$10$2");
 }
 
-// For reading: four decimals; scientific for what four decimals would flatten or stretch.
+// Format for display: four decimals, or scientific notation for very small and very large values.
 function number(value) {
   if (Number.isNaN(value)) return "nan";
   const sign = value < 0 || Object.is(value, -0) ? "-" : "";
@@ -77,7 +77,7 @@ function number(value) {
   return sign + (size !== 0 && (size < 1e-3 || size >= 1e5) ? scientific(size) : fourDecimals(size));
 }
 
-// The shortest decimal that is this float32 again.
+// The shortest decimal that parses to the same float32.
 function shortest(value) {
   for (let digits = 1; digits < 9; digits++) {
     const found = Number(value.toPrecision(digits));
@@ -86,7 +86,7 @@ function shortest(value) {
   return Number(value.toPrecision(9));
 }
 
-// For Python: exact.
+// Format as an exact Python literal.
 function literal(value) {
   if (Number.isNaN(value)) return 'float("nan")';
   if (!Number.isFinite(value)) return `float("${value < 0 ? "-" : ""}inf")`;
@@ -95,14 +95,14 @@ function literal(value) {
   return /[.e]/.test(text) ? text : `${text}.0`;
 }
 
-// For a field: as people write it.
+// Format for an input field.
 function typed(value) {
   if (Number.isNaN(value)) return "nan";
   if (!Number.isFinite(value)) return value < 0 ? "-inf" : "inf";
   return Object.is(value, -0) ? "-0.0" : String(shortest(value));
 }
 
-// Normally distributed numbers from a seed: mulberry32, then Box and Muller.
+// Normally distributed numbers from a seed: mulberry32 and the Box-Muller transform.
 function normals(seed, count) {
   let state = seed >>> 0;
   const uniform = () => {

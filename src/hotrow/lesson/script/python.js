@@ -1,4 +1,4 @@
-// The cells of "Show this in Python": exact, and complete in themselves.
+// The code of "Show this in Python": exact values, and it runs without other cells.
 
 const literals = (values) => `[${values.map(literal).join(", ")}]`;
 
@@ -16,7 +16,7 @@ function tableCode(table) {
   );
 }
 
-// Of an excerpt the cell has the rows that the page has, and counts them from 0.
+// For an excerpt, the code contains only the rows on the page, numbered from 0.
 function heldNote(table) {
   return isExcerpt(table)
     ? `# ${say("python.excerpt", { included: table.labels.join(", ") })}`

@@ -1,4 +1,4 @@
-// 9. What each way costs at real sizes, by the formulas of hotrow.cost.
+// 9. The cost of both methods at real sizes, by the formulas of hotrow.cost.
 
 const TOPS = { V: 1_000_000, D: 4096, N: 65_536 };
 const CHART = { width: 640, height: 300, left: 66, right: 16, top: 16, bottom: 44 };
@@ -12,7 +12,7 @@ sections.push({
     const { V, D, N } = state;
     for (const name of ["V", "D", "N"]) {
       const slider = find(`${name}-slider`);
-      // Where several places stand for one size, the slider stays on its own.
+      // Several slider positions can round to one size: then leave the slider where it is.
       if (sizeAt(name, slider.value) !== state[name]) {
         slider.value = String((1000 * Math.log(state[name])) / Math.log(TOPS[name]));
       }
@@ -55,10 +55,10 @@ const amount = (name, n) => (name === "bytes_written" ? `${count(n)} (${bytes(n)
 
 const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a) / Number(b)).toPrecision(3)))} ×`);
 
-// V - 1 of V, never rounded up to all of them.
+// (V - 1) / V as a percentage, rounded down so that it never shows 100 %.
 const share = (V) => `${(Math.floor((1e6 * (V - 1)) / V) / 1e4).toFixed(4).replace(/\.?0+$/, "")} %`;
 
-// What is drawn of one way: [V, amount] along the formula, or the points that were measured.
+// The curve and points of one method: [V, amount] pairs by the formula, or measured times.
 function series(way, { V, D, N, figure }) {
   if (figure === "milliseconds") {
     return { line: [], points: data.timings.map((each) => [each.V, each[`${way}_ms`]]) };
@@ -70,11 +70,11 @@ function series(way, { V, D, N, figure }) {
   };
 }
 
-// The powers of ten that the axis of V has: six, or more where a table is larger.
+// The powers of ten on the axis of V: six, or more for a larger table.
 const decadesOf = (V) =>
   Math.max(6, ...[V, ...data.timings.map((each) => each.V)].map((size) => Math.ceil(Math.log10(size))));
 
-// Both ways over V; both axes are logarithmic, with a grid line for each power of ten or two.
+// Chart both methods over V. Both axes are logarithmic, with grid lines at powers of ten.
 function chart(state, names) {
   const { width, height, left, right, top, bottom } = CHART;
   const { V, D, N, figure } = state;
@@ -114,7 +114,7 @@ function chart(state, names) {
   return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" }, ...parts);
 }
 
-// A disc for the product, a square for the look-up: not by colour alone.
+// A circle for the product, a square for the lookup: colour alone is not accessible.
 const mark = (way, cx, cy) =>
   way === "matmul"
     ? svg("circle", { cx, cy, r: 7, class: way })

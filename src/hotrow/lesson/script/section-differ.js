@@ -1,4 +1,4 @@
-// 8. Where the two ways are not the same.
+// 8. Where the results of the two methods differ.
 
 sections.push({
   id: "differ",

@@ -1,4 +1,4 @@
-// 3. Rows or columns: a linear layer keeps the table transposed, (out, in).
+// 3. Rows or columns: a linear layer stores the table transposed, (out, in).
 
 sections.push({
   id: "linear",

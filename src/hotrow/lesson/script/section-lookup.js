@@ -1,6 +1,6 @@
-// 1. Ids and a table: each id picks its row.
+// 1. Ids and a table: each id selects its row.
 
-let lookedUp = Infinity; // rows of the output that are shown, while the look-up plays
+let lookedUp = Infinity; // how many output rows to show while the lookup plays
 let playing = null;
 
 sections.push({
@@ -57,7 +57,7 @@ function about(table) {
   if (table.title) parts.push(table.title + say("stop"));
   if (table.name === "C") parts.push(say("about.C"));
   if (["A", "B"].includes(table.name)) {
-    const text = placesOf(table, table.ids).map((k) => table.tokens[k]).join(" ");
+    const text = placesOf(table, table.ids).map((k) => tokensOf(table)[k]).join(" ");
     parts.push(say("about.tokens", { text, ids: several(table.ids) }));
   }
   const [included, width] = [table.rows.length, table.rows[0].length];
@@ -99,7 +99,7 @@ function chip(table, ids, id, place) {
         on: {
           click: (event) => {
             choose(ids.filter((_, n) => n !== place), "ids", event.target);
-            find("ids").focus(); // this button is gone
+            find("ids").focus(); // this button no longer exists
           },
         },
       },
@@ -146,7 +146,8 @@ Object.assign(actions, {
   },
 });
 
-// Another size or other numbers; ids whose row would go are not dropped silently.
+// Use a table of another size or with other numbers. Throws Bad if a selected id would lose its
+// row.
 function takeTable(table, control) {
   const gone = state.ids.find((id) => id >= table.V);
   if (gone !== undefined && !isExcerpt(state.table)) throw new Bad("bad.shrink", { id: gone });

@@ -1,6 +1,6 @@
-// 6. Soft ids and bags: several ones, or parts of one, in the one-hot vector.
+// 6. Probabilities and bags: a vector with fractions of one, or with several ones.
 
-// p and 1 - p as float32 has them.
+// p and 1 - p, rounded to float32.
 const sharesOf = (p) => [f32(p), f32(1 - f32(p))];
 
 sections.push({
@@ -24,7 +24,8 @@ sections.push({
       multiplied: multiplied[0],
       compared: {
         ...compareBits(added, multiplied),
-        // Each of the two sums is within n roundings of the sum of sizes (Higham, section 4.2).
+        // Each of the two sums is off by at most n * 2^-24 times the sum of |x| (Higham, section
+        // 4.2).
         near: added[0].every((sum, j) => {
           const sizes = places.reduce((total, place) => total + Math.abs(rows[place][j]), 0);
           return Math.abs(sum - multiplied[0][j]) <= 2 * places.length * 2 ** -24 * sizes;

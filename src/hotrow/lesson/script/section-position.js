@@ -1,6 +1,6 @@
-// 7. Token and position: two look-ups added are one product with two one-hots laid end to end.
+// 7. Token and position: the sum of two lookups is one product with two concatenated one-hots.
 
-// Example C brings its own position table; for other ids there is one of random numbers.
+// Example C has its own position table. Other ids get a table of random numbers.
 const hasPositions = ({ table, ids }) =>
   Boolean(table.positions) && ids.length <= table.positions.length;
 

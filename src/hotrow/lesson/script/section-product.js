@@ -1,4 +1,4 @@
-// 2. The same by one-hot: every product written out, the zeros counted.
+// 2. The same result with one-hot vectors: list every product and count the zeros.
 
 let stepping = null;
 
@@ -96,7 +96,7 @@ function columnTitle(key) {
   }[key];
 }
 
-// The choices of a select, built again only when they change.
+// Set the choices of a select. They are rebuilt only when they change.
 function options(select, choices) {
   const made = JSON.stringify(choices);
   if (select.dataset.made === made) return;
@@ -106,7 +106,7 @@ function options(select, choices) {
 
 const stepTo = (shown, button) => edit("shown", String(shown), button);
 
-// A reader who steps takes over from the play.
+// Previous, Next and Show all stop the animation.
 function stepBy(shown, button) {
   clearInterval(stepping);
   find("product-list").classList.remove("playing");

@@ -1,4 +1,4 @@
-// 5. The step: which rows an optimizer moves, and what becomes of those that were not in the batch.
+// 5. The step: which rows an optimizer moves, in the batch and outside it.
 
 const FORMULAS = {
   sgd: "w ← w − lr · g",
@@ -11,7 +11,7 @@ const FORMULAS = {
 
 const EPS = 1e-8;
 
-// Each use of a row sends back size × (1, 2, 3, ...), one number a column.
+// Each use of a row sends back the gradient size × (1, 2, 3, ...), one number for each column.
 const sentBack = (state) => state.table.rows[0].map((_, j) => f32(state.size * (j + 1)));
 
 sections.push({
@@ -104,7 +104,8 @@ sections.push({
   },
 });
 
-// What the rule does to a row whose gradient is zero; without a memory it is plain SGD again.
+// What the rule does to a row whose gradient is zero. With a zero coefficient, it acts like plain
+// SGD.
 function untouchedWords({ rule, momentum, beta1 }) {
   if (rule === "momentum") return momentum ? say("step.idle.momentum") : say("step.idle.nomomentum");
   if (rule === "adam") return beta1 ? say("step.idle.adam") : say("step.idle.nobeta1");

@@ -1,4 +1,4 @@
-// The page begins: listeners, "Show this in Python" for each section, the view of the address.
+// Start the page: listeners, "Show this in Python" in each section, the view from the address.
 
 function pythonFor(section) {
   const id = `${section.id}-code`;
@@ -59,7 +59,7 @@ document.querySelectorAll("[data-lang]").forEach((button) => {
   button.addEventListener("click", () => setLanguage(button.dataset.lang));
 });
 document.querySelectorAll("[data-jump]").forEach((link) => {
-  // The address is the view's: a jump leaves it alone.
+  // The address stores the view, so a jump to a section does not change it.
   link.addEventListener("click", (event) => {
     event.preventDefault();
     find(link.dataset.jump).scrollIntoView();

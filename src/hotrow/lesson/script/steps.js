@@ -1,5 +1,5 @@
-// The optimizers' steps, in the order and with the roundings of torch's float32 code.
-// A rule takes a value, its gradient and its two slots, and returns the value and slots after.
+// The optimizers' steps, with the order of operations and the roundings of torch's float32 code.
+// A rule takes a value, its gradient and its two slots, and returns the new value and slots.
 
 const rules = {
   sgd: (options) => (w, g) => [fused(w, g, f32(-options.lr)), 0, 0],
@@ -28,16 +28,17 @@ function stepRow(rule, row, gradient, step) {
   });
 }
 
-// Train the rows for all `batches` (a list of places for each step). Every place that a step names
-// sends back the line `upstream`.
-//   dense: every row, every step.   skip: touched rows only.
-//   later: touched rows only, but a row first makes up the steps that it missed.
-// `settle` makes up what is still owed at the end. Of all `updates` of a row, `missed` were made up,
-// in as many goes as `settled` says.
+// Train the rows for all `batches` (a list of row positions for each step). Each occurrence of a
+// row in a batch sends back the gradient `upstream`. `way` is one of:
+//   dense: update every row in every step.
+//   skip: update only the touched rows.
+//   later: update only the touched rows, but first apply the steps that a row has missed.
+// `settle` applies the steps that are still missing at the end. The result counts all row
+// `updates`, the `missed` ones among them, and how often a row was `settled`.
 function train(name, options, rows, batches, upstream, way, settle = true) {
   const rule = rules[name](options);
   const states = slots(rows);
-  const done = rows.map(() => 0); // the step each row is as of
+  const done = rows.map(() => 0); // the last step applied to each row
   const none = upstream.map(() => 0);
   let [updates, missed, settled] = [0, 0, 0];
   const update = (place, gradient, step) => {

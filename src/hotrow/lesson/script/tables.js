@@ -1,4 +1,4 @@
-// A table of the page: the rows that it holds, the ids that they belong to, the sizes of the whole.
+// A table on the page: some rows, the ids of these rows, and the size of the whole table.
 
 const LIMITS = { rows: 16, columns: 8, ids: 16, steps: 8 };
 
@@ -23,7 +23,7 @@ const presets = Object.fromEntries(data.tables.map((each) => [each.name, presetF
 
 const START = presets.own ? "own" : "A";
 
-// A table of the reader's own numbers; `rows` is whole.
+// A table of the reader's own numbers; `rows` is the whole table.
 function plainTable(rows) {
   const labels = rows.map((_, k) => k);
   const ids = [2, 3, 1].filter((id) => id < rows.length);
@@ -41,22 +41,22 @@ function plainTable(rows) {
 
 const isExcerpt = (table) => table.V > table.rows.length || table.D > table.rows[0].length;
 
-// Whether an inf or nan outside the excerpt makes the whole product differ from the look-up: not
-// if it stands in the only row that is selected.
+// Whether an inf or nan outside the excerpt makes the whole product differ from the lookup. It does
+// not if the only row that contains one is also the only selected row.
 const isSpoiled = (table, ids) =>
   Boolean(table.spoiled) &&
   (table.spoiled > 1 || ids.some((id) => id !== table.firstSpoiled));
 
 const placesOf = (table, ids) => ids.map((id) => table.labels.indexOf(id));
 
-// The same table with one value changed.
+// A copy of the table with one value changed.
 function withValue(table, k, j, value) {
   const rows = table.rows.map((row) => row.slice());
   rows[k][j] = value;
   return { ...table, rows, edited: true };
 }
 
-// More or fewer rows and columns; what is new is drawn from the seed.
+// Change the number of rows and columns. New values are random, from the seed.
 function resized(table, height, width, seed) {
   const fresh = split(normals(seed, height * width), width);
   return plainTable(
@@ -64,7 +64,7 @@ function resized(table, height, width, seed) {
   );
 }
 
-// In the address: a preset's name, or the sizes; then, where it was edited, every bit.
+// The table in the address: a preset's name or the size, then all bits if the table was edited.
 function tableText(table) {
   const sizes = `${table.rows.length}x${table.rows[0].length}`;
   return table.edited ? `${table.name || sizes}.${toHex(table.rows.flat())}` : table.name;

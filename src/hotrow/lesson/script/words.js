@@ -1,4 +1,4 @@
-// The words of both languages, and their small markup: `code`, **strong**, [text](place).
+// The texts of both languages. Their markup is `code`, **strong** and [text](address).
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -6,7 +6,8 @@ let language = "en";
 
 const count = (n) => n.toLocaleString("en-US");
 
-// Sizes and counts are grouped in threes. Names of rows are not: "1,996" in a list reads as two.
+// Sizes and counts get thousands separators. Ids and row numbers do not: in a list, "1,996" would
+// read as two ids.
 const NAMES = ["id", "row", "place", "column"];
 
 function fill(text, values) {
@@ -17,14 +18,14 @@ function fill(text, values) {
   });
 }
 
-// Where a language tells one from many, its words are a pair, and `n` decides.
+// The text of a key. A pair of texts is singular and plural; `n` selects one.
 function say(key, values = {}) {
   const text = data.words[language][key];
   if (text === undefined) throw new Error(`no words for ${key}`);
   return fill(Array.isArray(text) ? text[Number(values.n) === 1 ? 0 : 1] : text, values);
 }
 
-// The markup is read first and filled in after, so that no value is ever taken for markup.
+// Parse the markup before filling in values, so a value is never taken for markup.
 function rich(key, values = {}) {
   const parts = data.words[language][key].split(/(`[^`]+`|\*\*[^*]+\*\*|\[[^\]]+\]\([^)]+\))/);
   return parts.filter(Boolean).map((part) => {
@@ -36,7 +37,7 @@ function rich(key, values = {}) {
   });
 }
 
-// Every element that names its words gets them.
+// Set the text of every element that has `data-word` or `data-label`.
 function translate() {
   document.documentElement.lang = language;
   document.title = say("page.title");
