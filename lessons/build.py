@@ -1,10 +1,8 @@
-"""Build and run the lesson's notebooks, one for each language, from one source beside this file.
+"""Build and run the lesson's notebooks in both languages, and draw the README's first figure.
 
-And draw the first figure of each README.
-
-The source is Markdown. `<!-- en -->` and `<!-- zh-CN -->` start the text of a cell in that
-language; a block of Python is a cell of both, but for its line `lang = "en"`; `<!-- measured -->`
-before it says that its output depends on the machine.
+The source is a Markdown file in this folder. `<!-- en -->` and `<!-- zh-CN -->` start the text of a
+cell in that language. A block of Python is a cell of both notebooks; only its line `lang = "en"` is
+translated. `<!-- measured -->` before a block means that its output depends on the machine.
 
     python lessons/build.py
 """
@@ -29,7 +27,7 @@ FIGURES = {
     "zh-CN": HERE.parent / "docs" / "lookup.zh-CN.svg",
 }
 MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured) -->|```(?:python)?)\n", re.MULTILINE)
-# Line breaks that Chinese has no space for: between two of its characters, and after its marks.
+# Line breaks that must not become spaces: between Chinese characters and after Chinese punctuation.
 HAN, STOPS = "[\u3000-\u9fff\uff00-\uffef]", "[，。；：！？、）]"
 JOINED = re.compile(f"(?<={HAN})\n(?={HAN})|(?<={STOPS})\n(?=[`\\w])(?!\\d+\\. )")
 LANG = 'lang = "en"'
@@ -37,25 +35,25 @@ LANG = 'lang = "en"'
 
 @dataclass(frozen=True)
 class Text:
-    """A cell of words, by language."""
+    """A Markdown cell: its text in each language."""
 
     words: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Code:
-    """A cell of code, for every language."""
+    """A code cell, the same in every language."""
 
     code: str
     measured: bool = False
 
 
 def parse(source: str) -> list[Text | Code]:
-    """The cells of the source, in order."""
+    """Parse the source into cells, in order."""
     _, _, body = source.partition("\n---\n")
     marks = MARK.split(body)
     if marks[0].strip():
-        raise ValueError(f"before the first mark stands {marks[0].strip():.40}")
+        raise ValueError(f"text before the first mark: {marks[0].strip():.40}")
     cells: list[Text | Code] = []
     words: dict[str, str] = {}
     measured = False
@@ -72,14 +70,14 @@ def parse(source: str) -> list[Text | Code]:
                 words = {}
             continue
         elif text.strip():
-            raise ValueError(f"after a block of code comes no mark, but {text.strip():.40}")
+            raise ValueError(f"text without a mark after a block of code: {text.strip():.40}")
         if words:
-            raise ValueError(f"this has no translation: {words}")
+            raise ValueError(f"text without a translation: {words}")
     return cells
 
 
 def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
-    """The notebook of a language, not yet run."""
+    """Create the notebook of a language, without outputs."""
     v4 = nbformat.v4
     made = []
     for place, cell in enumerate(cells):
@@ -96,21 +94,23 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
 
 
 def run(unrun: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Run it from top to bottom; an error in a cell is an error here."""
-    # However its output is cut into messages: together.
+    """Run a notebook from top to bottom. An error in a cell is raised here."""
+    # Join output that arrives in several messages, so that the file does not depend on timing.
     client = NotebookClient(unrun, timeout=300, record_timing=False, coalesce_streams=True)
     done = client.execute(cwd=str(HERE))
-    done.metadata["language_info"] = {"name": "python"}  # no version, which differs
+    done.metadata["language_info"] = {
+        "name": "python"
+    }  # without the Python version, which differs between machines
     return done
 
 
 def first_figure(lang: str) -> str:
-    """What the README shows first: the look-up of Example A, as SVG."""
+    """Draw the README's first figure, the lookup of Example A, as SVG."""
     return hotrow.figure("lookup", A.table(), A.ids, lang=lang).svg + "\n"
 
 
 def main() -> None:
-    """Write both notebooks, and the README's figures."""
+    """Write both notebooks and the figures of the READMEs."""
     for lang, path in FIGURES.items():
         path.write_text(first_figure(lang), encoding="utf-8")
     cells = parse(SOURCE.read_text())

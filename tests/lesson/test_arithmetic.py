@@ -1,4 +1,4 @@
-"""The lesson's arithmetic, run in a browser, held against torch and hotrow."""
+"""The page's arithmetic, run in a browser and compared with torch and hotrow."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def from_bits(text: str, width: int) -> torch.Tensor:
 
 
 def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A table of any size and scale that the page can hold, and ids with repetitions."""
+    """A random table of any size and scale that the page allows, and ids with repetitions."""
     random.seed(seed)
     generator = torch.Generator().manual_seed(seed)
     rows, columns, count = random.randint(1, 16), random.randint(1, 8), random.randint(1, 16)
@@ -49,7 +49,7 @@ def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return table, torch.randint(rows, (count,), generator=generator)
 
 
-# In the page: a function over cases, each with its tables as bits, returning bits.
+# Runs in the page: a function from cases to results, with all numbers as bits.
 FORWARD = """cases => cases.map(({table, width, ids, upstream, soft}) => {
   const rows = split(fromHex(table), width);
   const encoded = oneHot(ids, rows.length);
@@ -68,7 +68,7 @@ FORWARD = """cases => cases.map(({table, width, ids, upstream, soft}) => {
 })"""
 
 
-def test_output_gradient_bag_and_mix_are_torchs_for_any_table_and_ids(page: Page) -> None:
+def test_output_gradient_bag_and_mix_match_torch(page: Page) -> None:
     cases, given = [], []
     for seed in range(300):
         table, ids = drawn(seed)
@@ -169,9 +169,9 @@ def training_cases(rule: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
-def test_the_step_is_torchs_and_settling_later_ends_at_the_same_bits(page: Page, rule: str) -> None:
-    """SGD's roundings are defined, so its bits are torch's. Adam's square root is a library's:
-    no further from float64 than torch's float32 is."""
+def test_step_matches_torch_and_settling_later_gives_the_same_bits(page: Page, rule: str) -> None:
+    """SGD must match bit for bit. Adam's square root depends on the math library, so its error
+    must be within torch's own."""
     cases = training_cases(rule)
     skipping_differs = 0
     for case, found in zip(cases, page.evaluate(TRAIN, cases), strict=True):
@@ -198,7 +198,7 @@ def test_the_step_is_torchs_and_settling_later_ends_at_the_same_bits(page: Page,
 # --- cost, and how numbers are written --------------------------------------------------------
 
 
-def test_the_cost_is_hotrows_to_the_last_digit(page: Page) -> None:
+def test_cost_matches_hotrow_to_the_last_digit(page: Page) -> None:
     random.seed(0)
     sizes = [(1, 1, 1), (1_000_000, 4096, 65_536), (50_257, 768, 300)]
     for _ in range(200):
@@ -212,9 +212,9 @@ def test_the_cost_is_hotrows_to_the_last_digit(page: Page) -> None:
     page.evaluate("([V, D, N]) => change({V, D, N}, null)", sizes[-1])
     written = hotrow.cost(V, D, N)
     assert page.inner_text("#cost-verdict") == (
-        f"With V = {V:,}, D = {D:,} and N = {N:,} the one-hot way writes "
+        f"With V = {V:,}, D = {D:,} and N = {N:,}, the one-hot matmul writes "
         f"{format_size(written.matmul.bytes_written)}, "
-        f"the look-up {format_size(written.lookup.bytes_written)}."
+        f"and the lookup writes {format_size(written.lookup.bytes_written)}."
     )
     for (V, D, N), (matmul, lookup) in zip(sizes, found, strict=True):
         expected = hotrow.cost(V, D, N)
@@ -223,7 +223,7 @@ def test_the_cost_is_hotrows_to_the_last_digit(page: Page) -> None:
             assert [int(text) for text in got] == [getattr(way, name) for name in names]
 
 
-def test_numbers_are_written_as_hotrow_and_python_write_them(page: Page) -> None:
+def test_numbers_are_formatted_as_in_hotrow_and_python(page: Page) -> None:
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-3, 99999.99, 1e5, 3.4e38, 1e-45, 5.0]
     special += [0.03125, 0.00390625, 112_500.0, 113_500.0, 1024.03125]
     values = torch.cat(
@@ -244,14 +244,14 @@ def test_numbers_are_written_as_hotrow_and_python_write_them(page: Page) -> None
         assert again == bits(value)
 
 
-def test_bfloat16_is_torchs(page: Page) -> None:
+def test_bfloat16_matches_torch(page: Page) -> None:
     ties = torch.tensor([257.0, 259.0, -257.0, 1.00390625])
     values = torch.cat([ties, torch.randn(1000) * 10.0 ** torch.randint(-20, 20, (1000,))])
     found = page.evaluate("hex => toHex(fromHex(hex).map(bfloat16))", bits(values))
     assert_same_bits(from_bits(found, 1)[:, 0], values.bfloat16().float())
 
 
-def test_random_values_follow_their_seed_and_are_normal(page: Page) -> None:
+def test_random_values_are_normal_and_follow_the_seed(page: Page) -> None:
     first, again, other = page.evaluate("[normals(3, 4000), normals(3, 4000), normals(4, 4000)]")
     assert first == again != other
     values = torch.tensor(first)
@@ -277,7 +277,7 @@ def texts(values: torch.Tensor) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["A", "B"])
-def test_the_numbers_of_examples_a_and_b_appear_exactly(page: Page, name: str) -> None:
+def test_page_shows_the_exact_numbers_of_examples_a_and_b(page: Page, name: str) -> None:
     example = getattr(examples, name)
     table = example.table()
     page.click(f"#preset-{name}")
@@ -300,7 +300,7 @@ def test_the_numbers_of_examples_a_and_b_appear_exactly(page: Page, name: str) -
     assert page.inner_text("#linear-verdict") == f"NOT equal: 0 of {count} values bit for bit."
 
 
-def test_the_numbers_of_example_a_are_the_spec_s(page: Page) -> None:
+def test_page_shows_the_known_numbers_of_examples_a_and_b(page: Page) -> None:
     page.click("#preset-A")
     assert shown(page, "lookup-table")[3] == ["-2.8400", "-0.7849", "-1.4096", "-0.4076", "0.7953"]
     page.check("#linear-own")
@@ -309,7 +309,7 @@ def test_the_numbers_of_example_a_are_the_spec_s(page: Page) -> None:
     assert shown(page, "lookup-table")[5] == ["-2.8400", "-0.7849", "-1.4096"]
 
 
-def test_the_numbers_and_sizes_of_example_c_appear_exactly(page: Page) -> None:
+def test_page_shows_the_exact_numbers_and_sizes_of_example_c(page: Page) -> None:
     page.click("#preset-C")
     torch.manual_seed(123)
     tokens, positions = torch.nn.Embedding(50_257, 256), torch.nn.Embedding(4, 256)
@@ -323,7 +323,7 @@ def test_the_numbers_and_sizes_of_example_c_appear_exactly(page: Page) -> None:
     note = page.inner_text("#position-note")
     assert "50,257 × 256" in note
     assert "(8, 4, 256)" in note
-    assert "50,256 of 50,257 products are by zero" in page.inner_text("#product-count")
+    assert "50,256 of 50,257 multiplications are by zero" in page.inner_text("#product-count")
 
 
 # --- "Show this in Python" --------------------------------------------------------------------
@@ -353,14 +353,14 @@ LISTED = """id => {
 
 
 def floats(nested: Any) -> Any:
-    """A page's result with its numbers, which travel as bits, as numbers again."""
+    """Turn the bits in a result of the page back into numbers."""
     if isinstance(nested, list):
         return [floats(each) for each in nested]
     return from_bits(nested, 1).item()
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_python_cell_runs_and_gives_the_numbers_on_the_page(page: Page, view: str) -> None:
+def test_python_code_runs_and_gives_the_numbers_on_the_page(page: Page, view: str) -> None:
     table, ids = drawn(41)
     edited = f"table={table.shape[0]}x{table.shape[1]}.{bits(table)}&ids="
     view = view.replace("edited", edited + ",".join(map(str, ids.tolist())))
@@ -383,7 +383,7 @@ def same(tensor: torch.Tensor, nested: Any) -> None:
 
 
 def near(tensor: torch.Tensor, nested: Any, terms: int = 20) -> None:
-    """For sums whose order is free."""
+    """Compare sums whose order of addition is not defined."""
     expected = torch.tensor(floats(nested))
     sizes = expected.double().abs() + float(expected.abs().max())
     assert_rounded(tensor.reshape(expected.shape), expected.double(), 4 * terms, sizes)
@@ -431,7 +431,7 @@ PYTHON: dict[str, Any] = {
 }
 
 
-def test_the_page_is_made_of_every_source_there_is() -> None:
+def test_page_includes_every_source_file() -> None:
     folder = Path(lesson.__file__).parent
     assert sorted(SCRIPTS) == sorted(path.name for path in (folder / "script").iterdir())
     assert sorted(f"{lang}.json" for lang in lesson.LANGUAGES) == sorted(

@@ -1,4 +1,4 @@
-"""The lesson's Examples A, B and C: their numbers, which are facts, through this library."""
+"""Examples A, B and C of the lesson: their published numbers, computed with this library."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ TABLE_B = """
 
 
 def shown(tensor):
-    """Every number with four decimals, as the lesson prints them."""
+    """Format every number with four decimals, as the lesson does."""
     return [[f"{x:.4f}" for x in row] for row in tensor.tolist()]
 
 
@@ -40,36 +40,36 @@ def numbers(text):
     return [line.split() for line in text.strip().splitlines()]
 
 
-def test_a_table():
+def test_example_a_table():
     assert shown(A.table()) == numbers(TABLE_A)
     torch.manual_seed(123)
     assert_same_bits(Embedding(4, 5).weight, A.table())
 
 
-def test_a_linear_has_numbers_of_its_own():
+def test_example_a_linear_layer_has_different_initial_values():
     torch.manual_seed(123)
     assert shown(OneHotLinear(4, 5, bias=False).weight) == numbers(LINEAR_A)
 
 
-def test_a_one_hot():
+def test_example_a_one_hot():
     expected = [[0, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0]]
     assert reference.one_hot(torch.tensor(A.ids), 4, torch.float32).tolist() == expected
 
 
-def test_a_look_up():
+def test_example_a_lookup():
     layer = Embedding.from_pretrained(A.table())
     rows = numbers(TABLE_A)
     assert shown(layer(torch.tensor([1]))) == [rows[1]]
     assert shown(layer(torch.tensor(A.ids))) == [rows[2], rows[3], rows[1]]
 
 
-def test_a_same_numbers():
+def test_example_a_linear_layer_equals_lookup():
     report = check(Embedding.from_pretrained(A.table()).to_linear(), A.table(), A.ids)
     assert str(report.agreements[0]) == "equal, 15 of 15 values bit for bit"
     assert str(report.agreements[1]) == "equal, 20 of 20 values bit for bit"
 
 
-def test_b():
+def test_example_b_table_and_lookup():
     table = seeded_table(6, 3)
     rows = numbers(TABLE_B)
     assert shown(table) == rows
@@ -80,7 +80,7 @@ def test_b():
 
 
 @pytest.mark.parametrize("rows", [50_257])
-def test_c_two_look_ups_are_one_linear_layer_over_two_one_hots(rows):
+def test_example_c_sum_of_two_lookups_is_one_linear_layer_over_two_one_hots(rows):
     torch.manual_seed(123)
     tokens, positions = Embedding(rows, 256), Embedding(4, 256)
     ids = torch.randint(0, rows, (8, 4))
@@ -94,11 +94,11 @@ def test_c_two_look_ups_are_one_linear_layer_over_two_one_hots(rows):
         ],
         -1,
     )
-    # Two terms have one sum in any order.
+    # A sum of two terms does not depend on their order.
     assert_same_bits(both @ torch.cat([tokens.weight, positions.weight]), output)
 
 
-def test_the_seed_is_left_alone():
+def test_seeded_table_leaves_the_global_seed_unchanged():
     torch.manual_seed(5)
     before = torch.get_rng_state()
     seeded_table(4, 5)

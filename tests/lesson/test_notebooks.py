@@ -1,4 +1,4 @@
-"""The lesson's notebooks: run from top to bottom, twins, in step with their source."""
+"""The lesson's notebooks: they run, match their source, and agree in both languages."""
 
 import importlib.util
 import re
@@ -16,7 +16,7 @@ LESSONS = ROOT / "lessons"
 LANGS = ["en", "zh-CN"]
 STEPS = range(1, 14)
 HAN = re.compile("[\u4e00-\u9fff]")
-# What stays in Latin letters in Chinese prose, beside code.
+# Latin words that Chinese prose keeps, in addition to code.
 KEPT = {
     *(
         "hotrow",
@@ -60,7 +60,7 @@ TERMS = re.findall(
 def build():
     spec = importlib.util.spec_from_file_location("lesson_build", LESSONS / "build.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks it up
+    sys.modules[spec.name] = module  # dataclass looks its module up here
     spec.loader.exec_module(module)
     return module
 
@@ -77,7 +77,7 @@ def committed(build):
 
 @pytest.fixture(scope="module")
 def prose(committed):
-    """The words of each notebook, cell by cell."""
+    """The Markdown cells of each notebook."""
     return {
         lang: [cell.source for cell in book.cells if cell.cell_type == "markdown"]
         for lang, book in committed.items()
@@ -89,7 +89,7 @@ def code_cells(book):
 
 
 def shown(cell):
-    """What a cell put out, but for what may differ: words of figures, and measured numbers."""
+    """The output of a cell, without the words of figures and without measured numbers."""
     measured = "measured" in cell.metadata.get("tags", [])
     found = []
     for output in cell.outputs:
@@ -106,19 +106,19 @@ def shown(cell):
 
 
 def numbers(svg):
-    """The numbers that a figure shows."""
+    """The numbers in a figure."""
     texts = [
         element.text for element in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     ]
     return [text for text in texts if re.fullmatch(r"-?[\d.,]+(e[+-]\d+)?", text)]
 
 
-# Built, and run
+# Build and run
 
 
 @exhaustive
 @pytest.mark.parametrize("lang", LANGS)
-def test_built_again_and_run_it_is_the_committed_one(build, cells, committed, lang):
+def test_committed_notebooks_match_a_fresh_build_and_run(build, cells, committed, lang):
     again = build.run(build.notebook(cells, lang))
     book = committed[lang]
     assert again.metadata == book.metadata
@@ -134,7 +134,7 @@ def test_built_again_and_run_it_is_the_committed_one(build, cells, committed, la
 
 
 @pytest.mark.parametrize(("lang", "page"), [("en", "README.md"), ("zh-CN", "README.zh-CN.md")])
-def test_the_readmes_first_screen_shows_the_look_up_and_links_both(build, lang, page):
+def test_readme_shows_the_lookup_figure_and_links_both_notebooks_first(build, lang, page):
     figure = build.FIGURES[lang]
     assert figure.read_text(encoding="utf-8") == build.first_figure(lang)
     first = (LESSONS.parent / page).read_text(encoding="utf-8").split("```")[0]
@@ -143,7 +143,7 @@ def test_the_readmes_first_screen_shows_the_look_up_and_links_both(build, lang, 
         assert f"](lessons/{name})" in first
 
 
-def test_the_changes_that_it_suggests_run(cells, prose):
+def test_suggested_changes_run(cells, prose):
     code = "\n".join(cell.code for cell in cells if hasattr(cell, "code") and not cell.measured)
     for old, new in (
         ("ids = torch.tensor([2, 3, 1])", "ids = torch.tensor([0, 0, 3])"),
@@ -163,8 +163,8 @@ def test_the_changes_that_it_suggests_run(cells, prose):
     ("ids", "sizes"),
     [("[3]", "4, 5"), ("[2, 3, 1]", "7, 6"), ("[0]", "4, 1"), ("[8, 8, 8, 0, 8]", "9, 2")],
 )
-def test_it_runs_for_other_ids_and_sizes(cells, ids, sizes):
-    # But for the steps that have tables of their own, and take most of the time.
+def test_notebook_runs_with_other_ids_and_sizes(cells, ids, sizes):
+    # Skip the steps that use other tables: they take most of the time.
     step, code = 0, []
     for cell in cells:
         if hasattr(cell, "code"):
@@ -185,7 +185,7 @@ def test_it_runs_for_other_ids_and_sizes(cells, ids, sizes):
 
 
 @pytest.mark.parametrize("change", ["V, D = 3, 5 ", "V, D = 4, 5  # [4]"])
-def test_ids_and_sizes_that_do_not_fit_are_told(cells, change):
+def test_ids_and_sizes_that_do_not_fit_raise(cells, change):
     code = next(cell.code for cell in cells if hasattr(cell, "code") and "V, D =" in cell.code)
     code = code.replace("V, D = 4, 5 ", change)
     if "[4]" in change:
@@ -194,7 +194,7 @@ def test_ids_and_sizes_that_do_not_fit_are_told(cells, change):
         exec(code, {"torch": torch, "nn": torch.nn})
 
 
-def test_a_wrong_claim_stops_it(build):
+def test_wrong_claim_fails_the_build(build):
     source = "\n---\n```python\nassert 1 + 1 == 3\n```\n"
     with pytest.raises(Exception, match="AssertionError"):
         build.run(build.notebook(build.parse(source), "en"))
@@ -203,17 +203,17 @@ def test_a_wrong_claim_stops_it(build):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("<!-- en -->\nA\n```python\n1\n```\n", "this has no translation"),
-        ("<!-- en -->\nA\n<!-- zh-CN -->\n甲\n```python\n1\n```\nB\n", "comes no mark, but B"),
-        ("A\n<!-- en -->\nB\n", "before the first mark stands A"),
+        ("<!-- en -->\nA\n```python\n1\n```\n", "text without a translation"),
+        ("<!-- en -->\nA\n<!-- zh-CN -->\n甲\n```python\n1\n```\nB\n", "after a block of code: B"),
+        ("A\n<!-- en -->\nB\n", "before the first mark: A"),
     ],
 )
-def test_a_source_that_lost_a_part_is_an_error(build, source, message):
+def test_incomplete_source_raises(build, source, message):
     with pytest.raises(ValueError, match=message):
         build.parse(f"\n---\n{source}")
 
 
-def test_lines_of_chinese_join_without_a_space(build):
+def test_chinese_lines_join_without_a_space(build):
     english, chinese = "A\nb", "甲，\n乙。\nB\n1. 丙。\n2. 丁"
     source = f"\n---\n<!-- en -->\n{english}\n<!-- zh-CN -->\n{chinese}\n```python\n1\n```\n"
     [text, _] = build.parse(source)
@@ -221,10 +221,10 @@ def test_lines_of_chinese_join_without_a_space(build):
     assert books == ["A\nb", "甲，乙。B\n1. 丙。\n2. 丁"]
 
 
-# Twins
+# The same in both languages
 
 
-def test_both_have_the_same_code_but_for_the_language(committed):
+def test_code_is_the_same_except_for_the_language(committed):
     english, chinese = (
         [cell.source.splitlines() for cell in code_cells(committed[lang])] for lang in LANGS
     )
@@ -238,13 +238,13 @@ def test_both_have_the_same_code_but_for_the_language(committed):
     assert different == [(f'lang = "en"{comment}', f'lang = "zh-CN"{comment}')]
 
 
-def test_both_put_out_the_same(committed):
+def test_outputs_are_the_same(committed):
     english, chinese = ([shown(cell) for cell in code_cells(committed[lang])] for lang in LANGS)
     assert english == chinese
     assert sum(map(len, english)) > 20
 
 
-def test_every_figure_is_there_in_the_notebooks_language(committed):
+def test_every_figure_is_in_the_notebooks_language(committed):
     for lang, book in committed.items():
         figures = [
             ET.fromstring(output.data["image/svg+xml"])
@@ -258,13 +258,13 @@ def test_every_figure_is_there_in_the_notebooks_language(committed):
         assert kinds == [*["lookup"] * 4, *["product"] * 2, "gradient", "cost", "cost"]
 
 
-def test_each_links_the_other_on_its_first_line(prose):
+def test_each_notebook_links_the_other_on_its_first_line(prose):
     assert prose["en"][0].startswith("English | [简体中文](embedding-vs-linear.zh-CN.ipynb)\n")
     assert prose["zh-CN"][0].startswith("[English](embedding-vs-linear.ipynb) | 简体中文\n")
 
 
 @pytest.mark.parametrize("lang", LANGS)
-def test_steps_one_to_thirteen_each_with_an_assertion(committed, lang):
+def test_each_of_thirteen_steps_has_an_assertion(committed, lang):
     step, asserted = 0, {}
     for cell in committed[lang].cells:
         if cell.cell_type == "code":
@@ -276,34 +276,34 @@ def test_steps_one_to_thirteen_each_with_an_assertion(committed, lang):
     assert all(asserted[step] for step in STEPS)
 
 
-# Words
+# Language
 
 
 def words_alone(text):
-    """Prose without code, targets of links, titles of books, and markup."""
+    """Prose without code, link targets, book titles and markup."""
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|</?\w+>|(?<!\*)\*[A-Z][^*]*\*", " ", text)
     return re.sub(r"[εΣ√]", " ", text)
 
 
-def test_no_chinese_in_the_english_prose(prose):
+def test_english_prose_has_no_chinese(prose):
     for text in prose["en"]:
         assert not HAN.search(text.replace("[简体中文]", "")), text
 
 
-def test_no_english_in_the_chinese_prose(prose):
+def test_chinese_prose_has_no_english(prose):
     for text in prose["zh-CN"]:
         left = set(re.findall("[A-Za-z]+", words_alone(text))) - KEPT
         assert not left, text
         assert HAN.search(text)
 
 
-def test_chinese_punctuation_is_chinese(prose):
+def test_chinese_prose_has_chinese_punctuation(prose):
     for text in prose["zh-CN"]:
         words = words_alone(text)
         assert not re.search(f"{HAN.pattern}[,.;:?!()]|[,.;:?!(]{HAN.pattern}", words), text
 
 
-def test_the_terms_are_the_lessons_terms(prose):
+def test_chinese_prose_uses_the_glossary(prose):
     chinese = "\n".join(prose["zh-CN"])
     for term in TERMS:
         assert term in chinese, term
@@ -313,7 +313,7 @@ def test_the_terms_are_the_lessons_terms(prose):
     assert chinese.count("词元（token）") == 1
 
 
-def test_ids_in_the_prose_are_ids_of_the_code(committed):
+def test_ids_in_the_prose_appear_in_the_code(committed):
     for book in committed.values():
         code = "\n".join(cell.source for cell in code_cells(book))
         for cell in book.cells:
@@ -322,7 +322,7 @@ def test_ids_in_the_prose_are_ids_of_the_code(committed):
                     assert ids in code or ids in ("[0, 0, 3]", "[1, 1, 1]"), ids
 
 
-def test_the_numbers_in_both_proses_are_the_same(prose):
+def test_numbers_in_the_prose_are_the_same(prose):
     for english, chinese in zip(prose["en"], prose["zh-CN"], strict=True):
         pair = [
             sorted(re.findall(r"-?\d[\d,.]*\d", words_alone(text))) for text in (english, chinese)
@@ -353,7 +353,7 @@ EXAMPLES = """
 
 
 @pytest.mark.parametrize("lang", LANGS)
-def test_the_examples_numbers_are_put_out_exactly(committed, lang):
+def test_outputs_contain_the_numbers_of_the_examples(committed, lang):
     texts = [
         text for c in code_cells(committed[lang]) for text in shown(c) if isinstance(text, str)
     ]

@@ -1,4 +1,4 @@
-"""`hotrow learn` and its page: self-contained, harmless, readable, and usable by all."""
+"""The page of `hotrow learn`: self-contained, safe, readable and accessible."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ from tests.support.exhaustive import exhaustive, grid
 from tests.support.paths import ROOT
 
 FOLDER = Path(lesson.__file__).parent
-SHOTS = ROOT / "build" / "lesson"  # for people to look at
+SHOTS = ROOT / "build" / "lesson"  # screenshots to inspect by hand
 WORDS = {
     lang: json.loads((FOLDER / "words" / f"{lang}.json").read_text("utf-8"))
     for lang in lesson.LANGUAGES
@@ -63,11 +63,11 @@ def files(tmp_path_factory: pytest.TempPathFactory, own: lesson.Excerpt) -> dict
 
 @pytest.fixture
 def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
-    """Opens the page; after the test it must have asked for nothing and complained of nothing."""
+    """Open a page. After the test, it must have made no requests and logged no messages."""
     opened = []
 
     def open_page(view: str = "lang=en", which: str = "plain", **options: Any) -> RecordedPage:
-        # Scrolling smoothly to each control would take most of the time.
+        # Smooth scrolling to each control would take most of the time.
         recorded = open_recorded(
             f"{files[which]}#{view}", **{"reduced_motion": "reduce", **options}
         )
@@ -84,7 +84,7 @@ def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
 # --- the words --------------------------------------------------------------------------------
 
 
-def test_both_languages_have_the_same_words_and_each_is_used() -> None:
+def test_both_languages_have_the_same_keys_and_each_is_used() -> None:
     english, chinese = WORDS["en"], WORDS["zh-CN"]
     assert list(english) == list(chinese)
     sources = "".join(path.read_text("utf-8") for path in sorted(FOLDER.rglob("*.js")))
@@ -92,7 +92,7 @@ def test_both_languages_have_the_same_words_and_each_is_used() -> None:
     quoted = set(re.findall(r'"([a-zA-Z.0-9]+)"', sources))
     assert {key for key in english if key not in quoted} == set()
     said = set(re.findall(r'(?:say|rich|Bad)\(\s*"([^"]+)"', sources))
-    assert not re.search(r"(?:say|rich)\(`", sources)  # a key that is put together escapes this
+    assert not re.search(r"(?:say|rich)\(`", sources)  # only literal keys are found
     said |= set(re.findall(r'data-(?:word|label)="([^"]+)"', sources))
     assert said - set(english) == set()
     for key in english:
@@ -103,7 +103,7 @@ def test_both_languages_have_the_same_words_and_each_is_used() -> None:
         assert both[1] == both[0] or (isinstance(english[key], list) and both[1] >= both[0]), key
 
 
-def test_the_chinese_words_are_the_projects_and_are_punctuated_in_chinese() -> None:
+def test_chinese_texts_use_the_glossary_and_chinese_punctuation() -> None:
     text = "\n".join(
         " ".join(each) if isinstance(each, list) else each for each in WORDS["zh-CN"].values()
     )
@@ -126,7 +126,7 @@ def test_the_chinese_words_are_the_projects_and_are_punctuated_in_chinese() -> N
 # --- opening ----------------------------------------------------------------------------------
 
 
-def test_it_opens_from_disk_with_a_strict_policy_and_no_request(open_page: Open) -> None:
+def test_page_opens_from_disk_with_a_strict_policy_and_no_requests(open_page: Open) -> None:
     recorded = open_page()
     page = recorded.page
     page.mouse.wheel(0, 30_000)
@@ -140,11 +140,11 @@ def test_it_opens_from_disk_with_a_strict_policy_and_no_request(open_page: Open)
     with pytest.raises(Error, match="violates the following Content Security Policy"):
         page.add_script_tag(content="document.title = 'taken'")
     assert page.title() == WORDS["en"]["page.title"]
-    recorded.messages.clear()  # the policy's own complaint
+    recorded.messages.clear()  # the message of the policy
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
-def test_it_starts_in_the_language_asked_for(
+def test_page_starts_in_the_requested_language(
     lang: str, open_recorded: OpenPage, tmp_path: Path
 ) -> None:
     path = tmp_path / "page.html"
@@ -157,14 +157,14 @@ def test_it_starts_in_the_language_asked_for(
     expect(page.locator("h1")).to_have_text(WORDS[lang]["page.heading"])
 
 
-def test_an_unknown_language_is_refused() -> None:
+def test_unknown_language_raises() -> None:
     with pytest.raises(HotrowError, match="lang is 'fr', but must be one of en, zh-CN"):
         lesson.build_page("fr")
 
 
 # --- every control ----------------------------------------------------------------------------
 
-TYPED = {  # what is typed, and where something must change
+TYPED = {  # control: the text to type, the region that must change
     "ids": ("0, 0", "#lookup-output"),
     "rows": ("6", "#lookup-table"),
     "columns": ("2", "#lookup-table"),
@@ -221,7 +221,7 @@ ACTIONS = {
     "product-all": "#product-count",
     "gradient-repeat": "#gradient-sums",
 }
-HIDDEN = {  # the choice that shows it
+HIDDEN = {  # control: the choice that shows it, the text to type, the region
     "momentum": ("rule-momentum", "0.1", "#step-rows"),
     "outside": ("case-range", "-1", "#differ-shown"),
     "times": ("case-low", "900", "#differ-shown"),
@@ -243,7 +243,7 @@ def changes(page: Page, region: str, act: Callable[[], Any]) -> None:
     page.evaluate("announcement = ''")
     act()
     assert content(page, region) != before, region
-    assert page.evaluate("announcement"), region  # someone who cannot see is told
+    assert page.evaluate("announcement"), region  # for screen readers
 
 
 def type_into(page: Page, id: str, text: str) -> None:
@@ -252,7 +252,7 @@ def type_into(page: Page, id: str, text: str) -> None:
 
 
 @exhaustive
-def test_every_control_changes_what_it_says_it_changes(open_page: Open) -> None:
+def test_every_control_changes_its_region(open_page: Open) -> None:
     page = open_page().page
     known = {*TYPED, *CHOSEN, *SLID, *CHECKED, *HIDDEN}
     found = page.evaluate("[...document.querySelectorAll('input, select')].map(e => e.id)")
@@ -261,7 +261,7 @@ def test_every_control_changes_what_it_says_it_changes(open_page: Open) -> None:
         id for id in known if not cells.fullmatch(id)
     }
     buttons = page.evaluate("[...document.querySelectorAll('[data-do]')].map(e => e.dataset.do)")
-    assert {*buttons} == {*ACTIONS, "preset-own", "lookup-play"}  # which have tests of their own
+    assert {*buttons} == {*ACTIONS, "preset-own", "lookup-play"}  # tested separately
     for id, (text, region) in TYPED.items():
         page.click("#preset-A")
         changes(page, region, lambda id=id, text=text: type_into(page, id, text))
@@ -282,25 +282,25 @@ def test_every_control_changes_what_it_says_it_changes(open_page: Open) -> None:
         changes(page, region, lambda button=button: button.click())
 
 
-def test_a_row_and_a_chip_add_and_remove_an_id_and_the_change_is_told(open_page: Open) -> None:
+def test_row_and_chip_buttons_add_and_remove_ids_and_announce_it(open_page: Open) -> None:
     page = open_page().page
     page.click("#row-0")
     assert page.input_value("#ids") == "2, 3, 1, 0"
     expect(page.locator("#live")).to_have_text(
-        "Ids 2, 3, 1, 0 picked their rows, in this order: 4 rows were read."
+        "Ids 2, 3, 1, 0 selected their rows in this order: 4 rows were read."
     )
-    page.get_by_role("button", name="Remove id 3 at place 1").click()
+    page.get_by_role("button", name="Remove id 3 at position 1").click()
     assert page.input_value("#ids") == "2, 1, 0"
     expect(page.locator("#ids")).to_be_focused()
 
 
-def test_the_product_plays_and_steps(open_page: Open) -> None:
+def test_products_play_and_step(open_page: Open) -> None:
     page = open_page(reduced_motion="no-preference").page
     lines = page.locator("#product-list tbody tr")
     page.click("#product-play")
     expect(lines).to_have_count(0)
     expect(lines).to_have_count(2)
-    page.click("#product-back")  # the reader takes over
+    page.click("#product-back")  # stops the animation
     expect(lines).to_have_count(1)
     page.wait_for_timeout(900)
     expect(lines).to_have_count(1)
@@ -309,20 +309,20 @@ def test_the_product_plays_and_steps(open_page: Open) -> None:
     page.click("#product-all")
     expect(lines).to_have_count(4)
     expect(page.locator("#product-list tr.zero")).to_have_count(3)
-    assert "3 of 4 products are by zero" in page.inner_text("#product-count")
+    assert "3 of 4 multiplications are by zero" in page.inner_text("#product-count")
 
 
-def test_the_look_up_plays_row_by_row(open_page: Open) -> None:
+def test_lookup_plays_row_by_row(open_page: Open) -> None:
     page = open_page(reduced_motion="no-preference").page
     lines = page.locator("#lookup-output tbody tr")
-    page.get_by_role("button", name="Play the look-up").click()
+    page.get_by_role("button", name="Play the lookup").click()
     expect(lines).to_have_count(1)
     expect(lines).to_have_count(3)
 
 
-def test_without_motion_nothing_plays(open_page: Open) -> None:
+def test_nothing_plays_with_reduced_motion(open_page: Open) -> None:
     page = open_page().page
-    page.get_by_role("button", name="Play the look-up").click()
+    page.get_by_role("button", name="Play the lookup").click()
     page.click("#product-play")
     for region, lines in (("lookup-output", 3), ("product-list", 4)):
         expect(page.locator(f"#{region} tbody tr")).to_have_count(lines, timeout=100)
@@ -330,10 +330,10 @@ def test_without_motion_nothing_plays(open_page: Open) -> None:
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
 
 
-# --- what the lesson is for -------------------------------------------------------------------
+# --- the claims of the lesson -----------------------------------------------------------------
 
 
-def test_an_untouched_row_moves_under_momentum_and_adam_and_settling_agrees(
+def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
     open_page: Open,
 ) -> None:
     page = open_page().page
@@ -342,27 +342,27 @@ def test_an_untouched_row_moves_under_momentum_and_adam_and_settling_agrees(
         expected = "Step 4 moved rows 1, 3," if moved else "Step 4 moved no row outside its batch."
         assert page.inner_text("#step-moved").startswith(expected)
         last = page.locator("#step-rows tbody td:last-child")
-        away = "untouched, yet moved" if moved else "untouched, stayed"
-        expect(last).to_have_text(["untouched, stayed", away, "in the batch", away])
+        away = "untouched, but moved" if moved else "untouched, did not move"
+        expect(last).to_have_text(["untouched, did not move", away, "in the batch", away])
         skipped = "NOT equal: 10 of 20" if moved else "Equal: 20 of 20"
         assert page.inner_text("#step-skipped").startswith(skipped)
         assert page.inner_text("#step-verdict").startswith("Equal: 20 of 20 values")
-    work = page.inner_text("#step-work")  # of rows 1 and 3, at the end, and of row 0
-    assert work.startswith("Row updates: dense 16, skipping 6, settling later 16. Of the last, 10")
-    assert ": 3 such updates in place of 10," in work
+    work = page.inner_text("#step-work")  # rows 0, 1 and 3 settle at the end
+    assert work.startswith("Row updates: dense 16, skip 6, settle later 16. Of the last number, 10")
+    assert ": 3 such updates instead of 10," in work
     page.uncheck("#settle")
     assert page.inner_text("#step-verdict").startswith("NOT equal: 10 of 20 values")
     last = page.locator("#step-rows tbody tr").nth(1).locator("td").nth(4)
-    expect(last).to_have_text("1")  # as of the step that touched it
+    expect(last).to_have_text("1")  # the last step that touched it
     for option, rule in (("beta1", "adam"), ("momentum", "momentum")):
         page.check(f"#rule-{rule}")
         assert "w keeps moving" in page.inner_text("#step-idle")
         type_into(page, option, "0")
-        assert "an untouched row stays" in page.inner_text("#step-idle")
+        assert "an untouched row does not move" in page.inner_text("#step-idle")
         assert page.inner_text("#step-moved") == "Step 4 moved no row outside its batch."
 
 
-def test_an_inf_in_the_table_poisons_the_product_and_not_the_look_up(open_page: Open) -> None:
+def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open) -> None:
     page = open_page().page
     type_into(page, "value-0-2", "inf")
     assert page.inner_text("#product-verdict") == "NOT equal: 12 of 15 values bit for bit."
@@ -372,10 +372,11 @@ def test_an_inf_in_the_table_poisons_the_product_and_not_the_look_up(open_page: 
     assert page.inner_text("#mix-note") == WORDS["en"]["mix.spoiled"]
 
 
-def test_a_zeros_sign_is_lost_in_the_row_and_column_chosen(open_page: Open) -> None:
+def test_product_loses_the_sign_of_zero_in_the_chosen_row_and_column(open_page: Open) -> None:
     page = open_page("lang=en&case=signed&pick=1&column=2").page
     assert page.inner_text("#differ-verdict") == (
-        "Equal as numbers: 14 of 15 values bit for bit; the others are zeros of the other sign."
+        "Equal as numbers: 14 of 15 values bit for bit; "
+        "the others are zeros with the opposite sign."
     )
     looked, multiplied = (
         page.locator(f"#differ-{name} tbody tr").nth(1).locator("td").nth(2)
@@ -385,7 +386,7 @@ def test_a_zeros_sign_is_lost_in_the_row_and_column_chosen(open_page: Open) -> N
     expect(multiplied).to_have_text("0.0000")
 
 
-def test_a_repeated_id_adds_up_in_order(open_page: Open) -> None:
+def test_repeated_id_adds_up_in_order(open_page: Open) -> None:
     page = open_page().page
     page.click("[data-do=gradient-repeat]")
     assert page.locator("#gradient-sums li").first.inner_text() == (
@@ -397,27 +398,27 @@ def test_a_repeated_id_adds_up_in_order(open_page: Open) -> None:
     page.click("[data-do=gradient-repeat]")
     expect(uses.nth(2)).to_have_text("16 times")
     expect(page.locator("[data-do=gradient-repeat]")).to_be_disabled()
-    assert page.inner_text("#gradient-full") == "16 ids are the most this page can draw."
+    assert page.inner_text("#gradient-full") == "This page can draw at most 16 ids."
 
 
-def test_one_on_one_id_is_a_look_up(open_page: Open) -> None:
+def test_probability_one_on_one_id_is_a_lookup(open_page: Open) -> None:
     page = open_page("lang=en&p=1").page
-    assert page.inner_text("#mix-note").endswith("the mix is row 2, a look-up.")
+    assert page.inner_text("#mix-note").endswith("the mix is row 2, a lookup.")
     page.fill("#p", "0.3")
     assert page.inner_text("#mix-note").startswith("The mix lies between two rows.")
-    page.select_option("#softA", "3")  # as is the second
-    assert page.inner_text("#mix-note").endswith("the mix is row 3, a look-up.")
+    page.select_option("#softA", "3")  # the same as the second id
+    assert page.inner_text("#mix-note").endswith("the mix is row 3, a lookup.")
     expect(page.locator("#live")).to_have_text(page.inner_text("#mix-note"))
 
 
-def test_what_is_heard_is_what_has_moved_and_once(open_page: Open) -> None:
+def test_screen_reader_hears_each_change_once(open_page: Open) -> None:
     page = open_page("lang=en&shown=1").page
     page.evaluate(
         """() => { window.heard = [];
              new MutationObserver(seen => heard.push(...seen))
                .observe(find("live"), {childList: true}); }"""
     )
-    # What follows each other quickly does so in one call, however slow the machine.
+    # Both clicks in one call, so that they follow each other fast on any machine.
     page.evaluate("() => { find('product-next').click(); find('product-next').click(); }")
     expect(page.locator("#live")).to_have_text("row 2 “fox” 1 × 0.6957 = 0.6957 0.6957")
     page.focus("#taken")
@@ -435,9 +436,9 @@ def test_what_is_heard_is_what_has_moved_and_once(open_page: Open) -> None:
 
 
 @exhaustive
-def test_the_sliders_of_cost_reach_both_ends_from_the_keyboard(open_page: Open) -> None:
+def test_cost_sliders_reach_both_ends_from_the_keyboard(open_page: Open) -> None:
     page = open_page("lang=en&V=300&D=300&N=300").page
-    # As the browser does for an arrow, which takes a thousand presses many seconds.
+    # What the browser does for an arrow key; a thousand key presses would take many seconds.
     press = """([id, by]) => { const slider = find(id);
       for (let n = 0; n < 1000; n++) {
         slider.stepUp(by);
@@ -459,7 +460,7 @@ def test_the_sliders_of_cost_reach_both_ends_from_the_keyboard(open_page: Open) 
 
 
 def view_of(page: Page) -> list[str]:
-    """All that can be read or has been set."""
+    """Everything that the page shows, and the value of every control."""
     found: list[str] = page.evaluate(
         """() => [document.documentElement.lang, document.querySelector("main").innerText,
              ...[...document.querySelectorAll("input:not([id$=-slider]), select")].map(
@@ -469,7 +470,7 @@ def view_of(page: Page) -> list[str]:
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
-def test_a_view_is_restored_from_its_address_language_included(open_page: Open, lang: str) -> None:
+def test_address_restores_the_view_and_the_language(open_page: Open, lang: str) -> None:
     page = open_page().page
     page.click(f"[data-lang={lang}]")
     for id, (text, _) in TYPED.items():
@@ -496,7 +497,7 @@ def test_a_view_is_restored_from_its_address_language_included(open_page: Open, 
     assert again.url.partition("#")[2] == address
 
 
-def test_the_switch_of_language_keeps_everything_even_what_was_refused(open_page: Open) -> None:
+def test_switching_the_language_keeps_the_view_and_rejected_input(open_page: Open) -> None:
     page = open_page("lang=en&table=B&ids=5, 5&rule=sgd").page
     type_into(page, "lr", "quick")
     page.click("[data-lang=zh-CN]")
@@ -541,12 +542,12 @@ BAD_VIEWS = [
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "en".__eq__))
-def test_a_hostile_address_gets_a_message_and_the_start(open_page: Open, lang: str) -> None:
+def test_hostile_address_shows_a_message_and_the_starting_view(open_page: Open, lang: str) -> None:
     page = open_page(f"lang={lang}").page
     start = view_of(page)
     opening = WORDS[lang]["bad.notice"].partition("{")[0]
     for bad in BAD_VIEWS:
-        # As the event does it, which comes a moment later; the last one goes that way.
+        # Call the event's handler directly, to save the wait. The last case uses the event.
         page.evaluate("bad => { history.replaceState(null, '', `#${bad}`); readAddress(); }", bad)
         assert opening in page.inner_text("#notice"), bad
         assert view_of(page) == start, bad
@@ -592,10 +593,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
-def test_bad_input_is_told_beside_the_field_and_the_view_stays(open_page: Open, lang: str) -> None:
+def test_invalid_input_shows_a_message_at_the_field_and_keeps_the_view(
+    open_page: Open, lang: str
+) -> None:
     page = open_page(f"lang={lang}").page
     figures = "[...document.querySelectorAll('main td, main .verdict')].map(e => e.textContent)"
-    # In the second language each message once.
+    # In Chinese, test each message once.
     once = {key: (id, text, key) for id, text, key in REFUSED}
     for id, text, key in REFUSED if lang == "en" else once.values():
         before = page.evaluate(figures)
@@ -612,7 +615,7 @@ def test_bad_input_is_told_beside_the_field_and_the_view_stays(open_page: Open, 
         assert page.locator("[aria-invalid]").count() == 0
 
 
-def test_full_width_digits_and_commas_are_read(open_page: Open) -> None:
+def test_full_width_digits_and_commas_are_accepted(open_page: Open) -> None:
     page = open_page("lang=zh-CN").page
     type_into(page, "ids", "２，３、１")
     assert page.input_value("#ids") == "2, 3, 1"
@@ -620,10 +623,10 @@ def test_full_width_digits_and_commas_are_read(open_page: Open) -> None:
     assert page.input_value("#value-0-0") == "-1.5000"
 
 
-# --- the reader's own -------------------------------------------------------------------------
+# --- the user's tokens and table --------------------------------------------------------------
 
 
-def test_own_tokens_are_text_and_nothing_else(open_page: Open, own: lesson.Excerpt) -> None:
+def test_user_tokens_are_shown_as_plain_text(open_page: Open, own: lesson.Excerpt) -> None:
     page = open_page(which="own").page
     assert page.locator("img, iframe, b").count() == 0
     assert page.locator("script").count() == 2
@@ -637,70 +640,74 @@ def test_own_tokens_are_text_and_nothing_else(open_page: Open, own: lesson.Excer
     assert "<b>w</b> in mine.safetensors" in page.inner_text("#lookup-about")
 
 
-def test_own_rows_are_an_excerpt_that_says_so_and_counts_the_real_zeros(
+def test_excerpt_of_a_user_table_says_so_and_counts_the_whole_table(
     open_page: Open, own: lesson.Excerpt
 ) -> None:
     page = open_page(which="own").page
-    held = len(own.labels)
+    stored = len(own.labels)
     about = page.inner_text("#lookup-about")
-    assert f"The whole table is 30,000 × 70. This page holds {held} of its rows" in about
+    assert f"The whole table is 30,000 × 70. This page stores {stored} of its rows" in about
     counted = page.inner_text("#product-count")
-    assert "29,999 of 30,000 products are by zero" in counted
-    assert f"{30_000 - held:,} of them belong to rows that this page does not hold." in counted
-    assert f"{7 * 29_999 * 70:,} of {7 * 30_000 * 70:,} products" in counted
+    assert "29,999 of 30,000 multiplications are by zero" in counted
+    assert f"{30_000 - stored:,} of them belong to rows that are not on this page." in counted
+    assert f"{7 * 29_999 * 70:,} of {7 * 30_000 * 70:,} multiplications" in counted
     assert page.input_value("#V") == "30000"
     assert own.non_finite_count == 2
-    assert "2 rows, the first of them row 600, have an inf or nan" in about
+    assert "2 rows (the first is row 600) contain an inf or nan" in about
     for section in ("product", "linear", "position", "mix", "differ"):
         verdict = page.inner_text(f"#{section}-verdict")
         assert verdict.startswith("NOT equal over the whole table: 2 rows"), section
-        assert verdict.endswith("Compared over the rows and columns held here.")
-    for section in ("gradient", "step"):  # which multiply no value of the table
+        assert verdict.endswith("Only the rows and columns on this page are compared.")
+    for section in ("gradient", "step"):  # these sections multiply no value of the table
         assert page.inner_text(f"#{section}-verdict").startswith("Equal")
-    assert f"{held} of the {held} products held here are shown." in counted
-    assert "held here" in page.inner_text("#product-list caption")
+    assert f"{stored} of the {stored} products on this page are shown." in counted
+    assert "on this page" in page.inner_text("#product-list caption")
     type_into(page, "ids", "3")
-    expect(page.locator("#ids")).to_have_accessible_description(re.compile("holds only the rows"))
+    expect(page.locator("#ids")).to_have_accessible_description(re.compile("stores only the rows"))
     expect(page.locator("#cost-measured td").nth(2)).to_have_text("252 ms")
     page.select_option("#figure", "milliseconds")
     assert page.locator("#cost-chart circle").count() == 1
     assert page.locator("#cost-chart path").count() == 0
 
 
-def test_what_is_not_held_is_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotrow.lesson.excerpt._CHUNK", 40)  # in many parts
+def test_rows_outside_the_excerpt_are_searched_for_inf_and_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hotrow.lesson.excerpt._CHUNK", 40)  # read the table in many parts
     table = torch.zeros(1000, 7)
-    held = Tokens([3], ("a",))
-    assert lesson.user_excerpt(held, table).non_finite_count == 0
-    table[3, 4] = torch.nan  # held
-    assert lesson.user_excerpt(held, table).non_finite_count == 0
+    tokens = Tokens([3], ("a",))
+    assert lesson.user_excerpt(tokens, table).non_finite_count == 0
+    table[3, 4] = torch.nan  # in the excerpt
+    assert lesson.user_excerpt(tokens, table).non_finite_count == 0
     table[3, 5] = torch.inf
-    found = lesson.user_excerpt(held, table)
+    found = lesson.user_excerpt(tokens, table)
     assert (found.non_finite_count, found.first_non_finite) == (1, 3)
     table[999, 0] = table[500, 6] = torch.nan
-    assert (lesson.user_excerpt(held, table).non_finite_count, found.first_non_finite) == (3, 3)
+    assert (lesson.user_excerpt(tokens, table).non_finite_count, found.first_non_finite) == (3, 3)
 
 
-def test_what_float32_cannot_hold_is_refused_and_what_it_rounds_is_said() -> None:
+def test_values_beyond_float32_raise_and_rounding_is_reported() -> None:
     table = torch.ones(9, 7, dtype=torch.float64)
     assert lesson.user_excerpt(None, table).rounded
     assert not lesson.user_excerpt(None, table.float()).rounded
-    table[8, 1] = table[1, 6] = 1e300  # not held
+    table[8, 1] = table[1, 6] = 1e300  # outside the excerpt
     assert lesson.user_excerpt(None, table).non_finite_count == 0
     table[1, 2] = -1e300
     with pytest.raises(HotrowError, match=r"-1e\+300 in row 1, column 2, beyond float32"):
         lesson.user_excerpt(None, table)
 
 
-def test_random_rows_do_not_pass_for_a_table(open_recorded: OpenPage, tmp_path: Path) -> None:
+def test_random_rows_are_not_presented_as_the_users_table(
+    open_recorded: OpenPage, tmp_path: Path
+) -> None:
     own = lesson.user_excerpt(Tokens([3], ("a",)), vocabulary=list("abcdefghijklmnopq"))
     timing = lesson.Timing(V=30_000_000, D=8, N=8, matmul_ms=2.0, lookup_ms=1.0)
     (tmp_path / "page.html").write_text(lesson.build_page("en", own, [timing]), encoding="utf-8")
     page = open_recorded((tmp_path / "page.html").as_uri()).page
     about = page.inner_text("#lookup-about")
-    assert "Your vocabulary has 17 ids, and no table was given" in about
+    assert "Your vocabulary has 17 ids, and you gave no table" in about
     assert "The whole table" not in about
-    page.select_option("#figure", "milliseconds")  # a point beyond a million is on the chart
+    page.select_option("#figure", "milliseconds")  # the chart includes a point beyond a million
     assert float(page.get_attribute("#cost-chart circle", "cx") or "inf") < 640
     assert page.locator("#cost-chart text").all_text_contents()[7:9] == ["1e7", "1e8"]
 
@@ -717,12 +724,12 @@ def test_random_rows_do_not_pass_for_a_table(open_recorded: OpenPage, tmp_path: 
         ({"lookup_ms": "1"}, "lookup_ms is '1', but a time"),
     ],
 )
-def test_what_is_no_time_is_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_timing_raises(change: dict[str, Any], message: str) -> None:
     with pytest.raises(HotrowError, match=re.escape(message)):
         lesson.Timing(**({"V": 1, "D": 1, "N": 1, "matmul_ms": 1.0, "lookup_ms": 1.0} | change))
 
 
-def test_an_excerpt_holds_the_selected_rows_their_neighbours_and_every_bit() -> None:
+def test_excerpt_contains_the_selected_rows_and_neighbours_bit_for_bit() -> None:
     table = torch.randn(1000, 3).to(torch.bfloat16)
     tokens = Tokens(list(range(0, 1000, 50)), tuple("abcdefghijklmnopqrst"))
     found = lesson.user_excerpt(tokens, table)
@@ -735,21 +742,21 @@ def test_an_excerpt_holds_the_selected_rows_their_neighbours_and_every_bit() -> 
 
 
 @pytest.mark.parametrize("table", [torch.zeros(0, 3), torch.zeros(3, 0)])
-def test_a_table_without_a_value_is_refused(table: torch.Tensor) -> None:
+def test_empty_table_raises(table: torch.Tensor) -> None:
     with pytest.raises(HotrowError, match="the page needs a row and a column"):
         lesson.user_excerpt(None, table)
 
 
-def test_data_cannot_leave_its_place() -> None:
+def test_data_cannot_end_its_script_element() -> None:
     found = escape_json({"token": HOSTILE})
     assert not re.search(r"[<>&\u2028]", found)
     assert json.loads(found) == {"token": list(HOSTILE)}
 
 
-# --- for everyone -----------------------------------------------------------------------------
+# --- accessibility and layout -----------------------------------------------------------------
 
 
-def test_everything_can_be_done_from_the_keyboard(open_page: Open) -> None:
+def test_keyboard_reaches_every_control(open_page: Open) -> None:
     page = open_page().page
     reached = set()
     for _ in range(260):
@@ -786,7 +793,7 @@ def test_everything_can_be_done_from_the_keyboard(open_page: Open) -> None:
         lambda lang, which: (lang, which) == ("en", "own"),
     ),
 )
-def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, lang: str, which: str) -> None:
+def test_only_wide_regions_scroll_at_360_pixels(open_page: Open, lang: str, which: str) -> None:
     page = open_page(f"lang={lang}", which, width=360).page
     page.locator("details").evaluate_all("all => all.forEach(each => { each.open = true })")
     page.screenshot(path=SHOTS / f"narrow-{which}-{lang}.png", full_page=True)
@@ -807,7 +814,7 @@ def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, lang: str, which:
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
-def test_every_table_can_be_read_from_its_first_column(open_page: Open, lang: str) -> None:
+def test_no_table_is_cut_off_on_the_left(open_page: Open, lang: str) -> None:
     page = open_page(f"lang={lang}", "own").page
     for width in (360, 800, 1088, 1216, 1280, 1920):
         page.set_viewport_size({"width": width, "height": 800})
@@ -833,7 +840,7 @@ def axe() -> str:
 @pytest.mark.parametrize(
     ("lang", "scheme", "which"), [("en", "dark", "own"), ("zh-CN", "light", "own")]
 )
-def test_axe_finds_nothing_to_mend(
+def test_axe_finds_no_violations(
     open_page: Open, axe: str, lang: str, scheme: str, which: str
 ) -> None:
     page = open_page(f"lang={lang}", which, scheme=scheme).page
@@ -848,7 +855,7 @@ def test_axe_finds_nothing_to_mend(
     assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
 
 
-def test_every_table_has_a_caption_and_headers_and_every_input_a_name(open_page: Open) -> None:
+def test_tables_have_captions_and_headers_and_inputs_have_names(open_page: Open) -> None:
     page = open_page("lang=en&case=range").page
     tables = page.locator("main table")
     assert tables.count() > 15
@@ -859,14 +866,14 @@ def test_every_table_has_a_caption_and_headers_and_every_input_a_name(open_page:
         expect(control).to_have_accessible_name(re.compile(r"\w|β"))
 
 
-def test_what_is_equal_or_zero_is_told_by_words_too(open_page: Open) -> None:
+def test_equality_is_stated_in_words_as_well_as_color(open_page: Open) -> None:
     page = open_page("lang=en&linear=own").page
     assert page.inner_text("#linear-verdict").startswith("NOT equal:")
     expect(page.locator("#step-rows strong.different").first).to_contain_text("≠")
     expect(page.locator("#preset-A")).to_have_attribute("aria-pressed", "true")
 
 
-def test_the_page_and_the_figure_have_the_same_colours_for_both_ways(open_page: Open) -> None:
+def test_page_and_figure_use_the_same_colors_for_both_methods(open_page: Open) -> None:
     page = open_page().page
     drawn = ET.fromstring(figure("cost", D=768, N=300).svg)
     for line, mark in (("curve", "path.matmul"), ("dashed", "path.lookup")):
@@ -884,7 +891,7 @@ def test_the_page_and_the_figure_have_the_same_colours_for_both_ways(open_page: 
         assert colours[0] == colours[1], mark
 
 
-def test_a_cell_can_be_copied(open_page: Open) -> None:
+def test_python_code_can_be_copied(open_page: Open) -> None:
     page = open_page().page
     page.click("#lookup summary")
     page.locator("#lookup details button").click()
@@ -895,18 +902,18 @@ def test_a_cell_can_be_copied(open_page: Open) -> None:
     )
 
 
-def test_a_contents_entry_leads_to_its_section_and_leaves_the_view(open_page: Open) -> None:
+def test_contents_link_jumps_to_its_section_and_keeps_the_view(open_page: Open) -> None:
     page = open_page("lang=en&ids=1").page
     page.get_by_role("link", name="The optimizer’s step").click()
     expect(page.locator("#step-title")).to_be_focused()
     assert page.url.endswith("#lang=en&ids=1")
     assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
-    page = open_page("step").page  # in a tab of its own
+    page = open_page("step").page  # in a new tab
     assert page.inner_text("#notice") == ""
     assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
 
 
-def test_random_values_make_an_excerpt_a_table_of_its_own(open_page: Open) -> None:
+def test_random_values_turn_an_excerpt_into_a_whole_table(open_page: Open) -> None:
     page = open_page(which="own").page
     held = page.locator("#lookup-table tbody tr").count()
     page.click("[data-do=random]")
@@ -917,7 +924,7 @@ def test_random_values_make_an_excerpt_a_table_of_its_own(open_page: Open) -> No
     assert "30,000 × 70" in page.inner_text("#lookup-about")
 
 
-def test_it_prints_without_controls(open_page: Open) -> None:
+def test_print_hides_the_controls(open_page: Open) -> None:
     page = open_page().page
     page.emulate_media(media="print")
     assert not page.is_visible("#product-next")
