@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -48,7 +48,12 @@ class PageRun:
 
     def _run_block(self, block: Block) -> bool:
         place = f"{self.path}:{block.line}"
-        runners = {"python": self._run_python, "setup": self._execute, "console": self._run_console}
+        runners = {
+            "python": self._run_python,
+            "setup": self._execute,
+            "console": self._run_console,
+            "bash": self._run_bash,
+        }
         if block.file is not None:
             path = self.folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,6 +92,11 @@ class PageRun:
         lines = "\n" * (block.line - 1)
         exec(compile(lines + block.source, str(self.path), "exec"), vars(self.main))
 
+    def _run_bash(self, block: Block) -> None:
+        """Commands to paste: a console block without prompts and output."""
+        source = re.sub(r"(?<!\\\n)^(?=\S)", "$ ", block.source, flags=re.MULTILINE)
+        self._run_console(replace(block, source=source))
+
     def _run_console(self, block: Block) -> None:
         if not block.source.startswith("$ "):
             raise BlockError(f"{self.path}:{block.line}: a console block starts with `$ `")
@@ -122,7 +132,9 @@ class PageRun:
 
 def check_options(source: str, place: str) -> None:
     """Raise for an option that the command named before it does not have."""
-    for command, arguments in re.findall(r"^\$ hotrow (\w+)(.*(?:\\\n.*)*)", source, re.MULTILINE):
+    for command, arguments in re.findall(
+        r"^(?:\$ )?hotrow (\w+)(.*(?:\\\n.*)*)", source, re.MULTILINE
+    ):
         options = get_command(cli.app).commands[command].params
         known = [name for option in options for name in option.opts]
         for option in re.findall(r"\s(--[a-z-]+)", arguments):

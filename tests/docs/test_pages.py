@@ -111,6 +111,7 @@ def run(text, folder, main):
         ("```console\n$ hotrow compare --ids x\n```", "exit code 2, not 0"),
         ("```console\n$ hotrow compare --ids x  # exit code 1\n```", "exit code 2, not 1"),
         ("```console\n$ false\n```", "exit code 1, not 0"),
+        ("```bash\ntrue\nfalse \\\n  x\n```", "exit code 1, not 0"),
         ("<!-- not run -->\n```python\n```", "gives no reason"),
         ("<!-- not run: slow -->\n```console\n$ hotrow bench --row 1\n```", "has no option --row"),
     ],
@@ -134,6 +135,7 @@ def test_a_block_that_does_something_else_fails(text, what, folder, main):
         ("<!-- not run: it has no end -->\n```python\nwhile True: pass\n```", 0),
         ("```console\n$ hotrow compare --ids x  # exit code 2\n```", 1),
         ("```console\n$ make clean\n$ pip install x\n```", 1),
+        ("```bash\nmake clean\ntrue \\\n  x\ntrue\n```", 1),
         ("```diff\n- a\n```\n\n```text\na\n```", 0),
     ],
 )
