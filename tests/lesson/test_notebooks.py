@@ -137,7 +137,7 @@ def test_committed_notebooks_match_a_fresh_build_and_run(build, cells, committed
 def test_readme_shows_the_lookup_figure_and_links_both_notebooks_first(build, lang, page):
     figure = build.FIGURES[lang]
     assert figure.read_text(encoding="utf-8") == build.first_figure(lang)
-    first = (LESSONS.parent / page).read_text(encoding="utf-8").split("```")[0]
+    first = (LESSONS.parent / page).read_text(encoding="utf-8").split("\n## ")[0]
     assert f"](docs/{figure.name})" in first
     for name in build.FILES.values():
         assert f"](lessons/{name})" in first
