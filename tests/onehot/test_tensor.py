@@ -462,6 +462,8 @@ def test_its_own_gradient_is_the_dense_ones(run):
     y = x * 2; seen = []; y.register_hook(seen.append); (y @ W).sum().backward(); seen[0], x.grad
     y = (x @ W).sum(); x.detach().zero_(); y.backward(); x.grad
     x.requires_grad_(False); (x @ W).requires_grad
+    x.requires_grad_(requires_grad=False); (x @ W).requires_grad
+    x.requires_grad_(requires_grad=True); (x @ W).sum().backward(); x.requires_grad, x.grad
     x.is_leaf, x.requires_grad, x.detach().requires_grad, x.data.requires_grad
     (x * 2).is_leaf, (x * 2).requires_grad, (x * 2).grad_fn is None
     x.long().requires_grad, x.argmax(-1).requires_grad, (x.long().float() @ W).requires_grad
@@ -473,6 +475,15 @@ def test_its_own_gradient_is_the_dense_ones(run):
 def test_is_differentiated_as_torch_does(run):
     dense, ours = twins(requires_grad=True)
     assert_values(run(ours), run(dense))
+
+
+def test_requires_grad_by_keyword_makes_a_leaf():
+    results = []
+    for x in twins():
+        assert x.requires_grad_(requires_grad=True) is x
+        (x @ TABLE).sum().backward()
+        results.append((x.requires_grad, x.is_leaf, x.grad))
+    assert_values(results[1], results[0])
 
 
 def test_is_trained_as_torch_does():
@@ -532,7 +543,7 @@ def test_the_gradient_of_a_gradient_with_weights(bag):
 
 
 def test_greedy_coordinate_gradient():
-    """The loss of every swap of one token, to first order, from one look-up."""
+    """The loss of every swap of one token, to first order, from one lookup."""
     table, head = torch.randn(50, 8), torch.randn(8, 3)
     grads = []
     for make in (

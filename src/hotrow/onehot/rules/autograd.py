@@ -1,4 +1,4 @@
-"""Gradients: which one-hots require one, and how to compute it."""
+"""Autograd: requires_grad and related attributes, and backward passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hotrow.table.nested import map_instances
 
 @rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
-    # A leaf is in the graph itself, any other one-hot as its dense tensor.
+    # The graph contains a leaf itself, but the dense tensor of any other one-hot.
     tensors, named = map_instances(
         (args, kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
     )
@@ -40,12 +40,12 @@ def _(func: Any, x: OneHot) -> Any:
 
 
 @rule(Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
-def _(func: Any, x: OneHot, value: bool = True) -> Any:
+def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.is_modified or (x.needs_grad and not x.is_grad_leaf):
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
-        result = func(x, value)
-    x.is_grad_leaf = value
+        result = func(x, requires_grad)
+    x.is_grad_leaf = requires_grad
     return result
 
 
