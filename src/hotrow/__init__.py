@@ -1,4 +1,4 @@
-"""hotrow: a linear layer over one-hot input is a row look-up, proven each time."""
+"""Embedding tables for PyTorch: exact dense training that updates only the touched rows."""
 
 from importlib.metadata import version as _version
 

@@ -1,4 +1,4 @@
-"""`python -m hotrow`, the same as `hotrow`."""
+"""Run the `hotrow` command with `python -m hotrow`."""
 
 from hotrow.cli.main import main
 

@@ -1,20 +1,24 @@
-"""The exceptions: each names what is wrong, where, and what to do about it."""
+"""Exceptions. Each message says what is wrong, where, and how to fix it."""
 
 from __future__ import annotations
 
 
 class HotrowError(ValueError):
-    """Input that hotrow cannot use; nothing was changed.
+    """Raised for invalid input, before hotrow changes anything.
 
-    `problem` names the argument, the position, the value and the valid range;
-    `fix`, where there is one, the likely cause and the remedy. It is a
-    `ValueError`; an id out of range is an `IndexError` as well, as in torch.
+    It is a `ValueError`. For an id out of range, the exception is an `IndexError` too, like torch's
+    own.
 
-    >>> str(HotrowError("ids is float32", fix="use ids.long()"))
-    'ids is float32: use ids.long()'
+    Attributes:
+        problem: what is wrong: the argument, the position, the value and the valid range.
+        fix: the likely cause and how to fix it, or None.
+
+    >>> error = HotrowError("ids is float32", fix="use ids.long()")
+    >>> str(error), error.fix
+    ('ids is float32: use ids.long()', 'use ids.long()')
     """
 
-    on_all_ranks = False  # whether all processes of a group raise it
+    on_all_ranks = False  # whether every process of the group raises it
 
     def __init__(self, problem: str, *, fix: str | None = None) -> None:
         super().__init__(problem if fix is None else f"{problem}: {fix}")
@@ -23,4 +27,4 @@ class HotrowError(ValueError):
 
 
 class HotrowIndexError(HotrowError, IndexError):
-    """An id outside the table: what `except IndexError` catches around torch's own look-up."""
+    """Raised for an id out of range. Code that catches torch's `IndexError` catches it too."""

@@ -1,9 +1,8 @@
-"""Checks of ids, offsets and counts: dtype, range, and a one-hot passed as ids.
+"""Check ids, offsets and counts: dtype, range, and one-hots passed as ids.
 
-Checks that need the values run inside two operators of torch's own dispatcher
-(`hotrow::check_ids`, `hotrow::check_offsets`), so that one implementation serves eager
-code, `torch.compile` (no graph break), `torch.export`, `vmap`, and meta tensors, which
-have no values and pass.
+Checks that read values run inside two custom operators, `hotrow::check_ids` and
+`hotrow::check_offsets`. One implementation then serves eager code, `torch.compile` (without a
+graph break), `torch.export` and `vmap`. Meta tensors have no values, so they pass.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Integers are refused as an encoding if evenly drawn ids look so in fewer batches than these; the
-# second is for 1-D ids.
+# Integers that look like an encoding are refused only if a smaller share of batches of uniformly
+# random ids would look like one. The second limit is for 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
-    torch.bool: "a one-hot or multi-hot must be floating, use {name}.float(); "
-    "for the ids that a mask marks, {name}.nonzero()",
-    torch.uint8: "torch takes uint8 for a mask elsewhere; use {name}.long()",
+    torch.bool: "for a one-hot or multi-hot use {name}.float(); "
+    "for the positions where a mask is True use {name}.nonzero()",
+    torch.uint8: "torch treats uint8 as a mask elsewhere; use {name}.long()",
 }
 
 
 def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
-    """Ids from a tensor, an array, a list (nested to any depth) or one int.
+    """Convert a tensor, an array, a list (nested to any depth) or an int to a tensor of ids.
 
-    Returns an int64 or int32 tensor of the same shape; raises `HotrowError` for
-    anything else. It does not check the range: `check_ids` does.
+    Returns an int64 or int32 tensor of the same shape. Raises `HotrowError` for anything else.
+    `check_ids` checks the range.
 
     >>> as_ids([2, 3, 1])
     tensor([2, 3, 1])
@@ -48,7 +47,7 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
                 fix="give an int, a list of ints, or an integer tensor",
             ) from None
         if values.numel() == 0:
-            values = values.long()  # an empty list comes as float32
+            values = values.long()  # torch makes an empty list float32
     ids: Tensor = values
     check_dtype(ids, name, what)
     return ids
@@ -58,14 +57,14 @@ def check_dtype(ids: Tensor, name: str = "ids", what: str = "ids") -> None:
     """Raise `HotrowError` unless `ids` is int64 or int32."""
     if not isinstance(ids, Tensor):
         raise HotrowError(
-            f"{name} is a {type(ids).__name__}, but {what} are a tensor",
+            f"{name} is a {type(ids).__name__}, but {what} must be a tensor",
             fix=f"use torch.tensor({name})",
         )
     if ids.dtype in ID_DTYPES:
         return
     remedy = _WRONG_DTYPE.get(ids.dtype, f"if these are {what}, use {{name}}.long()")
     raise HotrowError(
-        f"{name} is {_dtype(ids)} of shape {tuple(ids.shape)}, but {what} are int64 or int32",
+        f"{name} is {_dtype(ids)} of shape {tuple(ids.shape)}, but {what} must be int64 or int32",
         fix=remedy.format(name=name),
     )
 
@@ -77,24 +76,25 @@ def check_ids(
     *,
     refused_encoding: Literal["one-hot", "multi-hot", ""] = "one-hot",
 ) -> Tensor:
-    """Return the ids after a check that each lies in 0..rows-1.
+    """Return the ids after checking that each is in 0..rows-1.
 
     Args:
-        ids: int64 or int32, any shape, any device; empty is fine.
-        rows: V, the table's rows.
-        name: what the caller calls them, for the message.
-        refused_encoding: the encoding as which integers of last dimension V >= 3 are refused:
-            "one-hot", all 0 but a single 1; "multi-hot", 0 and some 1; "" for none. Only if
-            evenly drawn ids look so in less than one batch of 50 (1-D ids: of 10,000).
+        ids: int64 or int32, any shape, any device; may be empty.
+        rows: V, the number of rows of the table.
+        name: the argument's name, for error messages.
+        refused_encoding: refuse integers that look like this encoding: "one-hot" (a single 1,
+            otherwise 0), "multi-hot" (0 and at least one 1), or "" for none. It applies if the last
+            dimension is V >= 3, and if fewer than one batch of uniformly random ids in 50 would
+            look the same (one in 10,000 for 1-D ids).
 
     Raises:
-        HotrowIndexError: an id is negative or not below `rows`; names the first one.
-        HotrowError: wrong dtype, or `refused_encoding` applies.
+        HotrowIndexError: an id is negative, or `rows` or larger. The message names the first one.
+        HotrowError: wrong dtype, or the ids look like the refused encoding.
 
-    Cost: one pass over the ids; on a GPU it waits for them.
+    Cost: one pass over the ids. On a GPU, it synchronizes.
     """
     check_dtype(ids, name)
-    if ids.is_nested:  # jagged: the ids themselves are in its values
+    if ids.is_nested:  # jagged: values() holds the ids
         check_ids(ids.values(), rows, name, refused_encoding="")
         return ids
     check = _check_ids if is_readable(ids) else torch.ops.hotrow.check_ids
@@ -103,9 +103,9 @@ def check_ids(
 
 
 def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
-    """Raise what `check_ids` raises, except for an encoding; no copy is made.
+    """Check dtype and range like `check_ids`, without a copy and without refusing encodings.
 
-    It leaves nothing in a graph: for code that no tracer sees.
+    A traced graph doesn't keep this check, so use it only in code that is never traced.
     """
     check_dtype(ids, name)
     if ids.is_nested or not is_readable(ids):
@@ -127,15 +127,15 @@ def is_readable(ids: Tensor) -> bool:
 
 
 def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
-    """Return the offsets after a check that they cut `count` ids into bags.
+    """Return the offsets after checking that they split `count` ids into bags.
 
-    These satisfy 0 = o[0] <= o[1] <= ... <= count.
+    Valid offsets satisfy 0 = o[0] <= o[1] <= ... <= count.
 
     Args:
-        offsets: int64 or int32, 1-D; where each bag starts.
-        count: the number of ids that are cut.
-        last: whether the final entry is the end of the last bag (torch's
-            `include_last_offset`) and so must be `count`.
+        offsets: int64 or int32, 1-D; the start of each bag.
+        count: the number of ids.
+        last: torch's `include_last_offset`: the last entry is the end of the last bag, and must be
+            `count`.
     """
     check_dtype(offsets, "offsets", "offsets")
     if offsets.ndim != 1:
@@ -145,7 +145,7 @@ def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
 
 
 def normalize_padding(padding_idx: int | None, rows: int) -> int:
-    """The index from 0 of the row that gets no gradient; -1 for none."""
+    """Return the row without a gradient as an index from 0, or -1 for none."""
     if padding_idx is None:
         return -1
     if not -rows <= padding_idx < rows:
@@ -157,13 +157,13 @@ def normalize_padding(padding_idx: int | None, rows: int) -> int:
 
 
 def check_count(name: str, value: int) -> int:
-    """The count as an int; `HotrowError` if it is not an int of 0 or more."""
+    """Return the count as an int. Raise `HotrowError` unless it is an int of 0 or more."""
     try:
         count = operator.index(value)
     except TypeError:
         count = -1
     if isinstance(value, bool) or count < 0:
-        raise HotrowError(f"{name} = {value!r}, but it counts, and must be an int of 0 or more")
+        raise HotrowError(f"{name} = {value!r}, but must be an int of 0 or more")
     return count
 
 
@@ -176,33 +176,37 @@ def check_bag(
     dtype: torch.dtype,
     last: bool,
 ) -> Tensor | None:
-    """Return the offsets after a check that they and the weights fit ids of this shape.
+    """Return the offsets after checking that offsets and weights fit ids of this shape.
 
     Args:
-        shape: of the ids: (B, L), or (N,) with offsets.
-        offsets: where each bag starts.
-        weights: `per_sample_weights`, shaped as the ids and of the table's dtype.
-        mode: of the bag; only "sum" takes weights.
-        dtype: of the table.
+        shape: the shape of the ids: (B, L), or (N,) with offsets.
+        offsets: the start of each bag.
+        weights: `per_sample_weights`, with the shape of the ids and the dtype of the table.
+        mode: the bag's mode; only "sum" accepts weights.
+        dtype: the table's dtype.
         last: `include_last_offset`.
     """
     for name, value in (("offsets", offsets), ("per_sample_weights", weights)):
         if value is not None and not isinstance(value, Tensor):
             raise HotrowError(
-                f"{name} is a {type(value).__name__}, but a bag takes a tensor",
+                f"{name} is a {type(value).__name__}, but must be a tensor",
                 fix=f"use torch.tensor({name})",
             )
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):
         raise HotrowError(
-            "bags take ids of shape (B, L) without offsets or (N,) with them, "
-            f"not {tuple(shape)} with{'' if offsets is not None else 'out'}"
+            "a bag takes ids of shape (B, L) without offsets or (N,) with offsets, "
+            f"but got {tuple(shape)} with{'' if offsets is not None else 'out'} offsets"
         )
     if weights is not None:
         if mode != "sum":
-            raise HotrowError(f'per_sample_weights are for mode="sum", and this bag has {mode!r}')
+            raise HotrowError(
+                f'per_sample_weights needs mode="sum", but the bag has mode={mode!r}',
+                fix='build the bag with mode="sum", or leave out the weights',
+            )
         if weights.shape != shape:
             raise HotrowError(
-                f"per_sample_weights has shape {tuple(weights.shape)}, the ids {tuple(shape)}"
+                f"per_sample_weights has shape {tuple(weights.shape)}, but the ids have shape "
+                f"{tuple(shape)}"
             )
         if weights.dtype != dtype and not torch.is_autocast_enabled(weights.device.type):
             raise HotrowError(
@@ -214,16 +218,16 @@ def check_bag(
 
 
 def check_soft(values: Tensor, rows: int, dtype: torch.dtype, name: str = "input") -> None:
-    """Raise `HotrowError` unless `values` can be a one-hot or probabilities over `rows` rows.
+    """Raise `HotrowError` unless `values` is valid one-hot or probability input for the table.
 
-    They are floating, of the table's dtype, and their last dimension is `rows`.
+    Valid input is floating point, has the table's dtype, and has a last dimension of `rows`.
     """
     if not values.is_floating_point():
         check_dtype(values, name)
     if values.ndim == 0 or values.shape[-1] != rows:
         raise HotrowError(
-            f"{name} is {_dtype(values)} of shape {tuple(values.shape)}, and a floating input is "
-            f"one-hot or probabilities, whose last dimension must be the table's {rows} rows",
+            f"{name} is {_dtype(values)} of shape {tuple(values.shape)}, but one-hot or "
+            f"probability input must have a last dimension of {rows}, the table's rows",
             fix=f"if these are ids, use {name}.long()",
         )
     if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
@@ -238,10 +242,10 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
-    """Whether integers are surely an encoding: the common mistake of leaving out .float()."""
+    """Whether integers are almost certainly an encoding, for which .float() was forgotten."""
     if not encoding or rows < 3 or ids.ndim == 0 or ids.shape[-1] != rows:
         return False
-    # A few ids in a small table may look so by chance: these are accepted.
+    # A few ids in a small table may look like an encoding by chance: they are accepted.
     chance = -(rows - 1) * math.log(rows) if encoding == "one-hot" else rows * math.log(2 / rows)
     max_chance = math.log(_MAX_FLAT_CHANCE if ids.ndim == 1 else _MAX_CHANCE)
     if ids.numel() // rows * chance > max_chance or not bool(((ids == 0) | (ids == 1)).all()):
@@ -262,14 +266,13 @@ def _check_ids(ids: Tensor, rows: int, name: str, refused_encoding: str) -> Tens
     if _is_encoded(ids, rows, refused_encoding):
         raise HotrowError(
             f"{name} of shape {tuple(ids.shape)} looks like a {refused_encoding} in {_dtype(ids)}: "
-            f"its last dimension is the table's {rows} rows, and it holds only 0 and 1",
+            f"its last dimension is the table's {rows} rows, and all values are 0 or 1",
             fix=(
-                "use {0}.argmax(-1) for its ids, or {0}.float() where a one-hot is taken"
+                "use {0}.argmax(-1) to get the ids, or {0}.float() where a one-hot is accepted"
                 if refused_encoding == "one-hot"
                 else "use {0}.float()"
             ).format(name)
-            + f"; if these are ids after all, reshape them so that their last dimension is not "
-            f"{rows}",
+            + f"; if these really are ids, reshape them so that their last dimension is not {rows}",
         )
     return ids.clone()
 
@@ -282,14 +285,14 @@ def _range_error(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
     valid = f"valid 0..{rows - 1}" if rows else "no id is valid"
     other_count = int(out_of_range.sum()) - 1
     if value < 0:
-        fix = "a negative id is often a padding or ignore mark; mask it or give it a row of its own"
+        fix = "negative ids often mark padding or ignored positions; mask them or give them a row"
     elif value == rows:
-        fix = "ids count from 0; were these counted from 1, or is a row missing?"
+        fix = "ids start at 0; do yours start at 1, or does the table lack a row?"
     else:
-        fix = "were these ids made with another, larger vocabulary?"
+        fix = "do these ids come from a larger vocabulary?"
     return HotrowIndexError(
         f"{name}{index} = {value}, but the table has {rows} rows ({valid})"
-        + (f", and {other_count} more like it" if other_count else ""),
+        + (f", and {other_count} more out of range" if other_count else ""),
         fix=fix,
     )
 
@@ -298,12 +301,12 @@ def _check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
     if offsets.numel() == 0:
         if count or last:
             raise HotrowError(
-                f"offsets is empty, but there are {count} ids to put into bags"
-                + (" and include_last_offset needs at least their end" if last else "")
+                f"offsets is empty, but there are {count} ids"
+                + (", and include_last_offset needs at least the last offset" if last else "")
             )
         return offsets.clone()
     if int(offsets[0]) != 0:
-        raise HotrowError(f"offsets[0] = {int(offsets[0])}, but the first bag starts at 0")
+        raise HotrowError(f"offsets[0] = {int(offsets[0])}, but the first bag must start at 0")
     ends = torch.cat([offsets[1:], offsets.new_tensor([count])])
     backward = (offsets > ends).nonzero()
     if len(backward):
@@ -312,12 +315,12 @@ def _check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
         end = f"offsets[{i + 1}] = {int(ends[i])}" if has_next else f"there are {count} ids"
         raise HotrowError(
             f"offsets[{i}] = {int(offsets[i])}, but {end}",
-            fix="offsets say where each bag starts: in order, and within the ids",
+            fix="offsets are the start of each bag, in ascending order",
         )
     if last and int(offsets[-1]) != count:
         raise HotrowError(
             f"offsets[-1] = {int(offsets[-1])}, but there are {count} ids",
-            fix="with include_last_offset the last offset is their number",
+            fix="with include_last_offset, the last offset must be the number of ids",
         )
     return offsets.clone()
 
@@ -326,7 +329,7 @@ _library: Any = torch.library.Library("hotrow", "DEF")  # type: ignore[no-untype
 
 
 def _define(name: str, arguments: str, implementation: Any) -> None:
-    """Define an operator that returns its input; opaque to tracers, batched by vmap."""
+    """Define an operator that returns a copy of its input, opaque to tracers, usable in vmap."""
     operator = f"hotrow::{name}"
     _library.define(f"{name}(Tensor {arguments}) -> Tensor")
     _library.impl(name, implementation, "CompositeExplicitAutograd")

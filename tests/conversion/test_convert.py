@@ -1,4 +1,4 @@
-"""convert: the same module with tables in it, and a report of what was left and why."""
+"""convert makes tables of embeddings in place, and reports what it did not convert and why."""
 
 import copy
 
@@ -26,7 +26,7 @@ class Tied(nn.Module):
         return self.head(self.table(ids))
 
 
-def test_the_same_module_with_the_same_keys():
+def test_module_and_state_dict_keys_stay_the_same():
     model = nn.Sequential(nn.Embedding(9, 3), nn.Sequential(nn.Embedding(3, 2)), nn.Linear(3, 2))
     parameters, keys = list(model.parameters()), list(model.state_dict())
     before = copy.deepcopy(model.state_dict())
@@ -47,7 +47,7 @@ def test_converting_again_changes_nothing():
     assert str(convert.report(model)) == "(the model)  Embedding(9, 3)  table"
 
 
-def test_our_own_embedding_and_a_table_shared_by_two():
+def test_two_embeddings_that_share_a_table_train_like_torch():
     model = nn.ModuleList([hotrow.Embedding(9, 3), nn.Embedding(9, 3)])
     model[1].weight = model[0].weight
     convert(model)
@@ -67,22 +67,22 @@ def test_our_own_embedding_and_a_table_shared_by_two():
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Tied(), "its table is used densely too (a tied head), so its gradient is dense"),
+        (Tied(), "its weight is also used densely (a tied head), so its gradient is dense"),
         (
             nn.utils.parametrizations.weight_norm(nn.Embedding(9, 3)),
             "its weight is computed from other parameters",
         ),
     ],
 )
-def test_what_is_left_and_why(model, why):
+def test_report_says_why_an_embedding_is_not_converted(model, why):
     keys = list(model.state_dict())
     convert(model)
-    assert why in str(convert.report(model))
+    assert f"stays plain PyTorch: {why}" in str(convert.report(model))
     assert not any(isinstance(parameter, Table) for parameter in model.parameters())
     assert list(model.state_dict()) == keys
 
 
-def test_a_model_with_what_was_left_trains():
+def test_model_with_unconverted_embeddings_trains():
     model = convert(Tied())
     optimizer = hotrow.optim.AdamW(model.parameters())
     before = model.table.weight.detach().clone()
@@ -92,22 +92,22 @@ def test_a_model_with_what_was_left_trains():
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_a_model_without_values(kind):
+def test_meta_model_converts_and_runs(kind):
     model = convert(kind(9, 3, device="meta"))
     assert model(torch.zeros(2, 4, dtype=torch.int64, device="meta")).device.type == "meta"
 
 
-def test_nothing_to_convert():
+def test_report_of_a_model_with_nothing_to_convert():
     found = convert.report(convert(nn.Linear(2, 2)))
     assert str(found) == "no embeddings, and no one-hots seen so far"
 
 
-def test_what_is_no_module():
-    with pytest.raises(HotrowError, match=r"convert takes a torch\.nn\.Module, not a Tensor"):
+def test_non_module_raises():
+    with pytest.raises(HotrowError, match=r"a Tensor, but convert takes a torch\.nn\.Module"):
         convert(torch.zeros(2))
 
 
-def test_a_table_that_turns_out_to_be_used_densely():
+def test_report_says_that_a_table_had_a_dense_gradient():
     model = convert(nn.Embedding(9, 3))
     optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
     model(torch.tensor([1])).sum().backward()
@@ -116,7 +116,7 @@ def test_a_table_that_turns_out_to_be_used_densely():
     optimizer.zero_grad()
     model.weight.pow(2).sum().backward()
     optimizer.step()
-    assert "table: had a dense gradient" in str(convert.report(model))
+    assert "table; had a dense gradient" in str(convert.report(model))
 
 
 @pytest.fixture
@@ -124,14 +124,14 @@ def default_min_entries(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
 
 
-def test_small_embeddings_are_left_to_torch_beside_large_ones(default_min_entries):
+def test_small_embeddings_stay_plain_pytorch_next_to_tables(default_min_entries):
     model = nn.ModuleList([nn.Embedding(5000, 20), nn.EmbeddingBag(4999, 20)])
     rival = copy.deepcopy(model)
     hotrow.convert(model)
     assert type(model[0].weight) is Table
     assert type(model[1].weight) is nn.Parameter
     assert [finding.converted for finding in convert.report(model).findings] == [True, False]
-    assert "as quick for a table of its size" in str(convert.report(model))
+    assert "a dense step is just as fast at this size" in str(convert.report(model))
     ours = hotrow.optim.Adam(model.parameters(), lr=0.1)
     theirs = torch.optim.Adam(rival.parameters(), lr=0.1)
     for t in range(4):
@@ -147,7 +147,7 @@ def test_small_embeddings_are_left_to_torch_beside_large_ones(default_min_entrie
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_sparse_ones_are_tables_whatever_their_size(kind, default_min_entries):
+def test_sparse_embeddings_of_any_size_become_tables(kind, default_min_entries):
     layer = hotrow.convert(kind(10, 3, sparse=True))
     layer(torch.tensor([[1, 2]])).sum().backward()
     hotrow.optim.Adam(layer.parameters()).step()

@@ -1,4 +1,4 @@
-"""One-hots that a model's own code makes: which are found, and that nothing else changes."""
+"""Which one-hots of a model's own code are found, and that nothing else changes."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class Model(nn.Module):
-    """What the tests' expressions are about."""
+    """The model whose members the tests' expressions use."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class Model(nn.Module):
 
 
 def with_forward(text):
-    """A class whose forward is these statements about `x`, the last of which is returned."""
+    """Return a class whose forward runs these statements about `x` and returns the last."""
     *before, result = [part.strip() for part in text.split(";")]
     code = "".join(f"    {each}\n" for each in before)
     names = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint}
@@ -48,7 +48,7 @@ def forwards(text):
 
 
 def assert_same_model(text):
-    """Converted or not: the same output, twice, and gradients; returns the converted one."""
+    """Assert that converting changes no output or gradient; return the converted model."""
     model = with_forward(text)()
     other = convert(copy.deepcopy(model))
     for _ in range(2):
@@ -69,7 +69,7 @@ def assert_same_model(text):
     return other
 
 
-# --- What is found -------------------------------------------------------------------------
+# --- Patterns ------------------------------------------------------------------------------
 
 
 @forwards(
@@ -117,10 +117,10 @@ def assert_same_model(text):
     z = torch.zeros(2, 5); z.scatter_(1, x[:, :1], self.table[:2, :1]); self.linear(z)
     """
 )
-def test_is_found(text):
+def test_pattern_is_found(text):
     report = str(convert.report(assert_same_model(text)))
-    assert "looks up" in report
-    assert "needs every column" not in report
+    assert "looked up" in report
+    assert "every column" not in report
 
 
 @forwards(
@@ -239,7 +239,7 @@ def test_is_found(text):
     self.linear(F.one_hot(x, 5).float()) if F.one_hot(x, 5)[0, 0, 1] else None
     """
 )
-def test_is_the_unconverted_model(text):
+def test_other_code_gives_the_same_results(text):
     assert_same_model(text)
 
 
@@ -253,12 +253,12 @@ def test_is_the_unconverted_model(text):
         "F.one_hot(x.int(), 5)",
     ],
 )
-def test_near_misses_are_not_in_the_report(text):
+def test_near_misses_do_not_appear_in_the_report(text):
     report = str(convert.report(assert_same_model(text)))
     assert report == "no embeddings, and no one-hots seen so far"
 
 
-def test_a_class_that_is_not_there_names_the_line():
+def test_error_for_a_missing_class_names_the_line():
     model = convert(with_forward("F.one_hot(x, 3)")())
     with pytest.raises(RuntimeError, match=r"ids\[0, 2\] = 4, but the one-hot has 3 classes") as e:
         model(IDS)
@@ -273,22 +273,25 @@ def test_a_class_that_is_not_there_names_the_line():
 @pytest.mark.parametrize(
     ("text", "ends"),
     [
-        ("self.linear(F.one_hot(x, 5).float())", "linear(5, 4) looks up"),
-        ("F.one_hot(x, 5).float() @ self.table", "matmul(5, 4) looks up"),
-        ("F.one_hot(x, 5).argmax(-1)", "left: is not multiplied"),
+        ("self.linear(F.one_hot(x, 5).float())", "linear(5, 4) looked up"),
+        ("F.one_hot(x, 5).float() @ self.table", "matmul(5, 4) looked up"),
+        ("F.one_hot(x, 5).argmax(-1)", "  not used in a product"),
         (
             "F.one_hot(x, 5)",
-            "left: is returned to code outside the model: convert what is around it as well",
+            "  leaves the model as a dense one-hot: convert the code around it too",
         ),
-        ("F.one_hot(x, 5).sum()", "left: reaches sum, which needs every column"),
-        ("F.one_hot(x, 5).exp()", "left: reaches exp, which needs every column"),
+        ("F.one_hot(x, 5).sum()", "  falls back to a dense one-hot: sum needs every column"),
+        (
+            "y = F.one_hot(x, 5); y.exp() + y.sin()",
+            "  falls back to a dense one-hot: exp, sin need every column",
+        ),
         (
             "y = F.one_hot(x, 5).float(); self.linear(y) + y.exp().sum()",
-            "linear(5, 4) looks up: reaches exp, which needs every column",
+            "linear(5, 4) looked up; falls back to a dense one-hot: exp needs every column",
         ),
     ],
 )
-def test_the_report(text, ends):
+def test_report_gives_the_outcome_of_each_one_hot(text, ends):
     model = convert(with_forward(text)())
     assert str(convert.report(model)) == "no embeddings, and no one-hots seen so far"
     for _ in range(2):
@@ -297,10 +300,10 @@ def test_the_report(text, ends):
     assert str(finding).startswith("(the model)  ")
     assert "one_hot, 5 columns, <string>:" in str(finding)
     assert str(finding).endswith(ends)
-    assert finding.converted == ("looks up" in ends)
+    assert finding.converted == ("looked up" in ends)
 
 
-def test_the_report_names_the_module():
+def test_report_names_the_module():
     model = nn.Sequential(OrderedDict(first=nn.Identity(), second=Outer()))
     convert(model)(IDS)
     first = str(convert.report(model)).splitlines()[0]
@@ -308,7 +311,7 @@ def test_the_report_names_the_module():
     assert "test_finder.py:" in first
 
 
-# --- A model of several modules ------------------------------------------------------------
+# --- Models of several modules -------------------------------------------------------------
 
 
 class Inner(nn.Module):
@@ -375,7 +378,7 @@ def assert_same(model, other):
     assert_alike(other(IDS), model(IDS))
 
 
-def test_every_method():
+def test_every_method_gives_the_same_results():
     model, other = both()
     assert_same(model, other)
     for name in ("again", "product", "plainly", "of_class"):
@@ -385,7 +388,7 @@ def test_every_method():
     assert repr(other) == repr(model)
 
 
-def test_is_of_the_same_class():
+def test_converted_module_is_an_instance_of_its_class():
     model, other = both()
     assert isinstance(other, Outer)
     assert (type(other).__name__, type(other).__module__) == ("Outer", Outer.__module__)
@@ -394,7 +397,7 @@ def test_is_of_the_same_class():
     assert list(other.state_dict()) == list(model.state_dict())
 
 
-def test_a_look_up_and_not_a_product():
+def test_wide_one_hot_is_looked_up_not_multiplied():
     class Wide(nn.Module):
         def __init__(self):
             super().__init__()
@@ -409,8 +412,8 @@ def test_a_look_up_and_not_a_product():
     assert largest.size <= 2 * model.linear.weight.nbytes
 
 
-def test_returns_the_very_object_of_the_method():
-    """What holds no one-hot is the model's own: its list, its dict, its torch.Size."""
+def test_output_without_one_hots_is_the_same_object():
+    """A list, dict or torch.Size without a one-hot is returned unchanged."""
     other = both()[1]
     assert other.list() is other.kept
     for value in ([1], {"b": 1, "a": 2}, OrderedDict(b=1, a=2), torch.Size([2]), Pair(1, 2)):
@@ -435,7 +438,7 @@ def test_returns_the_very_object_of_the_method():
     ],
     ids=["tuple", "list", "dict", "ordered", "named", "nested", "size"],
 )
-def test_what_leaves_is_plain(wrap):
+def test_returned_one_hots_are_plain_tensors(wrap):
     class Returns(nn.Module):
         def forward(self, x):
             return wrap(F.one_hot(x, 5))
@@ -450,7 +453,7 @@ def test_what_leaves_is_plain(wrap):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-def test_what_is_kept_on_the_model():
+def test_one_hot_stored_on_the_model():
     class Keeps(Outer):
         def __init__(self):
             super().__init__()
@@ -472,7 +475,7 @@ def test_what_is_kept_on_the_model():
     assert other.last.dtype == torch.float64
 
 
-def test_a_one_hot_that_comes_in():
+def test_one_hot_passed_as_an_argument():
     grads = []
     for model, make in zip(both(), (F.one_hot, one_hot), strict=True):
         x = make(IDS, 5).float().requires_grad_()
@@ -481,7 +484,7 @@ def test_a_one_hot_that_comes_in():
     torch.testing.assert_close(grads[1], grads[0])
 
 
-def test_an_exception_leaves_the_mode_off():
+def test_exception_turns_the_mode_off():
     other = both()[1]
     for _ in range(2):
         with pytest.raises(KeyError, match="on purpose"):
@@ -491,7 +494,7 @@ def test_an_exception_leaves_the_mode_off():
         other(IDS)
 
 
-def test_outside_of_the_model_nothing_changes():
+def test_code_outside_the_model_is_unaffected():
     other = both()[1]
     other(IDS)
     assert type(F.one_hot(IDS, 5)) is torch.Tensor
@@ -500,7 +503,7 @@ def test_outside_of_the_model_nothing_changes():
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-def test_hooks_see_tensors_that_behave():
+def test_hooks_get_tensors_that_behave_like_dense_ones():
     seen = []
     for model in both():
         model.inner.register_forward_pre_hook(lambda module, given: (given[0] * 2,))
@@ -519,7 +522,7 @@ def test_hooks_see_tensors_that_behave():
     assert seen[:3] == seen[3:]
 
 
-def test_a_hook_that_keeps_its_input():
+def test_hook_that_stores_its_input():
     kept = []
     for model in both():
         model.inner.register_forward_hook(lambda module, given, out: kept.append(given[0]))
@@ -528,7 +531,7 @@ def test_a_hook_that_keeps_its_input():
     assert torch.equal(torch.stack(kept[1:]).mean(0), kept[0])
 
 
-def test_threads():
+def test_concurrent_threads_give_the_same_results():
     model, other = both()
     expected, results = model(IDS), []
 
@@ -545,11 +548,11 @@ def test_threads():
     assert results == [True] * 80
 
 
-# --- Kept, copied, converted again ---------------------------------------------------------
+# --- Saved, copied and converted again -----------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch.save", "copy"])
-def test_a_copy_is_converted(way):
+def test_copy_is_converted(way):
     model, other = both()
     other(IDS)
     if way == "torch.save":
@@ -566,12 +569,12 @@ def test_a_copy_is_converted(way):
         again = ways[way](other)
     assert type(again) is type(other)
     assert_same(model, again)
-    assert "looks up" in str(convert.report(again))
+    assert "looked up" in str(convert.report(again))
     if way != "copy":
         assert again.table is not other.table
 
 
-def test_state_dicts_go_both_ways():
+def test_state_dict_loads_in_both_directions():
     model, other = Outer(), convert(Outer())
     other.load_state_dict(model.state_dict())
     assert_same(model, other)
@@ -581,7 +584,7 @@ def test_state_dicts_go_both_ways():
     assert type(other.state_dict()["table"]) is torch.Tensor
 
 
-def test_again_changes_nothing():
+def test_converting_again_changes_nothing():
     model, other = both()
     kind = type(other)
     assert convert(other) is other
@@ -592,7 +595,7 @@ def test_again_changes_nothing():
     assert_same(part, convert(copy.deepcopy(part)))
 
 
-def test_train_and_eval():
+def test_train_and_eval_mode():
     class Drops(Outer):
         def __init__(self):
             super().__init__()
@@ -613,7 +616,7 @@ def test_train_and_eval():
         assert_alike(outputs[1], outputs[0])
 
 
-def test_inherited_forwards():
+def test_inherited_forward_methods():
     class Below(Outer):
         def forward(self, x):
             return super().forward(x) + super().product(x)
@@ -632,7 +635,7 @@ def test_inherited_forwards():
     assert len(convert(Chain(nn.Linear(5, 4), nn.ReLU()))[:1]) == 1
 
 
-def test_classes_that_watch_their_subclasses():
+def test_classes_with_init_subclass():
     class Plugin(nn.Module):
         known = []  # noqa: RUF012
 
@@ -648,7 +651,7 @@ def test_classes_that_watch_their_subclasses():
     assert Plugin.known == ["mine"]
 
 
-def test_code_that_asks_for_its_exact_class():
+def test_code_that_compares_its_exact_class():
     class Asks(nn.Module):
         def __init__(self):
             super().__init__()
@@ -660,7 +663,7 @@ def test_code_that_asks_for_its_exact_class():
     assert convert(Asks())(IDS) == (True, [True])
 
 
-def test_a_forward_set_on_the_object_or_later_on_the_class():
+def test_forward_replaced_on_the_object_or_the_class():
     model = Outer()
     model.forward = lambda x: F.one_hot(x, 5).float()
     assert type(convert(model)(IDS)) is torch.Tensor
@@ -670,7 +673,7 @@ def test_a_forward_set_on_the_object_or_later_on_the_class():
             return x
 
     other = convert(Changes())
-    Changes.forward = lambda self, x: x + 1  # as monkeypatches and notebooks do
+    Changes.forward = lambda self, x: x + 1  # monkeypatches and notebooks do this
     assert torch.equal(other(IDS), IDS + 1)
 
 
@@ -692,10 +695,10 @@ def test_parametrizations():
         torch.testing.assert_close(two.grad, one.grad)
 
 
-# --- Training, and torch's other machinery -------------------------------------------------
+# --- Training and other torch features -----------------------------------------------------
 
 
-def test_trains_as_the_unconverted_model():
+def test_training_matches_the_unconverted_model():
     model, other = both()
     start = copy.deepcopy(model.state_dict())
     for each, make in ((model, torch.optim.AdamW), (other, hotrow.optim.AdamW)):
@@ -713,7 +716,7 @@ def test_trains_as_the_unconverted_model():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_checkpoint(reentrant):
+def test_activation_checkpointing(reentrant):
     class Recomputes(Outer):
         def forward(self, x):
             return checkpoint(self.inner, F.one_hot(x, 5).float(), use_reentrant=reentrant)
@@ -729,7 +732,7 @@ def test_checkpoint(reentrant):
         torch.testing.assert_close(weights[1].to_dense(), weights[0])
 
 
-def test_functional_call_and_transforms():
+def test_functional_call_and_function_transforms():
     model, other = both()
     parameters = {name: torch.randn_like(p) for name, p in model.named_parameters()}
 
@@ -746,7 +749,7 @@ def test_functional_call_and_transforms():
 
 
 def test_vmap_inside_the_model():
-    """In a process of its own, as it has crashed."""
+    """Runs in a subprocess, because it once crashed the interpreter."""
     import subprocess
     import sys
 
@@ -769,7 +772,7 @@ assert torch.equal(convert(copy.deepcopy(model))(x), model(x))
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("way", ["trace", "export"])
-def test_traced(way):
+def test_tracing_and_export(way):
     model, other = both()
     other_ids = torch.tensor([[0, 0, 1], [4, 3, 1]])
     if way == "trace":
@@ -826,7 +829,7 @@ class Fields(nn.Module):
 
 
 @pytest.mark.parametrize("dynamic", [None, True], ids=["static", "dynamic"])
-def test_torch_compile(dynamic):
+def test_torch_compile_gives_the_same_results(dynamic):
     torch._dynamo.reset()
     model = Fields()
     other = convert(copy.deepcopy(model))
@@ -863,7 +866,7 @@ def test_torch_compile(dynamic):
         "F.one_hot(x, 5).argmax(-1)",
     ],
 )
-def test_torch_compile_of_each_pattern(text):
+def test_torch_compile_with_each_pattern(text):
     torch._dynamo.reset()
     model = with_forward(text)()
     other = convert(copy.deepcopy(model))
@@ -880,7 +883,7 @@ def test_torch_compile_of_each_pattern(text):
                 torch.testing.assert_close(two.grad.to_dense(), one.grad)
 
 
-def test_a_compiled_model_trains():
+def test_compiled_model_trains():
     torch._dynamo.reset()
     model, other = both()
     compiled = torch.compile(other, backend="aot_eager")
@@ -897,8 +900,8 @@ def test_a_compiled_model_trains():
     torch.testing.assert_close(weights[1], weights[0])
 
 
-def test_a_checkpoint_of_no_method():
-    """Computed again when no method of the model is running, and so left alone before."""
+def test_checkpoint_of_a_local_function():
+    """Recomputed when no method of the model runs, so its one-hots are never looked up."""
 
     class Checkpointed(Outer):
         def forward(self, x):
@@ -917,13 +920,13 @@ def test_a_checkpoint_of_no_method():
         output.square().sum().backward()
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad)
-    assert len(convert.report(model).findings) == 1  # the one outside
+    assert len(convert.report(model).findings) == 1  # the one outside the checkpoint
 
 
-def test_a_line_met_by_two_modules_is_told_once():
+def test_line_found_through_two_modules_is_reported_once():
     model = convert(Outer())
     model(IDS)
     model.inner(F.one_hot(IDS, 5).float())
     model.product(IDS)
-    told = str(convert.report(model)).splitlines()
-    assert len(told) == len(set(told))
+    lines = str(convert.report(model)).splitlines()
+    assert len(lines) == len(set(lines))

@@ -1,4 +1,4 @@
-"""convert(model, to="matmul"): every look-up as the product of a one-hot and the table."""
+"""convert(model, to="matmul") computes every lookup as the product of a one-hot and the table."""
 
 import copy
 from collections import Counter
@@ -26,7 +26,7 @@ class Model(nn.Module):
 
 
 def twins(layer):
-    """The model as it is, and one of the same values that multiplies."""
+    """Return a plain model, and a converted one with the same values."""
     model = Model(layer)
     return model, convert(copy.deepcopy(model), to="matmul")
 
@@ -49,7 +49,7 @@ def multiplies(model, *arguments):
 
 
 def assert_same_training(model, other, *arguments):
-    """The same output; and within rounding, as a product adds in its own order, gradients."""
+    """Assert equal outputs, and equal gradients within rounding, as a matmul reorders sums."""
     outputs = [each(*arguments) for each in (model, other)]
     assert_same_bits(outputs[1], outputs[0])
     cotangent = torch.randn(outputs[0].shape).to(outputs[0].dtype)
@@ -73,7 +73,7 @@ def gradient_in_float64(model, arguments, cotangent):
 
 
 @case_table
-def test_embedding(case):
+def test_embedding_trains_like_the_lookup(case):
     layer = nn.Embedding.from_pretrained(case.table(), freeze=False)
     model, other = twins(layer)
     assert_same_training(model, other, case.ids())
@@ -84,18 +84,18 @@ def test_embedding(case):
     "options", [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"sparse": True}], ids=str
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_options_of_an_embedding(options, dtype):
+def test_embedding_options_and_dtypes(options, dtype):
     model, other = twins(nn.Embedding(7, 3, **options, dtype=dtype))
     assert_same_training(model, other, torch.tensor([[1, 0, 6], [2, 2, 3]]))
 
 
 @bag_table
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags(case, mode):
+def test_bags_train_like_the_lookup(case, mode):
     layer = nn.EmbeddingBag.from_pretrained(case.table(), freeze=False, mode=mode)
     model, other = twins(layer)
     ids = case.ids()
-    if not ids.shape[1]:  # torch itself refuses these
+    if not ids.shape[1]:  # torch refuses empty bags in this form
         assert type(outcome(other, ids)) is type(outcome(model, ids))
         return
     assert_same_training(model, other, ids)
@@ -121,13 +121,13 @@ OFFSETS = torch.tensor([0, 2, 2])
     ],
     ids=str,
 )
-def test_options_of_bags(mode, options, arguments):
+def test_bag_options(mode, options, arguments):
     model, other = twins(nn.EmbeddingBag(7, 3, mode=mode, **options))
     assert_same_training(model, other, *arguments)
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"sparse": True}], ids=str)
-def test_weights_of_bags(options):
+def test_bag_weights(options):
     model, other = twins(nn.EmbeddingBag(7, 3, mode="sum", **options))
     grads = []
     for each in (model, other):
@@ -141,12 +141,12 @@ def test_weights_of_bags(options):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"max_norm": 1.0}, "an embedding has max_norm=1.0, which a product"),
-        ({"scale_grad_by_freq": True}, "an embedding has scale_grad_by_freq=True, which a product"),
+        ({"max_norm": 1.0}, "max_norm=1.0, which a one-hot product does not support"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq=True, which a one-hot product"),
     ],
     ids=str,
 )
-def test_what_a_product_cannot_do(kind, option, message):
+def test_unsupported_options_raise(kind, option, message):
     other = twins(kind(7, 3, **option))[1]
     with pytest.raises(HotrowError, match=message):
         other(IDS)
@@ -154,7 +154,7 @@ def test_what_a_product_cannot_do(kind, option, message):
 
 @pytest.mark.parametrize("ids", [IDS + 1, IDS - 1, IDS.float()], ids=["large", "negative", "float"])
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_bad_ids(kind, ids):
+def test_bad_ids_raise(kind, ids):
     model, other = twins(kind(7, 3))
     expected, found = outcome(model, ids), outcome(other, ids)
     assert isinstance(found, HotrowError)
@@ -162,7 +162,7 @@ def test_bad_ids(kind, ids):
         assert isinstance(found, IndexError)
 
 
-def test_the_same_module_with_the_same_keys():
+def test_module_and_state_dict_keys_stay_the_same():
     model = Model(nn.Embedding(7, 3))
     weight, keys, name = model.layer.weight, list(model.state_dict()), type(model).__name__
     assert convert(model, to="matmul") is model
@@ -170,17 +170,17 @@ def test_the_same_module_with_the_same_keys():
     assert type(weight) is nn.Parameter
     assert list(model.state_dict()) == keys
     assert type(model).__name__ == name
-    assert str(convert.report(model)) == "layer  Embedding(7, 3)  product"
+    assert str(convert.report(model)) == "layer  Embedding(7, 3)  one-hot matmul"
 
 
-def test_again_changes_nothing():
+def test_converting_again_changes_nothing():
     model = convert(Model(nn.Embedding(7, 3)), to="matmul")
     kind, expected = type(model), model(IDS)
     assert type(convert(model, to="matmul")) is kind
     assert_same_bits(model(IDS), expected)
 
 
-def test_there_and_back():
+def test_converts_in_both_directions():
     model = Model(nn.Embedding(7, 3))
     expected = model(IDS)
     looking = type(convert(copy.deepcopy(model)))
@@ -209,7 +209,7 @@ def test_there_and_back():
     ],
     ids=["itself", "sequential", "nested", "ours", "ours inside", "own class inside"],
 )
-def test_wherever_the_embedding_is(build):
+def test_converts_embeddings_anywhere_in_the_model(build):
     model = build()
     other = convert(copy.deepcopy(model), to="matmul")
     assert_same_bits(other(IDS), model(IDS))
@@ -217,7 +217,7 @@ def test_wherever_the_embedding_is(build):
     assert isinstance(other, type(model))
 
 
-def test_trains_as_the_embedding_does():
+def test_training_matches_the_embedding():
     model, other = twins(nn.Embedding(7, 3, padding_idx=0))
     for each in (model, other):
         optimizer = torch.optim.AdamW(each.parameters(), lr=0.1)
@@ -228,7 +228,7 @@ def test_trains_as_the_embedding_does():
     torch.testing.assert_close(other.layer.weight, model.layer.weight)
 
 
-def test_autocast_leaves_what_it_leaves_of_an_embedding():
+def test_autocast_leaves_the_product_in_the_tables_dtype():
     model, other = twins(nn.Embedding(7, 3))
     with torch.autocast("cpu", torch.bfloat16):
         assert_same_bits(other(IDS), model(IDS))
@@ -240,7 +240,7 @@ def test_torch_compile():
     assert_same_bits(compiled(IDS), model(IDS))
 
 
-def test_a_bag_is_rounded_no_more_than_its_terms():
+def test_bag_rounding_is_within_the_bound_of_its_terms():
     ids = torch.randint(0, 30, (4, 40))
     other = twins(nn.EmbeddingBag(30, 5, mode="sum"))[1]
     table = other.layer.weight.detach().double()
@@ -249,6 +249,6 @@ def test_a_bag_is_rounded_no_more_than_its_terms():
 
 
 @pytest.mark.parametrize("to", ["lookups", None, 3])
-def test_another_direction(to):
-    with pytest.raises(HotrowError, match="convert goes to 'lookup' or to 'matmul'"):
+def test_unknown_direction_raises(to):
+    with pytest.raises(HotrowError, match="but must be 'lookup' or 'matmul'"):
         convert(Model(nn.Embedding(7, 3)), to=to)

@@ -1,4 +1,4 @@
-"""Where no one-hot is worth looking up a converted model runs as it was; one that is is found."""
+"""A model without large one-hots runs as if unconverted, and a large one-hot is still found."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ TRIES, EVERY = 8, 64
 
 
 class Small(nn.Module):
-    """Notes, for each call, whether it was looking for one-hots."""
+    """Records for each call whether it searched for one-hots."""
 
     def __init__(self, states=6):
         super().__init__()
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 
 class Batch:
-    """Of a size that is not known."""
+    """An input of unknown size."""
 
 
 class Nothing(Small):
@@ -56,7 +56,7 @@ def default_min_entries(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
 
 
-def looked(model, calls):
+def searching_calls(model, calls):
     model.looked.clear()
     for _ in range(calls):
         model(IDS)
@@ -68,13 +68,13 @@ FIRST = [*range(1, TRIES + 1), EVERY, 2 * EVERY]
 
 @pytest.mark.usefixtures("default_min_entries")
 @pytest.mark.parametrize("kind", [Small, Nothing])
-def test_it_looks_at_first_and_then_now_and_then(kind):
-    assert looked(convert(kind()), 2 * EVERY + 1) == FIRST
+def test_first_calls_and_each_64th_call_search(kind):
+    assert searching_calls(convert(kind()), 2 * EVERY + 1) == FIRST
 
 
-def test_a_model_with_one_hots_worth_it_always_looks():
-    assert looked(convert(Small()), 100) == [*range(1, 101)]
-    assert looked(convert(Nothing()), 2 * EVERY + 1) == FIRST  # of any size: it has none
+def test_model_with_large_one_hots_always_searches():
+    assert searching_calls(convert(Small()), 100) == [*range(1, 101)]
+    assert searching_calls(convert(Nothing()), 2 * EVERY + 1) == FIRST  # it makes no one-hots at all
 
 
 class Largest(Small):
@@ -92,9 +92,9 @@ class Fields(Small):
 
 @pytest.mark.parametrize("kind", [Small, Largest, Fields])
 @pytest.mark.parametrize(("min_entries", "always"), [(24, True), (25, False)])
-def test_worth_it_is_one_hot_or_several_side_by_side(kind, min_entries, always):
+def test_one_large_one_hot_or_several_side_by_side_make_it_search(kind, min_entries, always):
     model = convert(kind(), min_entries=min_entries)  # 4 x 6
-    assert looked(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+    assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
 
 
 @pytest.mark.usefixtures("default_min_entries")
@@ -118,9 +118,9 @@ def test_worth_it_is_one_hot_or_several_side_by_side(kind, min_entries, always):
         lambda model: model.other(IDS),
     ],
 )
-def test_it_looks_where_there_is_more_than_before(more):
+def test_call_with_a_larger_input_searches(more):
     model = convert(Small())
-    looked(model, TRIES + 2)
+    searching_calls(model, TRIES + 2)
     assert model.looked[-2:] == [False, False]
     more(model)
     assert model.looked[-1]
@@ -129,19 +129,19 @@ def test_it_looks_where_there_is_more_than_before(more):
 
 
 @pytest.mark.usefixtures("default_min_entries")
-def test_a_large_batch_after_many_small_ones_is_looked_up_from_then_on():
+def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model = convert(Small(1000))
-    looked(model, 20)
+    searching_calls(model, 20)
     rows = -(-DEFAULT // 1000)
     model(torch.zeros(rows - 1, dtype=torch.int64))
     assert not model.looked[-1] or not convert.report(model).findings[0].converted
     model(torch.zeros(rows, dtype=torch.int64))
     assert str(convert.report(model)).endswith("linear(1000, 3) looks up: from 100,000 entries on")
-    assert looked(model, 20) == [*range(1, 21)]
+    assert searching_calls(model, 20) == [*range(1, 21)]
 
 
 @pytest.mark.usefixtures("default_min_entries")
-def test_small_one_hots_have_torchs_own_bits_in_every_call():
+def test_small_one_hots_match_torch_bit_for_bit_in_every_call():
     plain = nn.Sequential(Small(), nn.Tanh(), nn.Linear(3, 2))
     model = convert(copy.deepcopy(plain))
     optimizers = [
@@ -160,8 +160,8 @@ def test_small_one_hots_have_torchs_own_bits_in_every_call():
 
 
 @pytest.mark.parametrize(("min_entries", "uses"), [(24, True), (25, False)])
-def test_entries_are_counted_where_they_are_multiplied(min_entries, uses):
-    model = convert(Fields(), min_entries=min_entries)  # 4 x 6, each field half of them
+def test_entries_are_counted_in_the_product(min_entries, uses):
+    model = convert(Fields(), min_entries=min_entries)  # 4 x 6, half of it in each field
     expected = Fields()
     expected.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(IDS), expected(IDS))
@@ -169,25 +169,25 @@ def test_entries_are_counted_where_they_are_multiplied(min_entries, uses):
     assert {finding.converted for finding in findings} == {uses}
     if not uses:
         why = (
-            "left: multiplied with 24 entries at most, and torch's own product is as quick for "
-            "fewer than 25"
+            "stays plain PyTorch: it has at most 24 entries, and torch's product is just as fast "
+            "below 25"
         )
         assert str(findings[0]).endswith(why)
 
 
-def test_a_one_hot_of_hotrows_own_is_looked_up_whatever_its_size():
+def test_hotrow_one_hot_of_any_size_is_looked_up():
     weight = torch.tensor([[1.0], [torch.inf]])
     assert (hotrow.one_hot([0], 2, torch.float32) @ weight).item() == 1.0
 
 
-def test_min_entries_stays_until_another_is_given():
+def test_min_entries_stays_until_it_is_set_again():
     model = convert(Small(), min_entries=24)
     model(IDS)
     assert convert.report(model).findings[0].converted
     assert type(convert(model)) is type(model)
     assert convert.report(model).findings[0].converted
     convert(model, min_entries=25)
-    assert "no one-hots" in str(convert.report(model))  # of before
+    assert "no one-hots" in str(convert.report(model))  # the record was cleared
     model(IDS)
     assert not convert.report(model).findings[0].converted
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -196,23 +196,23 @@ def test_min_entries_stays_until_another_is_given():
 
 
 @pytest.mark.parametrize("min_entries", [-1, 2.0, True, "many"])
-def test_min_entries_is_a_count(min_entries):
+def test_invalid_min_entries_raises(min_entries):
     with pytest.raises(HotrowError, match=f"min_entries = {min_entries!r}, but it counts"):
         convert(Small(), min_entries=min_entries)
 
 
 @pytest.mark.usefixtures("default_min_entries")
-def test_an_error_while_it_rests_is_the_models_own_and_passes():
+def test_error_in_a_call_without_a_search_reaches_the_caller():
     model = convert(Small())
-    looked(model, TRIES + 2)
+    searching_calls(model, TRIES + 2)
     with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
         model(torch.tensor([6]))
     assert not model.looked[-1]
-    assert looked(model, EVERY) == [EVERY - TRIES - 3]
+    assert searching_calls(model, EVERY) == [EVERY - TRIES - 3]
 
 
 @pytest.mark.usefixtures("default_min_entries")
-def test_methods_rest_each_for_itself():
+def test_each_method_is_sampled_separately():
     class Player(Small):
         def learn(self, ids):
             return self(ids)
@@ -225,7 +225,7 @@ def test_methods_rest_each_for_itself():
 
 
 class Scaled(nn.Module):
-    """A one-hot whose own weights are learned."""
+    """A one-hot with trained weights."""
 
     def __init__(self):
         super().__init__()
@@ -237,7 +237,7 @@ class Scaled(nn.Module):
 
 
 class Twice(nn.Module):
-    """A block that is computed again, twice."""
+    """A checkpointed block that runs twice."""
 
     def __init__(self, block):
         super().__init__()
@@ -248,7 +248,7 @@ class Twice(nn.Module):
 
 
 class Late(Twice):
-    """For some calls no one-hot; then a large one, of the same input."""
+    """Makes no one-hot in some calls, then a large one from the same input."""
 
     def forward(self, ids):
         self.calls = getattr(self, "calls", 0) + 1
@@ -272,21 +272,21 @@ class Gate(Scaled):
         lambda: Late(lambda: Small(50_000)),
     ],
 )
-def test_a_checkpoint_is_computed_again_as_it_was(make):
+def test_checkpoint_recomputes_with_the_same_search(make):
     plain = make()
     model = convert(copy.deepcopy(plain))
     for call in range(2 * EVERY + 1):
         for each in (plain, model):
             with torch.no_grad():
                 if call % 3:
-                    each(IDS)  # nothing to compute again
+                    each(IDS)  # nothing to recompute
             each(IDS).square().mean().backward()
     for (name, a), b in zip(plain.named_parameters(), model.parameters(), strict=True):
         if a.grad is not None:
             torch.testing.assert_close(b.grad, a.grad, msg=name)
 
 
-def test_a_sequence_hands_one_hots_on():
+def test_sequential_passes_one_hots_on():
     class Encode(nn.Module):
         def forward(self, ids):
             return F.one_hot(ids, 6).float()
@@ -295,30 +295,31 @@ def test_a_sequence_hands_one_hots_on():
     expected = model(IDS)
     assert convert(model) is model
     assert_same_bits(model(IDS).detach(), expected.detach())
-    assert str(convert.report(model)).endswith("linear(6, 3) looks up")
+    assert str(convert.report(model)).endswith("linear(6, 3) looked up")
     assert type(nn.Sequential(nn.Linear(6, 3))) is type(convert(nn.Sequential(nn.Linear(6, 3))))
     assert isinstance(model[:1], nn.Sequential)
 
 
 @pytest.mark.usefixtures("default_min_entries")
-def test_the_report_says_what_convert_would_not_do_by_itself():
+def test_report_mentions_the_default_min_entries():
     model = convert(Small(), min_entries=0)
     model(IDS)
-    why = "linear(6, 3) looks up: unless asked to, only from 100,000 entries on"
+    why = "linear(6, 3) looked up; by default only from 100,000 entries on"
     assert str(convert.report(model)).endswith(why)
 
 
-def test_a_small_one_hot_that_is_not_multiplied_is_left_for_another_reason():
+def test_report_of_a_small_one_hot_without_a_product_names_the_fallback():
     class Normed(Small):
         def forward(self, ids):
             return F.layer_norm(F.one_hot(ids, 6).float(), (6,))
 
     model = convert(Normed(), min_entries=1000)
     model(IDS)
-    assert str(convert.report(model)).endswith("left: reaches layer_norm, which needs every column")
+    why = "falls back to a dense one-hot: layer_norm needs every column"
+    assert str(convert.report(model)).endswith(why)
 
 
-def test_a_method_that_runs_while_the_module_is_being_loaded():
+def test_method_that_runs_while_the_module_is_loaded():
     class Loaded(Small):
         def __setstate__(self, state):
             self.other_states = self.doubled(3)
@@ -336,7 +337,7 @@ def test_a_method_that_runs_while_the_module_is_being_loaded():
 
 
 @pytest.mark.parametrize("convert", [convert, lambda model: model])
-def test_a_compiled_step_calls_its_hooks_once(convert):
+def test_compiled_step_calls_its_hooks_once(convert):
     model = convert(nn.Embedding(6, 3))
     optimizer = hotrow.optim.Adam(model.parameters())
     seen = []

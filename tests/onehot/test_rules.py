@@ -1,4 +1,4 @@
-"""The rules of one-hots: each gives what torch gives for the one-hot written out."""
+"""The rules of one-hots: each gives torch's result for the dense one-hot."""
 
 import hypothesis.strategies as st
 import pytest
@@ -24,19 +24,19 @@ NAMES = {"torch": torch, "F": F, "W": TABLE, "OneHot": OneHot}
 
 
 def expressions(text):
-    """One test for each line, of what it gives for `x`."""
+    """Parametrize a test with one expression of `x` per line."""
     lines = [line.strip() for line in text.strip().splitlines()]
     runs = [pytest.param(eval(f"lambda x: ({line})", NAMES), id=line) for line in lines]
     return pytest.mark.parametrize("run", runs)
 
 
-# --- Any expression ------------------------------------------------------------------------
-# All numbers are small multiples of powers of two, so that every sum is exact in any order, and
-# what is added may be compared bit for bit as well as what is selected.
+# --- Random expressions --------------------------------------------------------------------
+# All numbers are small multiples of powers of two, so every sum is exact in any order. Sums can
+# then be compared bit for bit, like selected values.
 
 
 class Pair:
-    """The same tensor by torch and by ours."""
+    """The same tensor, dense and as a hotrow one-hot."""
 
     def __init__(self, dense, ours):
         assert ours.shape == dense.shape
@@ -49,7 +49,7 @@ class Pair:
 
 
 def both(change, *pairs):
-    """Of the dense ones and of ours; what torch itself refuses is another test's."""
+    """Apply `change` to the dense tensors and to ours; skip what torch itself refuses."""
     try:
         dense = change(*(pair.dense for pair in pairs))
     except (RuntimeError, NotImplementedError, IndexError):
@@ -58,7 +58,7 @@ def both(change, *pairs):
 
 
 class Scene:
-    """Draws expressions; remembers the leaves that want a gradient."""
+    """Draws expressions, and records the leaves that require grad."""
 
     def __init__(self, draw):
         self.draw = draw
@@ -76,7 +76,7 @@ class Scene:
         return torch.tensor(flat, dtype=torch.float64).reshape(shape)
 
     def leaf(self, values):
-        """A tensor, the same for both, that may want a gradient."""
+        """Draw a tensor, the same for both sides, that may require grad."""
         if not values.is_floating_point() or not self.draw(st.booleans()):
             return Pair(values, values)
         pair = Pair(values.clone().requires_grad_(), values.clone().requires_grad_())
@@ -93,14 +93,14 @@ class Scene:
         return pair
 
     def axis(self, x):
-        """Of the batch; counted from either end."""
+        """Draw a batch axis, counted from either end."""
         count = x.dense.ndim
         at = self.number(0, count - 2)
         return at - count if self.draw(st.booleans()) else at
 
 
 def step(scene, x):
-    """One operation, chosen among those that torch allows."""
+    """Apply one random operation that torch allows."""
     dense = x.dense
     batch, floating = dense.ndim - 1, dense.is_floating_point()
     steps = ["kind", "unsqueeze", "squeeze", "joined", "expand", "stack", "beside", "clone"]
@@ -172,7 +172,7 @@ def step(scene, x):
         keep = scene.draw(st.booleans())
         return x.map(lambda t: t.sum(dims, keep))
     if name == "mean":
-        if not floating or size not in (1, 2, 4):  # or it is rounded
+        if not floating or size not in (1, 2, 4):  # other sizes would round
             return x
         return x.map(lambda t: t.mean(at))
     if name == "roll":
@@ -213,7 +213,7 @@ def weighed(scene, x):
 
 
 def ending(scene, x):
-    """A product with a table, or what is left to compare."""
+    """Multiply by a table, or compare the tensor itself."""
     dense = x.dense
     way = scene.pick("matmul", "linear", "vector", "einsum", "bilinear", "itself", "argmax")
     if way == "argmax" and dense.shape[-1]:
@@ -243,7 +243,7 @@ def ending(scene, x):
 
 @settings(max_examples=250)
 @given(st.data())
-def test_any_expression(data):
+def test_random_expressions_match_torch(data):
     scene = Scene(data.draw)
     batch = data.draw(st.lists(st.integers(0, 3), max_size=3), label="batch")
     dtype = scene.pick(torch.float32, torch.float32, torch.float64, torch.int64)
@@ -256,7 +256,7 @@ def test_any_expression(data):
             return
     result = ending(scene, x)
     assert_same_numbers(to_dense(result.ours).detach(), result.dense.detach())
-    if x.dense.numel():  # the strides of an axis of one mean nothing
+    if x.dense.numel():  # the stride of an axis of size 1 is arbitrary
         found, expected = (
             [s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1]
             for t in (x.ours, x.dense)
@@ -272,7 +272,7 @@ def test_any_expression(data):
         if theirs is None:
             theirs = torch.zeros_like(leaf.dense)
         ours = leaf.ours.grad
-        if ours is None:  # as of a tensor that nothing depends on
+        if ours is None:  # nothing depends on this leaf
             ours = torch.zeros_like(theirs)
         assert_same_numbers(to_dense(ours), theirs)
 
@@ -408,7 +408,7 @@ KEPT = """
 
 
 @expressions(KEPT)
-def test_is_not_written_out(run, never_materialized):
+def test_rule_does_not_materialize(run, never_materialized):
     x = twins()[1]
     result = run(x)
     for each in result if isinstance(result, tuple | list) else [result]:
@@ -417,7 +417,7 @@ def test_is_not_written_out(run, never_materialized):
 
 
 @expressions(KEPT)
-def test_gives_what_torch_gives(run):
+def test_rule_matches_torch(run):
     torch.manual_seed(2)
     dense, ours = twins()
     expected = outcome(run, dense)
@@ -479,7 +479,7 @@ def test_gives_what_torch_gives(run):
     x.mul(other=2)
     """
 )
-def test_arguments_by_name(run):
+def test_keyword_arguments_match_torch(run):
     dense, ours = twins()
     assert_alike(outcome(run, ours), outcome(run, dense))
 
@@ -625,7 +625,7 @@ def test_arguments_by_name(run):
     torch.cat([x[:0], x])
     """
 )
-def test_without_a_rule(run):
+def test_operation_without_a_rule_matches_torch(run):
     for dtype in (torch.float32, torch.int64):
         dense, ours = twins(dtype)
         assert_alike(outcome(run, ours), outcome(run, dense), strides=False)
@@ -645,12 +645,12 @@ def test_without_a_rule(run):
     torch.stack([x.transpose(0, 1)] * 2)
     """
 )
-def test_strides_of_what_is_transposed(run):
+def test_strides_of_transposed_results_match_torch(run):
     dense, ours = twins()
     assert_alike(run(ours), run(dense))
 
 
-def test_a_view_that_torch_refuses():
+def test_view_that_torch_refuses_raises():
     for x in twins():
         with pytest.raises(RuntimeError, match="view size is not compatible"):
             x.transpose(0, 1).view(6, 5)
@@ -658,7 +658,7 @@ def test_a_view_that_torch_refuses():
             (x.transpose(0, 1).double() * 2).view(6, 5)
 
 
-# --- What is refused -----------------------------------------------------------------------
+# --- Errors --------------------------------------------------------------------------------
 
 
 @expressions(
@@ -745,14 +745,14 @@ def test_a_view_that_torch_refuses():
     x.backward()
     """
 )
-def test_refuses_what_torch_refuses(run):
+def test_raises_where_torch_raises(run):
     dense, ours = twins()
     expected = outcome(run, dense)
     assert isinstance(expected, Exception)
     assert_alike(outcome(run, ours), expected)
 
 
-# --- Numbers -------------------------------------------------------------------------------
+# --- Rounding, inf and NaN -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -768,18 +768,18 @@ def test_refuses_what_torch_refuses(run):
     (torch.cat([x, torch.full((2, 3, 2), 0.3).to(x)], -1) * 0.7).sum((0, 1))
     """
 )
-def test_a_sum_of_rows_is_rounded_once_for_each(run, dtype):
+def test_sum_of_rows_rounds_once_per_row(run, dtype):
     dense, ours = twins(dtype)
     left = run(dense)
     table = torch.randn(left.shape[-1], 7).to(dtype)
     found = run(ours) @ table
     truth = left.double() @ table.double()
-    # The weights themselves are rounded, each by what makes it, and added in the dense one-hot.
+    # Each weight was rounded when it was computed, and the dense one-hot adds weights.
     assert found.dtype == dtype
     assert_rounded(found, truth, 24, left.double().abs() @ table.double().abs())
 
 
-def test_a_mean_of_many_in_low_precision():
+def test_mean_of_many_rows_in_low_precision():
     x = torch.zeros(1, dtype=torch.int64)
     for dtype in (torch.float16, torch.bfloat16):
         dense = F.one_hot(x, 3).to(dtype).expand(200_000, 3).mean(0)
@@ -807,13 +807,13 @@ def test_a_mean_of_many_in_low_precision():
     x.mul(1e-30).mul(1e-30)
     """
 )
-def test_numbers_without_end(run):
+def test_inf_and_nan_match_torch(run):
     dense, ours = twins()
     assert_alike(run(ours), run(dense))
 
 
-def test_what_is_not_finite_stays_in_its_row():
-    """Documented: a row that nobody selects does not reach the product."""
+def test_non_finite_value_stays_in_its_row():
+    """A documented difference: a row that no id selects does not reach the product."""
     table = TABLE.clone()
     table[4] = float("nan")
     x = one_hot([0, 1], 5, torch.float32)

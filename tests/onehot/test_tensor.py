@@ -1,4 +1,4 @@
-"""one_hot: a tensor like F.one_hot's for whoever holds it, of which only the ids are held."""
+"""one_hot behaves like the tensor of F.one_hot, but stores only the ids."""
 
 import copy
 import io
@@ -29,7 +29,7 @@ TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
 
 
 def expressions(text):
-    """One test for each line, of what it gives for `x`."""
+    """Parametrize a test with one expression of `x` per line."""
     names = {"torch": torch, "F": F, "np": np, "copy": copy, "W": TABLE, "pickle": pickle}
     names["saved_file"] = saved_file
     lines = [line.strip() for line in text.strip().splitlines()]
@@ -40,7 +40,7 @@ def expressions(text):
 
 
 def statements(text):
-    """One test for each line: statements about `x`, and last what to compare."""
+    """Parametrize a test with statements about `x`, one case per line; it compares the last."""
     cases = []
     for line in text.strip().splitlines():
         *before, result = [part.strip() for part in line.split(";")]
@@ -51,7 +51,7 @@ def statements(text):
     return pytest.mark.parametrize("run", cases)
 
 
-# --- What it is made of --------------------------------------------------------------------
+# --- Construction --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -63,25 +63,25 @@ def statements(text):
     ids=str,
 )
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (2, 3), (2, 0), (0,), (2, 1, 3)], ids=str)
-def test_is_torchs_one_hot(shape, dtype):
+def test_equals_torch_one_hot(shape, dtype):
     ids = torch.randint(0, 6, shape)
     assert_alike(one_hot(ids, 6, dtype), F.one_hot(ids, 6).to(dtype))
 
 
-def test_counts_the_classes_as_torch_does():
+def test_infers_num_classes_like_torch():
     for ids in (IDS, torch.tensor(3), torch.tensor([0]), torch.zeros(2, 2, dtype=torch.int64)):
         assert_alike(one_hot(ids), F.one_hot(ids))
         assert_alike(one_hot(ids, -1), F.one_hot(ids, -1))
 
 
-def test_takes_what_ids_are_taken_as():
+def test_accepts_lists_arrays_and_integer_tensors():
     for ids in ([[1, 0, 4], [2, 2, 3]], IDS.numpy(), IDS.int(), IDS):
         assert_alike(one_hot(ids, 5), F.one_hot(IDS, 5))
     assert_alike(one_hot(3, 5), F.one_hot(torch.tensor(3), 5))
     assert_alike(one_hot([], 5), F.one_hot(torch.zeros(0, dtype=torch.int64), 5))
 
 
-def test_holds_ids_of_its_own():
+def test_copies_its_ids():
     ids = IDS.clone()
     x = one_hot(ids, 5, torch.float32)
     ids.zero_()
@@ -93,13 +93,13 @@ def test_holds_ids_of_its_own():
     [
         ([[1, 5]], 5, "ids[0, 1] = 5, but the one-hot has 5 classes (valid 0..4)"),
         ([1, -1], 5, "ids[1] = -1, but the one-hot has 5 classes (valid 0..4)"),
-        ([0], 0, "a one-hot of 0 classes has no column"),
-        ([], -1, "a one-hot of -1 classes has no column"),
+        ([0], 0, "num_classes = 0, but a one-hot needs at least 1 class"),
+        ([], -1, "num_classes = -1, but a one-hot needs at least 1 class"),
         ([-2], -1, "ids[0] = -2, but the one-hot has 1 classes (valid 0..0)"),
     ],
 )
-def test_what_has_no_column(ids, classes, message):
-    with pytest.raises(RuntimeError) as raised:  # as of F.one_hot
+def test_id_without_a_column_raises(ids, classes, message):
+    with pytest.raises(RuntimeError) as raised:  # F.one_hot raises RuntimeError
         one_hot(ids, classes)
     assert isinstance(raised.value, HotrowError)
     assert isinstance(raised.value, IndexError)
@@ -109,19 +109,19 @@ def test_what_has_no_column(ids, classes, message):
 
 
 @pytest.mark.parametrize("ids", [torch.tensor([1.0]), torch.tensor([True]), "ab"])
-def test_what_are_no_ids(ids):
+def test_non_integer_ids_raise(ids):
     with pytest.raises(HotrowError, match="ids"):
         one_hot(ids, 5)
 
 
-def test_without_values():
+def test_meta_ids_give_a_meta_one_hot():
     x = one_hot(IDS.to("meta"), 5, torch.float32)
     assert x.is_meta
     assert x.shape == (2, 3, 5)
     assert (x @ torch.zeros(5, 2, device="meta")).shape == (2, 3, 2)
 
 
-# --- What it looks like --------------------------------------------------------------------
+# --- Attributes, printing and copies -------------------------------------------------------
 
 
 @expressions(
@@ -200,13 +200,13 @@ def test_without_values():
     torch.zeros(3, dtype=torch.int64).to(x)
     """
 )
-def test_looks_like_torchs(run):
+def test_attributes_match_the_dense_one_hot(run):
     for dtype in (torch.float32, torch.int64):
         dense, ours = twins(dtype)
         assert_alike(outcome(run, ours), outcome(run, dense))
 
 
-def test_prints_a_wish_for_its_gradient():
+def test_prints_requires_grad():
     dense, ours = twins(requires_grad=True)
     assert repr(ours) == repr(dense)
     assert ours.tolist() == dense.tolist()
@@ -214,7 +214,7 @@ def test_prints_a_wish_for_its_gradient():
         ours.numpy()
 
 
-def test_has_a_hash_and_attributes():
+def test_is_hashable_and_accepts_attributes():
     ours = twins()[1]
     ours.note = 3
     assert {ours: ours.note}[ours] == 3
@@ -231,12 +231,12 @@ def test_has_a_hash_and_attributes():
     torch.load(saved_file([x, x[0]]), weights_only=True)
     """
 )
-def test_goes_elsewhere_as_a_tensor(run):
+def test_leaves_pytorch_as_a_dense_tensor(run):
     dense, ours = twins()
     assert_alike(run(ours), run(dense))
 
 
-def test_what_was_saved_needs_no_hotrow():
+def test_saved_one_hot_loads_without_hotrow():
     buffer = io.BytesIO()
     torch.save({"x": twins()[1]}, buffer)
     code = (
@@ -246,7 +246,7 @@ def test_what_was_saved_needs_no_hotrow():
     subprocess.run([sys.executable, "-c", code], input=buffer.getvalue(), check=True)
 
 
-def test_a_copy_of_one_with_a_gradient():
+def test_deepcopy_keeps_the_gradient():
     dense, ours = twins(requires_grad=True)
     for x in (dense, ours):
         (x @ TABLE).sum().backward()
@@ -255,7 +255,7 @@ def test_a_copy_of_one_with_a_gradient():
     assert_same_bits(to_dense(copied.grad), dense.grad)
 
 
-def test_a_state_dict_holds_a_plain_tensor():
+def test_state_dict_contains_a_plain_tensor():
     layer = torch.nn.Linear(2, 2)
     layer.register_buffer("x", twins()[1])
     buffer = io.BytesIO()
@@ -266,7 +266,7 @@ def test_a_state_dict_holds_a_plain_tensor():
     assert layer.x.dtype == torch.float64
 
 
-def test_a_parameter_of_one():
+def test_parameter_made_from_a_one_hot():
     dense, ours = (torch.nn.Parameter(x) for x in twins())
     assert isinstance(ours, torch.nn.Parameter)
     for parameter in (dense, ours):
@@ -277,7 +277,7 @@ def test_a_parameter_of_one():
     assert_same_bits((ours @ TABLE).detach(), (dense @ TABLE).detach())
 
 
-# --- What is written into it ---------------------------------------------------------------
+# --- In-place writes -----------------------------------------------------------------------
 
 
 @statements(
@@ -336,7 +336,7 @@ def test_a_parameter_of_one():
     y = x.mul(2); y.zero_(); x @ W
     """
 )
-def test_what_is_written_is_seen(run):
+def test_in_place_writes_take_effect(run):
     dense, ours = twins()
     assert_values(run(ours), run(dense))
 
@@ -357,13 +357,13 @@ def test_what_is_written_is_seen(run):
     x.set_(torch.zeros(2, 3, 5)); x @ W
     """
 )
-def test_what_is_written_past_torchs_count_is_seen(run):
+def test_writes_that_bypass_the_version_counter_take_effect(run):
     dense, ours = twins()
     assert_values(run(ours), run(dense))
 
 
 def assert_values(actual, expected):
-    """Within rounding: of what was written into, any product is torch's own."""
+    """Assert equality within rounding: after a write, products are torch's own."""
     for one, other in zip(
         *(r if isinstance(r, tuple) else (r,) for r in (actual, expected)), strict=True
     ):
@@ -373,7 +373,7 @@ def assert_values(actual, expected):
             assert one == other
 
 
-def test_written_into_in_inference_mode():
+def test_in_place_write_in_inference_mode():
     with torch.inference_mode():
         dense, ours = twins()
         view, seen = ours[0], dense[0]
@@ -382,7 +382,7 @@ def test_written_into_in_inference_mode():
         assert (ours @ TABLE).is_inference()
 
 
-# --- Its gradient --------------------------------------------------------------------------
+# --- Gradient of the one-hot ---------------------------------------------------------------
 
 PRODUCTS = """
     x @ W
@@ -433,7 +433,7 @@ PRODUCTS = """
 
 
 @expressions(PRODUCTS)
-def test_its_own_gradient_is_the_dense_ones(run):
+def test_gradient_of_the_one_hot_matches_the_dense_gradient(run):
     grads = []
     for x in twins(requires_grad=True):
         torch.manual_seed(1)
@@ -472,7 +472,7 @@ def test_its_own_gradient_is_the_dense_ones(run):
     torch.func.grad(lambda t: (t @ W).sum())(x)
     """
 )
-def test_is_differentiated_as_torch_does(run):
+def test_autograd_calls_match_the_dense_one_hot(run):
     dense, ours = twins(requires_grad=True)
     assert_values(run(ours), run(dense))
 
@@ -486,7 +486,7 @@ def test_requires_grad_by_keyword_makes_a_leaf():
     assert_values(results[1], results[0])
 
 
-def test_is_trained_as_torch_does():
+def test_optimizers_train_it_like_the_dense_one_hot():
     results = []
     for x in twins(requires_grad=True):
         for make in (torch.optim.SGD, torch.optim.Adam):
@@ -498,7 +498,7 @@ def test_is_trained_as_torch_does():
     torch.testing.assert_close(results[1], results[0])
 
 
-def test_written_into_without_a_gradient_when_it_wants_one():
+def test_no_grad_write_into_a_leaf_that_requires_grad():
     results = []
     for x in twins(requires_grad=True):
         with torch.no_grad():
@@ -510,7 +510,7 @@ def test_written_into_without_a_gradient_when_it_wants_one():
 
 
 @pytest.mark.parametrize("wanted", ["table", "one-hot"])
-def test_the_gradient_of_a_gradient(wanted):
+def test_second_derivative_matches_torch(wanted):
     """A penalty on the gradient, as in adversarial training and meta-learning."""
     grads = []
     for x in twins(requires_grad=True):
@@ -527,8 +527,8 @@ def test_the_gradient_of_a_gradient(wanted):
 
 
 @pytest.mark.parametrize("bag", [False, True])
-def test_the_gradient_of_a_gradient_with_weights(bag):
-    """Refused where it would be wrong; right once the one-hot is written out."""
+def test_second_derivative_with_weights_raises_unless_dense(bag):
+    """It would be wrong, so it raises; on the dense one-hot it is correct."""
     dense, ours = twins(requires_grad=True)
     weights = torch.full((2, 3, 1), 0.5, requires_grad=True)
 
@@ -537,13 +537,13 @@ def test_the_gradient_of_a_gradient_with_weights(bag):
         (first,) = torch.autograd.grad(rows.pow(2).sum(), weights, create_graph=True)
         return torch.autograd.grad(first.pow(2).sum(), weights)[0]
 
-    with pytest.raises(NotImplementedError, match="gradient of a gradient"):
+    with pytest.raises(NotImplementedError, match="second derivatives are not supported"):
         penalty(ours)
     torch.testing.assert_close(penalty(ours + 0), penalty(dense))
 
 
 def test_greedy_coordinate_gradient():
-    """The loss of every swap of one token, to first order, from one lookup."""
+    """First-order estimates of the loss for every swap of one token, from one lookup."""
     table, head = torch.randn(50, 8), torch.randn(8, 3)
     grads = []
     for make in (
@@ -558,7 +558,7 @@ def test_greedy_coordinate_gradient():
     assert_same_bits(grads[1], grads[0])
 
 
-# --- Its cost ------------------------------------------------------------------------------
+# --- Memory --------------------------------------------------------------------------------
 
 
 @expressions(
@@ -582,7 +582,7 @@ def test_greedy_coordinate_gradient():
     """
 )
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_the_forward_pass_holds_no_zeros(run, requires_grad):
+def test_forward_pass_allocates_no_zeros(run, requires_grad):
     table = torch.zeros(100_000, 1)
     run.__globals__["W"], before = table, run.__globals__["W"]
     try:
@@ -591,10 +591,10 @@ def test_the_forward_pass_holds_no_zeros(run, requires_grad):
             run(x.requires_grad_(requires_grad))
     finally:
         run.__globals__["W"] = before
-    assert largest.size <= 2 * table.nbytes  # and not 32 times that
+    assert largest.size <= 2 * table.nbytes  # a dense one-hot would take 32 times that
 
 
-def test_the_backward_pass_holds_no_zeros_if_nobody_asks_for_its_gradient():
+def test_backward_pass_allocates_no_zeros_without_requires_grad():
     table = torch.zeros(100_000, 1, requires_grad=True)
     with LargestAllocation() as largest:
         x = one_hot(torch.zeros(8, 4, dtype=torch.int64), 100_000, torch.float32)
@@ -668,8 +668,8 @@ def test_function_transforms(run):
     assert_alike(run(ours), run(dense), strides=False)
 
 
-def test_made_inside_vmap():
-    """In a process of its own, as it has crashed."""
+def test_created_inside_vmap():
+    """Runs in a subprocess, because it once crashed the interpreter."""
     code = """
 import torch, torch.nn.functional as F
 from hotrow.onehot.tensor import one_hot
@@ -684,7 +684,7 @@ for body in (lambda o: o, lambda o: o * 2, lambda o: o @ torch.ones(5, 2), lambd
     assert done.returncode == 0, (done.returncode, done.stderr[-500:])
 
 
-def test_many_threads_write_it_out_once():
+def test_concurrent_threads_materialize_it_once():
     from concurrent.futures import ThreadPoolExecutor
 
     ours = twins()[1]

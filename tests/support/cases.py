@@ -69,36 +69,36 @@ BAD_INPUTS = [
         "too large",
         lambda: torch.tensor([[1, 2, 3], [4, 7, 7]]),
         IndexError,
-        "input[1, 1] = 7, but the table has 7 rows (valid 0..6), and 1 more like it: "
-        "ids count from 0; were these counted from 1, or is a row missing?",
+        "input[1, 1] = 7, but the table has 7 rows (valid 0..6), and 1 more out of "
+        "range: ids start at 0; do yours start at 1, or does the table lack a row?",
     ),
     BadInput(
         "far too large",
         lambda: torch.tensor([[0, 50257]]),
         IndexError,
         "input[0, 1] = 50257, but the table has 7 rows (valid 0..6): "
-        "were these ids made with another, larger vocabulary?",
+        "do these ids come from a larger vocabulary?",
     ),
     BadInput(
         "negative",
         lambda: torch.tensor([[3, -100]]),
         IndexError,
-        "input[0, 1] = -100, but the table has 7 rows (valid 0..6): a negative id is often a "
-        "padding or ignore mark; mask it or give it a row of its own",
+        "input[0, 1] = -100, but the table has 7 rows (valid 0..6): negative ids often mark "
+        "padding or ignored positions; mask them or give them a row",
     ),
     BadInput(
         "float ids",
         lambda: torch.tensor([[1.0, 2.0]]),
         ValueError,
-        "input is float32 of shape (1, 2), and a floating input is one-hot or probabilities, "
-        "whose last dimension must be the table's 7 rows: if these are ids, use input.long()",
+        "input is float32 of shape (1, 2), but one-hot or probability input must have a last "
+        "dimension of 7, the table's rows: if these are ids, use input.long()",
     ),
     BadInput(
         "probabilities of another width",
         lambda: torch.rand(4, 6),
         ValueError,
-        "input is float32 of shape (4, 6), and a floating input is one-hot or probabilities, "
-        "whose last dimension must be the table's 7 rows: if these are ids, use input.long()",
+        "input is float32 of shape (4, 6), but one-hot or probability input must have a last "
+        "dimension of 7, the table's rows: if these are ids, use input.long()",
     ),
     BadInput(
         "one-hot of another dtype",
@@ -110,34 +110,34 @@ BAD_INPUTS = [
         "bool",
         lambda: torch.tensor([[True, False]]),
         ValueError,
-        "input is bool of shape (1, 2), but ids are int64 or int32: a one-hot or multi-hot must be "
-        "floating, use input.float(); for the ids that a mask marks, input.nonzero()",
+        "input is bool of shape (1, 2), but ids must be int64 or int32: for a one-hot or multi-hot "
+        "use input.float(); for the positions where a mask is True use input.nonzero()",
     ),
     BadInput(
         "uint8",
         lambda: torch.tensor([[1, 2]], dtype=torch.uint8),
         ValueError,
-        "input is uint8 of shape (1, 2), but ids are int64 or int32: "
-        "torch takes uint8 for a mask elsewhere; use input.long()",
+        "input is uint8 of shape (1, 2), but ids must be int64 or int32: "
+        "torch treats uint8 as a mask elsewhere; use input.long()",
     ),
     BadInput(
         "int16",
         lambda: torch.tensor([[1, 2]], dtype=torch.int16),
         ValueError,
-        "input is int16 of shape (1, 2), but ids are int64 or int32: "
+        "input is int16 of shape (1, 2), but ids must be int64 or int32: "
         "if these are ids, use input.long()",
     ),
     BadInput(
         "complex",
         lambda: torch.ones(2, 7, dtype=torch.complex64),
         ValueError,
-        "input is complex64 of shape (2, 7), but ids are int64 or int32",
+        "input is complex64 of shape (2, 7), but ids must be int64 or int32",
     ),
     BadInput(
         "one-hot in integers",
         lambda: torch.nn.functional.one_hot(torch.tensor([[2, 6]]), 7).flatten(0, 1),
         ValueError,
-        "-hot in int64: its last dimension is the table's 7 rows, and it holds only 0 and 1",
+        "-hot in int64: its last dimension is the table's 7 rows, and all values are 0 or 1",
     ),
 ]
 bad_input_table = pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)

@@ -1,1 +1,1 @@
-"""Convert a model: make tables of its embeddings, and look-ups of its one-hot products."""
+"""Convert a model: its embeddings to tables, its one-hot products to lookups."""

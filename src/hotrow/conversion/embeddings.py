@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 
 def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:
-    """(path, module, why it cannot be a table) of each embedding; "" where it can."""
+    """Return (path, module, reason) of each embedding; the reason says why it can't be a table.
+
+    The reason is "" if it can.
+    """
     other_uses: Counter[int] = Counter()
     for module in model.modules():
         if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -21,12 +24,12 @@ def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.Embed
 
 
 def _obstacle(module: nn.Embedding | nn.EmbeddingBag, other_uses: Counter[int]) -> str:
-    """Why the embedding's weight cannot be a table."""
+    """Return why the embedding's weight can't be a table, or ""."""
     weight: Tensor = module.weight
     if not isinstance(weight, nn.Parameter):
         return "its weight is computed from other parameters"
     if other_uses[id(weight)]:
-        return "its table is used densely too (a tied head), so its gradient is dense"
+        return "its weight is also used densely (a tied head), so its gradient is dense"
     if not weight.is_floating_point():
-        return "its table is not floating"
+        return "its weight is not floating point"
     return ""

@@ -1,7 +1,7 @@
-"""Find the one-hots that a model's own code makes, in each way in which people write one.
+"""Find the one-hots that a model's own code makes, in each of the usual ways to write one.
 
-`Finder` is a torch function mode: while it is on, each of these patterns gives a `OneHot`, and all
-other operations are torch's.
+`Finder` is a torch function mode. While it is on, each pattern returns a `OneHot`, and all other
+operations run in torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 
 
 class Finder(TorchFunctionMode):
-    """The mode that is on while a converted model runs.
+    """The mode that is on while a method of a converted model searches for one-hots.
 
-    Arguments:
-        record: takes the origins of what is found; None while `torch.compile` traces.
+    Args:
+        record: stores the origins of the one-hots found; None while `torch.compile` traces.
 
     Attributes:
         sampler: chooses the calls in which the mode is on.
@@ -48,7 +48,7 @@ class Finder(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's result, or an `OneHot` that stands for it."""
+        """Return torch's result, or a `OneHot` equal to it."""
         pattern = _PATTERNS.get(func)
         if pattern is None:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -60,7 +60,7 @@ class Finder(TorchFunctionMode):
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
             return func(*args, **kwargs)
-        # In a checkpoint's own function, which is run again without the method around it.
+        # In a checkpoint's own function: its recomputation runs outside the method, without a mode.
         if call_state.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **kwargs)
         try:
@@ -78,11 +78,11 @@ class Finder(TorchFunctionMode):
 
 
 def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
-    """The finder for this call of a method; None where it may run without a search."""
+    """Return the finder for this call of a method, or None if the call may skip the search."""
     finder: Finder | None = record.finders.get(method)
     if finder is None:
         finder = record.finders[method] = Finder(record)
-    # A checkpoint's second run has to search as its first did.
+    # A checkpoint's recomputation must search exactly when its first run did, so both always do.
     must_search = torch._C._is_tracing() or saved_tensor_hook() is not None
     return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
@@ -101,11 +101,11 @@ def _one_hot(
     return encode_or_none(ids, num_classes)
 
 
-_MAX_ROWS_PER_ID = 16  # of an identity matrix, which is read to recognize it
+_MAX_ROWS_PER_ID = 16  # recognizing an identity matrix reads all of it, so don't for few ids
 
 
 def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
-    """Whether it is an identity matrix; read each time, as not every write to it is counted."""
+    """Whether it is an identity matrix; checked every time, as torch doesn't count all writes."""
     count, limit = len(matrix), _MAX_ROWS_PER_ID * ids.numel()
     if matrix.requires_grad or matrix.device.type != "cpu" or not 1 < count <= limit:
         return False
@@ -115,14 +115,14 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
 
 
 def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
-    """Rows of an identity matrix."""
+    """Find rows that are selected from an identity matrix."""
     if type(index) is not Tensor or index.dtype not in (torch.int64, torch.int32):
         return None
     if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
         return None
     if matrix.shape[0] != matrix.shape[1] or not _is_identity(matrix, index):
         return None
-    rows = torch.arange(len(matrix))[index.long()]  # a negative id counts from the end
+    rows = torch.arange(len(matrix))[index.long()]  # indexing resolves negative ids
     return OneHot([Field(rows.unsqueeze(-1), None, len(matrix))], matrix.dtype)
 
 
@@ -130,7 +130,7 @@ def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) ->
     if any(args) or any(value not in (None, 2.0, False) for value in kwargs.values()):
         return None
     if type(input) is not Tensor or (input.numel() and int(input.min()) < 0):
-        return None  # torch's own error
+        return None  # torch raises
     return _identity_rows(func, weight, input)
 
 
@@ -141,7 +141,7 @@ def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None
 
 
 def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
-    """ids[..., None] == arange(V), in either order; an id out of range gives a row of zeros."""
+    """Find ids[..., None] == arange(V), in either order; an id out of range gives a zero row."""
     if type(left) is not Tensor or type(other) is not Tensor:
         return None
     ids, classes = (other, left) if left.ndim < other.ndim else (left, other)
@@ -166,7 +166,7 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
 
 
 def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
-    """Zeros into which the calling code scatters."""
+    """Return zeros in the form of a `OneHot`, into which the calling code scatters."""
     if not set(kwargs) <= {"size", "dtype", "device", "input"}:
         return None
     like = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
@@ -181,7 +181,7 @@ def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
 
 
 def _scatters(frame: Any) -> bool:
-    """Whether the code that asks for zeros scatters into something."""
+    """Whether the function that creates the zeros also calls scatter."""
     names = frame.f_code.co_names
     return "scatter_" in names or "scatter" in names
 

@@ -1,6 +1,6 @@
-"""The other direction: compute every look-up as the product of a one-hot and the table.
+"""Convert to "matmul": compute every lookup as the product of a one-hot and the table.
 
-For backends where a product is cheaper: matrix units, encrypted computation.
+This suits backends where a product is cheaper, such as matrix units or encrypted computation.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from hotrow.layers.embedding_bag import pool_rows
 
 
 class MatmulMode(TorchFunctionMode):
-    """The mode in which `F.embedding` and `F.embedding_bag` multiply."""
+    """A mode in which `F.embedding` and `F.embedding_bag` multiply by one-hots."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Torch's result, or the equal product."""
+        """Return torch's result, or compute an embedding as a product."""
         product = _PRODUCTS.get(func)
         if product is None:
             return func(*args, **(kwargs or {}))
         table = args[1] if len(args) > 1 else (kwargs or {})["weight"]
-        with torch.autocast(table.device.type, enabled=False):  # a look-up is left as it is
+        with torch.autocast(table.device.type, enabled=False):  # autocast ignores lookups
             return product(*args, **(kwargs or {}))
 
 
 def _encode(ids: Tensor, weight: Tensor) -> Tensor:
-    """(..., V): the one-hot of checked ids, in the table's dtype."""
+    """Check the ids and return their one-hot, (..., V), in the table's dtype."""
     ids = check_ids(ids, len(weight), "input", refused_encoding="").long()
     return F.one_hot(ids, len(weight)).to(weight.dtype)
 
@@ -50,7 +50,7 @@ def _embedding(
     one_hot = _encode(input, weight)
     if padding_idx is None:
         return one_hot @ weight
-    # The padding row is read like any other, and gets no gradient.
+    # The padding row is read like any other row, but gets no gradient.
     padding = (input == normalize_padding(padding_idx, len(weight))).unsqueeze(-1)
     return torch.where(padding, one_hot @ weight.detach(), one_hot @ weight)
 
@@ -88,8 +88,8 @@ def _check_options(max_norm: float | None, scale_grad_by_freq: bool) -> None:
     for name, value in (("max_norm", max_norm), ("scale_grad_by_freq", scale_grad_by_freq)):
         if value is not None and value is not False:
             raise HotrowError(
-                f"an embedding has {name}={value}, which a product with a one-hot cannot do",
-                fix=f"build it without {name}, or leave that model to the look-up",
+                f"an embedding has {name}={value}, which a one-hot product does not support",
+                fix=f"build the embedding without {name}, or keep the lookup",
             )
 
 

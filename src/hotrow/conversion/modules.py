@@ -1,6 +1,6 @@
-"""Modules whose methods run with a torch function mode on.
+"""Converted modules: their methods run with a torch function mode on.
 
-Such a module stays the same object; its class becomes a subclass of its original class. The
+The module stays the same object, but its class becomes a subclass of its original class. The
 subclass has the original's name, and is rebuilt when the module is copied or loaded.
 """
 
@@ -27,17 +27,17 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
-_records: dict[int, Record] = {}  # by the id of the module, while it lives: read in each call
+_records: dict[int, Record] = {}  # by id(module), while the module exists
 DIRECTIONS = ("lookup", "matmul")
 
 
 class _Converted:
-    """The base of the subclasses.
+    """The base class of converted modules' classes.
 
     Attributes:
         _original: the module's original class.
         _direction: "lookup" or "matmul".
-        _min_entries: entries of the smallest one-hot whose product is a look-up.
+        _min_entries: the entries from which the product of a one-hot is a lookup.
     """
 
     _original: ClassVar[type[nn.Module]]
@@ -45,7 +45,7 @@ class _Converted:
     _min_entries: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
-        """Do nothing: the original class's is meant for subclasses that users write."""
+        """Do nothing: the original class's hook is meant for subclasses that users write."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         constructor, arguments, *state = tuple(super().__reduce_ex__(protocol))
@@ -66,17 +66,17 @@ def _rebuild(
 
 
 def direction_of(module: nn.Module) -> str | None:
-    """The direction in which the module was converted, None if it was not."""
+    """Return the direction in which the module was converted, or None if it was not."""
     return module._direction if isinstance(module, _Converted) else None
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
-    """The class of the module before it was converted."""
+    """Return the class of the module before it was converted."""
     return module._original if isinstance(module, _Converted) else type(module)
 
 
 def record_of(model: nn.Module) -> Record:
-    """The record of the one-hots found in the model."""
+    """Return the record of the one-hots found in the model."""
     record = _records.get(id(model))
     if record is None:
         record = _records[id(model)] = _new_record(model)
@@ -89,18 +89,18 @@ def _new_record(model: nn.Module) -> Record:
 
 
 def iter_records(model: nn.Module) -> Iterator[tuple[str, Record]]:
-    """Yield (path, record) of each module in the model whose calls were searched."""
+    """Yield (path, record) for each module in the model whose calls were searched."""
     for path, module in model.named_modules():
         if id(module) in _records:
             yield path, _records[id(module)]
 
 
 def convert_modules(model: nn.Module, direction: str, min_entries: int | None = None) -> None:
-    """Change the class of every module in the model, so that its methods run with a mode on.
+    """Change the class of the modules in the model, so that their methods run with a mode on.
 
-    Products of one-hots of fewer than `min_entries` entries are not looked up; None keeps the
-    earlier setting. Torch's own layers stay as they are, as they make no one-hots, except a
-    Sequential, which passes them on.
+    Products of one-hots with fewer than `min_entries` entries are not looked up; None keeps the
+    earlier setting. Torch's own layers keep their class, because they make no one-hots, except
+    Sequential, which passes one-hots on.
     """
     changes = []
     for module in model.modules():
@@ -123,8 +123,8 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
         for module, cls in previous[:-1]:
             module.__class__ = cls
         raise HotrowError(
-            f"the methods of a {type(module).__name__} cannot be run with "
-            f"one-hots looked up: {error}",
+            f"a {type(module).__name__} cannot be converted, because its class cannot be "
+            f"replaced ({error})",
             fix="convert the modules inside it",
         ) from None
 
@@ -138,7 +138,7 @@ def _is_torch_layer(module: nn.Module) -> bool:
 def _converted_class(
     original: type[nn.Module], direction: str, min_entries: int
 ) -> type[nn.Module]:
-    """The subclass of the original class whose methods run with the mode on."""
+    """Return the subclass of the original class whose methods run with a mode on."""
     settings = {"_original": original, "_direction": direction, "_min_entries": min_entries}
     for cls in original.__subclasses__():
         if settings.items() <= vars(cls).items():
@@ -158,11 +158,11 @@ def _converted_class(
 
 
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, run with the mode on, unless a method around it has turned it on."""
+    """Wrap a method to run with the mode on, unless an outer method has turned the mode on."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = getattr(original, name)  # which may have been replaced
+        current = getattr(original, name)  # the user may have replaced it
         outer = call_state.mode, call_state.saved_tensor_hook
         hook = saved_tensor_hook()
         if outer[0] and hook is outer[1]:
@@ -184,7 +184,7 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
 
 
 def _materialize_outputs(value: Any) -> Any:
-    """The output with one-hots materialized: what leaves the model is a plain tensor."""
+    """Materialize the one-hots in an output, so that the model returns plain tensors."""
     if isinstance(value, Tensor):
         return _materialize_output(value) if isinstance(value, OneHot) else value
     if any(isinstance(leaf, OneHot) for leaf in tree_leaves(value)):
@@ -201,11 +201,11 @@ def _materialize_output(value: OneHot) -> Tensor:
 
 
 def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
-    """The mode for this call of a method; None if it runs without one."""
+    """Return the mode for this call of a method, or None."""
     if module._direction == "matmul":
         return MatmulMode()
     if is_compiling():
         return Finder()
-    # A module that is being copied or loaded does not have `training` yet.
+    # A module that is being copied or loaded has no `training` yet.
     method = name, getattr(module, "training", True)
     return finder_of(record_of(module), method, args, kwargs)

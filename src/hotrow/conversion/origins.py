@@ -1,4 +1,4 @@
-"""Records of where a model's own code makes one-hots, and what became of them, for the report."""
+"""Record where a model's own code makes one-hots and how they are used, for the report."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hotrow.onehot.tensor import OneHot
 
 
 def _search_always() -> None:
-    """Have every later call of the current method search for one-hots."""
+    """Make every later call of the current method search for one-hots."""
     if call_state.sampler is not None:
         call_state.sampler.always_searches = True
 
 
 class Origin:
-    """A line of code that makes a one-hot, and what has become of it.
+    """A line of code that makes a one-hot, and how the one-hot was used.
 
     Attributes:
-        path: of the module whose code it is, in the model.
+        path: the path in the model of the module that contains the code.
         location: file and line.
-        operation: what makes the one-hot, in words.
-        widths: how many columns its one-hots had, in the order met.
-        product_counts: how often each product was a look-up.
+        operation: the operation that makes the one-hot, for the report.
+        widths: the numbers of columns of its one-hots, in order of appearance.
+        product_counts: how often each product was a lookup.
         fallback_counts: how often each operation materialized the one-hot.
-        max_product_entries: entries of the largest one-hot whose product was a look-up.
-        max_small_entries: entries of the largest one-hot whose product was left to torch as small.
-        is_returned: whether it left the methods that search for one-hots.
+        max_product_entries: entries of the largest one-hot whose product was a lookup.
+        max_small_entries: entries of the largest one-hot that was too small to look up.
+        is_returned: whether a converted method returned it to code outside the model.
     """
 
     def __init__(self, record: Record, path: str, location: str, operation: str) -> None:
@@ -45,7 +45,7 @@ class Origin:
 
     @property
     def min_entries(self) -> int:
-        """Entries of the smallest one-hot whose product is a look-up."""
+        """The entries from which the product of a one-hot is a lookup."""
         return self._record.min_entries
 
     def record_one_hot(self, x: OneHot) -> None:
@@ -56,7 +56,7 @@ class Origin:
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
-        """Record that a product with this weight was a look-up."""
+        """Record that a product with this weight was a lookup."""
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
         _search_always()
@@ -70,30 +70,30 @@ class Origin:
         self.max_small_entries = max(self.max_small_entries, entries)
 
     def describe_widths(self) -> str:
-        """How many columns its one-hots had, in words."""
+        """Describe the numbers of columns of its one-hots."""
         widths = sorted(self.widths)
         if len(widths) > 3:
             return f"{widths[0]:,} to {widths[-1]:,} columns"
         return f"{', '.join(f'{width:,}' for width in widths)} columns"
 
     def describe_products(self) -> list[str]:
-        """The products that were look-ups, in words."""
+        """Describe the products that were lookups."""
         return [
             f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
             for columns, shape in self.product_counts
         ]
 
     def describe_fallbacks(self) -> list[str]:
-        """The names of the operations that materialized it."""
+        """Return the names of the operations that materialized it."""
         return [getattr(func, "__name__", str(func)).strip("_") for func in self.fallback_counts]
 
 
 class Record:
-    """The origins that were met in a model.
+    """The origins found in a model.
 
     Attributes:
-        min_entries: entries of the smallest one-hot whose product is a look-up.
-        finders: of its methods, by name and whether it trains.
+        min_entries: the entries from which the product of a one-hot is a lookup.
+        finders: the finder of each method, by name and training mode.
     """
 
     def __init__(self, model: nn.Module, min_entries: int) -> None:
@@ -101,16 +101,16 @@ class Record:
         self.min_entries = min_entries
         self.finders: dict[Any, Any] = {}
         self._origins: dict[tuple[int, int, Any], Origin] = {}
-        self._codes: list[Any] = []  # kept alive, as origins are keyed by their ids
+        self._codes: list[Any] = []  # keeps code objects alive: origins are keyed by their id()
         self._lock = threading.Lock()
 
     def origins(self) -> list[Origin]:
-        """The origins, in the order in which they were met."""
+        """Return the origins in order of appearance."""
         return list(self._origins.values())
 
     def origin_in(self, frame: Any, func: Any) -> Origin:
-        """The origin of the one-hot that `func` made, called by the code in `frame`."""
-        key = id(frame.f_code), frame.f_lasti, func  # two calls in a line are two origins
+        """Return the origin of the one-hot that `func`, called in `frame`, made."""
+        key = id(frame.f_code), frame.f_lasti, func  # two calls on a line are two origins
         origin = self._origins.get(key)
         if origin is None:
             code = frame.f_code
@@ -125,7 +125,7 @@ class Record:
         return origin
 
     def _path_of(self, frame: Any) -> str:
-        """The path of the innermost module whose method is in this frame or calls it."""
+        """Return the path of the innermost module whose method is in the call stack."""
         model = self._model()
         paths: dict[int, str] = (
             {} if model is None else {id(m): name for name, m in model.named_modules()}

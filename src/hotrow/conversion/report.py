@@ -15,14 +15,14 @@ from hotrow.table.parameter import Table
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one embedding, or of one line that makes a one-hot.
+    """The outcome for one embedding, or for one line of code that makes a one-hot.
 
     Attributes:
-        path: of the module in the model.
-        what: the module, or the line, in words.
-        converted: whether it looks up now: as a table, or in place of a product.
-        how: the look-ups that a one-hot became; "table" for an embedding.
-        why: if not, or not all, the reason; of a table, why its steps were dense all the same.
+        path: the path of the module in the model.
+        what: the embedding, or the line of code.
+        converted: whether it was converted to a table, or to at least one lookup.
+        how: what it was converted to: "table", or the products that are looked up; "" otherwise.
+        why: why it was not converted, or not always, or why the steps of a table were dense.
     """
 
     path: str
@@ -31,15 +31,18 @@ class Finding:
     how: str = ""
     why: str = ""
 
+    @property
+    def outcome(self) -> str:
+        """How it was converted, and why not or not always."""
+        return "; ".join(filter(None, (self.how, self.why)))
+
     def __str__(self) -> str:
-        fate = self.how if self.converted else "left"
-        fate += f": {self.why}" if self.why else ""
-        return f"{self.path or '(the model)'}  {self.what}  {fate}"
+        return f"{self.path or '(the model)'}  {self.what}  {self.outcome}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """The findings of a model; prints as a list."""
+    """The findings for a model. Prints as one line for each."""
 
     findings: tuple[Finding, ...]
 
@@ -50,59 +53,88 @@ class Report:
 
 
 def report(model: nn.Module) -> Report:
-    """What was converted in the model, what was not, and why.
+    """List what `hotrow.convert` converted in a model and what it did not, and why.
 
-    One-hots are found while the model runs, so run it first.
+    Each finding names the module, the embedding or the line of code that makes a one-hot, and the
+    outcome. An embedding is "table" or "stays plain PyTorch". A one-hot's products are "looked up",
+    or it "falls back to a dense one-hot". One-hots are found while the model runs, so run it first.
+
+    Args:
+        model: a module, converted or not.
+
+    Returns:
+        A `Report`. It prints as one line per finding; `findings` is the tuple of them.
+
+    Cost: a pass over the modules of the model.
+
+    >>> import torch
+    >>> class Policy(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.linear = nn.Linear(500, 4)
+    ...
+    ...     def forward(self, states):
+    ...         return self.linear(nn.functional.one_hot(states, 500).float())
+    >>> import hotrow
+    >>> model = hotrow.convert(Policy())
+    >>> _ = model(torch.arange(500))
+    >>> [finding.outcome for finding in hotrow.convert.report(model).findings]
+    ['linear(500, 4) looked up']
     """
     findings = []
     for path, module, obstacle in find_embeddings(model):
         name = original_class(module).__name__
         what = f"{name}({module.num_embeddings}, {module.embedding_dim})"
         if direction_of(model) == "matmul":
-            findings.append(Finding(path, what, True, "product"))
+            findings.append(Finding(path, what, True, "one-hot matmul"))
         else:
             is_table = isinstance(module.weight, Table)
-            why = obstacle or (_why_dense if is_table else _why_plain)(module.weight)
-            findings.append(Finding(path, what, is_table, "table", why))
+            if is_table:
+                why = obstacle or _why_dense(module.weight)
+            else:
+                why = f"stays plain PyTorch: {obstacle or _why_plain(module.weight)}"
+            findings.append(Finding(path, what, is_table, "table" if is_table else "", why))
     for path, record in iter_records(model):
         findings += [_finding_of(path, origin) for origin in record.origins()]
-    # A module that is also called on its own has recorded some of them twice.
+    # A module that is also called directly has recorded some findings twice.
     return Report(tuple(dict.fromkeys(findings)))
 
 
 def _finding_of(path: str, origin: Origin) -> Finding:
     full_path = ".".join(filter(None, (path, origin.path)))
     what = f"{origin.operation}, {origin.describe_widths()}, {origin.location}"
-    how = ", ".join(f"{product} looks up" for product in origin.describe_products())
+    how = ", ".join(f"{product} looked up" for product in origin.describe_products())
     return Finding(full_path, what, bool(how), how, _why_not_converted(origin))
 
 
 def _why_not_converted(origin: Origin) -> str:
-    operations = ", ".join(origin.describe_fallbacks())
-    reasons = [f"reaches {operations}, which needs every column"] if operations else []
+    fallbacks = origin.describe_fallbacks()
+    reasons = []
+    if fallbacks:
+        need = "needs" if len(fallbacks) == 1 else "need"
+        reasons.append(f"falls back to a dense one-hot: {', '.join(fallbacks)} {need} every column")
     if origin.is_returned:
-        reasons.append("is returned to code outside the model: convert what is around it as well")
+        reasons.append("leaves the model as a dense one-hot: convert the code around it too")
     largest, min_entries = origin.max_small_entries, origin.min_entries
     if 0 < origin.max_product_entries < sampling.MIN_ENTRIES:
-        reasons.append(f"unless asked to, only from {sampling.MIN_ENTRIES:,} entries on")
+        reasons.append(f"by default only from {sampling.MIN_ENTRIES:,} entries on")
     elif largest and origin.product_counts:
-        reasons.append(f"from {min_entries:,} entries on")
+        reasons.append(f"only from {min_entries:,} entries on")
     elif largest:
         reasons.append(
-            f"multiplied with {largest:,} entries at most, and torch's own product is as quick for "
-            f"fewer than {min_entries:,}"
+            f"stays plain PyTorch: it has at most {largest:,} entries, and torch's product is just "
+            f"as fast below {min_entries:,}"
         )
-    return "; ".join(reasons) or ("" if origin.product_counts else "is not multiplied")
+    return "; ".join(reasons) or ("" if origin.product_counts else "not used in a product")
 
 
 def _why_plain(weight: Tensor) -> str:
     if weight.numel() < sampling.MIN_ENTRIES:
-        why = "torch's own dense step is as quick for a table of its size"
-        return f"{why}; `min_entries=0` makes it one"
-    return "smaller than `min_entries`, or its weight was replaced since: convert it again"
+        return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
+    return "smaller than min_entries, or its weight was replaced later: convert it again"
 
 
 def _why_dense(weight: Tensor) -> str:
     if isinstance(weight, Table) and weight.had_dense_gradient:
-        return "had a dense gradient, as something beside look-ups uses it; such steps are torch's"
+        return "had a dense gradient from another use than lookups, so torch's dense step ran"
     return ""

@@ -1,7 +1,7 @@
-"""Which calls of a converted model look for one-hots: a sample, while none is large enough.
+"""Choose which calls of a converted model search for one-hots.
 
-A method that makes no one-hot of at least as many entries runs as if the model were not converted,
-except for the calls that are sampled.
+Until a method makes a one-hot that is large enough to look up, only a sample of its calls searches.
+All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 
-MIN_ENTRIES = 100_000  # of a one-hot; torch's own product is about as fast for a smaller one
-_FIRST_CALLS, _INTERVAL = 8, 64  # calls that search
-_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # that are measured: arguments, and lists in lists
+MIN_ENTRIES = 100_000  # for fewer entries, torch's dense product is about as fast
+_FIRST_CALLS, _INTERVAL = 8, 64  # the first 8 calls search, then each 64th
+_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # limits on the arguments whose size is measured
 
 
 class CallSampler:
     """Chooses the calls of one method that search for one-hots.
 
-    These are the first calls, then one in 64, each with a larger input than any that searched, and
-    each whose input cannot be measured.
+    A call searches if it is one of the first 8 or each 64th, if its input is larger than that of
+    all calls that searched, or if the size of its input is unknown.
 
     Attributes:
-        always_searches: whether a large enough one-hot was met, so that all calls search.
+        always_searches: whether all calls search, because a large enough one-hot was found.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class CallSampler:
         self._largest: float = 0
 
     def skips(self, args: Any, kwargs: Any) -> bool:
-        """Count a call with these arguments, and say whether it runs without a search."""
+        """Count a call with these arguments, and return whether it skips the search."""
         if self.always_searches:
             return False
         self._calls += 1
         size = _input_size(args) + _input_size(kwargs.values()) if kwargs else _input_size(args)
-        size = size or math.inf  # without arguments, the method has input of its own
+        size = size or math.inf  # without arguments, the method gets its input elsewhere
         searches = (
             self._calls <= _FIRST_CALLS or self._calls % _INTERVAL == 0 or size > self._largest
         )
@@ -53,7 +53,7 @@ class CallSampler:
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:
-    """The size of arguments: entries, and integers, which may be sizes; inf if unknown."""
+    """Return the number of entries, plus the integers, which may be sizes; inf if unknown."""
     if len(values) > _MAX_ARGUMENTS or depth > _MAX_DEPTH:
         return math.inf
     total: float = 0
@@ -74,7 +74,7 @@ def _input_size(values: Collection[Any], depth: int = 0) -> float:
 
 
 def saved_tensor_hook() -> Any:
-    """The hook that packs the tensors autograd saves now, as a checkpoint sets one; or None."""
+    """Return the hook that packs the tensors autograd saves (a checkpoint sets one), or None."""
     if is_compiling():
         return None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -82,15 +82,15 @@ def saved_tensor_hook() -> Any:
 
 
 class _CallState(threading.local):
-    """The call of a converted model's method that a thread is in.
+    """A thread's current call of a converted model's method.
 
     Attributes:
-        mode: "searching" for one-hots, or "skipping" the search; "" outside of any call.
-        sampler: of the method, while it searches.
+        mode: "searching" for one-hots, "skipping" the search, or "" outside any call.
+        sampler: the method's sampler, while it searches.
         saved_tensor_hook: the hook that was set when the innermost method began.
     """
 
-    def __init__(self) -> None:  # in each thread
+    def __init__(self) -> None:  # runs once in each thread
         self.mode = ""
         self.sampler: CallSampler | None = None
         self.saved_tensor_hook: Any = None

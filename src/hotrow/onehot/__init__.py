@@ -2,4 +2,4 @@
 
 from hotrow.onehot import rules
 
-__all__ = ["rules"]  # imported to register them
+__all__ = ["rules"]  # the import registers the rules

@@ -1,8 +1,8 @@
-"""How a gradient reaches a one-hot itself: through a proxy, zeros of its shape without memory.
+"""The gradient of the one-hot itself: it flows through a proxy, zeros of its shape without memory.
 
-A one-hot whose gradient is wanted has such a proxy, and every one-hot derived from it has a proxy
-that is connected to it: an operation is linear, so its backward does for the zeros what it does for
-the values. Nothing of size V is allocated before backward, whose result is (..., V).
+A one-hot that requires grad has a proxy. Each one-hot derived from it has a proxy that autograd
+connects to the first. A rule with a gradient is a linear operation, so its backward is the same for
+the zeros as for the values. Nothing of size V is allocated before backward, which returns (..., V).
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor
 
 
 def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros of these sizes that take the memory of one entry."""
+    """Return zeros of these sizes that use the memory of a single entry."""
     return torch.zeros((), dtype=dtype, device=device).expand(tuple(sizes))
 
 
 class LeafProxy(torch.autograd.Function):
-    """The proxy of a leaf: zeros whose gradient is the leaf's."""
+    """The proxy of a leaf: zeros that pass their gradient on to the leaf."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """(*x.shape)."""
+        """Return zeros of the shape of x."""
         return expanded_zeros(x.shape, x.dtype, x.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """The gradient, unchanged."""
+        """Return the gradient unchanged."""
         return gradient
 
 
 class _TransformedProxy(torch.autograd.Function):
-    """`transform` of zeros, which is zeros; its backward is that of `transform`."""
+    """`transform` applied to zeros, which gives zeros; its backward is that of `transform`."""
 
     @staticmethod
     def forward(
@@ -58,12 +58,12 @@ class _TransformedProxy(torch.autograd.Function):
 def transform_proxy(
     transform: Callable[..., Tensor], out: Tensor, *proxies: Tensor | None
 ) -> Tensor | None:
-    """The proxy of the result of `transform`; None if no input has one.
+    """Return the proxy of the result of `transform`, or None if no input has a proxy.
 
-    Arguments:
-        transform: linear; takes as many tensors as there are proxies that are not None.
-        out: of the shape and dtype of the result.
-        proxies: of the inputs.
+    Args:
+        transform: a linear function of as many tensors as there are proxies that are not None.
+        out: a tensor with the shape and dtype of the result.
+        proxies: the inputs' proxies, or None for inputs without one.
     """
     present = [proxy for proxy in proxies if proxy is not None]
     if not present or not out.is_floating_point():

@@ -1,4 +1,4 @@
-"""The parts of a one-hot: fields with few ones a row, and dense columns, side by side."""
+"""The parts of a one-hot, side by side: fields with a few ones per row, and dense columns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Field:
-    """Columns in which a row is a sum of few one-hots.
+    """Columns in which each row is the sum of a few one-hots.
 
     Attributes:
         ids: (*batch, K) int64, in 0..width-1; K = 1 for a one-hot, more for a bag, 0 for zeros.
-        weights: (*batch, K), what each is multiplied with; None for ones.
-        width: how many columns.
+        weights: (*batch, K), the factor of each one-hot; None if all factors are 1.
+        width: the number of columns.
     """
 
     ids: Tensor
@@ -25,25 +25,25 @@ class Field:
     width: int
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> Field:
-        """The field with `transform` of ids and weights, which keeps their last axis."""
+        """Apply `transform` to ids and weights; it must keep their last axis."""
         weights = None if self.weights is None else transform(self.weights)
         return Field(transform(self.ids), weights, self.width)
 
     def to(self, dtype: torch.dtype, device: torch.device | None) -> Field:
-        """The field with weights of this dtype."""
+        """Convert the weights to this dtype, and move the field to this device."""
         if self.weights is None and device is None:
             return self
         weights = None if self.weights is None else self.weights.to(device=device, dtype=dtype)
         return Field(self.ids.to(device=device), weights, self.width)
 
     def weights_or_ones(self, dtype: torch.dtype) -> Tensor:
-        """(*batch, K): the weights; ones of this dtype if there are none."""
+        """Return the (*batch, K) weights, or ones of this dtype if there are none."""
         if self.weights is not None:
             return self.weights
         return torch.ones((), dtype=dtype, device=self.ids.device).expand(self.ids.shape)
 
     def to_dense(self, dtype: torch.dtype) -> Tensor:
-        """(*batch, width): the dense columns."""
+        """Return the dense columns, (*batch, width)."""
         shape = (*self.ids.shape[:-1], self.width)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
         zeros = torch.zeros(shape, dtype=sum_dtype, device=self.ids.device)
@@ -53,7 +53,7 @@ class Field:
 
 @dataclass(frozen=True)
 class DenseColumns:
-    """Columns whose values are stored.
+    """Columns that store all their values.
 
     Attributes:
         values: (*batch, width).
@@ -63,19 +63,19 @@ class DenseColumns:
 
     @property
     def width(self) -> int:
-        """How many columns."""
+        """The number of columns."""
         return self.values.shape[-1]
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> DenseColumns:
-        """The columns with `transform` of the values, which keeps their last axis."""
+        """Apply `transform` to the values; it must keep their last axis."""
         return DenseColumns(transform(self.values))
 
     def to(self, dtype: torch.dtype, device: torch.device | None) -> DenseColumns:
-        """The columns with values of this dtype."""
+        """Convert the values to this dtype, and move them to this device."""
         return DenseColumns(self.values.to(device=device, dtype=dtype))
 
     def to_dense(self, dtype: torch.dtype) -> Tensor:
-        """(*batch, width): the values."""
+        """Return the values, (*batch, width)."""
         return self.values.to(dtype)
 
 
@@ -83,12 +83,12 @@ Part = Field | DenseColumns
 
 
 def batch_tensor(part: Part) -> Tensor:
-    """A tensor of the part whose leading axes are the batch's."""
+    """Return a tensor of the part; its leading axes are the batch axes."""
     return part.ids if isinstance(part, Field) else part.values
 
 
 def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """The tensors in parts, and the layout from which `unflatten` rebuilds the parts."""
+    """Return the tensors of the parts, and the layout from which `unflatten` rebuilds them."""
     tensors: list[Tensor] = []
     layout: list[tuple[int, bool] | None] = []
     for part in parts:
@@ -102,7 +102,7 @@ def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
 
 
 def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
-    """The inverse of `flatten`."""
+    """Rebuild the parts from the result of `flatten`."""
     remaining = iter(tensors)
     parts: list[Part] = []
     for field_layout in layout:
@@ -116,7 +116,7 @@ def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
 
 
 def merge_fields(parts: Iterable[Part]) -> list[Part]:
-    """The parts with neighbouring fields merged: one field, whose ids count from its start."""
+    """Merge neighboring fields into one field; its ids count from its first column."""
     result: list[Part] = []
     for part in parts:
         previous = result[-1] if result else None
@@ -131,6 +131,6 @@ def merge_fields(parts: Iterable[Part]) -> list[Part]:
 
 
 def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
-    """The weights of each field, ones for those without weights; None if no field has any."""
+    """Return the weights of each field, with ones where a field has none; None if all have none."""
     first = next((field.weights for field in fields if field.weights is not None), None)
     return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]

@@ -1,9 +1,9 @@
-"""The table of rules: what each torch function does with a one-hot without materializing it.
+"""The registry of rules, which run torch functions on a one-hot without materializing it.
 
-`RuleTensor` is the base of a tensor whose operations go through this table; `OneHot` is the one
-such class. A rule gives what torch gives for the materialized tensor, or NotImplemented; then, and
-where there is no rule, the tensor is materialized and torch runs on it. The rules themselves are in
-`rules/`, which imports the tensor; nothing here does.
+`RuleTensor` is the base class of tensors whose operations go through this registry; `OneHot` is its
+only subclass. A rule returns torch's result for the dense tensor, or NotImplemented. If there is no
+rule, or the rule returns NotImplemented, the tensor is materialized and torch runs on it. The rules
+are in `rules/`, which imports the tensor; this module must not import it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hotrow.table.nested import find_instances, map_instances
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
-USE_TORCH = object()  # what a rule returns for a product so small that torch's own is as fast
+USE_TORCH = object()  # returned by a rule for a product so small that torch's own is as fast
 
-# These read no value either.
+# Functions that read no values.
 _METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
 
 
 class RuleTensor(Tensor):
-    """A tensor whose operations are looked up in `RULES`.
+    """A tensor whose operations run by the rules in `RULES`.
 
     Attributes:
-        is_grad_leaf: whether its own gradient was asked for.
-        origins: the lines of code that made it, for a report.
+        is_grad_leaf: whether the caller set requires_grad on it.
+        origins: the lines of code that made it, for the report.
     """
 
     is_grad_leaf: bool
@@ -46,47 +46,47 @@ class RuleTensor(Tensor):
 
     @property
     def is_modified(self) -> bool:
-        """Whether something was written into it, so that it may no longer be a one-hot."""
+        """Whether an in-place write changed it, so that it may no longer be a one-hot."""
         raise NotImplementedError
 
     @property
     def needs_grad(self) -> bool:
-        """Whether its gradient, or that of what scales it, is wanted."""
+        """Whether it, or any of its weights or dense columns, requires grad."""
         raise NotImplementedError
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """The dense tensor that this stands for."""
+        """Return the dense tensor that this one represents."""
         raise NotImplementedError
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of the rule of `func`, or torch's."""
+        """Run the rule for `func`, or torch's own function."""
         return apply(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Below autograd: what torch's own code does with the tensor."""
+        """Run an operation that torch's own code calls below autograd."""
         return dispatch(func, args, kwargs or {})
 
 
 def apply(func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of `func`, whose arguments contain one-hots."""
+    """Run `func` on arguments that contain one-hots."""
     rule = RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)
-    if func in _METADATA_FUNCTIONS and not _is_modified(args[0]):  # of a leaf, in any case
+    if func in _METADATA_FUNCTIONS and not _is_modified(args[0]):
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     return run_dense(func, args, kwargs)
 
 
 def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
-    """Torch's result for the materialized tensors; a one-hot written in place is returned itself.
+    """Run torch's function on the materialized tensors. An in-place write returns the one-hot.
 
-    `too_small`: the one-hots are materialized because the product is small, and not for want of a
-    rule; their origins record which of the two it was.
+    The origins record why a one-hot was materialized: with `too_small` because the product is
+    small, otherwise because there is no rule.
     """
     if is_compiling():
         return func(*_materialized(args), **_materialized(kwargs))
@@ -102,8 +102,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run `func` below autograd, where a gradient of the weights could not be kept."""
-    if func.overloadpacket is torch.ops.aten.set_:  # torch calls no torch function before
+    """Run `func` below autograd, where the weights' gradient would be lost."""
+    if func.overloadpacket is torch.ops.aten.set_:  # torch doesn't call __torch_function__ for it
         for x in find_instances(args, RuleTensor):
             x.materialize(permanent=True)
     hidden = [
@@ -111,14 +111,14 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     ]
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
-            f"{func} met a one-hot whose gradient is wanted where autograd does not see it; write "
-            "it out before, as by x + 0"
+            f"{func} runs below autograd on a one-hot that requires grad, so its gradient would be "
+            "lost; make it dense first, for example with x + 0"
         )
     return func(*_materialized(args), **_materialized(kwargs))
 
 
 def materialize(x: RuleTensor) -> Tensor:
-    """The dense tensor that x stands for."""
+    """Return the dense tensor that x represents."""
     return x.materialize()
 
 
@@ -133,7 +133,7 @@ def _is_modified(x: Any) -> bool:
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register the rule of these functions; it is called with the function and its arguments."""
+    """Register a rule for these functions. It is called with the function and its arguments."""
 
     def register(body: Rule) -> Rule:
         parameters = inspect.signature(body).parameters
@@ -142,7 +142,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
             def run(*args: Any, func: Any = func, **kwargs: Any) -> Any:
                 positional, named = args, kwargs
-                if kwargs and not args:  # the tensor itself by its name
+                if kwargs and not args:  # the tensor was passed by keyword
                     named = dict(kwargs)
                     names = ("self", "input", "tensors")
                     positional = tuple(named.pop(name) for name in names if name in named)
@@ -161,11 +161,11 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def overloads(*names: str) -> list[Any]:
-    """The torch function and the tensor method of each name, where they exist."""
+    """Return the torch function and the tensor method of each name, where they exist."""
     namespaces = torch, Tensor
     return [getattr(space, name) for name in names for space in namespaces if hasattr(space, name)]
 
 
 def graph_functions() -> list[Callable[..., Any]]:
-    """What `torch.compile` puts into a graph as it is, and traces later, with everything else."""
+    """Return the functions that `torch.compile` puts into a graph whole, and traces later."""
     return [materialize, *RULES.values()]

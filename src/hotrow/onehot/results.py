@@ -1,6 +1,6 @@
-"""The result of an operation on a one-hot: a one-hot of other parts, with torch's shape and stride.
+"""Build the result of an operation on a one-hot: a one-hot of other parts.
 
-Shape, stride and dtype come from torch, which runs the operation on a meta tensor.
+Its shape, strides and dtype come from torch, which runs the operation on a meta tensor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def meta_tensor(x: OneHot) -> Tensor:
-    """A meta tensor like x: torch computes the result's shape from it, or raises its error."""
+    """Return a meta tensor like x, from which torch computes the result's shape or raises."""
     return empty_meta(x.sizes, x.strides, x.cached_dtype)
 
 
 def empty_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    """A meta tensor of these sizes and strides; not to be written to."""
-    if is_compiling():  # sizes may be symbols
+    """Return a meta tensor of these sizes and strides; do not write to it."""
+    if is_compiling():  # sizes may be symbolic
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return _cached_meta(sizes, strides, dtype)
 
@@ -45,10 +45,10 @@ def derive(
     transform: Transform,
     rounds_differently: bool = False,
 ) -> OneHot:
-    """The one-hot of these parts, a copy made of x by `transform`; dtype and strides of `out`.
+    """Return the one-hot of these parts, with the dtype and strides of `out`.
 
-    With `rounds_differently` the parts round where torch does not, or the other way round; then
-    materializing runs `transform` on the dense x.
+    `transform` computes the same result from the dense x. With `rounds_differently`, the parts
+    round differently from torch, so materializing the result runs `transform` on the dense x.
     """
     proxy, dense_fn = None, None
     if x.is_grad_leaf or x._grad_proxy is not None:
@@ -60,14 +60,14 @@ def derive(
 
 
 def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> OneHot:
-    """`transform` of the ids, weights and columns; a view of x where torch's result is one."""
+    """Apply `transform` to ids, weights and columns; the result is a view of x if torch's is."""
     return derive_view(x, [part.map(transform) for part in x.parts], out, transform, view)
 
 
 def derive_view(
     x: OneHot, parts: Sequence[Part], out: Tensor, transform: Transform, view: Transform
 ) -> OneHot:
-    """As `derive`; where `out` is a view, the result is a view of x, taken by `view`."""
+    """Do the same as `derive`; if `out` is a view, the result is a view of x, taken by `view`."""
     result = derive(x, parts, out, transform)
     if out._is_view():
         x.has_views, result._parent = True, (x, view)

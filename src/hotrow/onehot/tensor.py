@@ -1,6 +1,6 @@
-"""The one-hot that stores only ids, weights and column ranges, and stands for a dense tensor.
+"""The one-hot tensor that stores ids, weights and column widths instead of zeros.
 
-`OneHot` is the tensor; what operations do with it is in `rules/`.
+`rules/` has the operations on it.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ from hotrow.onehot.registry import RuleTensor
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """A class that a one-hot has no column for; also what `F.one_hot` raises, a RuntimeError."""
+    """Raised for an id without a column. It is a RuntimeError too, like that of `F.one_hot`."""
 
 
 class OneHot(RuleTensor):
     """A (*batch, C) tensor made of parts, side by side along the class axis.
 
-    Operations that have a rule work on the parts. Any other operation materializes the dense
-    tensor, once. An in-place write to that is seen here, and here through views, as in torch.
+    Operations with a rule work on the parts. Any other operation materializes the dense tensor,
+    once. In-place writes to the dense tensor change this tensor and its views, as in torch.
 
     Attributes:
-        sizes: its shape; cached, as `shape` of a tensor subclass is slow to read.
-        strides: its stride, cached.
+        sizes: its shape, cached because `shape` of a tensor subclass is slow to read.
+        strides: its strides, cached.
         cached_dtype: its dtype.
         cached_device: its device.
-        is_grad_leaf: whether its own gradient was asked for.
-        has_views: whether there may be a view of it.
+        is_grad_leaf: whether the caller set requires_grad on it.
+        has_views: whether it may have views.
 
-    Arguments:
-        parts: in the order of their columns.
-        dtype: of the tensor that this stands for.
-        grad_proxy: zeros of its shape, by which a gradient reaches the one-hot that it came from.
-        parent: what it is a view of, and how that view is taken.
-        origins: the lines of code that made its one-hots, for a report.
-        stride: of the tensor that this stands for; of a contiguous one unless given.
-        dense_fn: computes the dense tensor, where the parts would round differently.
+    Args:
+        parts: the parts, in column order.
+        dtype: the dtype of the dense tensor.
+        grad_proxy: zeros of its shape, through which the gradient flows to the one-hot that it
+            was derived from.
+        parent: the tensor that it is a view of, and the function that takes the view.
+        origins: the lines of code that made it, for the report.
+        stride: the strides of the dense tensor; contiguous by default.
+        dense_fn: computes the dense tensor, if the parts would round differently.
     """
 
     _parts: tuple[Part, ...]
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor] | None
-    _dense_version: int | None  # of `_dense` while the parts stand for it; None if they do not
+    _dense_version: int | None  # of `_dense` while the parts equal it; None if they may not
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -80,7 +81,6 @@ class OneHot(RuleTensor):
         self.is_grad_leaf = False
         self._parts, self._grad_proxy = tuple(parts), grad_proxy
         self._parent, self.origins, self._dense_fn = parent, origins, dense_fn
-        # Read often; a tensor subclass is slow to give its own.
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
         self.strides = _contiguous_strides(sizes) if stride is None else stride
         self.has_views = False
@@ -88,16 +88,16 @@ class OneHot(RuleTensor):
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing; `__new__` has set everything."""
+        """Do nothing: `__new__` sets everything."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What it is made of now; one part of dense columns if something was written into it."""
+        """The current parts; after an in-place write, a single part of dense columns."""
         return (DenseColumns(self.materialize()),) if self.is_modified else self._parts
 
     @property
     def grad_proxy(self) -> Tensor | None:
-        """Zeros of this shape, if a gradient is to reach the one-hot itself, else None."""
+        """Zeros of this shape if the one-hot itself needs a gradient, otherwise None."""
         if self.is_modified:
             return None
         if self.is_grad_leaf:
@@ -111,7 +111,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_modified(self) -> bool:
-        """Whether something was written into it, so that it may no longer be a one-hot."""
+        """Whether an in-place write changed it, so that it may no longer be a one-hot."""
         dense = self._dense
         if dense is not None and (
             self._dense_version is None or dense._version != self._dense_version
@@ -121,7 +121,7 @@ class OneHot(RuleTensor):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether its gradient, or that of what scales it, is wanted."""
+        """Whether it, or any of its weights or dense columns, requires grad."""
         if self.is_grad_leaf:
             return True
         tensors = flatten(self._parts)[0]
@@ -130,10 +130,10 @@ class OneHot(RuleTensor):
         return any(tensor.requires_grad for tensor in tensors)
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """The dense tensor that this stands for; the same one each time.
+        """Return the dense tensor that this one represents; the same object each time.
 
-        A write to it is a write to this, and to what this is a view of. `permanent`: from now on
-        the dense tensor replaces the parts, whether or not something is written into it.
+        A write to it changes this tensor, and the tensor that this one is a view of. With
+        `permanent`, the dense tensor replaces the parts from now on, even without a write.
         """
         if is_compiling():
             return self._compute_dense()
@@ -162,7 +162,7 @@ class OneHot(RuleTensor):
         return values if proxy is None else values + proxy
 
     def snapshot(self) -> OneHot:
-        """A copy of it as it is now, which later in-place writes do not change."""
+        """Return a copy that later in-place writes do not change."""
         return OneHot(
             self.parts, self.cached_dtype, self.grad_proxy, None, self.origins, self.strides
         )
@@ -200,31 +200,35 @@ def one_hot(
     *,
     requires_grad: bool = False,
 ) -> Tensor:
-    """The one-hot of ids, equal to that of `F.one_hot`, of which only the ids are stored.
+    """Encode ids as a one-hot tensor that stores only the ids.
 
-    output[..., c] = 1 where ids[...] = c, else 0. Taking another dtype, `cat` of fields (with
-    each other and with dense columns), reshaping, indexing and stacking along the batch, sums over
-    a batch axis, scaling, `@`, `linear`, plain `einsum`s, `bilinear` and `argmax` are done on ids;
-    a product is a look-up of rows. Any other operation materializes the dense tensor, and the
-    result is torch's. Where a sum of several rows is looked up, it is within rounding of the
-    product's; an inf or NaN in a row that no id selects stays where it is; a zero may have
-    the other sign. Inside `torch.func` transforms it is materialized at once.
+    The result equals that of `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
+    otherwise 0. Multiplying it by a table looks up the table's rows.
+
+    These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
+    reshaping, indexing and stacking along the batch, sums over a batch axis, scaling, `@`,
+    `linear`, simple `einsum` calls, `bilinear` and `argmax`. Any other operation falls back to the
+    dense one-hot and gives torch's result, as do `torch.func` transforms.
+
+    A product differs from the dense product in three cases. A sum of several rows is equal within
+    rounding. An inf or NaN in a row that no id selects does not spread. A zero may have the other
+    sign.
 
     Args:
         ids: integers of any shape.
-        num_classes: C; -1 for one more than the largest id.
-        dtype: of the one-hot; int64 unless given, as in torch.
-        requires_grad: whether to compute the gradient of the one-hot itself, (..., C), as for a
-            search over tokens. The forward pass looks up all the same.
+        num_classes: C, the number of classes; -1 for the largest id plus 1.
+        dtype: the dtype of the one-hot; int64 by default, as in torch.
+        requires_grad: whether to compute the gradient of the one-hot itself, (..., C), for example
+            to search over tokens. The forward pass still looks rows up.
 
     Returns:
-        A tensor of shape (*ids.shape, num_classes) on the ids' device.
+        A tensor of shape (*ids.shape, num_classes) on the device of the ids.
 
     Raises:
-        HotrowIndexError: an id is not in 0..num_classes-1; a `RuntimeError` as well.
-        HotrowError: not ids.
+        HotrowIndexError: an id is not in 0..num_classes-1. It is a `RuntimeError` too, as in torch.
+        HotrowError: `ids` does not contain integers.
 
-    Cost: one pass over the ids.
+    Cost: one pass over the ids. The memory is that of the ids until a fallback.
 
     >>> x = one_hot([2, 0], 3, torch.float32)
     >>> x
@@ -239,7 +243,7 @@ def one_hot(
     ids = as_ids(ids).long()
     if num_classes == -1 and ids.numel():
         num_classes = max(int(ids.max()) + 1, 1)
-    if torch._C._are_functorch_transforms_active():  # which do not see the parts
+    if torch._C._are_functorch_transforms_active():  # they cannot see the parts
         result = F.one_hot(check_ids(ids, num_classes, refused_encoding=""), num_classes)
         result = result.to(dtype or torch.int64)
     else:
@@ -248,11 +252,11 @@ def one_hot(
 
 
 def encode(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
-    """The one-hot of int64 ids."""
+    """Return the one-hot of int64 ids."""
     if classes <= 0:
         raise ClassIndexError(
-            f"a one-hot of {classes} classes has no column",
-            fix="give num_classes, at least 1; it is counted only where there is an id",
+            f"num_classes = {classes}, but a one-hot needs at least 1 class",
+            fix="pass num_classes; it is inferred only if there is at least one id",
         )
     try:
         ids = check_ids(ids, classes, refused_encoding="")
@@ -265,7 +269,7 @@ def encode(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
 
 
 def encode_or_none(ids: Tensor, classes: int) -> OneHot | None:
-    """The one-hot that `F.one_hot(ids, classes)` gives; None where torch raises or takes over."""
+    """Return the one-hot of `F.one_hot(ids, classes)`, or None if torch must run or raise."""
     if ids.dtype != torch.int64 or ids.is_meta or ids.is_nested:
         return None
     if classes == -1:

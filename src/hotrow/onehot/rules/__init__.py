@@ -1,7 +1,7 @@
-"""The rules: what operations do with a one-hot, a file for each kind of operation.
+"""The rules that run torch operations on a one-hot's parts, one file for each kind of operation.
 
-A rule gives what torch gives for the materialized tensor, or NotImplemented. Rules differentiate by
-the parts they are made of. Importing this package registers them all.
+A rule returns torch's result for the dense tensor, or NotImplemented. Its gradient comes from the
+torch operations that it calls. Importing this package registers all rules.
 """
 
 from hotrow.onehot.rules import (

@@ -1,4 +1,4 @@
-"""Concatenation: fields and dense columns side by side, or rows below each other."""
+"""Concatenation of fields and dense columns side by side, or of rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     if kwargs or not isinstance(axis, int):
         return NotImplemented
     out = func([meta_tensor(t) if isinstance(t, OneHot) else t.to("meta") for t in tensors], axis)
-    if any(t.ndim != out.ndim for t in tensors):  # torch passes over empty ones
+    if any(t.ndim != out.ndim for t in tensors):  # torch skips empty 1-D tensors
         return NotImplemented
     one_hots = [t for t in tensors if isinstance(t, OneHot)]
     if not all(
@@ -53,7 +53,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: int) -> OneHot:
-    """The one-hot of these parts; its gradient goes to the tensors that it is made of."""
+    """Return the one-hot of these parts; its gradient flows to `tensors`."""
     one_hots = [t for t in tensors if isinstance(t, OneHot)]
     proxies = [t.grad_proxy if isinstance(t, OneHot) else None for t in tensors]
 
@@ -77,7 +77,7 @@ def _sizes(t: Tensor) -> tuple[int, ...]:
 
 
 def _matching_parts(one_hots: list[OneHot]) -> list[tuple[Part, ...]] | None:
-    """The parts of each one-hot; None unless all have parts of the same types and widths."""
+    """Return the parts of each one-hot, or None unless their types and widths match."""
     part_lists = [x.parts for x in one_hots]
 
     def layout(part: Part) -> tuple[int, int]:
@@ -100,7 +100,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     tensors = list(tensors)
     if kwargs or not all(isinstance(t, OneHot) for t in tensors):
         return NotImplemented
-    func([meta_tensor(t) for t in tensors], dim)  # torch's errors
+    func([meta_tensor(t) for t in tensors], dim)  # raises torch's errors
     count = len(tensors[0].sizes) + 1
     if dim % count == count - 1:
         return NotImplemented

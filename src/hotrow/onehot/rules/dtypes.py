@@ -12,7 +12,7 @@ from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, empty_meta, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
 
-_EXACT_COUNTS = 256  # every floating dtype represents the integers up to here
+_EXACT_COUNTS = 256  # every floating dtype represents the integers up to 256 exactly
 
 
 @rule(Tensor.contiguous, Tensor.detach, *overloads("clone", "detach"))
@@ -29,7 +29,7 @@ def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
 
 @rule(Tensor.to)
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(x, OneHot):  # like a one-hot
+    if not isinstance(x, OneHot):  # dense.to(one_hot)
         return NotImplemented
     copy = kwargs.pop("copy", False)
     if any(isinstance(a, OneHot) for a in args) or sum(isinstance(a, bool) for a in args) > 1:
@@ -61,12 +61,12 @@ def _(func: Any, x: Any, other: Tensor) -> Any:
 def _(func: Any, x: OneHot, dtype: Any = None, **kwargs: Any) -> Any:
     if dtype is None or kwargs or x.cached_device.type != "cpu":
         return NotImplemented
-    like = torch.empty(0, dtype=x.cached_dtype).type(dtype)  # also a dtype's name or tensor class
+    like = torch.empty(0, dtype=x.cached_dtype).type(dtype)  # a dtype, its name or a tensor class
     return cast(x, like.dtype, like.device, copy=False)
 
 
 def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool) -> Any:
-    """As `Tensor.to`; NotImplemented where casting the parts is not casting the tensor."""
+    """Cast like `Tensor.to`, or return NotImplemented if casting the parts would be wrong."""
     moves = device is not None and device != x.cached_device
     if not moves and dtype == x.cached_dtype and not copy:
         return x
@@ -84,11 +84,11 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
 
 
 def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether casting the part's tensors is casting its dense columns from `source` to `dtype`."""
+    """Whether casting the part's tensors equals casting its dense columns."""
     if dtype == torch.bool or dtype.is_complex:
         return False
     if isinstance(part, DenseColumns) or part.ids.shape[-1] == 1:
         return True
-    # Repeated ids add up: not in a bool, and not where the sum overflows.
+    # Repeated ids add up, but not in a bool, and the sum can overflow 8 bits.
     exact = part.weights is None and part.ids.shape[-1] <= _EXACT_COUNTS
     return exact and source != torch.bool and dtype not in (torch.uint8, torch.int8)

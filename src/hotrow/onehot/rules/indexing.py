@@ -1,4 +1,4 @@
-"""Indexing: what selects rows of a one-hot, or whole parts of its columns."""
+"""Indexing: operations that select rows of a one-hot, or whole parts of its columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 
     if isinstance(out, Tensor):
         return map_batch(x, out, transform, transform)
-    # This runs the operation again for each result; the ids are few.
+    # This reruns the operation for each result, which is cheap: it touches only ids and weights.
     return tuple(
         map_batch(x, each, lambda t, i=i: transform(t)[i], lambda t, i=i: transform(t)[i])  # type: ignore[misc]
         for i, each in enumerate(out)
@@ -41,7 +41,7 @@ _DIM_POSITIONS = {"select": 0, "narrow": 0, "index_select": 0, "flip": 0, "roll"
 
 
 def _positional_dim(name: str, args: Any) -> Any:
-    """The axis among positional arguments; None for all of them."""
+    """Return the axis among the positional arguments; None means all axes."""
     position = _DIM_POSITIONS.get(name, 1)
     if name == "flip" and len(args) > 1:
         return args
@@ -51,7 +51,7 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Slices along the class axis, at the edges of parts."""
+    """Slice along the class axis, if the cuts lie between parts."""
     if func.__name__ not in ("narrow", "split", "chunk"):
         return NotImplemented
     widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
@@ -69,7 +69,7 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
 
 
 def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
-    """Columns start..stop-1; None if an edge lies inside a part."""
+    """Return columns start..stop-1, or None if a cut lies inside a part."""
     offset, chosen = 0, []
     for part in x.parts:
         if start <= offset and offset + part.width <= stop and part.width:
@@ -124,11 +124,11 @@ def _(func: Any, x: Any, index: Any) -> Any:
 
 
 def _axis_count(index: Any) -> int:
-    """How many axes an index takes up; more than any tensor has where torch is to decide."""
+    """Count the axes that an index consumes; 1024 leaves the index to torch."""
     if index is None or index is Ellipsis:
         return 0
     if isinstance(index, bool):
-        return 1 << 10  # adds an axis, and is rare
+        return 1 << 10  # a bool adds an axis, which is rare
     if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
         return index.ndim or 1 << 10
     if isinstance(index, Tensor | int | slice):

@@ -1,4 +1,4 @@
-"""Products with a one-hot: look-ups of rows, and products with the dense columns."""
+"""Products with a one-hot: look up rows for the fields, multiply the dense columns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hotrow.onehot.rules.dtypes import cast
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up, look_up_bags
 
-_AUTOCAST_DTYPES = {torch.float32, torch.float16, torch.bfloat16}  # that autocast casts
+_AUTOCAST_DTYPES = {torch.float32, torch.float16, torch.bfloat16}  # the dtypes that autocast casts
 
 
 class _AddProxyProduct(torch.autograd.Function):
-    """rows + proxy @ weight; the product is zero and not computed, only its gradient is."""
+    """rows + proxy @ weight. The product is zero, so forward skips it; backward needs it."""
 
     @staticmethod
     def forward(
@@ -31,12 +31,12 @@ class _AddProxyProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """The weight's gradient comes from the look-up; here it is zero, but differentiable."""
+        """Return a zero gradient for the weight (the lookup has it), but differentiable."""
         proxy, weight = ctx.saved_tensors
         if torch.is_grad_enabled() and not ctx.is_plain:
             raise NotImplementedError(
-                "the gradient of a gradient, of a one-hot that is scaled or summed and whose own "
-                "gradient is wanted: write it out before (x + 0)"
+                "second derivatives are not supported for a scaled or summed one-hot that requires "
+                "grad: make it dense first, for example with x + 0"
             )
         dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
         zero = None
@@ -47,9 +47,9 @@ class _AddProxyProduct(torch.autograd.Function):
 
 
 def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
-    """The product of (*batch, C) and (C, D), or with `columns` and (D, C): (*batch, D).
+    """Multiply x, (*batch, C), by a (C, D) weight, or with `columns` by a transposed (D, C) weight.
 
-    Looks up the rows of the fields, and multiplies the dense columns.
+    Returns (*batch, D). Fields look up rows; dense columns are multiplied.
     """
     ids, fields, total, start = [], [], None, 0
     for part in x.parts:
@@ -78,7 +78,7 @@ def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
 
 
 def _sum_rows(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) -> Tensor:
-    """The sum of the rows that the ids of all fields select."""
+    """Sum the rows that the ids of all fields select."""
     flat = ids[0] if len(ids) == 1 else torch.cat(ids, -1)
     weights = all_weights(fields)
     if flat.shape[-1] == 1 and weights is None:
@@ -95,7 +95,7 @@ def _sum_rows(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: b
 
 
 def _row_slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
-    """(width, D): the rows that dense columns are multiplied with."""
+    """Return the (width, D) rows by which dense columns are multiplied."""
     row_count = weight.shape[1 if columns else 0]
     if start == 0 and width == row_count:
         return weight.t() if columns else weight
@@ -103,7 +103,7 @@ def _row_slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
 
 
 def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
-    """`product` plus the bias; NotImplemented where torch computes it, or raises."""
+    """Return `product` plus the bias, or NotImplemented if torch must compute it or raise."""
     if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not isinstance(weight, Tensor):
         return NotImplemented
     device = x.cached_device
@@ -178,7 +178,7 @@ def _(func: Any, equation: Any, *operands: Any) -> Any:
     if "..." in batch and not batch.startswith("..."):
         return NotImplemented
     if "..." not in batch and len(letters) != len(x.sizes):
-        return NotImplemented  # torch's error
+        return NotImplemented  # torch raises
     columns = other[1] == one
     kept = other[0] if columns else other[1]
     if kept in letters or output != batch + kept:
@@ -194,7 +194,7 @@ def _(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None =
     x, other = (input2, input1) if swapped else (input1, input2)
     if isinstance(other, OneHot) or other.ndim != len(x.sizes) or other.dtype != x.cached_dtype:
         return NotImplemented
-    # (O, I, J) -> (I, O * J), a row for each id of the one-hot
+    # (O, I, J) -> (I, O * J): a row for each id of the one-hot
     by_id = weight.permute(2, 0, 1) if swapped else weight.permute(1, 0, 2)
     count, outputs, inner = by_id.shape
     if other.shape != (*x.sizes[:-1], inner) or (bias is not None and bias.shape != (outputs,)):

@@ -1,4 +1,4 @@
-"""Shapes: what rearranges the rows of a one-hot, repeats them or joins them side by side."""
+"""Shapes: operations that rearrange, repeat or join the rows of a one-hot."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hotrow.onehot.results import Transform, derive_view, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
-_MAX_COPIES = 64  # of dense columns, along an axis that joins them
+_MAX_COPIES = 64  # the most rows with dense columns that are joined into one
 
 
 def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
-    """The same values in the same order, in the shape of `out`."""
+    """Reshape x to the shape of `out`, with the values in the same order."""
     if not out.numel() or not out.ndim or out.dtype != x.cached_dtype:
         return NotImplemented
     batch, columns, width = tuple(out.shape[:-1]), out.shape[-1], x.sizes[-1]
@@ -29,7 +29,7 @@ def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
 
 
 def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
-    """Join several rows side by side into one, whose parts are theirs, one after the other."""
+    """Join each `copies` rows into one row, with their parts side by side."""
     batch, width = tuple(out.shape[:-1]), x.sizes[-1]
 
     def split_axis(t: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
     *(Tensor.view, Tensor.view_as, Tensor.reshape_as),
 )
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(x, OneHot):  # the shape is taken of a one-hot
+    if not isinstance(x, OneHot):  # dense.view_as(one_hot)
         return NotImplemented
     args = map_instances(args, OneHot, meta_tensor)
     before = meta_tensor(x)
@@ -71,7 +71,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *args, **kwargs)
     count = len(x.sizes)
-    # Each axis has its number as its stride, so that the result's strides are the new order.
+    # The stride of each axis is its number, so the result's strides are the new order.
     numbered = torch.empty_strided([1] * count, [*range(count)], device="meta")
     order = func(numbered, *args, **kwargs).stride()
     if order[-1] != count - 1:
