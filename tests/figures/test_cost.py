@@ -1,4 +1,4 @@
-"""Figure 7 is hotrow.cost's formulas: read back from its curves, its legend and its words."""
+"""Figure 7 matches the formulas of hotrow.cost in its curves, its legend and its description."""
 
 import math
 import re
@@ -19,7 +19,7 @@ DECADES = [10**power for power in range(1, 8)]
 
 
 def value(text):
-    """The number that a label stands for."""
+    """Parse the number of a label."""
     if text.startswith("10") and (power := text[2:].translate(POWERS)) != text[2:]:
         return 10.0 ** int(power)
     digits, _, unit = text.partition(" ")
@@ -27,7 +27,7 @@ def value(text):
 
 
 class Chart(ParsedFigure):
-    """The curves of a chart in the units of its axes, which are read from its own labels."""
+    """The curves of a chart in the units of its axes, which are read from the axis labels."""
 
     def paths(self, css):
         found = []
@@ -38,7 +38,7 @@ class Chart(ParsedFigure):
         return found
 
     def panels(self):
-        """For each panel, the curve of the matmul and that of the look-up."""
+        """Return the curves of the matmul and of the lookup in each panel."""
         boxes = [box for box in self.boxes if "hr-row" in box.css]
         return [[self._curve(box, css) for css in ("hr-curve", "hr-dashed")] for box in boxes]
 
@@ -68,7 +68,7 @@ class Chart(ParsedFigure):
 
 
 def _read(place, places, values):
-    """A place on a logarithmic axis, by its first and last label."""
+    """Read a value off a logarithmic axis, from its first and last label."""
     first, last = math.log10(values[0]), math.log10(values[-1])
     share = (place - places[0]) / (places[-1] - places[0])
     return 10 ** (first + share * (last - first))
@@ -78,7 +78,7 @@ COUNTS = st.integers(1, 10**9) | st.sampled_from([1, 2**63 - 1])
 
 
 @given(COUNTS, COUNTS, st.sampled_from(sorted(WORDS)))
-def test_the_curves_are_the_formulas(D, N, lang):
+def test_curves_match_the_formulas(D, N, lang):
     chart = Chart(figure("cost", D=D, N=N, lang=lang))
     assert_no_overlap(chart)
     operations, written = chart.panels()
@@ -106,13 +106,13 @@ def test_the_curves_are_the_formulas(D, N, lang):
     assert f"{N:,}" in chart.words()[1]
 
 
-def test_the_readmes_numbers_are_told():
+def test_numbers_of_the_readme_are_in_the_figure():
     chart = Chart(figure("cost", D=768, N=300))
     found = cost(10_000_000, 768, 300)
     words = chart.words()
     assert f"one-hot matmul: {format_size(found.matmul.bytes_written)}" in words
-    assert f"look-up: {format_size(found.lookup.bytes_written)}" in words
-    assert "look-up: 230,400" in words
+    assert f"lookup: {format_size(found.lookup.bytes_written)}" in words
+    assert "lookup: 230,400" in words
     assert "ids: 300, columns: 768; both axes are logarithmic" in words
 
 
@@ -120,7 +120,7 @@ TIMES = st.floats(1e-6, 1e6)
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**12), TIMES, TIMES), min_size=1, max_size=5))
-def test_measured_points_stand_where_they_were_measured(points):
+def test_measured_points_are_drawn_at_their_values(points):
     chart = Chart(figure("cost", D=256, N=100, measured=points))
     assert_no_overlap(chart)
     curves = chart.panels()[-1]
@@ -134,7 +134,7 @@ def test_measured_points_stand_where_they_were_measured(points):
     assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # and one of each in the legend
 
 
-def test_the_svg_stands_alone_and_says_what_it_shows():
+def test_svg_needs_no_other_file_and_contains_a_description():
     fig = figure("cost", D=256, N=100, measured=[(10, 1, 2)])
     chart = Chart(fig)
     assert chart.root.get("role") == "img"
@@ -143,12 +143,12 @@ def test_the_svg_stands_alone_and_says_what_it_shows():
     assert all(part.text for part in named)
     references = re.findall(r"https?:[^\"]*|url\(|href|<script|@import|\son\w+=", fig.svg)
     assert references == ["http://www.w3.org/2000/svg"]
-    # The two ways differ in more than colour, with and without the style.
+    # The curves of the two methods differ in more than color, with and without the style.
     dashed = [path.get("stroke-dasharray") for path in chart.root.iter(f"{SVG}path")]
     assert dashed.count("7 4") == 2 * 3
 
 
-def test_no_points_are_no_panel():
+def test_without_measured_points_there_is_no_time_panel():
     plain = figure("cost", D=256, N=100)
     assert figure("cost", D=256, N=100, measured=[]) == plain
     assert len(Chart(plain).panels()) == 2
@@ -165,24 +165,24 @@ def test_chinese_charts_are_in_chinese():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"D": 0}, "D = 0, but a chart needs it in 1.."),
-        ({"N": 0}, "N = 0, but a chart needs it in 1.."),
-        ({"N": 2**63}, "N = 9223372036854775808, but a chart needs it in 1.."),
-        ({"D": -1}, "D = -1, but it counts, and must be an int of 0 or more"),
-        ({"N": 2.0}, "N = 2.0, but it counts"),
-        ({"measured": 7}, "measured is a list of (V, milliseconds by matmul, milliseconds by"),
-        ({"measured": [(1, 2)]}, "milliseconds by look-up), but [(1, 2)] is not"),
-        ({"measured": [(1, "fast", 2)]}, "but [(1, 'fast', 2)] is not"),
-        ({"measured": [(1, 1, 1), (0, 1, 1)]}, "measured[1] = (0, 1, 1), but V is an int of 1 or"),
-        ({"measured": [(1.5, 1, 1)]}, "measured[0] = (1.5, 1, 1), but V is an int"),
-        ({"measured": [(5, 0, 1)]}, "measured[0] = (5, 0, 1), but V is an int of 1 or more, and t"),
+        ({"D": 0}, "D = 0, but must be in 1.."),
+        ({"N": 0}, "N = 0, but must be in 1.."),
+        ({"N": 2**63}, "N = 9223372036854775808, but must be in 1.."),
+        ({"D": -1}, "D = -1, but must be an int of 0 or more"),
+        ({"N": 2.0}, "N = 2.0, but must be an int"),
+        ({"measured": 7}, "measured is 7, but must be a list of (V, milliseconds by matmul, mil"),
+        ({"measured": [(1, 2)]}, "measured is [(1, 2)], but must be a list of (V, "),
+        ({"measured": [(1, "fast", 2)]}, "measured is [(1, 'fast', 2)], but must be a list"),
+        ({"measured": [(1, 1, 1), (0, 1, 1)]}, "measured[1] = (0, 1, 1), but V must be an int of"),
+        ({"measured": [(1.5, 1, 1)]}, "measured[0] = (1.5, 1, 1), but V must be an int"),
+        ({"measured": [(5, 0, 1)]}, "measured[0] = (5, 0, 1), but V must be an int of 1 or more"),
         ({"measured": [(5, 1, math.nan)]}, "measured[0] = (5, 1, nan), but V"),
-        ({"measured": [(1, 5e-324, 1e308)]}, "times are 1e-09 to 1e+12 ms"),
+        ({"measured": [(1, 5e-324, 1e308)]}, "times must be in 1e-09..1e+12 ms"),
         ({"measured": [(5, math.inf, 1)]}, "measured[0] = (5, inf, 1), but V"),
     ],
     ids=str,
 )
-def test_each_error_names_the_argument_and_the_value(change, message):
+def test_errors_name_the_argument_and_the_value(change, message):
     with pytest.raises(HotrowError) as caught:
         figure("cost", **{"D": 2, "N": 3} | change)
     assert message in str(caught.value)

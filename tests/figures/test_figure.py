@@ -1,4 +1,4 @@
-"""Figures say what the tensors say: every number, every sign, every row left out."""
+"""Figures show the tensors' numbers and signs, and say which rows they omit."""
 
 import html
 import math
@@ -57,7 +57,7 @@ HOSTILE = [
 # Lookup
 
 
-def test_example_a_shows_the_lessons_table():
+def test_example_a_shows_the_table_of_the_lesson():
     drawn = ParsedFigure(figure("lookup", example_a(), [2, 3, 1]))
     inside, output = drawn.selected_rows()
     expected = [line.split() for line in EXAMPLE_A.strip().splitlines()]
@@ -68,14 +68,14 @@ def test_example_a_shows_the_lessons_table():
 
 
 @pytest.mark.parametrize("row", range(4))
-def test_one_id_picks_one_row(row):
+def test_one_id_selects_one_row(row):
     drawn = ParsedFigure(figure("lookup", example_a(), row))
     expected = EXAMPLE_A.strip().splitlines()[row].split()
     assert drawn.selected_rows() == ([(str(row), expected)], [(str(row), expected)])
-    assert f"counted from 1, row {row} is number {row + 1}." in " ".join(drawn.words())
+    assert f"counting from 1, row {row} is number {row + 1}." in " ".join(drawn.words())
 
 
-def test_a_repeated_id_is_one_row_of_the_table_and_two_of_the_output():
+def test_repeated_id_is_one_row_of_the_table_and_two_of_the_output():
     drawn = ParsedFigure(figure("lookup", example_a(), [2, 3, 2], tokens=["fox", "jumps", "fox"]))
     inside, output = drawn.selected_rows()
     assert [label for label, _ in inside] == ["2", "3"]
@@ -84,7 +84,7 @@ def test_a_repeated_id_is_one_row_of_the_table_and_two_of_the_output():
 
 
 @pytest.mark.parametrize("ids", [[2, 3, 1], [2, 3, 2], [1, 1, 1, 1, 1, 1], [7, 0, 5, 3, 1, 2]])
-def test_arrows_lead_from_the_id_by_its_row_to_its_output(ids):
+def test_arrows_lead_from_the_id_through_its_row_to_its_output(ids):
     drawn = ParsedFigure(figure("lookup", torch.zeros(8, 3), ids))
     boxes = [box for box in drawn.boxes if re.search("hr-(picked|pill|row)", box.css)]
 
@@ -106,7 +106,7 @@ def test_arrows_lead_from_the_id_by_its_row_to_its_output(ids):
 
 
 @given(st.data(), st.sampled_from(sorted(WORDS)))
-def test_every_number_of_the_output_is_the_tables(data, lang):
+def test_every_number_of_the_output_comes_from_the_table(data, lang):
     table = data.draw(tables())
     ids = data.draw(st.lists(st.integers(0, len(table) - 1), max_size=9))
     tokens = data.draw(st.none() | st.just([HOSTILE[i % len(HOSTILE)] for i in range(len(ids))]))
@@ -117,7 +117,7 @@ def test_every_number_of_the_output_is_the_tables(data, lang):
     assert inside == [(str(row), expected_texts(table, row)) for row in sorted(set(ids[:6]))]
     for _, label, texts in drawn.lines("hr-row"):
         assert texts == expected_texts(table, int(label))
-    # Rows drawn and rows left out are the whole table, in order.
+    # Drawn and omitted rows together are the whole table, in order.
     gaps = [int(texts[0].split()[0]) for _, _, texts in drawn.lines("hr-gap")]
     assert len(inside) + len(drawn.lines("hr-row")) + sum(gaps) == len(table)
     assert min(gaps, default=2) >= 2
@@ -125,7 +125,7 @@ def test_every_number_of_the_output_is_the_tables(data, lang):
     assert [re.findall(r"\d+", text) for text in more] == [[str(len(ids) - 6)]] * 2 * (len(ids) > 6)
 
 
-def test_gaps_stand_between_the_rows_they_leave_out():
+def test_gaps_stand_in_place_of_the_omitted_rows():
     drawn = ParsedFigure(figure("lookup", torch.zeros(50257, 768), [500, 3]))
     gaps = [(label, texts) for _, label, texts in drawn.lines("hr-gap")]
     assert gaps == [("⋮", ["2 rows"]), ("⋮", ["496 rows"]), ("⋮", ["49,755 rows"])]
@@ -138,15 +138,15 @@ def test_gaps_stand_between_the_rows_they_leave_out():
 
 
 @pytest.mark.parametrize("lang", WORDS)
-def test_long_counts_have_room(lang):
-    table = torch.full((1, 1), math.nan).expand(1_000_000, 2)  # narrow, and long
+def test_long_counts_fit(lang):
+    table = torch.full((1, 1), math.nan).expand(1_000_000, 2)  # narrow and long
     for columns, ids in ((2, [500_000]), (1, [3]), (0, [3]), (2, range(500_000))):
         tall = column_ids([2 * i % 10 for i in ids] if len(ids) > 1 else ids)
         assert_no_overlap(ParsedFigure(figure("lookup", table[:, :columns], tall, lang=lang)))
     assert_no_overlap(ParsedFigure(figure("product", table, 500_000, lang=lang)))
 
 
-def test_no_ids_and_no_columns_and_no_rows():
+def test_tables_without_ids_columns_or_rows():
     empty = ParsedFigure(figure("lookup", example_a(), []))
     assert "no ids" in empty.words()
     assert empty.selected_rows() == ([], [])
@@ -159,7 +159,7 @@ def test_no_ids_and_no_columns_and_no_rows():
 # Product
 
 
-def test_the_product_of_example_a_keeps_its_minus():
+def test_product_of_example_a_keeps_its_minus_sign():
     drawn = ParsedFigure(figure("product", example_a(), 3, column=0))
     assert drawn.lines("hr-picked")[0][1:] == ("3", ["1", "×", "-2.8400", "=", "-2.8400"])
     assert [texts for _, _, texts in drawn.lines("hr-frame")] == [["-2.8400"]]
@@ -167,13 +167,13 @@ def test_the_product_of_example_a_keeps_its_minus():
     assert zeros == [["0", "×", x, "=", "0"] for x in ("0.3374", "1.3010", "0.6957")]
     assert drawn.words().count("-2.8400") == 3
     assert "3 of 4 products are by zero." in drawn.words()
-    assert "The sum is row 3's own entry: a look-up just reads it." in drawn.words()
+    assert "The sum equals the entry of row 3: a lookup just reads it." in drawn.words()
     everything = html.unescape("".join(drawn.root.itertext()))
     assert not re.search(r"(?<!-)2\.8400", everything)
 
 
 @given(st.data(), st.sampled_from(sorted(WORDS)))
-def test_products_and_sum_are_those_of_the_one_hot(data, lang):
+def test_products_and_sum_match_the_one_hot(data, lang):
     table = data.draw(tables(min_columns=1))
     rows, columns = table.shape
     picked = data.draw(st.integers(0, rows - 1))
@@ -206,34 +206,34 @@ def test_products_and_sum_are_those_of_the_one_hot(data, lang):
 
 @pytest.mark.parametrize("dtype", TABLE_DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_an_unseen_inf_or_nan_poisons_the_product_and_not_the_lookup(bad, dtype):
+def test_omitted_inf_or_nan_spreads_in_the_product_but_not_in_the_lookup(bad, dtype):
     table = torch.ones(1000, 3, dtype=dtype)
     table[700, 1] = bad
     drawn = ParsedFigure(figure("product", table, 400, column=1))
     gaps = [texts for _, _, texts in drawn.lines("hr-gap")]
     assert gaps == [["399 products by zero", "0"], ["598 products by zero", "nan"]]
     assert [texts for _, _, texts in drawn.lines("hr-frame")] == [["nan"]]
-    note = "0 × inf and 0 × nan are nan; a look-up reads row 400 alone: 1.0000."
+    note = "0 × inf and 0 × nan are nan. A lookup reads only row 400: 1.0000."
     assert note in drawn.words()
     assert "nan" not in "".join(figure("lookup", table, 400).svg.split("<text")[1:])
     clean = ParsedFigure(figure("product", table, 400, column=0))
     assert [texts for _, _, texts in clean.lines("hr-frame")] == [["1.0000"]]
 
 
-def test_a_negative_zero_is_lost_in_the_sum_and_said_so():
+def test_figure_says_that_the_sum_loses_a_negative_zero():
     drawn = ParsedFigure(figure("product", torch.tensor([[1.0], [-0.0]]), 1))
     assert drawn.lines("hr-picked")[0][2] == ["1", "×", "-0.0000", "=", "-0.0000"]
     assert [texts for _, _, texts in drawn.lines("hr-frame")] == [["0.0000"]]
-    assert "Adding zeros loses the sign that a look-up keeps: -0.0000." in drawn.words()
+    assert "Adding zeros loses the sign. A lookup keeps it: -0.0000." in drawn.words()
     assert "1 of 2 products is by zero." in drawn.words()
 
 
-# Any table, any token, any page
+# Any table, any token, any web page
 
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
 @pytest.mark.parametrize("dtype", TABLE_DTYPES, ids=str)
-def test_any_float_any_stride_any_gradient_draws_the_same_and_is_left_alone(kind, dtype):
+def test_dtype_strides_and_requires_grad_do_not_change_the_figure(kind, dtype):
     values = torch.arange(60).reshape(12, 5).to(dtype) / 8
     plain = draw_kind(kind, values, [7], column=2).svg
     strided = torch.zeros(24, 10, dtype=dtype)[::2, ::2].copy_(values)
@@ -246,8 +246,8 @@ def test_any_float_any_stride_any_gradient_draws_the_same_and_is_left_alone(kind
 
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
-def test_a_large_table_is_neither_copied_nor_scanned(kind):
-    # 4 TB of addresses, one stored column: copying, or reading every entry, cannot end.
+def test_large_table_is_neither_copied_nor_scanned(kind):
+    # 4 TB of addresses but one stored column: copying or reading every entry would never end.
     table = torch.zeros(1_000_000, 1).expand(1_000_000, 1_000_000)
     drawn = ParsedFigure(draw_kind(kind, table, [31_337], column=999_999))
     assert_no_overlap(drawn)
@@ -256,7 +256,7 @@ def test_a_large_table_is_neither_copied_nor_scanned(kind):
 @pytest.mark.parametrize("kind", TABLE_KINDS)
 @pytest.mark.parametrize("lang", WORDS)
 @pytest.mark.parametrize("token", HOSTILE, ids=lambda token: ascii(token)[:20])
-def test_a_hostile_token_is_only_text(kind, lang, token):
+def test_hostile_token_is_escaped(kind, lang, token):
     fig = draw_kind(kind, example_a(), [3], tokens=[token], lang=lang)
     fig.svg.encode()
     drawn = ParsedFigure(fig)
@@ -272,7 +272,7 @@ def test_a_hostile_token_is_only_text(kind, lang, token):
 
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
-def test_the_svg_stands_alone_and_says_what_it_shows(kind):
+def test_svg_needs_no_other_file_and_contains_a_description(kind):
     fig = draw_kind(kind, example_a(), [3], tokens=["jumps"])
     assert fig._repr_svg_() == str(fig) == fig.svg
     assert repr(fig) == f"<Figure: SVG of {len(fig.svg):,} characters>"
@@ -292,7 +292,7 @@ def test_the_svg_stands_alone_and_says_what_it_shows(kind):
     rules = [rule for rule in selectors if not rule.strip().startswith("@media")]
     assert all(part.strip().startswith(".hotrow ") for r in rules for part in r.split(","))
     assert "@media screen and (prefers-color-scheme: dark)" in fig.svg
-    # Without the style, which some sites strip: black on white.
+    # Some sites strip the style: then it is black on white.
     page, *boxes = drawn.root.iter(f"{SVG}rect")
     assert page.get("fill") == "#fff"
     assert {box.get("fill") for box in boxes} == {"none"}
@@ -300,7 +300,7 @@ def test_the_svg_stands_alone_and_says_what_it_shows(kind):
     assert not any(text.get("fill") for text in drawn.root.iter(f"{SVG}text"))
 
 
-def test_the_same_arguments_give_the_same_text_and_others_other_names():
+def test_same_arguments_give_the_same_svg_and_others_other_element_ids():
     def named(*args, **kwargs):
         return ParsedFigure(figure(*args, **kwargs)).root.get("aria-labelledby")
 
@@ -327,7 +327,7 @@ def luminance(colour):
 @pytest.mark.parametrize("name", ["ink", "muted", "h0", "h1", "h2", "h3", "h4", "h5"])
 @pytest.mark.parametrize("scheme", [0, 1])
 @pytest.mark.parametrize("ground", ["page", "row"])
-def test_text_and_rows_stand_out_in_light_and_dark(name, scheme, ground):
+def test_text_and_rows_have_enough_contrast_in_light_and_dark_mode(name, scheme, ground):
     light, dark = sorted((luminance(COLOURS[key][scheme]) for key in (name, ground)), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 4.5
 
@@ -348,7 +348,7 @@ def test_chinese_figures_are_in_chinese(kind, ids):
         assert "词元（token）" in words
 
 
-def test_both_languages_have_the_same_words_with_the_same_places():
+def test_both_languages_have_the_same_keys_and_placeholders():
     assert sorted(WORDS) == ["en", "zh-CN"]
     assert WORDS["en"].keys() == WORDS["zh-CN"].keys()
     for key, english in WORDS["en"].items():
@@ -361,7 +361,7 @@ def test_both_languages_have_the_same_words_with_the_same_places():
 
 # Errors
 
-DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it with .float()"
+DTYPES = "but a table must be one of float64, float32, bfloat16, float16: convert it with .float()"
 
 
 @pytest.mark.parametrize(
@@ -377,29 +377,29 @@ DTYPES = "but a table is one of float64, float32, bfloat16, float16: convert it 
             "kind is ['lookup'], but must be one of 'lookup', 'product', 'gradient', 'cost'",
         ),
         ({"lang": "fr"}, "lang is 'fr', but must be one of 'en', 'zh-CN'"),
-        ({"table": [[1.0]]}, "table is of type list, but a table is a tensor"),
-        ({"table": torch.nn.Embedding(2, 2)}, "of a layer, its weight"),
-        ({"table": torch.ones(3)}, "table has shape (3,), but a table is 2-D: rows x columns"),
-        ({"table": torch.ones(3, 2, 1)}, "table has shape (3, 2, 1), but a table is 2-D"),
+        ({"table": [[1.0]]}, "table is of type list, but a table must be a tensor"),
+        ({"table": torch.nn.Embedding(2, 2)}, "for example the weight of a layer"),
+        ({"table": torch.ones(3)}, "table has shape (3,), but a table must be 2-D (rows, columns)"),
+        ({"table": torch.ones(3, 2, 1)}, "table has shape (3, 2, 1), but a table must be 2-D"),
         ({"table": torch.ones(3, 2).int()}, f"table is int32, {DTYPES}"),
         ({"table": torch.ones(3, 2).to(torch.complex64)}, f"table is complex64, {DTYPES}"),
         ({"table": torch.ones(3, 2, device="meta")}, "strided on meta"),
         ({"table": torch.ones(3, 2).to_sparse()}, "sparse_coo on cpu"),
-        ({"ids": [1.5]}, "ids is float32 of shape (1,), but ids are int64 or int32"),
+        ({"ids": [1.5]}, "ids is float32 of shape (1,), but ids must be int64 or int32"),
         ({"ids": "fox"}, "ids cannot be read"),
-        ({"tokens": ["a", "b"]}, "tokens has length 2, but ids has 1: one for each id"),
-        ({"tokens": []}, "tokens has length 0, but ids has 1: one for each id"),
+        ({"tokens": ["a", "b"]}, "tokens has length 2, but there are 1 ids: pass one for each id"),
+        ({"tokens": []}, "tokens has length 0, but there are 1 ids: pass one for each id"),
         ({"tokens": "a"}, "tokens is 'a', but must be a list of str, one for each id"),
         ({"tokens": [b"a"]}, "tokens is [b'a'], but must be a list of str"),
         ({"tokens": 7}, "tokens is 7, but must be a list of str"),
-        ({"kind": "product", "ids": [1, 2]}, "ids has 2 ids, but a 'product' is of one: give one"),
-        ({"kind": "product", "ids": []}, "ids has 0 ids, but a 'product' is of one"),
+        ({"kind": "product", "ids": [1, 2]}, "there are 2 ids, but a 'product' figure needs"),
+        ({"kind": "product", "ids": []}, "there are 0 ids, but a 'product' figure needs"),
         ({"kind": "product", "column": 1.0}, "column is 1.0, but must be an int"),
         ({"kind": "product", "column": "a"}, "column is 'a', but must be an int"),
     ],
     ids=str,
 )
-def test_each_error_names_the_argument_the_value_and_the_choices(change, message):
+def test_errors_name_the_argument_the_value_and_the_choices(change, message):
     arguments = {"kind": "lookup", "table": torch.ones(3, 2), "ids": [1]} | change
     with pytest.raises(HotrowError) as caught:
         figure(**arguments)
@@ -430,7 +430,7 @@ def test_out_of_range_is_an_index_error(change, message):
 
 
 @given(st.text())
-def test_printable_is_printable_and_keeps_the_rest(text):
+def test_escaped_text_is_printable_and_keeps_printable_characters(text):
     shown = escape_unprintable(text)
     assert shown.isprintable()
     assert escape_unprintable(shown) == shown
@@ -449,18 +449,18 @@ def test_printable_is_printable_and_keeps_the_rest(text):
         ("词元 token 🙂", "词元 token 🙂"),
     ],
 )
-def test_what_acts_or_hides_is_shown_as_its_escape(text, shown):
+def test_unprintable_characters_are_escaped(text, shown):
     assert escape_unprintable(text) == shown
 
 
 @given(st.text().map(escape_unprintable), st.integers(1, 20))
-def test_elided_text_fits_and_says_that_it_was_cut(text, columns):
+def test_elided_text_fits_and_ends_in_an_ellipsis(text, columns):
     cut = elide(text, columns)
     assert display_width(cut) <= columns
     assert cut == text or (cut.endswith("…") and text.startswith(cut[:-1]))
 
 
-def test_a_pile_of_marks_is_cut():
+def test_excess_combining_marks_are_cut():
     assert elide("e" + "\u0301" * 500, 14) == "e" + "\u0301" * 4 + "…"
     assert elide("a" * 14, 14) == "a" * 14
     assert elide("a" * 15, 14) == "a" * 13 + "…"
@@ -469,19 +469,19 @@ def test_a_pile_of_marks_is_cut():
 
 
 @given(st.floats())
-def test_a_number_reads_back_to_what_it_shows(x):
+def test_formatted_number_is_close_to_the_number(x):
     shown = format_number(x)
     if math.isnan(x) or math.isinf(x):
         assert shown == str(x)
         return
     assert shown.startswith("-") == (math.copysign(1, x) < 0)
-    # As fractions: near the largest float, what is shown can round to beyond it.
+    # Compare fractions: near the largest float, the rounded text can overflow a float.
     exact = Fraction(x)
     assert abs(Fraction(shown) - exact) <= Fraction(51, 10_000) * abs(exact) or x == 0
     assert len(shown) <= 10 or "e" in shown
 
 
-# Which arguments a kind takes
+# Arguments of each kind
 
 ARGUMENTS = {
     "table": torch.ones(3, 2),
@@ -496,18 +496,18 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_takes_all_of_its_arguments_and_no_other(kind):
+def test_kind_accepts_all_of_its_arguments_and_no_others(kind):
     _, needs, takes = KINDS[kind]
     own = {name: ARGUMENTS[name] for name in [*needs, *takes]}
     everything = figure(kind, **own).svg
     assert everything
     for name in ARGUMENTS.keys() - own.keys():
-        with pytest.raises(HotrowError, match=f"^{name} was given, but a '{kind}' takes none: it"):
+        with pytest.raises(HotrowError, match=f"^{name} was passed, but a '{kind}' fig"):
             figure(kind, **own, **{name: ARGUMENTS[name]})
     for name in own:
         fewer = {key: value for key, value in own.items() if key != name}
         if name in needs:
-            with pytest.raises(HotrowError, match=f"^a '{kind}' needs {name}: it takes {needs[0]}"):
+            with pytest.raises(HotrowError, match=f"^a '{kind}' figure needs {name}: pass"):
                 figure(kind, **fewer)
         else:
             assert (figure(kind, **fewer).svg == everything) == (name == "column")

@@ -1,4 +1,4 @@
-"""Figure 6 says what torch's own backward says: every sum, every zero, every use counted."""
+"""Figure 6 shows the gradient that torch's own backward computes, and counts every use."""
 
 import math
 
@@ -24,15 +24,15 @@ from tests.support.parsed_figure import (
 
 
 class Scattered(ParsedFigure):
-    """What the drawing says of both gradients."""
+    """A parsed figure of both gradients."""
 
     @property
     def output_x(self):
-        """Where the table's gradient starts: the second heading."""
+        """The x coordinate of the table's gradient: its heading is the second."""
         return [text for text in self.texts if text.css == "hr-bold"][2].left
 
     def rows(self):
-        """(label, texts) of every row drawn of the table's gradient."""
+        """Return (label, texts) of every drawn row of the table's gradient."""
         lines = [*self.lines("hr-picked"), *self.lines("hr-row")]
         return [(int(label), texts) for left, label, texts in lines if left > self.output_x]
 
@@ -46,7 +46,7 @@ def shortened(values):
 
 
 @given(st.data(), st.sampled_from(sorted(WORDS)))
-def test_every_sum_is_torchs_and_every_row_is_counted(data, lang):
+def test_sums_match_torch_and_every_row_is_counted(data, lang):
     table = data.draw(tables())
     rows, columns = table.shape
     ids = data.draw(st.lists(st.integers(0, rows - 1), max_size=9))
@@ -66,7 +66,7 @@ def test_every_sum_is_torchs_and_every_row_is_counted(data, lang):
         zeros = ["…" if text == "…" else "0" for text in held]
         assert texts == (held if row in ids else zeros)
         assert uses == str(ids.count(row))
-    # Rows drawn and rows left out are the whole table, and all their uses are all ids.
+    # Drawn and omitted rows together are the whole table, and their uses add up to all ids.
     hidden = [int(text.split()[0]) for text, _ in drawn.gaps()]
     assert len(drawn.rows()) + sum(hidden) == rows
     uses = [int(texts[-1]) for _, texts in drawn.rows()] + [int(n) for _, n in drawn.gaps()]
@@ -78,7 +78,7 @@ def test_every_sum_is_torchs_and_every_row_is_counted(data, lang):
 
 
 @pytest.mark.parametrize("ids", [[2, 3, 2], [1] * 6, [7, 0, 5, 3, 1, 2]])
-def test_each_arrow_leads_from_the_ids_row_to_the_row_of_that_number(ids):
+def test_each_arrow_leads_from_the_row_of_the_id_to_the_row_of_that_number(ids):
     drawn = Scattered(draw_kind("gradient", torch.ones(8, 3), ids))
     boxes = [box for box in drawn.boxes if "hr-pill" in box.css]
     for row, (start, end) in zip(ids, arrow_ends(drawn), strict=True):
@@ -91,7 +91,7 @@ def test_each_arrow_leads_from_the_ids_row_to_the_row_of_that_number(ids):
             assert label == str(row)
 
 
-def test_a_repeated_id_adds_up_and_the_words_say_so():
+def test_repeated_id_adds_up_and_the_description_says_so():
     upstream = torch.tensor([[1.0, -2.0], [0.5, 0.0], [0.25, -1.0]])
     drawn = Scattered(figure("gradient", torch.zeros(4, 2), [2, 3, 2], gradient=upstream))
     assert drawn.rows() == [
@@ -101,12 +101,12 @@ def test_a_repeated_id_adds_up_and_the_words_say_so():
         (1, ["0", "0", "0"]),
     ]
     assert "2 of 4 rows are untouched: their gradient is zero." in drawn.words()
-    assert "Row 2 holds 1.2500, -3.0000, added: 2." in drawn.words("desc")[0]
+    assert "Row 2 is 1.2500, -3.0000; uses: 2." in drawn.words("desc")[0]
     grey = [text.css for text in drawn.texts if text.text == "0" and text.left > drawn.output_x]
     assert set(grey) <= {"hr-mono hr-muted", "hr-muted"}
 
 
-def test_ids_that_are_not_drawn_are_in_the_sums_and_in_the_gaps():
+def test_omitted_ids_are_in_the_sums_and_in_the_gaps():
     ids = [50, 60, 50, 60, 50, 60, 50, 10, 10, 90, 99]
     drawn = Scattered(figure("gradient", torch.zeros(100, 1), ids, gradient=torch.ones(11, 1)))
     assert dict(drawn.rows()) == {
@@ -124,14 +124,14 @@ def test_ids_that_are_not_drawn_are_in_the_sums_and_in_the_gaps():
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-def test_inf_and_nan_reach_their_own_row_only(bad):
+def test_inf_and_nan_reach_only_their_own_row(bad):
     upstream = torch.tensor([[bad], [1.0], [-bad]])
     drawn = Scattered(figure("gradient", torch.zeros(4, 1), [1, 2, 1], gradient=upstream))
     assert dict(drawn.rows()) == {1: ["nan", "2"], 2: ["1.0000", "1"], 0: ["0"] * 2, 3: ["0"] * 2}
 
 
 @pytest.mark.parametrize("dtype", TABLE_DTYPES, ids=str)
-def test_bags_and_batches_are_taken_in_order(dtype):
+def test_batched_ids_are_drawn_in_order(dtype):
     ids = torch.tensor([[2, 0], [2, 2]])
     upstream = torch.arange(12.0).reshape(2, 2, 3).to(dtype)
     table = torch.zeros(4, 3, dtype=dtype)
@@ -155,9 +155,9 @@ def test_empty_tables_and_no_ids(shape):
 @pytest.mark.parametrize(
     ("gradient", "message"),
     [
-        ([[1.0, 1.0]], "gradient is of type list, but the gradient of the output is a tensor"),
-        (torch.ones(2, 2), "gradient has shape (2, 2), but the output of these ids has (1, 2)"),
-        (torch.ones(2), "gradient has shape (2,), but the output of these ids has (1, 2)"),
+        ([[1.0, 1.0]], "gradient is of type list, but must be a tensor"),
+        (torch.ones(2, 2), "gradient has shape (2, 2), but the output has shape (1, 2)"),
+        (torch.ones(2), "gradient has shape (2,), but the output has shape (1, 2)"),
         (torch.ones(1, 2).double(), "gradient is torch.float64 on cpu, but the table is torch.fl"),
         (torch.ones(1, 2).long(), "gradient is torch.int64 on cpu, but the table is torch.float3"),
         (torch.ones(1, 2, device="meta"), "on meta, but the table is torch.float32 on cpu: use"),
@@ -165,7 +165,7 @@ def test_empty_tables_and_no_ids(shape):
     ],
     ids=str,
 )
-def test_each_error_names_the_gradient(gradient, message):
+def test_errors_name_the_gradient(gradient, message):
     with pytest.raises(HotrowError) as caught:
         figure("gradient", torch.ones(3, 2), [1], gradient=gradient)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Tables, texts and ids from files: what is read, what is refused, what is left alone."""
+"""Reading tables, texts and ids from files, errors, and writing text files."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ def table(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_the_only_table_of_a_file_needs_no_name(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_only_table_of_a_file_needs_no_name(tmp_path: Path, dtype: torch.dtype) -> None:
     path = tmp_path / "m.safetensors"
     save_file({"w": table(dtype), "bias": torch.zeros(3), "steps": torch.zeros(2, 2).int()}, path)
     name, values = files.read_table(path)
@@ -42,7 +42,7 @@ def test_the_only_table_of_a_file_needs_no_name(tmp_path: Path, dtype: torch.dty
     assert torch.equal(values, table(dtype))
 
 
-def test_one_of_several_tables_is_read_by_its_name(tmp_path: Path) -> None:
+def test_one_of_several_tables_is_read_by_name(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     save_file({"wte": table(), "wpe": torch.zeros(2, 5)}, path)
     name, values = files.read_table(str(path), "wte")
@@ -52,7 +52,7 @@ def test_one_of_several_tables_is_read_by_its_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def huge(tmp_path: Path) -> Iterator[Path]:
-    """A file of 3 GB, most of it a hole: a table of 2 million rows, and then one of 4."""
+    """A sparse file of 3 GB: a table of 2 million rows, then one of 4 rows."""
     path = tmp_path / "huge.safetensors"
     rows, columns = 2_000_000, 384
     end = rows * columns * 4
@@ -70,7 +70,7 @@ def huge(tmp_path: Path) -> Iterator[Path]:
     path.unlink()
 
 
-def test_a_table_is_mapped_and_the_rest_of_the_file_never_read(huge: Path) -> None:
+def test_table_is_memory_mapped_and_the_rest_of_the_file_is_never_read(huge: Path) -> None:
     assert huge.stat().st_size > 3_000_000_000
     assert huge.stat().st_blocks * 512 < MIB, "the file system fills holes: nothing is shown"
     process = psutil.Process()
@@ -88,17 +88,15 @@ def test_a_table_is_mapped_and_the_rest_of_the_file_never_read(huge: Path) -> No
     [{"a": (3,)}, {"a": ()}, {"a": (2, 2, 2)}, {}],
     ids=["1-D", "0-D", "3-D", "no tensor at all"],
 )
-def test_a_file_without_a_table_is_refused(
-    tmp_path: Path, shapes: dict[str, tuple[int, ...]]
-) -> None:
+def test_file_without_a_table_raises(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     path = tmp_path / "m.safetensors"
     save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path)
-    with pytest.raises(HotrowError, match="holds no table: no tensor in it is 2-D"):
+    with pytest.raises(HotrowError, match="has no table: none of its tensors is 2-D"):
         files.read_table(path)
 
 
 @pytest.mark.parametrize("cut", [1, 80, 100, 10_000])
-def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path, cut: int) -> None:
+def test_file_truncated_at_any_point_raises(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "m.safetensors"
     save_file({"w": table()}, path)
     path.write_bytes(path.read_bytes()[:-cut])
@@ -106,17 +104,17 @@ def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path, cut: int) 
         files.read_table(path)
 
 
-def test_a_long_list_of_candidates_is_cut_and_counted(tmp_path: Path) -> None:
+def test_long_list_of_candidates_is_shortened(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     save_file({f"layer.{n}": torch.zeros(2, 2) for n in range(57)}, path)
-    with pytest.raises(HotrowError, match="holds 57 tables") as error:
+    with pytest.raises(HotrowError, match="has 57 tables") as error:
         files.read_table(path)
     assert error.value.problem.count("  2 x 2") == 40
     assert error.value.problem.endswith("\n  and 17 more")
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -126,7 +124,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("read", [files.read_table, lambda p: files.read_tokenizer(p, 4, "it")])
-def test_a_pickle_is_refused_and_never_run(tmp_path: Path, read: object) -> None:
+def test_pickle_raises_and_is_never_executed(tmp_path: Path, read: object) -> None:
     path, sprung = tmp_path / "model.pt", tmp_path / "sprung"
     torch.save({"w": Trap(sprung)}, path)
     assert callable(read)
@@ -141,7 +139,7 @@ UNPICKLERS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "m
 
 
 def test_no_source_file_unpickles_anything() -> None:
-    """But for tensors, by `torch.load(..., weights_only=True)`."""
+    """Only tensors, by `torch.load(..., weights_only=True)`."""
     sources = list(Path(hotrow.__file__).parent.rglob("*.py"))
     assert len(sources) > 10
     loads = []
@@ -176,7 +174,7 @@ separators = st.text(alphabet=", \t\n", min_size=1, max_size=3)
 
 
 @given(st.lists(st.tuples(st.integers(-(10**18) + 1, 10**18 - 1), separators)))
-def test_ids_come_back_whatever_sets_them_apart(pairs: list[tuple[int, str]]) -> None:
+def test_ids_are_parsed_with_any_separators(pairs: list[tuple[int, str]]) -> None:
     text = "".join(f"{id}{separator}" for id, separator in pairs)
     assert files.parse_ids(text, "--ids") == [id for id, _ in pairs]
 
@@ -199,7 +197,7 @@ def test_ids_come_back_whatever_sets_them_apart(pairs: list[tuple[int, str]]) ->
         ("9" * 5000, 1, "9" * 39 + "…"),
     ],
 )
-def test_a_word_that_is_no_id_is_named_with_its_line(text: str, line: int, word: str) -> None:
+def test_error_names_the_word_and_line_that_are_not_an_id(text: str, line: int, word: str) -> None:
     with pytest.raises(HotrowError) as error:
         files.parse_ids(text, "--ids-file")
     assert error.value.problem == f"--ids-file, line {line}: {word!r} is not an id"
@@ -229,7 +227,7 @@ def test_text_is_read_as_utf_8(tmp_path: Path, data: bytes, text: str) -> None:
     ("data", "place"),
     [(b"\xff", "byte 0 is 0xff"), (b"abc\xc3", "byte 3 is 0xc3"), ("é".encode("utf-16"), "byte 0")],
 )
-def test_text_that_is_not_utf_8_is_refused_by_its_first_bad_byte(
+def test_error_names_the_first_byte_that_is_not_utf_8(
     tmp_path: Path, data: bytes, place: str
 ) -> None:
     path = tmp_path / "t.txt"
@@ -256,20 +254,20 @@ def tokenizer_file(folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     "text", ["the same numbers the same numbers", "the", ""], ids=["long", "short", "empty"]
 )
-def test_a_tokenizer_neither_truncates_nor_pads(tmp_path: Path, text: str) -> None:
+def test_tokenizer_neither_truncates_nor_pads(tmp_path: Path, text: str) -> None:
     reader = files.read_tokenizer(tokenizer_file(tmp_path), 4, "the table")
     tokens = files.tokenize(reader, text)
     assert tokens.ids == [VOCABULARY[word] for word in text.split()]
     assert tokens.texts == tuple(text.split())
 
 
-def test_tokens_of_ids_the_vocabulary_leaves_out_are_a_question_mark(tmp_path: Path) -> None:
+def test_token_of_an_id_outside_the_vocabulary_is_a_question_mark(tmp_path: Path) -> None:
     reader = files.read_tokenizer(tokenizer_file(tmp_path), 4, "the table")
     texts = files.token_texts(reader, [3, 7, -1, 2**40])
     assert texts == ("numbers", "?", "?", "?")
 
 
-def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(tmp_path: Path) -> None:
+def test_tokenizer_with_more_ids_than_table_rows_raises(tmp_path: Path) -> None:
     path = tokenizer_file(tmp_path)
     with pytest.raises(HotrowError, match=r"has ids up to 3, but wte has 3 rows \(valid 0\.\.2\)"):
         files.read_tokenizer(path, 3, "wte")
@@ -281,7 +279,7 @@ def test_a_tokenizer_with_more_ids_than_the_table_has_rows_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"type": "Magic"}}', "\x80"])
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_tokenizer_file_raises(tmp_path: Path, text: str) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(text, encoding="latin-1")
     with pytest.raises(HotrowError, match="cannot be read as a tokenizer"):
@@ -292,7 +290,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
-def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path, mask: int) -> None:
+def test_written_file_has_the_permissions_of_a_new_file(tmp_path: Path, mask: int) -> None:
     path = tmp_path / "page.html"
     before = os.umask(mask)
     try:
@@ -305,7 +303,7 @@ def test_a_written_file_has_the_permissions_of_any_new_file(tmp_path: Path, mask
 
 
 @pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
-def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
+def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path = tmp_path / "page.html"
@@ -321,7 +319,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_beside_it(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_interrupted_write_leaves_nothing_behind(
+def test_interrupted_write_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object) -> None:
@@ -333,7 +331,7 @@ def test_an_interrupted_write_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_symbolic_link_is_written_through(tmp_path: Path) -> None:
+def test_write_follows_a_symbolic_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target.html", tmp_path / "link.html"
     target.write_text("old")
     link.symlink_to(target.name)
@@ -342,7 +340,7 @@ def test_a_symbolic_link_is_written_through(tmp_path: Path) -> None:
     assert target.read_text() == "new"
 
 
-def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+def test_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     with pytest.raises(HotrowError, match="pipe is not a regular file"):

@@ -1,4 +1,4 @@
-"""`Embedding`, and what `OneHotLinear` has in common with it."""
+"""`Embedding`, and the behavior that `OneHotLinear` shares with it."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ OPTIONS = [{}, {"padding_idx": 2}, {"max_norm": 1.5}, {"max_norm": 1.0, "norm_ty
 
 
 def twins(*size, **options):
-    """torch's embedding and ours, with the same table."""
+    """Return torch's embedding and ours, with the same table."""
     ours, torchs = Embedding(*size, **options), nn.Embedding(*size, **options)
     ours.load_state_dict(torchs.state_dict())
     return ours, torchs
@@ -36,7 +36,7 @@ def dense(gradient):
 
 @case_table
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_output_is_the_one_hot_matmul_bit_for_bit(case, dtype):
+def test_output_equals_the_one_hot_matmul_bit_for_bit(case, dtype):
     table, ids = case.table(dtype), case.ids()
     layer = Embedding.from_pretrained(table)
     assert_same_bits(layer(ids), reference.embedding(ids, table))
@@ -48,7 +48,7 @@ def test_output_is_the_one_hot_matmul_bit_for_bit(case, dtype):
         st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=12, max_size=12
     ),
 )
-def test_output_is_the_one_hot_matmul_for_any_finite_table(ids, values):
+def test_output_equals_the_one_hot_matmul_for_any_finite_table(ids, values):
     table = torch.tensor(values, dtype=torch.float32).reshape(6, 2)
     ids = torch.tensor(ids, dtype=torch.int64)
     assert_same_numbers(
@@ -59,7 +59,7 @@ def test_output_is_the_one_hot_matmul_for_any_finite_table(ids, values):
 
 @case_table
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_one_hot_input_gives_what_its_ids_give(case, dtype):
+def test_one_hot_input_matches_ids(case, dtype):
     table, ids = case.table(dtype), case.ids()
     layer = Embedding.from_pretrained(table)
     assert_same_bits(layer(reference.one_hot(ids, case.rows, dtype)), layer(ids))
@@ -78,7 +78,7 @@ def test_probabilities_mix_rows():
 
 @case_table
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_gradient_is_torchs_dense_one_bit_for_bit(case, dtype):
+def test_gradient_matches_torchs_dense_gradient_bit_for_bit(case, dtype):
     table, ids = case.table(dtype), case.ids()
     output_gradient = torch.randn(*case.shape, case.columns).to(dtype)
     ours = Embedding.from_pretrained(table, freeze=False)
@@ -100,7 +100,7 @@ def test_gradient_adds_repeated_ids_in_batch_order():
 
 
 @case_table
-def test_gradient_is_no_further_from_truth_than_the_matmuls(case):
+def test_gradient_is_as_accurate_as_the_matmuls(case):
     table, ids = case.table(), case.ids()
     output_gradient = torch.randn(*case.shape, case.columns)
     grads = []
@@ -122,7 +122,7 @@ def _holding(leaf):
     return layer
 
 
-def test_gradient_reaches_soft_input():
+def test_probability_input_gets_a_gradient():
     layer = Embedding(5, 3)
     soft = torch.rand(4, 5, requires_grad=True)
     layer(soft).sum().backward()
@@ -154,7 +154,7 @@ def test_gradcheck_and_second_derivatives():
 @pytest.mark.parametrize(
     "options", [*OPTIONS, {"scale_grad_by_freq": True}, {"sparse": True}], ids=str
 )
-def test_options_mean_what_they_mean_in_torch(options):
+def test_options_match_torch(options):
     ours, torchs = twins(7, 3, **options)
     ids, output_gradient = torch.tensor([[1, 2, 2], [5, 2, 0]]), torch.randn(2, 3, 3)
     results = []
@@ -168,20 +168,20 @@ def test_options_mean_what_they_mean_in_torch(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_options_hold_for_one_hot_input_too(options):
+def test_options_apply_to_one_hot_input_too(options):
     soft, hard = twins(7, 3, **options)
     ids, output_gradient = torch.tensor([[1, 2], [5, 2]]), torch.randn(2, 2, 3)
     output, expected = soft(reference.one_hot(ids, 7, torch.float32)), hard(ids)
     assert_same_bits(output, expected)
     output.backward(output_gradient)
     expected.backward(output_gradient)
-    # No row is used more than twice, so there is one sum in any order.
+    # No row is used more than twice, so the order of the sum does not matter.
     assert_same_bits(soft.weight.grad, hard.weight.grad)
     assert_same_bits(soft.weight, hard.weight)
 
 
 def test_scale_grad_by_freq_refuses_one_hot_input():
-    with pytest.raises(HotrowError, match="scale_grad_by_freq counts ids"):
+    with pytest.raises(HotrowError, match="but scale_grad_by_freq counts ids"):
         Embedding(7, 3, scale_grad_by_freq=True)(torch.eye(7))
 
 
@@ -220,7 +220,7 @@ def test_to_linear_copies_and_keeps_the_function(kind):
     ],
     ids=["from_linear", "to_linear", "OneHotLinear.to_linear", "OneHotLinear.from_linear"],
 )
-def test_storage_is_shared_when_asked_for(share):
+def test_copy_false_shares_storage(share):
     first, second = share()
     assert first.weight.data_ptr() == second.weight.data_ptr()
     with torch.no_grad():
@@ -228,7 +228,7 @@ def test_storage_is_shared_when_asked_for(share):
     assert (second.weight == 3.0).all()
 
 
-def test_conversions_keep_dtype_and_frozenness():
+def test_conversions_keep_dtype_and_requires_grad():
     linear = nn.Linear(7, 3, bias=False, dtype=torch.float64).requires_grad_(False)
     layer = Embedding.from_linear(linear, padding_idx=2)
     assert layer.weight.dtype == torch.float64
@@ -241,25 +241,25 @@ def test_conversions_keep_dtype_and_frozenness():
     ("convert", "message"),
     [
         (lambda: Embedding.from_linear(nn.Linear(7, 3)), "Linear(7, 3) has a bias"),
-        (lambda: Embedding.from_linear(nn.Embedding(7, 3)), "not a Embedding"),
-        (lambda: OneHotLinear.from_linear(nn.Embedding(7, 3)), "not a Embedding"),
+        (lambda: Embedding.from_linear(nn.Embedding(7, 3)), "linear is of type Embedding, but"),
+        (lambda: OneHotLinear.from_linear(nn.Embedding(7, 3)), "linear is of type Embedding, but"),
         (lambda: Embedding(7, 3, padding_idx=0).to_linear(), "padding_idx=0"),
         (lambda: Embedding(7, 3, max_norm=1.0).to_linear(), "max_norm=1.0"),
         (lambda: Embedding(7, 3, scale_grad_by_freq=True).to_linear(), "scale_grad_by_freq=True"),
     ],
 )
-def test_conversions_that_would_change_the_function_are_refused(convert, message):
+def test_conversions_that_would_change_training_raise(convert, message):
     with pytest.raises(HotrowError) as caught:
         convert()
     assert message in str(caught.value)
 
 
-# --- No quiet wrong answer ---------------------------------------------------------------
+# --- Errors ------------------------------------------------------------------------------
 
 
 @bad_input_table
 @pytest.mark.parametrize("kind", [Embedding, OneHotLinear])
-def test_bad_input_is_one_clear_error(kind, bad):
+def test_bad_input_raises_one_clear_error(kind, bad):
     with pytest.raises(HotrowError) as caught:
         kind(7, 3)(bad.input())
     assert isinstance(caught.value, bad.error)
@@ -276,7 +276,7 @@ def test_bad_input_changes_nothing(bad):
 
 
 @pytest.mark.parametrize("kind", [Embedding, OneHotLinear])
-def test_input_that_is_no_tensor(kind):
+def test_input_that_is_not_a_tensor_raises(kind):
     with pytest.raises(HotrowError, match=r"input is a list, .*: use torch.tensor\(input\)"):
         kind(7, 3)([1, 2])
 
@@ -284,17 +284,17 @@ def test_input_that_is_no_tensor(kind):
 @pytest.mark.parametrize(
     ("rows", "ids"),
     [
-        (2, [[0, 1], [1, 0]] * 20),  # two rows: as likely ids as a one-hot
-        (3, [0, 1, 0]),  # few ids, small table: by chance
+        (2, [[0, 1], [1, 0]] * 20),  # with two rows, ids are as likely as a one-hot
+        (3, [0, 1, 0]),  # few ids may look like a one-hot by chance
         (4, [0, 0, 1, 0]),
         (3, [[0, 1, 0]]),
         (3, [[0, 1, 1]] * 20),  # two ones
         (3, [[0, 2, 1]] * 20),
         (4, [[0, 0, 1]] * 20),  # another width
-        (3, [[[0], [0], [1]]] * 20),  # the way out that the message names
+        (3, [[[0], [0], [1]]] * 20),  # the fix that the message suggests
     ],
 )
-def test_ids_that_only_resemble_a_one_hot_are_ids(rows, ids):
+def test_ids_that_only_resemble_a_one_hot_are_looked_up(rows, ids):
     ids = torch.tensor(ids)
     assert Embedding(rows, 5)(ids).shape == (*ids.shape, 5)
 
@@ -303,18 +303,18 @@ def test_ids_that_only_resemble_a_one_hot_are_ids(rows, ids):
 @pytest.mark.parametrize(
     ("rows", "ids"), [(3, [0, 1]), (4, [2]), (4, [2, 3, 1]), (7, 5), (50_257, 9)]
 )
-def test_a_one_hot_in_integers_is_refused_where_it_is_no_chance(kind, rows, ids):
+def test_integer_one_hot_raises_unless_it_may_be_chance(kind, rows, ids):
     one_hot = F.one_hot(torch.tensor(ids), rows)
     with pytest.raises(HotrowError, match="looks like a one-hot in int64"):
         kind(rows, 2)(one_hot)
     assert kind(rows, 2)(one_hot.float()).shape == (*torch.tensor(ids).shape, 2)
 
 
-# --- Plain PyTorch at the edges ----------------------------------------------------------
+# --- Other PyTorch features --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ours", "torchs"), [(Embedding, nn.Embedding), (OneHotLinear, nn.Linear)])
-def test_checkpoints_go_both_ways(ours, torchs):
+def test_checkpoints_load_in_both_directions(ours, torchs):
     first, second = ours(7, 3), torchs(7, 3)
     assert list(first.state_dict()) == list(second.state_dict())
     first.load_state_dict(second.state_dict())
@@ -326,7 +326,7 @@ def test_checkpoints_go_both_ways(ours, torchs):
 
 
 @pytest.mark.parametrize("kind", [Embedding, OneHotLinear])
-def test_same_initial_values_as_torchs(kind):
+def test_initial_values_match_torch(kind):
     torch.manual_seed(5)
     ours = kind(7, 3)
     torch.manual_seed(5)
@@ -368,7 +368,7 @@ def test_compiles_with_the_default_backend():
         compiled(torch.tensor([[1, 6], [7, 0]]))
 
 
-def test_exports():
+def test_torch_export():
     layer = Embedding(7, 3)
     ids = torch.tensor([1, 6, 1])
     exported = torch.export.export(layer, (ids,)).module()
@@ -392,7 +392,7 @@ def test_function_transforms(kind):
         torch.vmap(layer)(torch.tensor([[1, 2], [6, 7]]))
 
 
-def test_meta_tensors_have_no_values_and_pass():
+def test_meta_ids_pass_the_checks():
     assert Embedding(7, 3, device="meta")(
         torch.empty(2, 4, dtype=torch.long, device="meta")
     ).shape == (2, 4, 3)
@@ -416,7 +416,7 @@ def test_jagged_ids_are_looked_up_and_checked():
         layer(torch.nested.nested_tensor(parts, layout=torch.jagged))
 
 
-# --- Same every time ---------------------------------------------------------------------
+# --- Determinism -------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("threads")

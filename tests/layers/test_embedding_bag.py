@@ -1,4 +1,4 @@
-"""EmbeddingBag: torch's bag on ids, the multi-hot's numbers, and soft members."""
+"""EmbeddingBag matches torch on ids, and the matmul on multi-hots and probabilities."""
 
 import copy
 
@@ -32,7 +32,7 @@ def assert_all_same_bits(actual, expected):
 @pytest.mark.parametrize(
     ("mode", "weighted"), [("sum", False), ("sum", True), ("mean", False), ("max", False)]
 )
-def test_ids_give_what_they_give_in_torch(case, mode, weighted):
+def test_ids_match_torch_bit_for_bit(case, mode, weighted):
     ids, table = case.ids(), case.table()
     bags, members = case.shape
     weights = torch.randn(case.shape) if weighted else None
@@ -42,13 +42,13 @@ def test_ids_give_what_they_give_in_torch(case, mode, weighted):
     actual = run(ours, output_gradient, ids, per_sample_weights=weights)
     if members:
         expected = run(theirs, output_gradient, ids, per_sample_weights=weights)
-    else:  # torch fails on (B, 0), but takes the same bags as offsets
+    else:  # torch fails on (B, 0), but accepts the same bags as offsets
         expected = run(theirs, output_gradient, ids.flatten(), torch.zeros(bags, dtype=torch.long))
     assert_all_same_bits(actual, expected)
 
 
 def dense_bag(case, mode, ids, table, output_gradient):
-    """Output and gradient in float64, and for each how many terms are added and their sizes."""
+    """Return output and gradient in float64, each with its number of terms and magnitudes."""
     offsets = torch.arange(case.shape[0]) * case.shape[1]
     flat = ids.reshape(-1)
 
@@ -66,7 +66,7 @@ def dense_bag(case, mode, ids, table, output_gradient):
 
 @bag_table
 @modes
-def test_bags_are_the_multi_hot_matmul(case, mode):
+def test_bags_equal_the_multi_hot_matmul_within_rounding(case, mode):
     ids, table = case.ids(), case.table()
     output_gradient = torch.randn(case.shape[0], case.columns)
     layer = EmbeddingBag.from_pretrained(table.clone(), freeze=False, mode=mode)
@@ -80,7 +80,7 @@ def test_bags_are_the_multi_hot_matmul(case, mode):
 @bag_table
 @modes
 @pytest.mark.parametrize("padding_idx", [None, 0])
-def test_one_hots_give_what_their_ids_give(case, mode, padding_idx):
+def test_one_hot_input_matches_ids(case, mode, padding_idx):
     options = {"mode": mode, "padding_idx": padding_idx}
     hard = EmbeddingBag.from_pretrained(case.table(), freeze=False, **options)
     soft = copy.deepcopy(hard)
@@ -96,7 +96,7 @@ def test_one_hots_give_what_their_ids_give(case, mode, padding_idx):
 
 @modes
 @pytest.mark.parametrize("include_last_offset", [False, True])
-def test_offsets_cut_ids_and_one_hots_alike(mode, include_last_offset):
+def test_offsets_work_for_ids_and_one_hots(mode, include_last_offset):
     ids = torch.tensor([4, 1, 1, 0, 6, 2])
     offsets = torch.tensor([0, 2, 2, 5, *([6] if include_last_offset else [])])
     options = {"mode": mode, "include_last_offset": include_last_offset}
@@ -123,7 +123,7 @@ def test_per_sample_weights_scale_rows_and_have_a_gradient(soft):
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("padding_idx", [None, 2])
-def test_a_multi_hot_is_a_bag(mode, padding_idx):
+def test_multi_hot_input_matches_ids(mode, padding_idx):
     ids = torch.tensor([[4, 1, 1], [0, 6, 2], [2, 2, 2]])
     layer = EmbeddingBag(7, 3, mode=mode, padding_idx=padding_idx)
     multi_hot = reference.one_hot(ids, 7, torch.float32).sum(1)
@@ -131,7 +131,7 @@ def test_a_multi_hot_is_a_bag(mode, padding_idx):
     assert_no_worse(layer(multi_hot).detach(), expected, expected.double())
 
 
-def test_soft_members_mix_rows():
+def test_probability_members_mix_rows():
     members = torch.rand(4, 5, 7).softmax(-1)
     layer = EmbeddingBag(7, 3, mode="sum")
     table = layer.weight.detach()
@@ -151,7 +151,7 @@ def test_soft_members_mix_rows():
     ],
     ids=str,
 )
-def test_options_mean_what_they_mean_in_torch(options):
+def test_options_match_torch(options):
     ours, theirs = EmbeddingBag(7, 3, **options), nn.EmbeddingBag(7, 3, **options)
     ours.load_state_dict(theirs.state_dict())
     ids, output_gradient = torch.tensor([[1, 2, 2], [5, 6, 0]]), torch.randn(2, 3)
@@ -159,7 +159,7 @@ def test_options_mean_what_they_mean_in_torch(options):
 
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)
-def test_bad_input_is_one_clear_error_and_changes_nothing(bad):
+def test_bad_input_raises_one_clear_error_and_changes_nothing(bad):
     layer = EmbeddingBag(7, 3, max_norm=0.1)
     before = layer.weight.detach().clone()
     with pytest.raises(HotrowError) as caught:
@@ -171,25 +171,25 @@ def test_bad_input_is_one_clear_error_and_changes_nothing(bad):
 
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("last", [False, True])
-def test_bags_that_are_all_empty(soft, last):
+def test_batch_of_empty_bags(soft, last):
     layer = EmbeddingBag(7, 3, include_last_offset=last)
     input = torch.zeros(2, 0, 7) if soft else torch.zeros(2, 0, dtype=torch.int64)
     assert_same_bits(layer(input), torch.zeros(2, 3))
 
 
-def test_a_batch_of_padding_is_no_multi_hot():
+def test_batch_of_padding_ids_is_not_taken_for_a_multi_hot():
     layer = EmbeddingBag(10, 3, padding_idx=0)
     assert_same_bits(layer(torch.zeros(4, 10, dtype=torch.int64)), torch.zeros(4, 3))
 
 
-def test_soft_bags_under_autocast_take_weights_of_the_tables_dtype():
+def test_autocast_bags_accept_weights_of_the_tables_dtype():
     layer = EmbeddingBag(7, 3, mode="sum", padding_idx=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = layer(torch.eye(7)[IDS], per_sample_weights=torch.ones(2, 3))
     assert output.dtype == torch.bfloat16
 
 
-def test_a_multi_hot_in_integers_is_refused():
+def test_integer_multi_hot_raises():
     with pytest.raises(HotrowError, match="looks like a multi-hot in int64"):
         EmbeddingBag(4, 3)(torch.tensor([[0, 1, 1, 0]] * 3))
     flat = EmbeddingBag(4, 3)(torch.tensor([0, 1, 1, 0] * 3), torch.tensor([0]))
@@ -201,7 +201,7 @@ def test_a_multi_hot_in_integers_is_refused():
 @pytest.mark.parametrize(
     ("mode", "input", "options", "message"),
     [
-        ("max", torch.ones(2, 7), {}, 'mode="max" needs the bag\'s members one by one'),
+        ("max", torch.ones(2, 7), {}, 'mode="max" needs the separate members of each bag'),
         (
             "sum",
             torch.ones(2, 7),
@@ -212,23 +212,24 @@ def test_a_multi_hot_in_integers_is_refused():
             "sum",
             torch.ones(7),
             {},
-            "bags take ids of shape (B, L) without offsets or (N,) with them, not () without",
+            "a bag takes ids of shape (B, L) without offsets or (N,) with offsets, but got () "
+            "without offsets",
         ),
-        ("sum", torch.ones(2, 2, 2, 7), {}, "not (2, 2, 2) without"),
-        ("sum", torch.ones(2, 2, 7), {"offsets": torch.tensor([0])}, "not (2, 2) with"),
+        ("sum", torch.ones(2, 2, 2, 7), {}, "got (2, 2, 2) without"),
+        ("sum", torch.ones(2, 2, 7), {"offsets": torch.tensor([0])}, "got (2, 2) with"),
         ("sum", torch.tensor([1, 2]), {"offsets": torch.tensor([0, 3])}, "offsets[1] = 3"),
         ("sum", torch.ones(2, 7), {"offsets": torch.tensor([1])}, "offsets[0] = 1"),
         ("sum", torch.ones(2, 7), {"offsets": [0]}, "offsets is a list"),
-        ("sum", torch.tensor([1, 2]), {}, "not (2,) without"),
-        ("sum", IDS, {"offsets": torch.tensor([0])}, "not (2, 3) with"),
-        ("mean", IDS, {"per_sample_weights": torch.ones(2, 3)}, "this bag has 'mean'"),
-        ("max", torch.eye(7)[IDS], {"per_sample_weights": torch.ones(2, 3)}, "this bag has 'max'"),
-        ("sum", IDS, {"per_sample_weights": torch.ones(3)}, "has shape (3,), the ids (2, 3)"),
+        ("sum", torch.tensor([1, 2]), {}, "got (2,) without"),
+        ("sum", IDS, {"offsets": torch.tensor([0])}, "got (2, 3) with"),
+        ("mean", IDS, {"per_sample_weights": torch.ones(2, 3)}, "the bag has mode='mean'"),
+        ("max", torch.eye(7)[IDS], {"per_sample_weights": torch.ones(2, 3)}, "has mode='max'"),
+        ("sum", IDS, {"per_sample_weights": torch.ones(3)}, "(3,), but the ids have shape (2, 3)"),
         ("sum", IDS, {"per_sample_weights": torch.ones(2, 3).double()}, "weights is float64, but"),
         ("sum", IDS, {"per_sample_weights": [1.0]}, "per_sample_weights is a list"),
     ],
 )
-def test_bags_that_cannot_be(mode, input, options, message):
+def test_invalid_bags_raise(mode, input, options, message):
     layer = EmbeddingBag(7, 3, mode=mode, max_norm=0.1)
     before = layer.weight.detach().clone()
     with pytest.raises(HotrowError) as caught:
@@ -237,7 +238,7 @@ def test_bags_that_cannot_be(mode, input, options, message):
     assert_same_bits(layer.weight, before)
 
 
-def test_conversions():
+def test_conversions_from_and_to_linear():
     linear = nn.Linear(7, 3, bias=False)
     layer = EmbeddingBag.from_linear(linear, mode="sum")
     assert layer.mode == "sum"
@@ -251,7 +252,7 @@ def test_conversions():
     assert_same_bits(layer.to_linear().weight, linear.weight)
 
 
-def test_checkpoints_go_both_ways():
+def test_checkpoints_load_in_both_directions():
     ours, theirs = EmbeddingBag(7, 3), nn.EmbeddingBag(7, 3)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     ours.load_state_dict(theirs.state_dict())

@@ -1,4 +1,4 @@
-"""`OneHotLinear`: the numbers of a linear layer on the one-hot."""
+"""`OneHotLinear` on ids equals a linear layer on their one-hots."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.support.tolerance import assert_no_worse, assert_same_bits
 @case_table
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # on "meta", too
-def test_linear_on_ids_is_linear_on_their_one_hot(case, bias):
+def test_linear_on_ids_equals_linear_on_their_one_hots(case, bias):
     ids = case.ids()
     linear = nn.Linear(case.rows, case.columns, bias=bias, device="meta")
     linear.weight = nn.Parameter(case.table().t().contiguous())
@@ -26,7 +26,7 @@ def test_linear_on_ids_is_linear_on_their_one_hot(case, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear_gradients(bias):
+def test_gradients_match_the_linear_layer(bias):
     ids = torch.randint(0, 5, (50,))
     ours = OneHotLinear(11, 6, bias=bias)
     theirs = ours.to_linear()
@@ -39,14 +39,14 @@ def test_linear_gradients(bias):
         assert_same_bits(ours.bias.grad, theirs.bias.grad)
 
 
-def test_one_hot_linear_from_linear_keeps_the_bias():
+def test_from_linear_keeps_the_bias():
     linear = nn.Linear(7, 3)
     layer = OneHotLinear.from_linear(linear)
     assert_same_bits(layer(torch.arange(7)), linear(torch.eye(7)))
     assert layer.bias.data_ptr() != linear.bias.data_ptr()
 
 
-def test_linear_autocasts_as_torchs():
+def test_autocast_matches_torch():
     layer = OneHotLinear(7, 3)
     ids = torch.tensor([1, 6, 1])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -55,7 +55,7 @@ def test_linear_autocasts_as_torchs():
     assert_same_bits(output, expected)
 
 
-def test_linear_in_float64_is_left_alone_by_autocast():
+def test_autocast_keeps_float64():
     layer = OneHotLinear(7, 3, dtype=torch.float64)
     ids = torch.tensor([1, 6, 1])
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -63,7 +63,7 @@ def test_linear_in_float64_is_left_alone_by_autocast():
     assert_same_bits(output, expected)
 
 
-def test_conversion_keeps_each_parameters_frozenness():
+def test_conversion_keeps_requires_grad_of_each_parameter():
     linear = nn.Linear(7, 3)
     linear.bias.requires_grad_(False)
     layer = OneHotLinear.from_linear(linear)

@@ -183,7 +183,7 @@ def test_json():
 def test_it_prints():
     found = compare(torch.randn(6, 3), [1, 2], title="mine")
     assert str(found) == repr(found)
-    assert str(found).startswith("mine\none-hot @ table and look-up: equal\noutput")
+    assert str(found).startswith("mine\none-hot @ table and lookup: equal\noutput")
     assert "<pre>" in found._repr_html_()
 
 

@@ -1,4 +1,4 @@
-"""Where dense and look-up are not the same: each difference is pinned here."""
+"""Where dense and lookup are not the same: each difference is pinned here."""
 
 import pytest
 import torch

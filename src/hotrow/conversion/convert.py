@@ -76,9 +76,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     0  Embedding(50000, 5)  table
     """
     if not isinstance(model, nn.Module):
-        raise HotrowError(
-            f"model is a {type(model).__name__}, but convert takes a torch.nn.Module"
-        )
+        raise HotrowError(f"model is a {type(model).__name__}, but convert takes a torch.nn.Module")
     if to not in DIRECTIONS:
         raise HotrowError(f"to = {to!r}, but must be 'lookup' or 'matmul'")
     min_entries = None if min_entries is None else check_count("min_entries", min_entries)

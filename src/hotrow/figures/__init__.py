@@ -1,1 +1,1 @@
-"""Figures as SVG, one file for each kind."""
+"""Figures as SVG, with one file for each kind."""

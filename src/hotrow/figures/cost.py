@@ -12,15 +12,15 @@ from hotrow.figures.words import Translate
 from hotrow.inputs.text import format_milliseconds, format_size
 from hotrow.verify.cost import cost
 
-WIDTH, HEIGHT, PANEL_GAP = 260, 220, 36  # of a panel, in pixels, and between two
-DECADES = range(1, 8)  # of V: 10 to 10 million
-POINTS_PER_DECADE = 8  # points of a curve in a decade
-MAX_TICKS = 6  # labels of an axis, at most
+WIDTH, HEIGHT, PANEL_GAP = 260, 220, 36  # the size of a panel and the gap between two, in pixels
+DECADES = range(1, 8)  # V from 10 to 10 million
+POINTS_PER_DECADE = 8
+MAX_TICKS = 6  # the most labels of an axis
 LARGEST = 2**63 - 1
-MIN_MS, MAX_MS = 1e-9, 1e12  # of what is drawn: beyond it a time was no time
+MIN_MS, MAX_MS = 1e-9, 1e12  # the valid range of a time
 METHODS = ("matmul", "by lookup")
 
-Point = tuple[int, float, float]  # V, by matmul, by look-up
+Point = tuple[int, float, float]  # V, the value by matmul, the value by lookup
 
 
 class Panel(NamedTuple):
@@ -34,11 +34,11 @@ class Panel(NamedTuple):
 
 
 def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawing:
-    """A panel for each quantity of `hotrow.cost`, and one of the times measured."""
-    cost(1, D, N)  # refuses what is no count
+    """Draw a panel for each quantity of `hotrow.cost`, and one for measured times."""
+    cost(1, D, N)  # raises unless D and N are counts
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:
-            raise HotrowError(f"{name} = {value}, but a chart needs it in 1..{LARGEST}")
+            raise HotrowError(f"{name} = {value}, but must be in 1..{LARGEST}")
     times = _check_measured(measured)
     sizes = [V for V, _, _ in times]
     first = min([DECADES[0], *(math.floor(math.log10(V)) for V in sizes)])
@@ -89,24 +89,24 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
 
 
 def _check_measured(measured: Any) -> list[Point]:
-    """The points by rising V, after checking that each fits on logarithmic axes."""
-    expected = "measured is a list of (V, milliseconds by matmul, milliseconds by look-up)"
+    """Return the points in order of V, after checking that each fits on logarithmic axes."""
+    expected = "must be a list of (V, milliseconds by matmul, milliseconds by lookup)"
     try:
         points = [(V, float(matmul), float(lookup)) for V, matmul, lookup in measured or []]
     except (TypeError, ValueError):
-        raise HotrowError(f"{expected}, but {measured!r:.60} is not") from None
+        raise HotrowError(f"measured is {measured!r:.60}, but {expected}") from None
     for place, (V, *times) in enumerate(points):
         counted = isinstance(V, int) and 1 <= V <= LARGEST
         if not counted or not all(map(is_time, times)):
             raise HotrowError(
-                f"measured[{place}] = {measured[place]!r:.60}, but V is an int of 1 or more, and "
-                f"times are {MIN_MS:g} to {MAX_MS:g} ms"
+                f"measured[{place}] = {measured[place]!r:.60}, but V must be an int of 1 or more, "
+                f"and times must be in {MIN_MS:g}..{MAX_MS:g} ms"
             )
     return sorted(points)
 
 
 def is_time(value: Any) -> bool:
-    """Whether it can be a number of milliseconds."""
+    """Whether the value is a valid number of milliseconds."""
     return type(value) in (int, float) and MIN_MS <= value <= MAX_MS
 
 
@@ -119,7 +119,7 @@ def _panel(
     cells: list[svg.Cell],
     curves: list[svg.Curve],
 ) -> float:
-    """Add a panel to the cells and curves; returns where it ends."""
+    """Add a panel to the cells and curves, and return the x coordinate of its right end."""
     values = [value for _, *pair in panel.points for value in pair]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     heights = range(low, max(high, low + 1) + 1)
@@ -171,7 +171,7 @@ def _panel(
 
 
 def _label_decades(decades: range) -> range:
-    """The decades with a label, few enough not to touch."""
+    """Return the decades to label, few enough that the labels don't touch."""
     return decades[:: math.ceil(len(decades) / MAX_TICKS)]
 
 
@@ -180,5 +180,5 @@ def _format_decade(decade: int) -> str:
 
 
 def _format_count(value: float) -> str:
-    """A count; from a million million on, to three digits."""
+    """Format a count; from 10**12 on, with three digits."""
     return f"{value:,.0f}" if value < 10**12 else f"{value:.3g}"

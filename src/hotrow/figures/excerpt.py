@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hotrow.inputs.text import format_number
 
-MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # a table up to this size is drawn whole
-LEADING_COLUMNS = 4  # of a wider one, these and the last
-MAX_IDS = 6  # ids drawn; each row they select has its own colour
+MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # a table up to this size is drawn completely
+LEADING_COLUMNS = 4  # of a wider table, the first 4 columns and the last are drawn
+MAX_IDS = 6  # the most ids drawn; each selected row has its own color
 
 
 class ColumnExcerpt(NamedTuple):
@@ -22,20 +22,20 @@ class ColumnExcerpt(NamedTuple):
 
     @property
     def drawn(self) -> list[int]:
-        """All of them, or the first and the last."""
+        """The columns to draw: all, or the first few and the last."""
         if self.total <= MAX_WHOLE_COLUMNS:
             return list(range(self.total))
         return [*range(LEADING_COLUMNS), self.total - 1]
 
     def shorten(self, texts: list[str]) -> list[str]:
-        """The texts of the drawn columns, with an ellipsis for the others."""
+        """Return the texts of the drawn columns, with an ellipsis for the others."""
         if self.total > MAX_WHOLE_COLUMNS:
             return [*texts[:LEADING_COLUMNS], "…", *texts[LEADING_COLUMNS:]]
         return texts or [""]  # a table without columns is drawn with an empty one
 
 
 def row_spans(rows: int, picked: Iterable[int]) -> list[range]:
-    """Split 0..rows-1 in order: a row that is drawn is a range of one, longer ones are omitted."""
+    """Split 0..rows-1 into ranges: a range of one row is drawn, longer ranges are omitted."""
     if rows <= MAX_WHOLE_ROWS:
         return [range(row, row + 1) for row in range(rows)]
     spans, start = [], 0
@@ -48,7 +48,7 @@ def row_spans(rows: int, picked: Iterable[int]) -> list[range]:
 
 
 def format_entries(table: Tensor, spans: list[range], columns: list[int]) -> dict[int, list[str]]:
-    """The texts of the drawn rows and columns, by row; nothing else is read."""
+    """Format the drawn rows and columns, by row; nothing else is read."""
     rows = [span.start for span in spans if len(span) == 1]
     down, across = (torch.tensor(places).long().to(table.device) for places in (rows, columns))
     values = table[down.unsqueeze(-1), across].tolist()
@@ -56,12 +56,12 @@ def format_entries(table: Tensor, spans: list[range], columns: list[int]) -> dic
 
 
 def row_hues(shown: list[int]) -> dict[int, str]:
-    """A colour for each row."""
+    """Assign a color to each row."""
     return {row: f"h{place}" for place, row in enumerate(dict.fromkeys(shown))}
 
 
 def arrow_offset(shown: list[int], place: int) -> float:
-    """How far below the middle of its row an arrow ends, so that those of one row spread."""
+    """Return the vertical offset of an arrow's end, so that the arrows of one row spread out."""
     row = shown[place]
     times, before = shown.count(row), shown[:place].count(row)
     return (before - (times - 1) / 2) * min(8, 24 / times)

@@ -1,6 +1,7 @@
-"""Drawings of a look-up as SVG, from real tensors: any table, any ids, two languages.
+"""Draw a lookup as SVG from real tensors, with any table and ids, in two languages.
 
-A kind of figure is a file of `hotrow.figures` that lays out cells and arrows; `svg.py` writes them.
+Each kind of figure has a file in `hotrow.figures` that lays out cells and arrows. `svg.py` writes
+them as SVG.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TOKEN_COLUMNS = 14
 
 @dataclass(frozen=True, repr=False)
 class Figure:
-    """A drawing. Jupyter shows it; `svg`, and `str` of it, is the SVG text."""
+    """A drawing. Jupyter displays it; `svg` and `str()` give its SVG text."""
 
     svg: str
 
@@ -55,50 +56,51 @@ def figure(
     measured: Sequence[tuple[int, float, float]] | None = None,
     lang: str = "en",
 ) -> Figure:
-    """Draw a look-up in a table, the product that it stands for, its gradient, or what they cost.
+    """Draw a lookup, the equal one-hot product, its gradient, or the cost of both methods, as SVG.
 
     ========== ======================================= ===========================================
     kind       arguments                               drawing
     ========== ======================================= ===========================================
-    "lookup"   table, ids, tokens=                     the ids in order, an arrow from each to its
-                                                       row, and from there to the output
-    "product"  table, ids, column=0, tokens=           one id's one-hot row times one column of
-                                                       the table: every product, and their sum
+    "lookup"   table, ids, tokens=                     the ids in order, with an arrow from each
+                                                       id to its row, and from there to the output
+    "product"  table, ids, column=0, tokens=           the one-hot row of one id times one column
+                                                       of the table: all products and their sum
     "gradient" table, ids, gradient=, tokens=          the rows of the output's gradient, added to
-                                                       rows of the table's; untouched ones are 0
-    "cost"     D=, N=, measured=                       operations and bytes of both ways against
-                                                       V, by `hotrow.cost`; and measured times
+                                                       rows of the table's; untouched rows are 0
+    "cost"     D=, N=, measured=                       operations and bytes of both methods
+                                                       against V, by `hotrow.cost`, and measured
+                                                       times
     ========== ======================================= ===========================================
 
-    Large tables are shortened, and the drawing says by how much: all rows up to 8, else the
-    first, the selected and the last; all columns up to 6, else the first 4 and the last; the
-    first 6 ids. A sum in a "gradient" has all ids in it, drawn or not.
+    A large table is shortened, and the drawing says by how much. It shows at most 8 rows, or the
+    first, the selected and the last rows; at most 6 columns, or the first 4 and the last; and the
+    first 6 ids. The sums in a "gradient" include all ids, drawn or not.
 
     Args:
-        kind: "lookup", "product", "gradient" or "cost"; each takes its own arguments only.
-        table: (V, D), float64, float32, float16 or bfloat16; only read.
-        ids: int64 or int32 of any shape, a list, or an int; taken in order. "product" takes one.
-        column: 0..D-1, the column of the table.
-        tokens: the text of each id; what cannot be printed is shown as its escape.
-        gradient: the gradient of the output, ids.shape + (D,) or (N, D), of the table's dtype.
-        D: columns of the tables in a chart of cost, 1 or more.
-        N: ids looked up there, 1 or more.
-        measured: (V, milliseconds by one-hot matmul, milliseconds by look-up) of tables that were
-            timed; the formulas' axis of V, 10 to 10 million, is lengthened to hold them.
-        lang: "en" or "zh-CN", the language of the words.
+        kind: "lookup", "product", "gradient" or "cost". Each accepts only its own arguments.
+        table: (V, D), float64, float32, float16 or bfloat16; not changed.
+        ids: int64 or int32 of any shape, a list, or an int; drawn in order. "product" needs one id.
+        column: the column of the table, in 0..D-1.
+        tokens: the text of each id; unprintable characters are escaped.
+        gradient: the gradient of the output, ids.shape + (D,) or (N, D), with the table's dtype.
+        D: columns of the tables in a "cost" chart, 1 or more.
+        N: ids in a "cost" chart, 1 or more.
+        measured: a list of (V, milliseconds by one-hot matmul, milliseconds by lookup). The axis of
+            V, 10 to 10 million, is extended to include these points.
+        lang: "en" or "zh-CN", the language of the texts.
 
     Returns:
-        A `Figure`. Its SVG stands alone, follows a light or dark screen, and has its content in
-        words as well. The same arguments give the same text.
+        A `Figure`. Its SVG needs no other file, adapts to light and dark mode, and contains a
+        description as text. The same arguments give the same SVG.
 
     Raises:
-        HotrowError: an unknown kind or language; an argument that the kind needs, or does not
-            take; a table that is not 2-D and floating; ids that are not ids, or not as many as
-            `tokens` or the kind needs; a gradient that is not the output's; no count, no time.
-        HotrowIndexError: an id or the column lies outside the table.
+        HotrowError: an unknown kind or language; a missing or extra argument; a table that is not
+            2-D and floating point; invalid ids, or a wrong number of ids or tokens; a gradient that
+            doesn't match the output; an invalid count or time.
+        HotrowIndexError: an id or the column is out of range.
 
-    Cost: the ids and the drawn entries are read; "product" also looks through its column for
-    inf and nan, since 0 times either is nan; "gradient" adds up the drawn rows and columns.
+    Cost: it reads the ids and the drawn entries. "product" also searches its column for inf and
+    nan, because 0 times either is nan. "gradient" sums the drawn rows and columns.
 
     >>> import torch
     >>> _ = torch.manual_seed(123)
@@ -126,18 +128,20 @@ def figure(
     for name in arguments:
         if name not in required + optional:
             raise HotrowError(
-                f"{name} was given, but a {kind!r} takes none",
-                fix=f"it takes {_list_arguments(kind)}",
+                f"{name} was passed, but a {kind!r} figure does not accept it",
+                fix=f"pass {_list_arguments(kind)}",
             )
     for name in required:
         if name not in arguments:
-            raise HotrowError(f"a {kind!r} needs {name}", fix=f"it takes {_list_arguments(kind)}")
+            raise HotrowError(
+                f"a {kind!r} figure needs {name}", fix=f"pass {_list_arguments(kind)}"
+            )
     return Figure(svg.write(draw(arguments, translator(lang)), lang))
 
 
 def _list_arguments(kind: str) -> str:
     _, required, optional = KINDS[kind]
-    return ", ".join([*required, *(f"{name} (or not)" for name in optional)])
+    return ", ".join([*required, *(f"{name} (optional)" for name in optional)])
 
 
 def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
@@ -149,19 +153,22 @@ def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """The tokens to draw: escaped, shortened, in quotes that show their spaces; or empty."""
+    """Return the tokens to draw: escaped, shortened and quoted, so that spaces show; or ""."""
     if tokens is None:
         return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
     if not listed or not all(isinstance(token, str) for token in tokens):
         raise HotrowError(f"tokens is {tokens!r:.60}, but must be a list of str, one for each id")
     if len(tokens) != count:
-        raise HotrowError(f"tokens has length {len(tokens)}, but ids has {count}: one for each id")
+        raise HotrowError(
+            f"tokens has length {len(tokens)}, but there are {count} ids",
+            fix="pass one for each id",
+        )
     return [f'"{elide(escape_unprintable(token), TOKEN_COLUMNS)}"' for token in tokens[:MAX_IDS]]
 
 
 def _read_table(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, list[str]]:
-    """The table, the ids in their shape, and the tokens to draw."""
+    """Check and return the table, the ids in their shape, and the tokens to draw."""
     table = check_table(arguments["table"], "table")
     ids = check_ids(as_ids(arguments["ids"]), len(table))
     return table.detach(), ids, _quote_tokens(arguments.get("tokens"), ids.numel())
@@ -187,7 +194,7 @@ def _draw_cost(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
     return draw_cost(arguments["D"], arguments["N"], arguments.get("measured"), translate)
 
 
-# For each kind: its function, its required arguments, and its optional ones.
+# For each kind: its function, its required arguments and its optional arguments.
 KINDS: dict[
     str, tuple[Callable[[dict[str, Any], Translate], svg.Drawing], list[str], list[str]]
 ] = {

@@ -1,4 +1,4 @@
-"""Figure 6: rows of the output's gradient, scattered back to the rows of the table's."""
+"""Figure 6: rows of the output's gradient, added to rows of the table's gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hotrow.inputs.text import format_number
 def draw_gradient(
     table: Tensor, ids: Tensor, tokens: list[str], gradient: Tensor, translate: Translate
 ) -> svg.Drawing:
-    """An arrow from each id's row of `gradient`, (N, D), to its row of the table's gradient."""
+    """Draw an arrow from each row of `gradient`, (N, D), to its row of the table's gradient."""
     rows, columns = table.shape
     shown: list[int] = ids[:MAX_IDS].tolist()
     hues, spans, excerpt = row_hues(shown), row_spans(rows, shown), ColumnExcerpt(columns)
@@ -103,16 +103,16 @@ def draw_gradient(
 
 
 def check_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
-    """The gradient of the output as (N, D), after checking it against the ids and the table."""
+    """Return the output's gradient as (N, D), after checking it against the ids and the table."""
     if not isinstance(gradient, Tensor):
         raise HotrowError(
-            f"gradient is of type {type(gradient).__name__}, but the gradient of the output is "
-            "a tensor, a row for each id"
+            f"gradient is of type {type(gradient).__name__}, but must be a tensor",
+            fix="pass the gradient of the output, with one row for each id",
         )
     wanted = (*ids.shape, table.shape[1])
     if tuple(gradient.shape) not in (wanted, (ids.numel(), table.shape[1])):
         raise HotrowError(
-            f"gradient has shape {tuple(gradient.shape)}, but the output of these ids has {wanted}"
+            f"gradient has shape {tuple(gradient.shape)}, but the output has shape {wanted}"
         )
     if gradient.dtype != table.dtype or gradient.device != table.device:
         raise HotrowError(
@@ -136,7 +136,7 @@ def _count_in(ids: Tensor, span: range) -> int:
 def _format_gradient(
     spans: list[range], ids: Tensor, gradient: Tensor, excerpt: ColumnExcerpt
 ) -> dict[int, list[str]]:
-    """The texts of the table's gradient, by row, for the rows that are drawn; torch adds."""
+    """Format the drawn rows of the table's gradient, which torch sums, by row."""
     rows = [span.start for span in spans if len(span) == 1]
     drawn_rows = torch.tensor(rows, dtype=ids.dtype, device=ids.device)
     used = torch.isin(ids, drawn_rows)

@@ -1,4 +1,4 @@
-"""Figures 1 to 3: ids, the rows that they pick, and the output."""
+"""Figures 1 to 3: ids, the rows that they select, and the output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hotrow.figures.words import Translate, in_parentheses
 
 
 def draw_lookup(table: Tensor, ids: Tensor, tokens: list[str], translate: Translate) -> svg.Drawing:
-    """An arrow from each id to its row, and from there to its place in the output."""
+    """Draw an arrow from each id to its row, and from there to its place in the output."""
     rows, columns = table.shape
     shown: list[int] = ids[:MAX_IDS].tolist()
     hues, spans, excerpt = row_hues(shown), row_spans(rows, shown), ColumnExcerpt(columns)

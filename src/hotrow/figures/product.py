@@ -1,4 +1,4 @@
-"""Figures 4 and 5: a one-hot row times a column of the table, every product written out."""
+"""Figures 4 and 5: a one-hot row times a column of the table, with every product."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hotrow.inputs.text import format_number
 def draw_product(
     table: Tensor, ids: Tensor, tokens: list[str], column: Any, translate: Translate
 ) -> svg.Drawing:
-    """For one id, the products of its one-hot with one column, and their sum."""
+    """Draw the products of one id's one-hot with one column, and their sum."""
     if len(ids) != 1:
         raise HotrowError(
-            f"ids has {len(ids)} ids, but a 'product' is of one", fix="give one of them"
+            f"there are {len(ids)} ids, but a 'product' figure needs exactly one", fix="pass one id"
         )
     rows, columns = table.shape
     column = _check_column(column, columns)
@@ -45,7 +45,7 @@ def draw_product(
         texts[row] = [*shown, zero]
     head = svg.Line(translate("row"), heads, "muted", "")
     lines = [head, *svg.row_lines(spans, texts, {selected: "h0"}, "mono muted")]
-    # Zeros can change nothing but a sign: -0.0 + 0.0 is 0.0.
+    # Adding zeros changes at most a sign: -0.0 + 0.0 is 0.0.
     total = "nan" if has_non_finite else format_number(table[selected, column].item() + 0.0)
     last = svg.Line("", ["", "", translate("sum"), "=", total], "mono bold", "")
     label, fitted = svg.fit([*lines, last], ["middle", "middle", "end", "middle", "middle"])

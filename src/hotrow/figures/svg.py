@@ -1,7 +1,7 @@
-"""The elements of a figure, cells, arrows and curves, and their output as SVG.
+"""The elements of a figure (cells, arrows and curves) and their output as SVG.
 
-Coordinates are in pixels. They follow from the columns that text takes in a monospace font, so that
-nothing overflows whatever the numbers and tokens are.
+Coordinates are in pixels. They follow from the width of each text in a monospace font, so no number
+or token overflows its box.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hotrow.inputs.text import display_width
 
 MARGIN, ROW, PITCH, PAD, GAP, ARROW = 24, 32, 42, 10, 8, 84  # pixels
 SMALL, NUMBER, TITLE = 12, 14, 17  # font sizes
-EM = 0.61  # a column, in font sizes: no monospace font named below is wider
+EM = 0.61  # the width of a column in font sizes; no monospace font named below is wider
 
-# Class names carry a prefix, so that neither this style nor the page's reaches the other.
+# The prefix of the class names keeps this style and the page's style apart.
 STYLE_RULES = """
 .hotrow .hr-page { fill: %(page)s; stroke: none }
 .hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
@@ -41,12 +41,12 @@ STYLE_RULES = """
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
-# Where a site strips the style: black letters and grey lines on white.
+# If a site strips the style: black letters and gray lines on white.
 UNSTYLED = {
     "rect": {"fill": "none", "stroke": "#626b7b"},
     "path": {"fill": "none", "stroke": "#626b7b"},
 }
-COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is the page on them
+COLOURS = {  # (light, dark); rows have a contrast of 4.5:1 with the page, in both directions
     "page": ("#fff", "#14181f"),
     "ink": ("#1f2530", "#e7ebf2"),
     "muted": ("#626b7b", "#9ba5b5"),
@@ -62,7 +62,7 @@ COLOURS = {  # in light and in dark; a row's are 4.5:1 on the page, and so is th
 
 
 class Cell(NamedTuple):
-    """A rectangle, a text in it, or both; `box` and `ink` are their classes."""
+    """A rectangle, a text in it, or both; `box` and `ink` are their CSS classes."""
 
     x: float
     y: float
@@ -83,7 +83,7 @@ class Curve(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A figure: its size, and what is drawn in it, from back to front."""
+    """A figure: its texts and its elements, from back to front."""
 
     title: str
     description: str
@@ -93,41 +93,41 @@ class Drawing(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a grid: a label, then texts in a box; with too few, the first spans columns."""
+    """A line of a grid: a label, and texts in a box. If there are few, the first spans columns."""
 
     label: str
     texts: list[str]
     ink: str = "mono"
     box: str = "row"
-    hue: str = ""  # of a row that was picked
+    hue: str = ""  # of a selected row
 
 
 class Column(NamedTuple):
-    """A column of cells: its width, and where its text is anchored."""
+    """A column of cells: its width and its text anchor."""
 
     width: float
     anchor: str = "middle"
 
 
 def pixel_width(text: str, size: int = NUMBER) -> float:
-    """The width of text, in pixels."""
+    """Return the width of text in pixels."""
     return display_width(text) * size * EM
 
 
 def label(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> Cell:
-    """A cell of text without a box."""
+    """Return a cell of text without a box."""
     return Cell(x, y, pixel_width(text, size), ROW, text, ink, size=size)
 
 
 def pill(x: float, y: float, w: float, text: str, hue: str) -> Cell:
-    """A cell in a rounded box of this hue."""
+    """Return a cell in a rounded box of this hue."""
     return Cell(x, y + 4, w, ROW - 8, text, "mono bold on", f"pill {hue}", "middle")
 
 
 def row_lines(
     spans: list[range], texts: dict[int, list[str]], hues: dict[int, str], ink: str = "mono"
 ) -> Iterator[Line]:
-    """A line for each span, with the texts that stand under its first row."""
+    """Yield a line for each span; `texts` has its texts under its first row."""
     for span in spans:
         row = span.start
         if len(span) > 1:
@@ -139,12 +139,12 @@ def row_lines(
 
 
 def selected_line(row: int, texts: list[str], hue: str) -> Line:
-    """The line of a selected row."""
+    """Return the line of a selected row."""
     return Line(str(row), texts, "mono bold", f"picked {hue}", hue)
 
 
 def _merged(columns: list[Column], count: int) -> list[Column]:
-    """The columns of a line of `count` texts; with too few, the first spans."""
+    """Return the columns of a line of `count` texts; the first column spans any spare ones."""
     spare = len(columns) - count
     if not spare:
         return columns
@@ -152,7 +152,7 @@ def _merged(columns: list[Column], count: int) -> list[Column]:
 
 
 def fit(lines: list[Line], anchors: list[str]) -> tuple[float, list[Column]]:
-    """Just enough width for the labels, and columns just wide enough for the texts."""
+    """Return the smallest label width and columns that fit the texts."""
     full = [line.texts for line in lines if len(line.texts) == len(anchors)]
     widths = [max(map(pixel_width, texts)) + 2 * PAD for texts in zip(*full, strict=True)]
     columns = list(map(Column, widths, anchors))
@@ -165,7 +165,7 @@ def fit(lines: list[Line], anchors: list[str]) -> tuple[float, list[Column]]:
 def grid(
     x: float, y: float, lines: list[Line], label: float, columns: list[Column], pitch: int = ROW
 ) -> Iterator[Cell]:
-    """The lines one below the other."""
+    """Yield the cells of the lines, one line below the other."""
     start = x + label + GAP
     for line in lines:
         if line.hue:
@@ -182,8 +182,8 @@ def grid(
 
 
 def write(drawing: Drawing, lang: str) -> str:
-    """Write the drawing out; ElementTree does the escaping."""
-    # Ids that no other figure on the page has, unless it is the same drawing.
+    """Write the drawing as SVG; ElementTree escapes all texts."""
+    # The element ids are unique on a page, except for two copies of the same drawing.
     name = "hotrow-" + hashlib.sha256(repr((lang, drawing)).encode()).hexdigest()[:12]
     right = _format_coordinate(max(cell.x + cell.w for cell in drawing.cells) + MARGIN)
     bottom = _format_coordinate(max(cell.y + cell.h for cell in drawing.cells) + MARGIN)
@@ -239,7 +239,7 @@ def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Eleme
 
 
 def _needs_fallback_font(text: str) -> bool:
-    """Letters that no monospace font has come from another: such text gets a fixed width."""
+    """Whether text has letters missing from monospace fonts; it then gets a fixed width."""
     return any(char > "\u024f" and char != "…" and display_width(char) == 1 for char in text)
 
 
@@ -251,5 +251,5 @@ def _style() -> str:
     light, dark = (
         STYLE_RULES % {name: pair[place] for name, pair in COLOURS.items()} for place in (0, 1)
     )
-    # Only a screen turns dark: paper stays white.
+    # Dark mode applies only to screens; printed figures stay light.
     return f"{light}@media screen and (prefers-color-scheme: dark) {{{dark}}}\n"

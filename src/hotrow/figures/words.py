@@ -1,15 +1,15 @@
-"""The texts of the figures, in two languages."""
+"""The texts of the figures in English and Chinese."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
-Translate = Callable[..., str]  # from a key and its values to the text in one language
+Translate = Callable[..., str]  # maps a key and its values to a text
 
 WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
     "en": {
-        "lookup": "Look-up: each id picks its row of the table",
+        "lookup": "Lookup: each id selects its row of the table",
         "ids": "ids",
         "row": "row",
         "rows": ("{n} row", "{n} rows"),
@@ -18,8 +18,8 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "output": "output: {rows} × {columns}",
         "more": "… and {n} more",
         "none": "no ids",
-        "counting": "Rows are counted from 0: counted from 1, row {row} is number {n}.",
-        "picks": "Id {id}{token} picks row {id}: {values}.",
+        "counting": "Row numbers start at 0: counting from 1, row {row} is number {n}.",
+        "picks": "Id {id}{token} selects row {id}: {values}.",
         "product": "One row of the one-hot times one column of the table",
         "chosen": "id {id}{token}, column {column}",
         "one-hot": "one-hot",
@@ -28,15 +28,15 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "by zero": ("{n} product by zero", "{n} products by zero"),
         "counted": ("{n} of {rows} products is by zero.", "{n} of {rows} products are by zero."),
         "sum": "sum",
-        "read": "The sum is row {row}'s own entry: a look-up just reads it.",
-        "poisoned": "0 × inf and 0 × nan are nan; a look-up reads row {row} alone: {entry}.",
-        "unsigned": "Adding zeros loses the sign that a look-up keeps: {entry}.",
-        "gradient": "The gradient: each id sends its row back to the row it picked",
+        "read": "The sum equals the entry of row {row}: a lookup just reads it.",
+        "poisoned": "0 × inf and 0 × nan are nan. A lookup reads only row {row}: {entry}.",
+        "unsigned": "Adding zeros loses the sign. A lookup keeps it: {entry}.",
+        "gradient": "Gradient: each id adds its row to the row it selected",
         "upstream": "gradient of the output: {rows} × {columns}",
         "scattered": "gradient of the table: {rows} × {columns}",
-        "added": "added",
+        "added": "uses",
         "adds": "Id {id}{token} adds to row {id}: {values}.",
-        "holds": "Row {row} holds {values}, added: {uses}.",
+        "holds": "Row {row} is {values}; uses: {uses}.",
         "zeros": ("{n} row of zeros", "{n} rows of zeros"),
         "mixed": "{n} rows, {touched} of them touched",
         "untouched": (
@@ -49,17 +49,17 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "bytes": "bytes written",
         "time": "time, measured on one machine",
         "matmul": "one-hot matmul",
-        "by lookup": "look-up",
+        "by lookup": "lookup",
         "axis": "V, rows of the table",
         "last": "At V = {V}:",
-        "at": "V = {V}: {matmul} by one-hot matmul, {lookup} by look-up.",
+        "at": "V = {V}: {matmul} by one-hot matmul, {lookup} by lookup.",
         "constant": (
-            "Forward and gradient together. A look-up multiplies nothing, and costs the same "
-            "whatever V is."
+            "Forward and gradient together. A lookup multiplies nothing, and its cost does not "
+            "depend on V."
         ),
     },
     "zh-CN": {
-        "lookup": "查找（查表）：每个词元（token）ID 取出嵌入矩阵中的一行",
+        "lookup": "查找（查表）：每个词元（token）ID 取出嵌入矩阵的一行",
         "ids": "词元 ID",
         "row": "行",
         "rows": "{n} 行",
@@ -68,30 +68,30 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "output": "输出：{rows} × {columns}",
         "more": "… 另有 {n} 个",
         "none": "没有 ID",
-        "counting": "行号从 0 数起；若从 1 数起，行 {row} 是第 {n} 行。",
-        "picks": "ID {id}{token} 取出行 {id}：{values}。",
+        "counting": "行号从 0 开始；如果从 1 开始数，行号 {row} 就是第 {n} 行。",
+        "picks": "ID {id}{token} 取出第 {id} 行：{values}。",
         "product": "独热编码的一行乘以嵌入矩阵（查找表）的一列",
-        "chosen": "词元（token）ID {id}{token}，列 {column}",
+        "chosen": "词元（token）ID {id}{token}，第 {column} 列",
         "one-hot": "独热向量",
-        "column": "列 {column}",
+        "column": "第 {column} 列",
         "by": "乘积",
         "by zero": "{n} 个乘以 0 的乘积",
-        "counted": "{rows} 个乘积中有 {n} 个是乘以 0。",
+        "counted": "{rows} 个乘积中有 {n} 个乘以 0。",
         "sum": "和",
-        "read": "和就是行 {row} 自己的值：查找（查表）直接读取它。",
-        "poisoned": "0 × inf 与 0 × nan 都是 nan；查找（查表）只读取行 {row}：{entry}。",
-        "unsigned": "加上 0 会丢掉负号，查找（查表）则保留它：{entry}。",
-        "gradient": "梯度：每个词元（token）ID 把自己的一行送回它所选的行",
+        "read": "和等于第 {row} 行的值：查找（查表）直接读取它。",
+        "poisoned": "0 × inf 与 0 × nan 都是 nan；查找（查表）只读取第 {row} 行：{entry}。",
+        "unsigned": "加上 0 会丢失负号，查找（查表）会保留负号：{entry}。",
+        "gradient": "梯度：每个词元（token）ID 把自己的一行累加到它选中的行",
         "upstream": "输出的梯度：{rows} × {columns}",
         "scattered": "嵌入矩阵的梯度：{rows} × {columns}",
         "added": "累加次数",
-        "adds": "ID {id}{token} 加到行 {id}：{values}。",
-        "holds": "行 {row} 为 {values}，累加次数：{uses}。",
+        "adds": "ID {id}{token} 加到第 {id} 行：{values}。",
+        "holds": "第 {row} 行为 {values}，累加次数：{uses}。",
         "zeros": "{n} 行全为 0",
         "mixed": "{n} 行，其中 {touched} 行被选中",
         "untouched": "{rows} 行中有 {n} 行未被选中：梯度为 0。",
-        "cost": "嵌入矩阵变大时的代价",
-        "sizes": "词元（token）ID：{ids} 个，列：{columns}；两轴均为对数刻度",
+        "cost": "开销随嵌入矩阵大小的变化",
+        "sizes": "词元（token）ID：{ids} 个，列数：{columns}；两个坐标轴均为对数刻度",
         "operations": "乘法与加法次数",
         "bytes": "写入的字节数",
         "time": "时间（在一台机器上实测）",
@@ -100,18 +100,18 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "axis": "V：嵌入矩阵的行数",
         "last": "V = {V} 时：",
         "at": "V = {V}：独热矩阵乘法 {matmul}，查找（查表）{lookup}。",
-        "constant": "前向与梯度合计。查找（查表）的代价与 V 无关，并且不做任何乘法。",
+        "constant": "前向与梯度合计。查找（查表）不做乘法，开销与 V 无关。",
     },
 }
 
 
 def translator(lang: str) -> Translate:
-    """The function that translates keys into a language."""
+    """Return the function that translates keys into a language."""
     return partial(_translate, lang)
 
 
 def _translate(lang: str, key: str, n: int = 0, **values: object) -> str:
-    """The text of a key, in the singular or plural where it has both."""
+    """Return the text of a key, in the singular or plural if it has both."""
     text = WORDS[lang][key]
     if isinstance(text, tuple):
         text = text[n != 1]
@@ -119,5 +119,5 @@ def _translate(lang: str, key: str, n: int = 0, **values: object) -> str:
 
 
 def in_parentheses(token: str) -> str:
-    """The token in parentheses, or nothing where there is none."""
+    """Return the token in parentheses, or "" if there is none."""
     return f" ({token})" if token else ""

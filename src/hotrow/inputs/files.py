@@ -1,4 +1,4 @@
-"""Read tables, texts and ids from files, and write text files; nothing is ever unpickled."""
+"""Read tables, texts and ids from files, and write text files. It never unpickles anything."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hotrow.inputs.text import elide, escape_unprintable
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# safetensors' names of the dtypes that a table may have
+# safetensors' names for the dtypes of a table.
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-_MAX_LISTED = 40  # candidates named in an error
+_MAX_LISTED = 40  # the most candidates that an error names
 _ID = re.compile("-?[0-9]{1,18}")  # each fits an int64
 
 
@@ -34,17 +34,16 @@ class Tokens:
 
 
 def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor]:
-    """The name and values of one 2-D floating tensor of a safetensors file.
+    """Return the name and values of one 2-D floating-point tensor in a safetensors file.
 
-    The file is mapped, not read: other tensors are never touched, and of this one only
-    the rows that are used.
+    The file is memory-mapped. Other tensors are never read, and only the used rows of this one.
 
     Args:
-        path: of the file.
-        tensor: its name; may be None if just one tensor of the file qualifies.
+        path: the safetensors file.
+        tensor: the tensor's name; may be None if exactly one tensor in the file is a table.
 
     Raises:
-        HotrowError: no such file, not a safetensors file, no such tensor, or no single one.
+        HotrowError: the file can't be read, there is no such tensor, or the choice is ambiguous.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -68,21 +67,21 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
 
 
 def _check_settled(path: Path) -> None:
-    """Raise if the file is one of a folder of `hotrow.disk` whose rows lag."""
+    """Raise if the file is in a `hotrow.disk` folder whose rows are not settled."""
     run = path.with_name("run.json")
     unfinished = path.with_name("journal").exists()
     if unfinished or (run.exists() and json.loads(run.read_bytes()).get("behind")):
         raise HotrowError(
-            f"{path} is a table in training, whose rows lag behind",
-            fix="open its folder with hotrow.disk.open, and settle and save it: "
-            "store.table.settle(), store.save()",
+            f"{path} is in a hotrow.disk folder, and some of its rows are not settled",
+            fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
+            "store.save()",
         )
 
 
 def _choose_table(
     tensors: dict[str, tuple[tuple[int, ...], str]], wanted: str | None, path: Path
 ) -> str:
-    """The name of the tensor to read, or an error that lists the candidates."""
+    """Return the name of the tensor to read, or raise an error that lists the candidates."""
     tables = {
         name: shape
         for name, (shape, dtype) in tensors.items()
@@ -95,14 +94,14 @@ def _choose_table(
     )
     if len(tables) > _MAX_LISTED:
         listing += f"\n  and {len(tables) - _MAX_LISTED} more"
-    others = f"the tables in it are:{listing}" if tables else "no tensor in it is a table"
+    others = f"its tables are:{listing}" if tables else "none of its tensors is a table"
     if wanted in tables:
         return wanted
     if wanted in tensors:
         shape, dtype = tensors[wanted]
         raise HotrowError(
-            f"tensor {wanted} in {path} is {dtype} of shape {shape}, but a table is 2-D and one "
-            f"of {', '.join(_TABLE_DTYPES)}; {others}"
+            f"tensor {wanted} in {path} is {dtype} of shape {shape}, but a table must be 2-D and "
+            f"one of {', '.join(_TABLE_DTYPES)}; {others}"
         )
     if wanted is not None:
         matches = difflib.get_close_matches(wanted, tables, n=1)
@@ -112,13 +111,13 @@ def _choose_table(
         return next(iter(tables))
     if not tables:
         raise HotrowError(
-            f"{path} holds no table: no tensor in it is 2-D and one of {', '.join(_TABLE_DTYPES)}"
+            f"{path} has no table: none of its tensors is 2-D and one of {', '.join(_TABLE_DTYPES)}"
         )
-    raise HotrowError(f"{path} holds {len(tables)} tables; name one with --tensor:{listing}")
+    raise HotrowError(f"{path} has {len(tables)} tables; name one with --tensor:{listing}")
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a UTF-8 file, or of standard input for "-"."""
+    """Return the text of a UTF-8 file, or of standard input for "-"."""
     name = "standard input" if str(path) == "-" else str(path)
     try:
         with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
@@ -130,12 +129,12 @@ def read_text(path: str | Path) -> str:
     except UnicodeDecodeError as error:
         raise HotrowError(
             f"{name} is not UTF-8 text: byte {error.start:,} is 0x{data[error.start]:02x}",
-            fix="convert it, with iconv -f ENCODING -t UTF-8",
+            fix="convert it with iconv -f ENCODING -t UTF-8",
         ) from None
 
 
 def parse_ids(text: str, source: str) -> list[int]:
-    """Ids written in decimal, separated by commas or white space; `source` is for the error."""
+    """Parse decimal ids separated by commas or white space; errors name the `source`."""
     ids = []
     for number, line in enumerate(text.split("\n"), 1):
         for word in line.replace(",", " ").split():
@@ -149,26 +148,26 @@ def parse_ids(text: str, source: str) -> list[int]:
 
 
 def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
-    """A tokenizer.json whose ids all have a row in the table; any, where `rows` is None.
+    """Read a tokenizer.json and check that the table has a row for each id, unless `rows` is None.
 
-    Its truncation and padding are switched off, so that every token of a text counts once.
+    Truncation and padding are turned off, so that every token of a text counts once.
     """
     from tokenizers import Tokenizer
 
     path = _check_readable(path, "the tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # the library raises a plain Exception
         raise HotrowError(
             f"{path} cannot be read as a tokenizer ({error})",
-            fix="give a tokenizer.json, as the tokenizers library writes it",
+            fix="pass a tokenizer.json file written by the tokenizers library",
         ) from None
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if rows is not None and largest >= rows:
         raise HotrowError(
             f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
             f"(valid 0..{rows - 1:,})",
-            fix="the table and the tokenizer belong to different models",
+            fix="use the table and the tokenizer of the same model",
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -176,47 +175,50 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
-    """The ids of a text, the tokenizer's special tokens included."""
+    """Return the ids of a text, including the tokenizer's special tokens."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # how Python passes on an argument that is not UTF-8
+    except UnicodeEncodeError as error:  # an argument that is not UTF-8 contains surrogates
         raise HotrowError(
             f"the text is not Unicode: character {error.start:,} is {text[error.start]!r}",
-            fix="give it as UTF-8",
+            fix="pass UTF-8 text",
         ) from None
     encoding: Any = tokenizer.encode(text)
     return Tokens(list(encoding.ids), tuple(encoding.tokens))
 
 
 def token_texts(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
-    """The token of each id; "?" for an id that the vocabulary leaves out."""
+    """Return the token of each id, or "?" for an id that is not in the vocabulary."""
     tokens = {id: token for token, id in tokenizer.get_vocab().items()}
     return tuple(tokens.get(id, "?") for id in ids)
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise `HotrowError` unless a file can be written there, before any work is done for it."""
+    """Raise `HotrowError` if no file can be written at the path; call it before any work."""
     target = Path(path).absolute()
     folder = target.parent
     if target.is_dir():
-        raise HotrowError(f"{path} is a folder", fix="name a file in it")
+        raise HotrowError(f"{path} is a folder", fix="pass the path of a file")
     if not folder.is_dir():
         raise HotrowError(
-            f"{path} cannot be written: there is no folder {folder}", fix="make it first"
+            f"{path} cannot be written: there is no folder {folder}", fix="create it first"
         )
-    # A device or a pipe would be replaced by a file.
+    # os.replace would replace a device or a pipe by a file.
     if target.exists() and not target.is_file():
-        raise HotrowError(f"{path} is not a regular file", fix="name one that is, or a new one")
+        raise HotrowError(
+            f"{path} is not a regular file", fix="pass the path of a regular or a new file"
+        )
     if not all(os.access(each, os.W_OK) for each in (folder, target) if each.exists()):
         raise HotrowError(
-            f"{path} cannot be written: no permission", fix="name a file that you may write"
+            f"{path} cannot be written: no permission",
+            fix="change the permissions, or choose another path",
         )
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a temporary file in the same folder and rename it, so that it is never half written."""
+    """Write a text file atomically: write a temporary file in the same folder, then rename it."""
     check_writable(path)
-    target = Path(path).resolve()  # of a symbolic link, the file that it names
+    target = Path(path).resolve()  # write through a symbolic link
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=target.parent, prefix=".hotrow-", delete=False
@@ -226,7 +228,7 @@ def write_text(path: str | Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-                # A temporary file is private; give it what a new file here would have.
+                # A temporary file is private. Give it the permissions of any new file.
                 umask = os.umask(0)
                 os.umask(umask)
                 os.chmod(temporary, 0o666 & ~umask)
@@ -239,7 +241,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _check_readable(path: str | Path, what: str) -> Path:
-    """The path, after checking that its file opens."""
+    """Return the path after checking that its file can be opened."""
     try:
         with open(path, "rb"):
             return Path(path)
@@ -249,5 +251,6 @@ def _check_readable(path: str | Path, what: str) -> Path:
 
 def _unreadable_error(what: str, path: str | Path, error: OSError) -> HotrowError:
     return HotrowError(
-        f"{what}: {path} cannot be read ({error.strerror})", fix="name a file that you may read"
+        f"{what}: {path} cannot be read ({error.strerror})",
+        fix="check the path and the permissions",
     )

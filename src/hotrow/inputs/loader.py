@@ -1,7 +1,7 @@
-"""Load a model and its inputs by name: module:callable, a .pt or a .safetensors file.
+"""Load a model and its inputs by name: module:callable, a .pt file or a .safetensors file.
 
-A name is imported and called, as its user asks for. Of a file only tensors are read: what would
-have to be unpickled is refused.
+A module:callable name is imported and called. Files may contain only tensors: it never unpickles
+other objects.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ def is_import_name(text: str) -> bool:
 
 
 def load_model(name: str, seed: int = 0) -> nn.Module:
-    """The model that module:callable returns, or that module:name is.
+    """Load the model that module:callable returns, or the module object that the name refers to.
 
     Args:
-        name: as module:callable; may have more parts.
-        seed: of torch's random numbers, set before the import and before the call.
+        name: module:callable; both parts may be dotted.
+        seed: the seed of torch's random numbers, set before the import and before the call.
 
     Raises:
-        HotrowError: no such module or attribute, or it cannot be imported, called, or is no module.
+        HotrowError: the name can't be found, imported or called, or the result isn't a module.
     """
     found = _import_attribute(name, seed)
     model = found if isinstance(found, nn.Module) else _call(name, found, seed)
     if not isinstance(model, nn.Module):
         raise HotrowError(
-            f"{name} returns a {type(model).__name__}, and no torch.nn.Module",
+            f"{name} returns a {type(model).__name__}, but must return a torch.nn.Module",
             fix="return the model itself",
         )
     return model
 
 
 def load_inputs(name: str, seed: int = 0) -> Any:
-    """What a model is called with: a tensor, a tuple or list of arguments, a dict of keywords.
+    """Load inputs: a tensor, a tuple or list of arguments, or a dict of keyword arguments.
 
     Args:
         name: module:callable, or a file. The tensors of a .safetensors file are keyword arguments
-            by name, or positional ones if they are named 0, 1, 2, ...
+            by name, or positional arguments if they are named 0, 1, 2, ...
         seed: as for `load_model`.
 
     Raises:
-        HotrowError: as for `load_model`; a file that cannot be read, or holds something else.
+        HotrowError: as for `load_model`, or the file can't be read or contains other objects.
     """
     suffix = Path(name).suffix.lower()
     if suffix in _SUFFIXES:
@@ -73,13 +73,13 @@ def load_inputs(name: str, seed: int = 0) -> Any:
     else:
         raise HotrowError(
             f"--inputs {name!r} is neither module:function nor a {' or '.join(_SUFFIXES)} file",
-            fix="name a function that returns them, or save them with torch.save",
+            fix="name a function that returns the inputs, or save them with torch.save",
         )
     if not isinstance(inputs, torch.Tensor | tuple | list | dict):
         raise HotrowError(
-            f"{name} gives a {type(inputs).__name__}, but inputs are a tensor, a tuple or list of "
-            "positional arguments, or a dict of keyword arguments",
-            fix="give it as one of these",
+            f"{name} gives a {type(inputs).__name__}, but inputs must be a tensor, a tuple or list "
+            "of positional arguments, or a dict of keyword arguments",
+            fix="return or save one of these",
         )
     return inputs
 
@@ -105,8 +105,8 @@ def _import_attribute(name: str, seed: int) -> Any:
         missing = error.name or ""
         if path == missing or path.startswith(f"{missing}."):
             raise HotrowError(
-                f"there is no module {missing} here ({directory}) or installed, as {name} needs",
-                fix="run it where the module is, or install it",
+                f"there is no module {missing} in {directory} or installed, but {name} needs it",
+                fix="run the command in the folder of the module, or install the module",
             ) from None
         raise _failure(f"{path} cannot be imported", error) from error
     except (Exception, SystemExit) as error:
@@ -128,14 +128,14 @@ def _missing_attribute(name: str, owner: Any, part: str) -> HotrowError:
     guess = f" (did you mean {matches[0]}?)" if matches else ""
     file = getattr(owner, "__file__", None)
     where = f"{owner.__name__}{f' ({file})' if file else ''}"
-    return HotrowError(f"{name}: there is no {part} in {where}{guess}", fix="name one that it has")
+    return HotrowError(f"{name}: there is no {part} in {where}{guess}", fix="check the name")
 
 
 def _call(name: str, function: Any, seed: int) -> Any:
     if not callable(function):
         raise HotrowError(
-            f"{name} is a {type(function).__name__}, and cannot be called",
-            fix="name a function without arguments that returns it",
+            f"{name} is a {type(function).__name__}, which can't be called",
+            fix="name a function without required arguments",
         )
     torch.manual_seed(seed)
     try:
@@ -146,7 +146,7 @@ def _call(name: str, function: Any, seed: int) -> Any:
 
 def _failure(what: str, error: BaseException) -> HotrowError:
     return HotrowError(
-        f"{what}: {one_line(error)}", fix="call it in Python by itself to see the whole traceback"
+        f"{what}: {one_line(error)}", fix="call it directly in Python to see the full traceback"
     )
 
 
@@ -157,15 +157,15 @@ def _read_pt(path: str) -> Any:
     except UnpicklingError as error:
         classes = re.search(r"GLOBAL (\S+)", str(error))
         content = escape_unprintable(classes[1]) if classes else ""
-        what = f"holds a {content}" if content else "cannot be read as tensors alone"
+        what = f"contains a {content}" if content else "contains more than tensors"
         raise HotrowError(
-            f"{path} {what}, and nothing but tensors is ever unpickled",
+            f"{path} {what}, but hotrow loads only tensors from a pickle",
             fix="save a tensor, a tuple or a dict of tensors, or name a function that returns them",
         ) from None
     except Exception as error:
         raise HotrowError(
             f"{path} cannot be read as a .pt file ({one_line(error)})",
-            fix="is it complete? Write it with torch.save",
+            fix="is the file complete? Write it with torch.save",
         ) from None
 
 
@@ -179,7 +179,7 @@ def _read_safetensors(path: str) -> Any:
     except (SafetensorError, OSError) as error:
         raise HotrowError(
             f"{path} cannot be read as a safetensors file ({error})",
-            fix="is it complete? Write it with safetensors.torch.save_file",
+            fix="is the file complete? Write it with safetensors.torch.save_file",
         ) from None
     numbered = [name for name in tensors if name.isdecimal()]
     if not numbered:
@@ -188,8 +188,8 @@ def _read_safetensors(path: str) -> Any:
     if set(tensors) != set(places):
         names = ", ".join(map(escape_unprintable, sorted(tensors)[:9]))
         raise HotrowError(
-            f"the tensors in {path} are named {names}: neither all by keyword nor all 0, 1, 2, ...",
-            fix="name them as the model's arguments, or by their places from 0",
+            f"the tensors in {path} are named {names}, which mixes keywords and positions",
+            fix="name all of them after the model's arguments, or all of them 0, 1, 2, ...",
         )
     return tuple(tensors[place] for place in places)
 
@@ -201,5 +201,5 @@ def _check_file(path: str) -> None:
     except OSError as error:
         raise HotrowError(
             f"the inputs: {path} cannot be read ({error.strerror})",
-            fix="name a file that you may read",
+            fix="check the path and the permissions",
         ) from None

@@ -1,4 +1,4 @@
-"""Text for display: escape unprintable characters, cut to a width, and format numbers."""
+"""Format text for display: escape unprintable characters, cut to a width, format numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import traceback
 import unicodedata
 
-_MESSAGE_COLUMNS = 400  # columns of another library's message
-_LIBRARY_PATHS = (  # parts of file names: torch, Python's imports, hotrow
+_MESSAGE_COLUMNS = 400  # limit for messages of other libraries
+_LIBRARY_PATHS = (  # parts of the file names of torch, Python's imports and hotrow
     f"-packages{os.sep}torch{os.sep}",
     "importlib",
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
@@ -16,11 +16,10 @@ _MAX_MARKS = 4  # combining marks on one letter; Vietnamese and Hindi need three
 
 
 def escape_unprintable(text: str) -> str:
-    r"""Replace every character that could act, hide or break by its escape.
+    r"""Replace every character that is not `str.isprintable()` by its escape sequence.
 
-    That is every character that is not `str.isprintable()`: controls, newlines, direction
-    overrides, zero-width characters, lone surrogates. The result is safe in a terminal and,
-    escaped as usual there, in HTML and SVG.
+    These are control characters, newlines, direction overrides, zero-width characters and lone
+    surrogates. The result is safe in a terminal. HTML and SVG need their own escaping on top.
 
     >>> print(escape_unprintable("\x1b[31mred\n"))
     \x1b[31mred\n
@@ -31,7 +30,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def display_width(text: str) -> int:
-    """The number of columns that printable text takes in a monospace font.
+    """Return the number of columns that printable text takes in a monospace font.
 
     >>> display_width("row"), display_width("词元"), display_width("e" + chr(0x301))
     (3, 4, 1)
@@ -40,16 +39,16 @@ def display_width(text: str) -> int:
 
 
 def _char_width(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me"):  # marks that sit on the letter before
+    if unicodedata.category(char) in ("Mn", "Me"):  # combining marks
         return 0
     return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
 
 
 def elide(text: str, columns: int) -> str:
-    """Cut the text to at most `columns` (one or more) columns; a final `…` marks the cut.
+    """Cut the text to at most `columns` columns (1 or more), with `…` at the cut.
 
-    A letter under more combining marks than any script uses is cut as well: they take no
-    columns, but they would climb over the lines above.
+    A letter with more combining marks than any script uses is cut too: the marks take no columns,
+    but they would cover the lines above.
 
     >>> elide("embedding", 9), elide("embeddings", 9), elide("嵌入矩阵", 6)
     ('embedding', 'embeddin…', '嵌入…')
@@ -67,7 +66,7 @@ def elide(text: str, columns: int) -> str:
 
 
 def format_number(x: float) -> str:
-    """Format with four decimals; scientific for what four decimals would flatten or stretch.
+    """Format with four decimals, or in scientific notation if the number is very small or large.
 
     >>> format_number(0.33740), format_number(-2.84), format_number(-0.0)
     ('0.3374', '-2.8400', '-0.0000')
@@ -80,7 +79,7 @@ def format_number(x: float) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a number with its noun, in the plural where it is not 1.
+    """Format a number with its noun, in the plural if it is not 1.
 
     >>> format_count(1, "row"), format_count(1200, "row")
     ('1 row', '1,200 rows')
@@ -89,7 +88,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_size(count: float) -> str:
-    """Format a number of bytes, to three digits.
+    """Format a number of bytes with three digits.
 
     >>> format_size(80), format_size(215_619_504)
     ('80 B', '216 MB')
@@ -102,7 +101,7 @@ def format_size(count: float) -> str:
 
 
 def format_milliseconds(value: float) -> str:
-    """Format a time, to three digits.
+    """Format a time with three digits.
 
     >>> format_milliseconds(0.0412), format_milliseconds(1234.5)
     ('0.0412 ms', '1,234 ms')
@@ -111,7 +110,7 @@ def format_milliseconds(value: float) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line: its type, its message, and the last line of the user's code.
+    """Describe an exception in one line: its type, its message, and the last line of user code.
 
     >>> try:
     ...     {}["vocabulary"]
@@ -130,7 +129,7 @@ def one_line(error: BaseException) -> str:
 
 
 def relative_path(path: str) -> str:
-    """A path as seen from the current directory, if it is in it.
+    """Return a path relative to the current directory if it is inside it.
 
     >>> relative_path(os.path.join(os.getcwd(), "models.py"))
     'models.py'

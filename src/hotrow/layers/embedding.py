@@ -1,4 +1,4 @@
-"""`Embedding`: torch's layer, which also takes one-hot and probability input."""
+"""`Embedding`: torch's layer, which also accepts one-hot and probability input."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 
 
 class Embedding(TableLayer, nn.Embedding):
-    """`torch.nn.Embedding` that also takes one-hot and probability tensors.
+    """A `torch.nn.Embedding` that also accepts one-hot and probability tensors.
 
-    For ids, output[..., :] = table[ids[...], :], which is one_hot(ids) @ table, bit for bit
-    for a finite table (but for the sign of a zero). For a floating input of last dimension V it
-    is input @ table, differentiable in both.
+    For ids, `output[..., :] = table[ids[...], :]`. That equals `one_hot(ids) @ table` bit for bit
+    if the table is finite, except for the sign of zeros. For floating-point input of last dimension
+    V, the output is `input @ table`, differentiable in both.
 
-    The constructor, `state_dict` keys and the meaning of `padding_idx`, `max_norm`,
-    `scale_grad_by_freq` and `sparse` are torch's; a checkpoint goes both ways.
+    The constructor, the `state_dict` keys, and the options `padding_idx`, `max_norm`,
+    `scale_grad_by_freq` and `sparse` are those of torch. Checkpoints load in both directions.
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
@@ -30,12 +30,13 @@ class Embedding(TableLayer, nn.Embedding):
             `hotrow.one_hot` of any dtype is looked up.
 
     Raises:
-        HotrowError: wrong dtype or last dimension; integers that are a one-hot;
-            one-hot input with `scale_grad_by_freq`, which counts ids.
-        HotrowIndexError: an id outside 0..V-1. Nothing has changed by then.
+        HotrowError: wrong dtype or last dimension; integers that look like a one-hot; one-hot input
+            with `scale_grad_by_freq`, which counts ids.
+        HotrowIndexError: an id outside 0..V-1. It is raised before anything changes.
 
-    Cost: N ids write N x D values and multiply nothing; the gradient is torch's, V x D with
-    zeros for rows not looked up, or with `sparse=True` one row for each id.
+    Cost: a lookup of N ids writes N x D values and multiplies nothing. The gradient is torch's:
+    V x D with zeros for untouched rows, or one row for each id with `sparse=True`. After
+    `hotrow.convert`, it contains only the touched rows.
 
     >>> import torch
     >>> layer = Embedding.from_pretrained(torch.tensor([[1., 2.], [3., 4.], [5., 6.]]))
@@ -50,17 +51,20 @@ class Embedding(TableLayer, nn.Embedding):
 
     @classmethod
     def from_file(cls, path: str | Path, tensor: str | None = None, **options: Any) -> Self:
-        """The layer of a table in a safetensors file, of which only the rows in use are read.
+        """Create a layer from a table in a safetensors file, without reading the whole file.
 
-        Its weight is the file, mapped: it has no gradient, and nobody writes to it. To train a
-        table in files, see `hotrow.disk`.
+        The weight is memory-mapped, so only the rows that are looked up are read. It is read-only
+        and has no gradient. To train a table in files, see `hotrow.disk`.
 
         Args:
-            path: of the file.
-            tensor: its name there; may be None if it is the only table.
+            path: the safetensors file.
+            tensor: the tensor's name in the file; may be None if the file contains one table.
             options: the layer's other constructor arguments.
+
+        Raises:
+            HotrowError: the file can't be read, or has no such table.
         """
-        from hotrow.inputs.files import read_table  # not with every `import hotrow`
+        from hotrow.inputs.files import read_table  # deferred: `import hotrow` must stay fast
 
         _, table = read_table(path, tensor)
         rows, columns = table.shape
@@ -69,7 +73,7 @@ class Embedding(TableLayer, nn.Embedding):
         return layer
 
     def forward(self, input: Tensor) -> Tensor:
-        """(...,) ids or (..., V) one-hot or probabilities -> (..., D)."""
+        """Map (...,) ids, or (..., V) one-hots or probabilities, to (..., D)."""
         try:
             input = as_input_tensor(input, self.weight)
             if input.is_floating_point():

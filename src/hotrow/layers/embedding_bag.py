@@ -1,4 +1,4 @@
-"""`EmbeddingBag`: torch's layer, which also takes one-hot, multi-hot and probability input."""
+"""`EmbeddingBag`: torch's layer, which also accepts one-hot, multi-hot and probability input."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 
 
 class EmbeddingBag(TableLayer, nn.EmbeddingBag):
-    """`torch.nn.EmbeddingBag` that also takes one-hot, multi-hot and probability tensors.
+    """A `torch.nn.EmbeddingBag` that also accepts one-hot, multi-hot and probability tensors.
 
-    A bag's output is the sum, mean or maximum of its ids' rows; in "sum" mode each row may
-    be scaled by its `per_sample_weights` first. That is multi_hot(bag) @ table.
+    The output of a bag is the sum, mean or maximum of its ids' rows. In "sum" mode, each row can be
+    scaled by its `per_sample_weights` first. A sum equals `multi_hot(bag) @ table`, within
+    rounding.
 
-    The constructor, `state_dict` keys and every option mean what they mean in torch; ids
-    equal to `padding_idx` are left out of their bag.
+    The constructor, the `state_dict` keys and all options are those of torch. Ids equal to
+    `padding_idx` don't count as members of their bag.
 
     Shapes:
-        ids: int64 or int32; (B, L), or (N,) with `offsets` of shape (B,) saying where each
-            bag starts. The output is (B, D); an empty bag gives zeros.
-        one-hot or probabilities: the table's dtype; (B, L, V), or (N, V) with `offsets`:
-            one distribution where ids have one id. A member that is the padding row's one-hot is
-            left out of its bag.
-        multi-hot: (B, V) without offsets: row i of the table enters bag b with weight
-            input[b, i]; "mean" divides by the sum of the weights, unless that is 0; "max" is
-            refused; the padding row's weight is left out.
-        per_sample_weights: shaped as the ids are: (B, L) or (N,).
+        ids: int64 or int32; (B, L), or (N,) with `offsets` of shape (B,), the start of each bag.
+            The output is (B, D). An empty bag gives zeros.
+        one-hot or probabilities: the table's dtype; (B, L, V), or (N, V) with `offsets`. Each
+            member is a distribution over rows instead of an id. A member equal to the one-hot of
+            `padding_idx` doesn't count.
+        multi-hot: (B, V) without offsets. Row i of the table has weight input[b, i] in bag b.
+            "mean" divides by the sum of the weights unless it is 0. "max" raises an error. The
+            weight of `padding_idx` is ignored.
+        per_sample_weights: the shape of the ids, (B, L) or (N,).
 
     Raises:
-        HotrowError, HotrowIndexError: as `Embedding`, and for offsets that do not cut the
-            ids in order.
+        HotrowError, HotrowIndexError: as for `Embedding`, and for invalid offsets.
 
-    Cost: as `Embedding`, with B x D values written forward.
+    Cost: as for `Embedding`, with B x D values written in the forward pass.
 
     >>> layer = EmbeddingBag.from_pretrained(torch.eye(3), mode="sum")
     >>> layer(torch.tensor([[0, 2, 2]]))
@@ -57,7 +57,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """(B, L) or (N,) ids, or the same with a last dimension V -> (B, D)."""
+        """Map (B, L) or (N,) ids, or the same with a last dimension V, to (B, D)."""
         try:
             return self._bags(input, offsets, per_sample_weights)
         except HotrowError as error:
@@ -81,7 +81,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             last=self.include_last_offset,
         )
         if offsets is None and input.shape[1] == 0:
-            # torch's own fails on bags that are all empty, but for this way of saying it.
+            # torch fails on a (B, 0) batch, but accepts the same empty bags as offsets.
             bags = len(input) + self.include_last_offset
             offsets = torch.zeros(bags, dtype=torch.int64, device=input.device)
             input = input.flatten(0, 1)
@@ -110,12 +110,12 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         )
 
     def _multi_hot(self, values: Tensor, per_sample_weights: Tensor | None) -> Tensor:
-        """(B, V) weights -> (B, D)."""
+        """Map (B, V) weights to (B, D)."""
         if self.mode == "max" or per_sample_weights is not None:
             what = 'mode="max"' if self.mode == "max" else "per_sample_weights"
             raise HotrowError(
-                f"{what} needs the bag's members one by one, and a (B, V) multi-hot of shape "
-                f"{tuple(values.shape)} has added them up",
+                f"{what} needs the separate members of each bag, but input is a (B, V) multi-hot "
+                f"of shape {tuple(values.shape)}, their sum",
                 fix="pass ids, or one-hots of shape (B, L, V)",
             )
         if self.padding_idx is not None:
@@ -136,8 +136,8 @@ def pool_rows(
 ) -> Tensor:
     """Pool rows that are already looked up, (N, D), with torch's `embedding_bag`.
 
-    There is one row for each id of `shape`. Padding is left out: in the bag, all padding ids point
-    at one extra row, which is `padding_idx`.
+    There is one row for each id of `shape`. To ignore padding, all padding ids point at one extra
+    row, which is torch's `padding_idx`.
     """
     positions = torch.arange(len(rows), device=rows.device)
     if is_padding is not None:

@@ -1,4 +1,4 @@
-"""The input of a layer: a tensor of ids, or a one-hot."""
+"""Check that the input of a layer is a tensor."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hotrow.onehot.tensor import OneHot
 
 
 def as_input_tensor(input: Any, weight: Tensor) -> Tensor:
-    """The input, checked to be a tensor; an integer `hotrow.one_hot` cast to the weight's dtype."""
+    """Return the input; cast an integer `hotrow.one_hot` to the dtype of the weight."""
     if isinstance(input, OneHot) and not input.is_floating_point():
         return input.to(weight.dtype)
     if not isinstance(input, Tensor):
         raise HotrowError(
-            f"input is a {type(input).__name__}, but a layer takes a tensor",
+            f"input is a {type(input).__name__}, but must be a tensor",
             fix="use torch.tensor(input)",
         )
     return input

@@ -15,19 +15,21 @@ _L = TypeVar("_L", bound=nn.Linear)
 def check_linear(linear: Any) -> None:
     """Raise `HotrowError` unless it is a `torch.nn.Linear`."""
     if not isinstance(linear, nn.Linear):
-        raise HotrowError(f"from_linear takes a torch.nn.Linear, not a {type(linear).__name__}")
+        raise HotrowError(
+            f"linear is of type {type(linear).__name__}, but must be a torch.nn.Linear"
+        )
 
 
 def copy_storage(values: Tensor, copy: bool) -> Tensor:
-    """The values in their own storage: with `copy` a new contiguous one."""
+    """Return the detached values; with `copy`, as a contiguous copy."""
     values = values.detach()
     return values.clone(memory_format=torch.contiguous_format) if copy else values
 
 
 def build_linear(cls: type[_L], weight: Tensor, bias: Tensor | None, copy: bool) -> _L:
-    """A linear layer of this class with a given (D, V) weight and bias."""
+    """Build a linear layer of this class from a (D, V) weight and a bias."""
     columns, rows = weight.shape
-    # On "meta" nothing is allocated or initialised only to be replaced.
+    # "meta" avoids allocating and initializing a weight that is replaced right away.
     layer = cls(rows, columns, bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(copy_storage(weight, copy), weight.requires_grad)
     if bias is not None:

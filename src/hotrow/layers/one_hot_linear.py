@@ -1,4 +1,4 @@
-"""`OneHotLinear`: torch's linear layer, which also takes ids."""
+"""`OneHotLinear`: torch's linear layer, which also accepts ids."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from hotrow.table.lookup import look_up
 
 
 class OneHotLinear(nn.Linear):
-    """`torch.nn.Linear` for one-hot input, which also takes the ids themselves.
+    """A `torch.nn.Linear` for one-hot input that also accepts the ids themselves.
 
-    For ids, output[..., :] = weight[:, ids[...]] + bias, which is
-    linear(one_hot(ids), weight, bias) bit for bit for finite weights (but for the sign of
-    a zero). A floating input goes to torch's linear unchanged.
+    For ids, `output[..., :] = weight[:, ids[...]] + bias`. That equals
+    `linear(one_hot(ids), weight, bias)` bit for bit if the weights are finite, except for the sign
+    of zeros. Floating-point input goes to torch's linear unchanged.
 
-    Constructor, initial values and `state_dict` keys are torch's: `weight` is (D, V),
-    `bias` (D,) or None.
+    The constructor, the initial values and the `state_dict` keys are those of torch: `weight` is
+    (D, V), and `bias` is (D,) or None.
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
-        one-hot or anything a linear layer takes: (..., V); the output is (..., D).
+        one-hot, or any other input of a linear layer: (..., V); the output is (..., D).
 
     Raises:
-        HotrowError, HotrowIndexError: as `Embedding`.
+        HotrowError, HotrowIndexError: as for `Embedding`.
 
-    Cost: N ids read N x D values, a column of `weight` each, and multiply nothing.
+    Cost: a lookup of N ids reads N x D values, one column of `weight` for each id, and multiplies
+    nothing.
 
     >>> layer = OneHotLinear(4, 5)
     >>> ids = torch.tensor([2, 3, 1])
@@ -43,16 +44,16 @@ class OneHotLinear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, copy: bool = True) -> Self:
-        """The same layer, taking ids as well; a copy, or with `copy=False` the same storage."""
+        """Create the layer from a linear layer; with `copy=False`, they share storage."""
         check_linear(linear)
         return build_linear(cls, linear.weight, linear.bias, copy)
 
     def to_linear(self, *, copy: bool = True) -> nn.Linear:
-        """The plain `torch.nn.Linear`; a copy, or with `copy=False` the same storage."""
+        """Return a plain `torch.nn.Linear`; with `copy=False`, they share storage."""
         return build_linear(nn.Linear, self.weight, self.bias, copy)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(...,) ids or (..., V) one-hot -> (..., D)."""
+        """Map (...,) ids or (..., V) one-hots to (..., D)."""
         input = as_input_tensor(input, self.weight)
         if input.is_floating_point():
             check_soft(input, self.in_features, self.weight.dtype)
@@ -62,7 +63,7 @@ class OneHotLinear(nn.Linear):
         bias: Tensor | None = self.bias
         rows = look_up(weight, ids, columns=True)
         device = weight.device.type
-        # As torch's linear does: float64 stays.
+        # Autocast leaves float64 alone, as in torch's linear.
         if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
             return rows.to(dtype) if bias is None else rows.to(dtype) + bias.to(dtype)

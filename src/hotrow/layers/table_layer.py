@@ -1,4 +1,4 @@
-"""The base of the layers that have a (V, D) table: soft input, and linear layers."""
+"""The base class of layers with a (V, D) table: soft input, conversion from and to linear."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hotrow.table.parameter import Table
 
 
 class TableLayer:
-    """The base of an embedding and a bag: a (V, D) table that ids or probabilities read."""
+    """The base class of `Embedding` and `EmbeddingBag`."""
 
     num_embeddings: int
     embedding_dim: int
@@ -26,16 +26,18 @@ class TableLayer:
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, copy: bool = True, **options: Any) -> Self:
-        """The layer whose look-up gives what `linear` gives for a one-hot.
+        """Create the layer whose lookup equals `linear` of the one-hot.
 
-        Its table is `linear.weight` transposed, (in_features, out_features). It is a copy:
-        training one leaves the other alone. With `copy=False` both share one storage,
-        and stepping both would move it twice.
+        Its table is `linear.weight` transposed, (in_features, out_features).
 
         Args:
-            linear: without a bias, which a table has no place for.
-            copy: whether the table gets a storage of its own.
+            linear: a linear layer without a bias, which a table can't represent.
+            copy: whether to copy the weight. Otherwise both layers share one storage, and stepping
+                both would update it twice.
             options: the layer's other constructor arguments.
+
+        Raises:
+            HotrowError: `linear` is not a linear layer, or has a bias.
 
         >>> from hotrow import Embedding
         >>> linear = torch.nn.Linear(4, 5, bias=False)
@@ -46,8 +48,8 @@ class TableLayer:
         check_linear(linear)
         if linear.bias is not None:
             raise HotrowError(
-                f"{_describe(linear)} has a bias, and a table has no place for it",
-                fix="use OneHotLinear.from_linear, which keeps it",
+                f"{_describe(linear)} has a bias, which a table can't represent",
+                fix="use OneHotLinear.from_linear, which keeps the bias",
             )
         table = copy_storage(linear.weight.t(), copy)
         layer = cls(*table.shape, _weight=table, **options)
@@ -55,11 +57,13 @@ class TableLayer:
         return layer
 
     def to_linear(self, *, copy: bool = True) -> nn.Linear:
-        """The `torch.nn.Linear` without bias that gives for a one-hot what the look-up gives.
+        """Return the `torch.nn.Linear` without bias that equals this layer for one-hots.
 
-        Its weight is the table transposed, (D, V): a copy, or with `copy=False` the
-        same storage. Raises `HotrowError` for a layer with `padding_idx`, `max_norm` or
-        `scale_grad_by_freq`, which would train differently from any linear layer.
+        Its weight is the table transposed, (D, V). With `copy=False`, they share storage.
+
+        Raises:
+            HotrowError: the layer has `padding_idx`, `max_norm` or `scale_grad_by_freq`, which make
+                it train differently from a linear layer.
 
         >>> from hotrow import Embedding
         >>> layer = Embedding(4, 5)
@@ -70,23 +74,24 @@ class TableLayer:
             value = getattr(self, option)
             if value is not None and value is not False:
                 raise HotrowError(
-                    f"{type(self).__name__} has {option}={value}, which a linear layer cannot do",
-                    fix=f"build the layer without {option} if the two should train alike",
+                    f"{type(self).__name__} has {option}={value}, which a linear layer does not "
+                    "support",
+                    fix=f"build the layer without {option}",
                 )
         return build_linear(nn.Linear, self.weight.t(), None, copy)
 
     def _soft_rows(self, values: Tensor) -> Tensor:
-        """(..., V) one-hot or probabilities -> (..., D): values @ table."""
+        """Map (..., V) one-hots or probabilities to (..., D): values @ table."""
         if isinstance(self.weight, Table) and self.weight.spans_processes:
             raise HotrowError(
-                "a sharded or replicated table was given one-hots or probabilities, whose gradient "
-                "is dense",
-                fix="pass ids, or leave this table out of shard and replicate",
+                "input is one-hots or probabilities, but a sharded or replicated table accepts "
+                "only ids, because its gradient would be dense",
+                fix="pass ids, or don't shard or replicate this table",
             )
         check_soft(values, len(self.weight), self.weight.dtype)
         if self.scale_grad_by_freq:
             raise HotrowError(
-                "scale_grad_by_freq counts ids, and the input is one-hot or probabilities",
+                "input is one-hots or probabilities, but scale_grad_by_freq counts ids",
                 fix="pass ids, or build the layer without scale_grad_by_freq",
             )
         if self.max_norm is not None:
@@ -95,14 +100,14 @@ class TableLayer:
                 torch.embedding_renorm_(self.weight, used, self.max_norm, self.norm_type)
         if self.padding_idx is None:
             return values @ self.weight
-        # The padding row is read like any other, and gets no gradient.
+        # The padding row is read like any other row, but gets no gradient.
         padding = values[..., self.padding_idx, None] * self.weight[self.padding_idx].detach()
         rows = values.index_fill(-1, index_tensor(self.padding_idx, values), 0) @ self.weight
-        return rows + padding.to(rows.dtype)  # under autocast the product is of its dtype
+        return rows + padding.to(rows.dtype)  # under autocast, rows has autocast's dtype
 
 
 def index_tensor(row: int, like: Tensor) -> Tensor:
-    """(1,): one row's number, on the device of `like`."""
+    """Return a row's number as a (1,) tensor on the device of `like`."""
     return torch.tensor([row], device=like.device)
 
 

@@ -1,1 +1,1 @@
-"""Compare look-up and one-hot arithmetic: the same numbers, and at what cost."""
+"""Compare lookup and one-hot arithmetic: the same numbers, and at what cost."""

@@ -13,7 +13,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     """For each result of `side`, the largest difference that rounding alone can make.
 
     The output is S W + b and the gradient S.T c, with S the (B, V) coefficients: ones for
-    look-ups, the weights or 1 / count in bags. So the number of terms x that are added, k, and
+    lookups, the weights or 1 / count in bags. So the number of terms x that are added, k, and
     their magnitudes are known. Each order of adding k of them is within (k - 1) u sum|x| of the
     true sum (u the unit roundoff; k u where the terms are products, (k + 1) u in a mean), so two
     are within twice that. It is 0 for one term; for two in float32 and float64, since a + b = b + a

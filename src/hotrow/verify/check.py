@@ -215,6 +215,6 @@ def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
             others = f" and {len(rows) - 1:,} more rows hold" if len(rows) > 1 else " holds"
             return (
                 f"row {int(rows[0])} of the table{others} inf or NaN: 0 x inf is NaN, so in a "
-                "matmul it reaches every output; a look-up reads only the rows it selects",
+                "matmul it reaches every output; a lookup reads only the rows it selects",
             )
     return ()

@@ -1,4 +1,4 @@
-"""Compare the one-hot matmul and the look-up on one table: their results, time and memory."""
+"""Compare the one-hot matmul and the lookup on one table: their results, time and memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Comparison:
         check: whether output and gradient are the same.
         cost: products, bytes and memory as formulas of what was compared.
         matmul: time and memory of the one-hot matmul, forward and gradient, as measured.
-        lookup: the same of the look-up.
+        lookup: the same of the lookup.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Comparison:
         return self.equal
 
     def __str__(self) -> str:
-        times = f"{self.matmul.median_ms:.3g} ms by matmul, {self.lookup.median_ms:.3g} by look-up"
+        times = f"{self.matmul.median_ms:.3g} ms by matmul, {self.lookup.median_ms:.3g} by lookup"
         return f"{self.title}\n{self.check}\n{self.cost}\n{times}: {self.ratio:.1f} x"
 
     __repr__ = __str__
@@ -119,10 +119,10 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Run the literal one-hot matmul and the look-up, forward and gradient; compare and measure.
+    """Run the literal one-hot matmul and the lookup, forward and gradient; compare and measure.
 
         matmul   one_hot(ids) @ table      and  one_hot(ids).T @ c
-        look-up  table[ids]                and  c added into the rows of ids
+        lookup  table[ids]                and  c added into the rows of ids
 
     with c, the output's gradient, drawn from the integers, which add up exactly in any order: both
     gradients are the same to the bit, or one is wrong. Both run once, with their memory watched
@@ -151,7 +151,7 @@ def compare(
     <torch._C.Generator object at ...>
     >>> found = compare(torch.nn.Embedding(4, 5).weight, [2, 3, 1])
     >>> print(found.check)
-    one-hot @ table and look-up: equal
+    one-hot @ table and lookup: equal
     output    equal, 15 of 15 values bit for bit
     gradient  equal, 20 of 20 values bit for bit
     >>> found.cost.matmul.by_zero, found.cost.lookup.multiplications
@@ -183,7 +183,7 @@ def compare(
     try:
         report("one-hot matmul", 0, steps)
         matmul_results, matmul_peak = measure_peak_memory(lambda: matmul.compute_results(cotangent))
-        report("look-up", 1, steps)
+        report("lookup", 1, steps)
         lookup_results, lookup_peak = measure_peak_memory(lambda: lookup.compute_results(cotangent))
         report("comparing", 2, steps)
         check = compare_results(matmul, matmul_results, lookup, lookup_results, batch, cotangent)

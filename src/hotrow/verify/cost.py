@@ -1,4 +1,4 @@
-"""The cost of a one-hot matmul and of a look-up, as formulas of V rows, D columns and N ids."""
+"""The cost of a one-hot matmul and of a lookup, as formulas of V rows, D columns and N ids."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Cost:
         return asdict(self)
 
     def lines(self) -> list[tuple[str, int, int]]:
-        """(what, by matmul, by look-up) for each figure."""
+        """(what, by matmul, by lookup) for each figure."""
         matmul, lookup = asdict(self.matmul), asdict(self.lookup)
         names = {
             "multiplications": "multiplications",
@@ -57,22 +57,22 @@ class Cost:
     def __str__(self) -> str:
         head = f"{self.ids:,} ids, table {self.rows:,} x {self.columns:,}, {self.itemsize} bytes"
         rows = [f"{what:<24}{a:>22,}{b:>16,}" for what, a, b in self.lines()]
-        return "\n".join([head, f"{'':<24}{'one-hot matmul':>22}{'look-up':>16}", *rows])
+        return "\n".join([head, f"{'':<24}{'one-hot matmul':>22}{'lookup':>16}", *rows])
 
 
 def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
-    """What a one-hot matmul and a look-up cost, forward and gradient.
+    """What a one-hot matmul and a lookup cost, forward and gradient.
 
     With s bytes a number:
 
         matmul   output = one_hot @ table        N V D products, N (V-1) D of them by zero
                  gradient = one_hot.T @ dOutput  the same again
                  written: s (N V + N D + V D)    one-hot, output, gradient
-        look-up  output = table[ids]             no product
+        lookup  output = table[ids]             no product
                  gradient[ids] += dOutput        N D additions
                  written: s (N D + N D) + 8 N    output, rows of the gradient and their ids
 
-    The look-up's gradient is counted as the rows that it touches (`sparse=True`), at most N of
+    The lookup's gradient is counted as the rows that it touches (`sparse=True`), at most N of
     them; all others are zero. By default torch writes those out too, s V D bytes.
 
     Args:
@@ -86,7 +86,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
 
     >>> print(cost(50_257, 768, 300))
     300 ids, table 50,257 x 768, 4 bytes
-                                    one-hot matmul         look-up
+                                    one-hot matmul         lookup
     multiplications                 23,158,425,600               0
       of them by zero               23,157,964,800               0
     additions                       23,119,597,824         230,400

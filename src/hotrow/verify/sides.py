@@ -188,17 +188,17 @@ def _weight_tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def make_lookup_side(table: Tensor, batch: Batch) -> Side:
-    """The look-up of `Embedding` in a (V, D) table; the gradient has touched rows only."""
+    """The lookup of `Embedding` in a (V, D) table; the gradient has touched rows only."""
     layer = Embedding(table.shape[0], table.shape[1], sparse=True, _weight=table)
 
     def run(t: dict[str, Tensor]) -> Tensor:
-        # Not by functional_call, which takes longer than a small look-up.
+        # Not by functional_call, which takes longer than a small lookup.
         del layer.weight
         layer.weight = t["weight"]
         output: Tensor = layer(batch.ids)
         return output
 
-    return Side("look-up", {"weight": table}, run)
+    return Side("lookup", {"weight": table}, run)
 
 
 def _make_linear_side(layer: nn.Linear, batch: Batch) -> Side:

@@ -529,7 +529,7 @@ def test_a_count_is_of_products_that_became_look_ups_only():
     count = ProductCounter()
     trial.make_converted().compute_results(count)
     assert (count.plain.forward, count.plain.gradient) == (64 * 6 * 33, 2 * 64 * 6 * 33)
-    trial.make_plain().compute_results(count)  # a plain model has no look-ups
+    trial.make_plain().compute_results(count)  # a plain model has no lookups
     assert count.plain.forward == 64 * 6 * 33
 
 

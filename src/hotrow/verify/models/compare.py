@@ -38,7 +38,7 @@ class ModelCost:
 
     Attributes:
         name: "forward", or "forward and gradient".
-        plain_multiplications: those of the one-hot products that became look-ups.
+        plain_multiplications: those of the one-hot products that became lookups.
         converted_multiplications: those that remain after converting.
         plain: the measured time and memory of the plain model.
         converted: the same of the converted one.
@@ -75,7 +75,7 @@ class ModelComparison:
         inputs: the inputs, in words.
         seed: of both runs, and of the outputs' gradients.
         training: whether the model was in training mode.
-        tables: the weights with look-ups, which were made tables, as a first step does.
+        tables: the weights with lookups, which were made tables, as a first step does.
         findings: what was converted and what was not, where, and why.
         agreements: one for each output, gradient, and buffer that the run changed.
         costs: products, memory and time; of the forward run alone where it has no gradient.
@@ -153,7 +153,7 @@ def compare_models(
     optimizer of `hotrow.optim` has them from its first step on. That is also what is measured.
 
     Equal means: the same bits; or the same numbers but for the sign of a zero; or within rounding,
-    in two steps. Each product that became a look-up is no further from it than adding the same
+    in two steps. Each product that became a lookup is no further from it than adding the same
     terms in another order can bring it. And with the products put back in their places, all the
     rest of the model gives the same bits, the gradients of weights but for the order of their
     terms. Where that cannot be shown (the parameters of a computed weight, a model that does not

@@ -1,4 +1,4 @@
-"""Intercept the products with one-hots that a converted model computes as look-ups."""
+"""Intercept the products with one-hots that a converted model computes as lookups."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class Multiplications:
 
 
 class ProductMode(TorchFunctionMode):
-    """A torch mode that intercepts each product of a converted model that is a look-up."""
+    """A torch mode that intercepts each product of a converted model that is a lookup."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of the call, or for a look-up that of `on_product`."""
+        """The result of the call, or for a lookup that of `on_product`."""
         kwargs = kwargs or {}
         x = next(find_instances((args, kwargs), OneHot), None)
         lookups = 0 if x is None else _count_lookups(x)
@@ -92,18 +92,18 @@ class ProductMode(TorchFunctionMode):
         return self.on_product(Product(func, args, kwargs, x, dtype), result)
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Called for every call that is no look-up."""
+        """Called for every call that is no lookup."""
 
     def on_product(self, product: Product, result: Tensor) -> Tensor:
-        """Called for every look-up; returns the result that the model continues with."""
+        """Called for every lookup; returns the result that the model continues with."""
         raise NotImplementedError
 
 
 class ProductCounter(ProductMode):
-    """Counts the multiplications of the products, as they were and as look-ups.
+    """Counts the multiplications of the products, as they were and as lookups.
 
     For x (N, C) and a weight (C, D): N C D forward, as many for the weight's gradient, and as many
-    for that of x if there is one. As look-ups: those of dense columns beside the one-hots, and of
+    for that of x if there is one. As lookups: those of dense columns beside the one-hots, and of
     the one-hots' weights.
     """
 
@@ -135,5 +135,5 @@ class ProductCounter(ProductMode):
 
 
 def _count_lookups(x: OneHot) -> int:
-    """How often a product with one of the origins of `x` was a look-up."""
+    """How often a product with one of the origins of `x` was a lookup."""
     return sum(sum(origin.product_counts.values()) for origin in x.origins)

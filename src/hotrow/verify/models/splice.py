@@ -1,6 +1,6 @@
-"""Run a converted model with the literal product in place of each look-up, and compare the two.
+"""Run a converted model with the literal product in place of each lookup, and compare the two.
 
-Everything after a product then has the bits of the plain model. Only the look-ups can differ, and
+Everything after a product then has the bits of the plain model. Only the lookups can differ, and
 each is compared with its product on the same numbers.
 """
 
@@ -21,10 +21,10 @@ from hotrow.verify.models.products import Product, ProductMode, TensorMap
 
 
 class ProductSplice(ProductMode):
-    """Continues the model with each product, and compares its look-up with it.
+    """Continues the model with each product, and compares its lookup with it.
 
-    The gradient of a weight that is a parameter, or a view of one, is the look-up's; all others
-    are the product's. After the backward pass, `finish` compares the gradients of the look-ups
+    The gradient of a weight that is a parameter, or a view of one, is the lookup's; all others
+    are the product's. After the backward pass, `finish` compares the gradients of the lookups
     with the products', and `gradient_bound` bounds how far those of the weights may differ.
 
     Attributes:
@@ -47,7 +47,7 @@ class ProductSplice(ProductMode):
             self._used_elsewhere.update(map(id, find_instances((args, kwargs), nn.Parameter)))
 
     def on_product(self, product: Product, result: Tensor) -> Tensor:
-        """Compare the look-up with the product, and continue with the product."""
+        """Compare the lookup with the product, and continue with the product."""
         with torch.no_grad():
             dense = product.run(lambda t: _to_plain(t).detach())
         bound = self._result_bound(product, dense) if dense.is_floating_point() else None
@@ -68,7 +68,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.append((product, gradient))
 
     def finish(self) -> None:
-        """Compare the gradients of each product and look-up, from the recorded ones."""
+        """Compare the gradients of each product and lookup, from the recorded ones."""
         with torch.enable_grad():
             for product, gradient in self._result_gradients:
                 self._add_weight_terms(product, gradient)
@@ -114,7 +114,7 @@ class ProductSplice(ProductMode):
             self._weight_sums[id(leaf)] = all_terms, all_magnitudes, rounds_terms, dtype
 
     def gradient_bound(self, parameter: Tensor, gradient: Tensor) -> Bound | None:
-        """How far apart two orders of adding its gradient may be; None if no look-up is in it."""
+        """How far apart two orders of adding its gradient may be; None if no lookup is in it."""
         if id(parameter) not in self._weight_sums:
             return None
         terms, magnitudes, rounds_terms, dtype = self._weight_sums[id(parameter)]
@@ -180,7 +180,7 @@ class ProductSplice(ProductMode):
 
 
 class _SplicedGradient(torch.autograd.Function):
-    """The product's values; the gradient goes to the product and to the look-up."""
+    """The product's values; the gradient goes to the product and to the lookup."""
 
     @staticmethod
     def forward(

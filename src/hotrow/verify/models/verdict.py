@@ -56,7 +56,7 @@ def judge_results(
     parameters = dict(side.model.named_parameters())
     failed = [each for each in splice.agreements if each.verdict == "different"]
     proven = bool(spliced) and all(each.equal for each in splice.agreements)
-    notes += [f"{each.name}: the look-up and the product are {each}" for each in failed[:3]]
+    notes += [f"{each.name}: the lookup and the product are {each}" for each in failed[:3]]
     judgements = []
     for each in agreements:
         name = each.name
@@ -109,6 +109,6 @@ def _find_non_finite(model: nn.Module) -> list[str]:
         if not parameter.isfinite().all():
             return [
                 f"{name} holds inf or NaN: 0 x inf is NaN, so in a matmul it reaches every output; "
-                "a look-up reads only the rows it selects"
+                "a lookup reads only the rows it selects"
             ]
     return []
