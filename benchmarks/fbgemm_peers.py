@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding on the CPU."""
+"""The FBGEMM peer: its table-batched embedding on the CPU."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from torch import Tensor
 
 from hotrow.bench.peers import Case, Peer, initial_weight
 
-OPTIMIZERS = {"SGD": "EXACT_SGD", "Adagrad": "EXACT_ADAGRAD"}  # it has no Adam on CPUs
+OPTIMIZERS = {"SGD": "EXACT_SGD", "Adagrad": "EXACT_ADAGRAD"}  # FBGEMM has no Adam on CPUs
 INSTALL_COMMAND = "pip install --no-deps fbgemm-gpu-cpu==1.8.0"
 
 
 class FbgemmPeer(Peer):
-    """FBGEMM's table; its backward includes the optimizer step."""
+    """FBGEMM's table. Its backward pass includes the optimizer step."""
 
     class NoOptimizer:
         """An optimizer that does nothing."""
 
         def zero_grad(self) -> None:
-            """Nothing to do."""
+            """Do nothing."""
 
         def step(self) -> None:
-            """Done in backward."""
+            """Do nothing: backward has made the step."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """A bag for each id, which is faster than no pooling (`PoolingMode.NONE`)."""
+        """Look up one bag per id, which is faster than `PoolingMode.NONE`."""
         output: Tensor = self.module(ids, _offsets(len(ids)))
         return output
 
     def state(self) -> Iterator[Tensor]:
-        """The optimizer's state that is as large as the table."""
-        if self.counterpart == "Adagrad":  # SGD has no state, and asking for it fails
+        """Yield the optimizer state that is as large as the table."""
+        if self.counterpart == "Adagrad":  # SGD has no state, and reading it fails
             yield from (s for s in self.module.split_optimizer_states()[0] if s.ndim == 2)
 
 
 @functools.cache
 def _offsets(count: int) -> Tensor:
-    """Where the bags begin and end, one id each."""
+    """Return the offsets of bags of one id each."""
     return torch.arange(count + 1)
 
 
 def build_fbgemm(case: Case, others: dict[str, Peer]) -> Peer:
-    """FBGEMM's table with its optimizer."""
+    """Build FBGEMM's table with its optimizer."""
     optimizer = case.optimizer or "SGD"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about GPU parts, which are not in this build
+        warnings.simplefilter("ignore")  # about GPU code, which this build lacks
         from fbgemm_gpu import split_table_batched_embeddings_ops_training as tbe
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
 

@@ -1,7 +1,7 @@
-"""A table trained by JAX: with optax, densely, and by hand, in the touched rows only.
+"""JAX peers: a dense step with optax, and a hand-written step of the touched rows.
 
-Two compiled functions: the look-up, and the step, which takes over table and state and
-updates them in place. In a single function, XLA would copy the whole table for the look-up.
+Each has two compiled functions: the lookup, and the step, which donates table and state and
+updates them in place. In a single function, XLA copies the whole table for the lookup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # table, state, ids, gra
 
 
 class JaxPeer(Peer):
-    """A JAX array as the table, and the step that `update` compiles to, if any."""
+    """A JAX array as the table, and the compiled `update` as its step, if there is one."""
 
     def __init__(
         self, case: Case, update: Step | None, init_state: Any, label: str, counterpart: str | None
@@ -35,7 +35,7 @@ class JaxPeer(Peer):
         self.look_up = jax.jit(lambda table, ids: table.at[ids].get(mode="promise_in_bounds"))
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """The look-up, and everything else in one call."""
+        """Time the lookup, and everything else in one call."""
         import jax
 
         inputs = jax.numpy.array(ids.int().numpy()), jax.numpy.array(gradient.numpy())
@@ -50,22 +50,22 @@ class JaxPeer(Peer):
         return {"forward": middle - begin, "rest": time.perf_counter() - middle}
 
     def read(self, rows: Tensor) -> Tensor:
-        """A copy of some rows."""
+        """Return a copy of some rows."""
         return torch.from_numpy(np.array(self.look_up(self.table, rows.int().numpy())))
 
     def gradient(self, rows: Tensor) -> Tensor:
-        """Some rows of the gradient that the last step left."""
+        """Return some rows of the last step's gradient."""
         return torch.from_numpy(np.array(self.look_up(self.values, rows.int().numpy())))
 
     def zero_grad(self) -> None:
-        """Nothing to do."""
+        """Do nothing: JAX has no gradient to release."""
 
     def state(self) -> Iterator[Tensor]:
-        """No state is a torch tensor."""
+        """Yield nothing: no state is a torch tensor."""
         yield from ()
 
     def table_and_state_bytes(self) -> int:
-        """Of the table, and of the state if it steps."""
+        """Return the bytes of the table, and of the state if there is an optimizer."""
         import jax
 
         leaves = jax.tree.leaves((self.table, self.values if self.case.optimizer else ()))
@@ -73,7 +73,7 @@ class JaxPeer(Peer):
 
 
 def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
-    """The gradient of the whole table and optax's step; the gradient alone without optimizer."""
+    """Build the dense gradient and optax's step; without an optimizer, the gradient alone."""
     import jax
     import optax
 
@@ -115,7 +115,7 @@ def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
 
 
 def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
-    """Touched rows only, by hand: as torch's sparse optimizers do, so that idle rows stay."""
+    """Build a step of the touched rows only, like torch's sparse optimizers: idle rows stay."""
     import jax
     import jax.numpy as jnp
 
@@ -124,7 +124,7 @@ def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
     lr, eps = defaults["lr"], defaults.get("eps", 0.0)
 
     def sum_by_row(ids: Any, gradient: Any) -> tuple[Any, Any]:
-        """Distinct ids, padded with an id beyond the table; their summed gradients."""
+        """Return the distinct ids, padded with an id past the table, and their summed gradients."""
         distinct, places = jnp.unique(ids, size=case.ids, fill_value=case.rows, return_inverse=True)
         return distinct, jax.ops.segment_sum(gradient, places, num_segments=case.ids)
 
@@ -163,4 +163,4 @@ def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
     }
     update, init_state = updates[case.optimizer]
     counterpart = "Adam" if case.optimizer == "AdamW" else case.optimizer
-    return JaxPeer(case, update, init_state, f"JAX, lazy {counterpart} by hand", counterpart)
+    return JaxPeer(case, update, init_state, f"JAX, hand-written lazy {counterpart}", counterpart)

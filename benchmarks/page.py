@@ -1,23 +1,26 @@
-"""Make docs/performance.md, its figures and the READMEs' table of times from benchmarks/records.
+"""Write docs/performance.md, its figures and the READMEs' table of times from benchmarks/records.
 
     python -m benchmarks.page
 
-The page's text is benchmarks/performance.md; its marks `<!-- tables -->`, `<!-- models -->` and
-`<!-- machines -->` give way to what the records say. The records are made by `make bench`, which
-then calls this.
+The text of the page is benchmarks/performance.md. Marks such as `<!-- tables -->` are replaced by
+tables of the records. Marks such as `{{speedup adamw-1m-256: torch fused}}` are replaced by one
+figure: hotrow's `speedup` over a peer, or the peer's `ms` or extra `MB`. `make bench` measures the
+records and then runs this.
 """
 
 from __future__ import annotations
 
 import argparse
+import html
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, record_files
-from benchmarks.report import describe, model_goals
+from benchmarks.report import describe, model_goals, speedup
 from benchmarks.workloads import WORKLOADS
-from hotrow.bench.report import number, number_range
+from hotrow.bench.report import number, number_range, title, trains_other_model
 from hotrow.bench.workload import Record
 from hotrow.inputs import files
 from hotrow.inputs.text import format_size
@@ -29,12 +32,15 @@ READMES = ("README.md", "README.zh-CN.md")
 
 
 def make_page(records: dict[str, Record]) -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page as Markdown."""
     ordered = {name: records[name] for name in WORKLOADS if name in records}
     tables = [section(name, record) for name, record in ordered.items() if "peers" in record]
     others = [section(name, record) for name, record in ordered.items() if "later_use" in record]
     parts = {
-        "tables": "\n\n".join(tables + others),
+        "summary": summary_table(ordered, SUMMARY),
+        "optimizers": summary_table(ordered, OPTIMIZERS),
+        "tables": "\n\n".join(tables),
+        "startup": "\n\n".join(others),
         "models": models_table(ordered),
         "machines": machines_list(records),
     }
@@ -43,45 +49,131 @@ def make_page(records: dict[str, Record]) -> str:
         mark = f"<!-- {name} -->"
         assert text.count(mark) == 1, f"{TEXT.name} has one {mark}"
         text = text.replace(mark, part)
-    return text
+    return re.sub(
+        r"\{\{(\w+) ([\w-]+): ([^}]+)\}\}", lambda mark: _figure(ordered, *mark.groups()), text
+    )
+
+
+def _figure(records: dict[str, Record], kind: str, workload: str, name: str) -> str:
+    """Return one figure of a peer: hotrow's speedup over it, its milliseconds or its memory."""
+    peer = records[workload]["peers"][name]
+    if kind == "speedup":
+        return speedup(peer["hotrow_ratio"]["median"])
+    if kind == "ms":
+        return f"{number(peer['step']['median_ms'])} ms"
+    assert kind == "MB", f"no figure is named {kind}"
+    return f"{number(peer['memory']['peak_extra_bytes'] / 1e6)} MB"
+
+
+# The workloads of the summary, and one for each optimizer.
+SUMMARY = (
+    "adamw-1m-256",
+    "adamw-50k-768",
+    "adamw-10m-64",
+    "adagrad-1m-256",
+    "sgd-1m-256",
+)
+OPTIMIZERS = tuple(name for name in WORKLOADS if name.endswith("-1m-64"))
+DENSE_PEERS = ("torch fused", "torch foreach", "torch default")
+LIBRARY_PEERS = ("fbgemm", "jax lazy", "jax dense")
+
+
+def summary_table(records: dict[str, Record], names: Iterable[str]) -> str:
+    """Return a row for each workload: hotrow's time, and each baseline with hotrow's speedup."""
+    chosen = [records[name] for name in names]
+    has_libraries = any(name in LIBRARY_PEERS for record in chosen for name in record["peers"])
+    head = ["table and ids per step", "hotrow", "torch fused", "torch foreach", "torch default"]
+    head += ["torch `sparse=True`", *["fastest other library"] * has_libraries]
+    rows = []
+    for record in chosen:
+        peers = {name: peer for name, peer in record["peers"].items() if "step" in peer}
+        others = [name for name in peers if name in LIBRARY_PEERS]
+        fastest = min(others, key=lambda name: peers[name]["step"]["median_ms"], default="")
+        columns = [*DENSE_PEERS, "torch sparse", *[fastest] * has_libraries]
+        cells = [_summary_cell(record, name) for name in columns]
+        if has_libraries and fastest:
+            cells[-1] += f" {peers[fastest]['label']}"
+        time = f"**{number(peers['hotrow']['step']['median_ms'])} ms**"
+        rows.append([title(record), time, *cells])
+    return markdown_table(head, rows)
+
+
+def _summary_cell(record: Record, name: str) -> str:
+    """Return a peer's time and hotrow's speedup, marked where the result is not the dense one."""
+    peer = record["peers"].get(name, {})
+    if "step" not in peer:
+        return "—"
+    mark = ""
+    if trains_other_model(record, name):
+        mark = " †"
+    elif not peer.get("equality", {"equal": True})["equal"]:
+        mark = " ‡"
+    ratio = peer["hotrow_ratio"]["median"]
+    return f"{number(peer['step']['median_ms'])} ms ({speedup(ratio)}){mark}"
+
+
+def speedup_plot(records: dict[str, Record]) -> str:
+    """Return the chart of hotrow's speedups over torch's fastest dense step."""
+    bars = []
+    for name in (*SUMMARY, *OPTIMIZERS):
+        record = records[name]
+        peers = {n: p for n, p in record["peers"].items() if n in DENSE_PEERS and "step" in p}
+        if peers:
+            fastest = min(peers.values(), key=lambda peer: peer["step"]["median_ms"])
+            bars.append((title(record), 1 / fastest["hotrow_ratio"]["median"]))
+    return plots.plot_speedups(bars)
 
 
 def section(name: str, record: Record) -> str:
-    """One record: its figure, its table and the remarks."""
+    """Return one record, folded: its figure, its table and the remarks."""
     report = describe(record)
-    figure = [f"![{report.title}: the times below]({FIGURES}/{name}.svg)"] * ("peers" in record)
+    figure = [f"![Bar chart: {report.title}]({FIGURES}/{name}.svg)"] * ("peers" in record)
     remarks = "\n".join(f"- {line}" for line in report.remarks)
-    text = [
-        f"## {report.title}",
+    parts = [
         report.setting,
         *figure,
         markdown_table(report.head, report.rows),
         remarks,
     ]
-    return "\n\n".join(part for part in text if part)
+    return folded(_summary(record, report.title), "\n\n".join(part for part in parts if part))
+
+
+def _summary(record: Record, heading: str) -> str:
+    """Return the line that stays visible: the sizes and hotrow's time."""
+    about = record["about"] if "peers" in record else ""
+    about = f" ({about})" if about and not about.startswith("a training step") else ""
+    time = ""
+    if "peers" in record:
+        time = f": {number(record['peers']['hotrow']['step']['median_ms'])} ms"
+    return f"{heading}{about}{time}"
+
+
+def folded(summary: str, text: str) -> str:
+    """Return text that a reader opens; GitHub and Sphinx both render this."""
+    return (
+        f"<details>\n<summary>{html.escape(summary, quote=False)}</summary>\n\n{text}\n\n</details>"
+    )
 
 
 def models_table(records: dict[str, Record]) -> str:
-    """Whole models, before and after `convert`."""
+    """Return the table of whole models, before and after `convert`."""
     as_ms = "median_ms", "p20_ms", "p80_ms"
     rows = []
-    for name, record in records.items():
+    for record in records.values():
         if "before" not in record:
             continue
         peak = record.get("peak_extra_bytes", {})
         times = [number_range(record[side], *as_ms) for side in ("before", "after")]
         memory = [number(peak[side] / 1e6) if peak else "" for side in ("before", "after")]
-        ratio = number_range(record["ratio"], "median", "p20", "p80")
-        floor = f"{number(record['floor_ratio']['after'])} x"
-        row = [WORKLOADS[name].about, *times, ratio, floor, *memory, model_goals(record)]
-        rows.append(row)
-    head = ["model", "before, ms", "after, ms", "ratio", "after, of the floor"]
-    head += ["extra memory before, MB", "after, MB", "goals"]
+        ratio = speedup(record["ratio"]["median"])
+        rows.append([record["about"], *times, ratio, *memory, model_goals(record)])
+    head = ["model", "before, ms", "after, ms", "speedup"]
+    head += ["extra memory before, MB", "after, MB", "time and memory goals"]
     return markdown_table(head, rows)
 
 
 def machines_list(records: dict[str, Record]) -> str:
-    """The machines that the records were made on, a line each, with the commits."""
+    """List the machines of the records, one per line, with the commits."""
     machines: dict[str, dict[str, list[Record]]] = {}
     for record in records.values():
         environment = record["environment"]
@@ -102,7 +194,7 @@ def machines_list(records: dict[str, Record]) -> str:
 
 
 def _describe_commit(commit: str, records: list[Record]) -> str:
-    """A commit, its workloads, when they were measured and the load of the machine before."""
+    """Describe a commit: its workloads, their dates and the load average before."""
     names = [record["workload"] for record in records]
     many = names[0] if len(names) == 1 else f"{len(names)} workloads"
     environments = [record["environment"] for record in records]
@@ -113,17 +205,17 @@ def _describe_commit(commit: str, records: list[Record]) -> str:
 
 
 def _span(values: list[Any]) -> str:
-    """The first and the last, once if they are the same."""
+    """Return the first and the last value, or one value if they are equal."""
     return " to ".join(dict.fromkeys((str(values[0]), str(values[-1]))))
 
 
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, numbers to the right."""
+    """Return a Markdown table with right-aligned numbers."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-# The workloads that the READMEs show, in the words of both.
+# The workloads in the table of the READMEs; the labels suit both languages.
 README_WORKLOADS = {
     "adamw-1m-256": "1M x 256, 16,384, AdamW",
     "adamw-50k-768": "50,257 x 768, 4,096, AdamW",
@@ -135,7 +227,7 @@ README_PEERS = ("torch fused", "torch default", "torch sparse")
 
 
 def readme_rows(records: dict[str, Record]) -> str:
-    """The lines of the READMEs' table of times, below its head."""
+    """Return the rows of the READMEs' table of times, without its head."""
     lines = []
     for name, label in README_WORKLOADS.items():
         peers = records[name]["peers"]
@@ -148,13 +240,13 @@ def readme_rows(records: dict[str, Record]) -> str:
             time, ratio = peer["step"]["median_ms"], peer["hotrow_ratio"]["median"]
             shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
             star = " *" if "SparseAdam" in peer["label"] else ""
-            cells.append(f"{shown} ms ({1 / ratio:.1f} x){star}")
+            cells.append(f"{shown} ms ({1 / ratio:.1f}x){star}")
         lines.append("| " + " | ".join([label, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
 
 def replace_rows(readme: str, rows: str) -> str:
-    """The README with these lines below the head of its table of times."""
+    """Return the README with these rows in its table of times."""
     pattern = r"(^\|[^\n]*\| hotrow \|[^\n]*\n\|[-| :]+\n)(?:\|[^\n]*\n)+"
     changed, count = re.subn(pattern, lambda m: m[1] + rows, readme, flags=re.MULTILINE)
     assert count == 1, "a README has one table of times"
@@ -162,13 +254,13 @@ def replace_rows(readme: str, rows: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page and its figures, and the READMEs' tables."""
+    """Write the page, its figures and the tables of the READMEs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=Path, default=RECORDS, help="their folder")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="the folder of the records")
     parser.add_argument(
-        "--docs", type=Path, help="a folder to write into, without changing the READMEs"
+        "--docs", type=Path, help="write to this folder, and leave the READMEs unchanged"
     )
     options = parser.parse_args(arguments)
     records = record_files.read(options.records)
@@ -177,6 +269,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name, record in records.items():
         if "peers" in record:
             files.write_text(docs / FIGURES / f"{name}.svg", plots.plot(record) + "\n")
+    files.write_text(docs / FIGURES / "speedups.svg", speedup_plot(records) + "\n")
     files.write_text(docs / "performance.md", make_page(records))
     if options.docs is None:
         for name in READMES:

@@ -1,4 +1,4 @@
-"""Every peer that the suite knows by name: hotrow's and torch's, FBGEMM's and JAX's."""
+"""All peers of the suite by name: hotrow, torch, FBGEMM and JAX."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from hotrow.bench.peers import PeerType
 
 PEER_TYPES = peers.PEER_TYPES | {
     "fbgemm": PeerType(
-        "FBGEMM's table-batched embedding, on CPUs",
+        "FBGEMM's table-batched embedding on the CPU",
         fbgemm_peers.build_fbgemm,
         install_command=fbgemm_peers.INSTALL_COMMAND,
     ),
-    "jax dense": PeerType("JAX and optax", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND),
+    "jax dense": PeerType(
+        "JAX with optax, dense", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND
+    ),
     "jax lazy": PeerType(
-        "JAX, touched rows only, by hand", jax_peers.build_lazy, 0.0, jax_peers.INSTALL_COMMAND
+        "JAX, hand-written step of the touched rows",
+        jax_peers.build_lazy,
+        0.0,
+        jax_peers.INSTALL_COMMAND,
     ),
 }

@@ -1,9 +1,10 @@
-"""Write docs/sameness.md: every configuration of every optimizer, compared by the three-way rule.
+"""Write docs/sameness.md: the error of every optimizer configuration against dense training.
 
     python -m benchmarks.sameness [--steps 2500] [--jobs 2] [--folder docs]
 
-The configurations are those of the tests. Beside the document, sameness.json has every figure. The
-exit code is 1 if one is not within.
+The configurations are those of the tests. All figures are in sameness.json; `--page` writes the
+page again from that file, without measuring. The exit code is 1 if a configuration is not within
+the bound.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from benchmarks import plots
 from hotrow.inputs.files import write_text
 from hotrow.verify.sameness import SCALES, SLACK, Batches, measure_sameness
 from tests.support.training import configurations
 
-# A row in every batch walks at random, by its roundings. In one draw of it, either side may be the
-# luckier; the columns of a row are as many draws.
+# The rounding errors of a row in every batch are a random walk: in one column, either side may end
+# closer. Many columns are as many samples.
 ROWS, COLUMNS, SEED = 300, 152, 0
 Record = dict[str, Any]
 
 
 def measure_configuration(index: int, steps: int, seed: int) -> Record:
-    """Measure one configuration, by its place in the list."""
+    """Measure one configuration, given its index in the list."""
     name, options = configurations()[index]
     begin = time.perf_counter()
     found = measure_sameness(
@@ -54,7 +56,7 @@ def measure_configuration(index: int, steps: int, seed: int) -> Record:
 
 
 def run(pool: ProcessPoolExecutor, indices: list[int], steps: int) -> list[Record]:
-    """The configurations' records in their order, with progress and the time left."""
+    """Measure these configurations in parallel, with progress; return the records in order."""
     names = configurations()
     console = Console(stderr=True)
     bar = Progress(
@@ -62,7 +64,7 @@ def run(pool: ProcessPoolExecutor, indices: list[int], steps: int) -> list[Recor
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("left:"),
+        TextColumn("remaining:"),
         TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
@@ -79,15 +81,15 @@ def run(pool: ProcessPoolExecutor, indices: list[int], steps: int) -> list[Recor
                 left = spent / len(done) * (len(indices) - len(done))
                 name = names[waiting[future]][0]
                 print(
-                    f"{len(done)} of {len(indices)} ({name}), {spent:.0f} s gone, "
-                    f"about {left:.0f} s left",
+                    f"{len(done)} of {len(indices)} ({name}), {spent:.0f} s elapsed, "
+                    f"about {left:.0f} s remaining",
                     file=sys.stderr,
                 )
     return [done[i] for i in indices]
 
 
 def describe_run(command: str, steps: int, jobs: int, seconds: float) -> Record:
-    """How the numbers were measured."""
+    """Describe the run: command, versions and machine."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--exclude=*"],
         capture_output=True,
@@ -119,110 +121,206 @@ def _cpu() -> str:
 
 
 def label(record: Record) -> str:
-    """The options as they are written in Python; the defaults are left out."""
+    """Return the options that are not defaults, as Python writes them."""
     pairs = record["options"].items()
     values = [(name, tuple(v) if isinstance(v, list) else v) for name, v in pairs]
     return ", ".join(f"{name}={value}" for name, value in values) or "defaults"
 
 
 def hotrow_error(scale: Record) -> float:
-    """The error of hotrow; JSON has null for inf."""
+    """Return hotrow's error; JSON has null for inf."""
     error = scale["hotrow_error"]
     return math.inf if error is None else float(error)
 
 
 def ulps(error: float, scale: Record) -> str:
-    """An error in ulp of the largest weight."""
+    """Format an error in ulp of the largest weight."""
     value = error / scale["ulp"]
     return f"{value:.1f}" if value < 1000 else f"{value:.2g}"
 
 
 def cell(scale: Record) -> str:
-    """Hotrow's error, torch's, and the share of equal bits."""
+    """Format hotrow's error, torch's error and the share of identical weights."""
     hotrow, torch_error = hotrow_error(scale), scale["torch_float32_error"]
     share = math.floor(100 * scale["bitwise"] / scale["values"])
-    text = f"{ulps(hotrow, scale)} / {ulps(torch_error, scale)}, {share} %"
+    text = f"{ulps(hotrow, scale)} / {ulps(torch_error, scale)}, {share}%"
     return text if scale["within"] else f"**{text}**"
 
 
 def document(content: Record) -> str:
-    """The page."""
+    """Return the page."""
     records, how = content["configurations"], content["run"]
     scales = [scale for record in records for scale in record["scales"]]
-    within, missed = sum(s["within"] for s in scales), [r for r in records if not r["within"]]
-    no_further = sum(hotrow_error(s) <= s["torch_float32_error"] for s in scales)
+    within = sum(s["within"] for s in scales)
+    closer = sum(hotrow_error(s) <= s["torch_float32_error"] for s in scales)
     bits = sum(s["bitwise"] for s in scales) / sum(s["values"] for s in scales)
-    first = records[0]
+    names = list(dict.fromkeys(record["optimizer"] for record in records))
     lines = [
-        "# The same step",
+        "# Equality with torch.optim",
         "",
-        f"**{within} of {len(scales)} within the rule** ({len(records)} configurations of "
-        f"{len({r['optimizer'] for r in records})} optimizers, {len(SCALES)} scales of the "
-        f"gradients each).",
+        "<!-- Generated by `make sameness` from the results in sameness.json. -->",
+        "",
+        "Compared with float64 training, hotrow's error is at most that of torch's own float32 "
+        f"optimizers plus {SLACK} ulp: **{within} of {len(scales)} runs are within this bound.** "
+        f"The runs cover {len(records)} configurations of {len(names)} optimizers, each with "
+        f"gradients of {len(SCALES)} scales.",
+        "",
+        *summary_table(names, records),
+        "",
+        "The last column is for default options and gradients of scale 1. An ulp is the float32 "
+        "spacing at the largest weight.",
         "",
     ]
-    if missed:
-        lines += ["**NOT within it at one scale or more:**", ""]
-        for record in missed:
-            at = ", ".join(f"{s['scale']:g}" for s in record["scales"] if not s["within"])
-            lines.append(f"- {record['optimizer']}: {label(record)} (at {at})")
-        lines.append("")
+    if all(defaults_at_one(name, records) for name in names):
+        lines += ["![Errors of hotrow and of torch in float32, by optimizer](sameness.svg)", ""]
     lines += [
-        f"In {no_further} of the {len(scales)}, hotrow is no further from float64 than torch in "
-        f"float32 is, without the {SLACK} ulp. {math.floor(1000 * bits) / 10:.1f} % of all "
-        "weights have torch's bits.",
+        "## Findings",
         "",
+        f"- hotrow's error is at most torch's float32 error in {closer} of the {len(scales)} runs, "
+        f"even without the {SLACK} ulp.",
+        f"- {math.floor(1000 * bits) / 10:.1f}% of all weights are bit for bit those of torch's "
+        "float32 training.",
+        "- To check one configuration yourself: `hotrow check --optimizer AdamW`.",
+        "",
+        *outside_bound(records),
         "## What was measured",
         "",
-        f"A table of {first['rows']} x {first['columns']} was trained for {how['steps']:,} steps "
-        "three times, on the same ids and the same gradients:",
+        *description(records[0], how),
+        "## All configurations",
         "",
-        "- by `torch.optim` in float64: the truth;",
-        "- by `torch.optim` in float32;",
-        "- by `hotrow.optim` in float32, after `hotrow.convert`, on touched rows only.",
-        "",
-        f"The {first['ids_a_step']} ids of a step follow Zipf's law; {first['rows_never_touched']} "
-        f"rows are in no batch, and others are idle for up to {first['longest_idle_steps']:,} "
-        "steps. The learning rate warms up for a tenth of the steps and falls along a cosine to a "
-        "tenth. The gradients are standard normal numbers times the scale, given and not computed "
-        "from the table, so that what differs is the optimizer's rounding and nothing else.",
-        "",
-        "**The rule.** hotrow's error is at most the error of torch in float32 plus "
-        f"{SLACK} ulp. An error is max |w - w64| over the table, and an ulp is the spacing of "
-        "float32 at the largest |w64|.",
-        "",
-        "**A cell** reads: hotrow's error / torch float32's error, both in ulp, then the share of "
-        "weights that have the same bits in the two. **Bold** is not within the rule. "
-        "The absolute errors are in [sameness.json](sameness.json).",
+        "A cell shows hotrow's error / torch's float32 error in ulp, then the share of weights "
+        "that are bit for bit the same in both. **Bold** is outside the bound. The columns are the "
+        "scales of the gradients. [sameness.json](sameness.json) has the absolute errors.",
         "",
     ]
-    headers = [f"{scale:g}" for scale in SCALES]
-    for name in dict.fromkeys(record["optimizer"] for record in records):
-        lines += [f"## {name}", "", f"| options | {' | '.join(headers)} | within |"]
-        lines.append(f"| --- |{' ---: |' * len(headers)} --- |")
-        for record in records:
-            if record["optimizer"] == name:
-                cells = " | ".join(map(cell, record["scales"]))
-                verdict = "yes" if record["within"] else "**NOT**"
-                lines.append(f"| {label(record)} | {cells} | {verdict} |")
-        lines.append("")
-    lines += ["## How it was made", "", "```text"]
+    for name in names:
+        chosen = [record for record in records if record["optimizer"] == name]
+        good = sum(record["within"] for record in chosen)
+        summary = f"{name}: {good} of {len(chosen)} configurations within the bound"
+        lines += ["<details>", f"<summary>{summary}</summary>", ""]
+        lines += [*configuration_table(chosen), "", "</details>", ""]
+    lines += ["<details>", "<summary>Versions and machine</summary>", "", "```text"]
     lines += [f"{name}: {value}" for name, value in how.items()]
-    lines += ["```", "", "One configuration alone: `hotrow check --optimizer AdamW`.", ""]
+    lines += ["```", "", "</details>", ""]
     return "\n".join(lines)
 
 
+def defaults_at_one(name: str, records: list[Record]) -> Record | None:
+    """Return the result of an optimizer with default options and gradients of scale 1, if any."""
+    for record in records:
+        if record["optimizer"] == name and not record["options"]:
+            return next((scale for scale in record["scales"] if scale["scale"] == 1), None)
+    return None
+
+
+def summary_table(names: list[str], records: list[Record]) -> list[str]:
+    """Return the lines of a table with one row per optimizer."""
+    lines = [
+        "| optimizer | configurations | runs within the bound | runs with hotrow at most torch's "
+        "error | identical weights | error of hotrow / torch float32, ulp |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name in names:
+        chosen = [record for record in records if record["optimizer"] == name]
+        scales = [scale for record in chosen for scale in record["scales"]]
+        within = sum(scale["within"] for scale in scales)
+        closer = sum(hotrow_error(scale) <= scale["torch_float32_error"] for scale in scales)
+        bits = sum(s["bitwise"] for s in scales) / sum(s["values"] for s in scales)
+        first, errors = defaults_at_one(name, records), "—"
+        if first is not None:
+            errors = f"{ulps(hotrow_error(first), first)} / "
+            errors += ulps(first["torch_float32_error"], first)
+        count = f"{within} of {len(scales)}"
+        lines.append(
+            f"| {name} | {len(chosen)} | {count if within == len(scales) else f'**{count}**'} "
+            f"| {closer} of {len(scales)} | {math.floor(100 * bits)}% | {errors} |"
+        )
+    return lines
+
+
+def outside_bound(records: list[Record]) -> list[str]:
+    """Return the lines that list the configurations outside the bound; none if there are none."""
+    missed = [record for record in records if not record["within"]]
+    if not missed:
+        return []
+    lines = ["**NOT within the bound at one scale or more:**", ""]
+    for record in missed:
+        at = ", ".join(f"{s['scale']:g}" for s in record["scales"] if not s["within"])
+        lines.append(f"- {record['optimizer']}: {label(record)} (at {at})")
+    return [*lines, ""]
+
+
+def description(first: Record, how: Record) -> list[str]:
+    """Return the lines that describe the measurement."""
+    return [
+        f"A table of {first['rows']} x {first['columns']} is trained for {how['steps']:,} steps "
+        "three times, with the same ids and gradients:",
+        "",
+        "1. with `torch.optim` in float64, as the reference;",
+        "2. with `torch.optim` in float32;",
+        "3. with `hotrow.optim` in float32 after `hotrow.convert`, which touches only the rows in "
+        "the batch.",
+        "",
+        "**The bound:** hotrow's error is at most the error of torch in float32 plus "
+        f"{SLACK} ulp. The error is max |w - w64| over the table. An ulp is the float32 spacing at "
+        "the largest |w64|.",
+        "",
+        f"- Each step has {first['ids_a_step']} ids that follow Zipf's law. "
+        f"{first['rows_never_touched']} rows are never in a batch, and others are idle for up to "
+        f"{first['longest_idle_steps']:,} steps.",
+        "- The learning rate warms up for a tenth of the steps, then follows a cosine down to a "
+        "tenth of its peak.",
+        "- The gradients are normal random numbers times the scale. They don't depend on the "
+        "table, so only the rounding of the optimizers differs.",
+        "",
+    ]
+
+
+def configuration_table(records: list[Record]) -> list[str]:
+    """Return the lines of the table of one optimizer's configurations."""
+    headers = [f"{scale:g}" for scale in SCALES]
+    lines = [f"| options | {' | '.join(headers)} | within |"]
+    lines.append(f"| --- |{' ---: |' * len(headers)} --- |")
+    for record in records:
+        cells = " | ".join(map(cell, record["scales"]))
+        verdict = "yes" if record["within"] else "**NOT**"
+        lines.append(f"| {label(record)} | {cells} | {verdict} |")
+    return lines
+
+
+def write_page(content: Record, folder: Path) -> None:
+    """Write the page and its chart."""
+    records = content["configurations"]
+    errors = []
+    for name in dict.fromkeys(record["optimizer"] for record in records):
+        scale = defaults_at_one(name, records)
+        if scale is not None and math.isfinite(hotrow_error(scale)):
+            pair = hotrow_error(scale), scale["torch_float32_error"]
+            errors.append((name, pair[0] / scale["ulp"], pair[1] / scale["ulp"]))
+    if errors:
+        write_text(
+            folder / "sameness.svg", plots.plot_errors(errors, content["run"]["steps"]) + "\n"
+        )
+    write_text(folder / "sameness.md", document(content))
+
+
 def main() -> int:
-    """Measure all, write both files, and say whether all are within the rule."""
+    """Measure all configurations, write the files, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--folder", type=Path, default=Path("docs"))
-    parser.add_argument("--only", help="an optimizer; every one unless given")
+    parser.add_argument("--only", help="measure one optimizer; the default is all")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page from sameness.json, without measuring"
+    )
     options = parser.parse_args()
+    if options.page:
+        write_page(json.loads((options.folder / "sameness.json").read_text()), options.folder)
+        return 0
     indices = [i for i, (name, _) in enumerate(configurations()) if options.only in (None, name)]
     if not indices:
-        parser.error(f"--only {options.only}: no such optimizer")
+        parser.error(f"--only {options.only}: unknown optimizer")
     begin = time.monotonic()
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         records = run(pool, indices, options.steps)
@@ -238,10 +336,10 @@ def main() -> int:
     }
     options.folder.mkdir(exist_ok=True)
     write_text(options.folder / "sameness.json", json.dumps(content, indent=1, allow_nan=False))
-    write_text(options.folder / "sameness.md", document(content))
+    write_page(content, options.folder)
     for record in missed:
-        print(f"NOT within the rule: {record['optimizer']}: {label(record)}")
-    print(f"{len(records) - len(missed)} of {len(records)} configurations are within the rule")
+        print(f"NOT within the bound: {record['optimizer']}: {label(record)}")
+    print(f"{len(records) - len(missed)} of {len(records)} configurations are within the bound")
     return 1 if missed else 0
 
 

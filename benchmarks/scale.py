@@ -1,10 +1,12 @@
-"""Bytes on the wire against the formula, and tables in files against their size; docs/scale.json.
+"""Measure bytes on the network and tables on disk; write docs/scale.json and docs/scale.md.
 
     python -m benchmarks.scale
+    python -m benchmarks.scale --page
 
-The bytes are what Linux counts on the loopback interface, in a network namespace of their own
-(root only), with all that gloo and TCP add. Times are of forward, backward and step on Zipf ids
-that were drawn before; memory is the most that was resident, torch and kernels included.
+`--page` only writes the page again, from docs/scale.json and benchmarks/scale.md. The bytes are
+what Linux counts on the loopback interface of a separate network namespace (root only), including
+the overhead of gloo and TCP. Times cover forward, backward and step on Zipf ids that were drawn
+before. Memory is the process's peak resident memory, including torch and the kernels.
 """
 
 from __future__ import annotations
@@ -26,42 +28,45 @@ import torch.multiprocessing as processes
 from torch import nn
 
 import hotrow
+from benchmarks import plots
 from benchmarks.record_files import ROOT, describe_environment
 from hotrow import disk
 from hotrow.bench.batches import Batches, clear_cache
 from hotrow.bench.memory import CLEAR, resident_bytes
 from hotrow.distributed import replicate, shard
+from hotrow.inputs import files
 
-RECORD = ROOT / "docs" / "scale.json"
+RECORD, TEXT = ROOT / "docs" / "scale.json", ROOT / "benchmarks" / "scale.md"
+MODES = {"shard": "sharded", "replicate": "replicated"}
 ROWS, COLUMNS, IDS, STEPS = 1_000_000, 64, 8192, 20
 SIZES = 1_000_000, 10_000_000, 80_000_000
 DISK_IDS, DISK_STEPS, SAVE_EVERY = 4096, 60, 20
 
 
 def loopback_bytes() -> int:
-    """Bytes that have left by the loopback interface."""
+    """Return the bytes sent through the loopback interface so far."""
     for line in Path("/proc/net/dev").read_text().splitlines():
         if line.strip().startswith("lo:"):
             return int(line.split(":")[1].split()[8])
-    raise RuntimeError("/proc/net/dev has no lo")
+    raise RuntimeError("/proc/net/dev has no interface lo")
 
 
-def formula_bytes(way: str, distinct: int, foreign: int, count: int) -> int:
-    """Bytes of a step of one rank, as docs/scale.md has them."""
+def formula_bytes(mode: str, distinct: int, foreign: int, count: int) -> int:
+    """Return the bytes that one rank sends in a step, by the formula of docs/scale.md."""
     row = 4 * COLUMNS
-    if way == "shard":
+    if mode == "shard":
         return 33 * (count - 1) + foreign * (4 + 2 * row)
     return (count - 1) * (32 + distinct * (4 + row)) + 16
 
 
-def run_rank(rank: int, count: int, port: int, way: str, path: str) -> None:
-    """Steps of one rank; the first writes what was sent."""
+def run_rank(rank: int, count: int, port: int, mode: str, path: str) -> None:
+    """Train on one rank; rank 0 writes the bytes sent."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=count)
     mesh = dist.init_device_mesh("cpu", (count,))
     model = hotrow.convert(nn.Sequential(nn.Embedding(ROWS, COLUMNS)))
-    {"shard": shard, "replicate": replicate}[way](model, mesh)
+    {"shard": shard, "replicate": replicate}[mode](model, mesh)
     optimizer = hotrow.optim.Adam(model.parameters())
     batches = Batches(ROWS, IDS)
     sent = expected = 0
@@ -76,9 +81,9 @@ def run_rank(rank: int, count: int, port: int, way: str, path: str) -> None:
         model(ids).sum().backward()
         optimizer.step()
         dist.barrier()
-        if t:  # in the first step connections are made
+        if t:  # the first step opens the connections
             sent += loopback_bytes() - before
-            expected += formula_bytes(way, len(distinct), foreign, count)
+            expected += formula_bytes(mode, len(distinct), foreign, count)
         dist.barrier()
     total = torch.tensor(expected)
     dist.all_reduce(total)
@@ -87,25 +92,25 @@ def run_rank(rank: int, count: int, port: int, way: str, path: str) -> None:
     dist.destroy_process_group()
 
 
-def measure_wire(way: str, count: int) -> dict[str, Any]:
-    """What `count` ranks send in a step, counted and by the formula."""
+def measure_network(mode: str, count: int) -> dict[str, Any]:
+    """Measure the bytes that `count` ranks send per step, with the formula's."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "sent")
-        processes.spawn(run_rank, (count, port, way, path), count)
+        processes.spawn(run_rank, (count, port, mode, path), count)
         found = json.loads(Path(path).read_text())
     return {
-        "way": way,
+        "mode": mode,
         "ranks": count,
-        "formula_bytes_a_step": found["formula"] // STEPS,
-        "counted_bytes_a_step": found["sent"] // STEPS,
+        "formula_bytes_per_step": found["formula"] // STEPS,
+        "counted_bytes_per_step": found["sent"] // STEPS,
     }
 
 
 def measure_disk(rows: int, folder: str) -> dict[str, Any]:
-    """Time and memory of a table in files."""
+    """Measure time and memory of a table on disk."""
     batches = Batches(rows, DISK_IDS)
     all_ids = [batches[t] for t in range(DISK_STEPS)]
     clear_cache()
@@ -126,55 +131,117 @@ def measure_disk(rows: int, folder: str) -> dict[str, Any]:
     return {
         "rows": rows,
         "table_bytes": rows * COLUMNS * 4,
-        "distinct_ids_a_step": round(statistics.mean(len(ids.unique()) for ids in all_ids)),
+        "distinct_ids_per_step": round(statistics.mean(len(ids.unique()) for ids in all_ids)),
         "step_median_ms": round(1e3 * statistics.median(seconds[DISK_STEPS // 2 :]), 2),
         "save_median_s": round(statistics.median(saves), 2),
         "peak_resident_bytes": resident_bytes("VmHWM"),
     }
 
 
-def markdown_tables(record: dict[str, Any]) -> str:
-    """What docs/scale.md shows of the record."""
-    lines = ["| way | ranks | bytes a step, by the formula | counted | ratio |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: |"]
-    for each in record["wire"]:
-        a, b = each["formula_bytes_a_step"], each["counted_bytes_a_step"]
-        way = {"shard": "sharded", "replicate": "replicated"}[each["way"]]
-        lines.append(f"| {way} | {each['ranks']} | {a:,} | {b:,} | {b / a:.3f} |")
-    lines += ["", "| table | in files | distinct ids a step | step | save | most resident |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
+def dense_bytes(count: int) -> int:
+    """Return the bytes that all ranks send to all-reduce a dense gradient, in a ring."""
+    return 2 * (count - 1) * 4 * ROWS * COLUMNS
+
+
+def network_table(record: dict[str, Any]) -> str:
+    """Return the table of bytes on the network."""
+    lines = [
+        "| | ranks | bytes per step, formula | counted | counted / formula "
+        "| dense all-reduce, formula | fewer bytes |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for each in record["network"]:
+        formula, counted = each["formula_bytes_per_step"], each["counted_bytes_per_step"]
+        dense = dense_bytes(each["ranks"])
+        lines.append(
+            f"| {MODES[each['mode']]} | {each['ranks']} | {formula:,} | {counted:,} "
+            f"| {counted / formula:.3f} | {dense:,} | {dense / counted:.0f}x |"
+        )
+    return "\n".join(lines)
+
+
+def disk_table(record: dict[str, Any]) -> str:
+    """Return the table of step times and memory of tables on disk."""
+    lines = [
+        "| table on disk | table file | distinct ids per step | step | save | peak memory |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
     for each in record["disk"]:
         lines.append(
             f"| {each['rows']:,} x {COLUMNS} | {each['table_bytes'] / 1e9:.1f} GB "
-            f"| {each['distinct_ids_a_step']:,} | {each['step_median_ms']:.0f} ms "
+            f"| {each['distinct_ids_per_step']:,} | {each['step_median_ms']:.0f} ms "
             f"| {each['save_median_s']:.1f} s | {each['peak_resident_bytes'] / 1e9:.2f} GB |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
+
+
+def page(record: dict[str, Any]) -> str:
+    """Return docs/scale.md."""
+    ratios = [
+        dense_bytes(each["ranks"]) / each["counted_bytes_per_step"] for each in record["network"]
+    ]
+    first, last = record["disk"][0], record["disk"][-1]
+    parts = {
+        "<!-- network -->": network_table(record),
+        "<!-- disk -->": disk_table(record),
+        "{{network}}": (
+            f"a step sends {min(ratios):.0f} to {max(ratios):.0f} times fewer bytes than an "
+            "all-reduce of dense gradients."
+        ),
+        "{{disk}}": (
+            f"a table of {last['table_bytes'] / 1e9:.1f} GB, plus twice that for Adam's state, "
+            f"trains with {last['peak_resident_bytes'] / 1e9:.1f} GB of memory, at "
+            f"{last['step_median_ms']:.0f} ms per step. A table of "
+            f"{first['table_bytes'] / 1e9:.1f} GB takes {first['step_median_ms']:.0f} ms."
+        ),
+    }
+    text = TEXT.read_text(encoding="utf-8")
+    for mark, part in parts.items():
+        assert text.count(mark) == 1, f"{TEXT.name} has one {mark}"
+        text = text.replace(mark, part)
+    return text
+
+
+def write_page(record: dict[str, Any], folder: Path) -> None:
+    """Write the page and its chart."""
+    sent = []
+    for count in sorted({each["ranks"] for each in record["network"]}):
+        for each in record["network"]:
+            if each["ranks"] == count:
+                name = f"hotrow, {MODES[each['mode']]}, {count} ranks"
+                sent.append((name, float(each["counted_bytes_per_step"])))
+        sent.append((f"dense all-reduce (formula), {count} ranks", float(dense_bytes(count))))
+    files.write_text(folder / "scale.svg", plots.plot_bytes(sent) + "\n")
+    files.write_text(folder / "scale.md", page(record))
 
 
 def main() -> None:
-    """Measure, each thing in a process of its own, and write the record."""
+    """Run each measurement in its own process; write the record and the page."""
+    if sys.argv[1:] == ["--page"]:
+        write_page(json.loads(RECORD.read_text()), RECORD.parent)
+        return
     if len(sys.argv) > 1:
         what, *rest = sys.argv[1:]
         found = (
-            measure_wire(rest[0], int(rest[1]))
-            if what == "wire"
+            measure_network(rest[0], int(rest[1]))
+            if what == "network"
             else measure_disk(int(rest[0]), rest[1])
         )
         print(json.dumps(found))
         return
     command = [sys.executable, "-m", "benchmarks.scale"]
-    record: dict[str, Any] = {"environment": describe_environment(1), "wire": [], "disk": []}
-    for way in ("shard", "replicate"):
+    record: dict[str, Any] = {"environment": describe_environment(1), "network": [], "disk": []}
+    for mode in ("shard", "replicate"):
         for count in (2, 3):
-            inner = " ".join([*command, "wire", way, str(count)])
-            record["wire"].append(
+            inner = " ".join([*command, "network", mode, str(count)])
+            record["network"].append(
                 _run(["unshare", "-n", "sh", "-c", f"ip link set lo up; {inner}"])
             )
     for rows in SIZES:
         with tempfile.TemporaryDirectory(dir=ROOT) as folder:
             record["disk"].append(_run([*command, "disk", str(rows), folder]))
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    write_page(record, RECORD.parent)
 
 
 def _run(command: list[str]) -> dict[str, Any]:

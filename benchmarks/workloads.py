@@ -1,7 +1,7 @@
-"""Every workload by name, and the suites.
+"""All workloads by name, and the suites.
 
-`seconds` are estimates for two quiet cores; a test checks their sums: `quick` within 2 minutes,
-`full` within 20.
+`seconds` are estimates for two idle cores. A test checks their sums: `quick` takes at most 2
+minutes, `full` at most 20.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LARGE = [
         seconds=70,
     ),
     TableBenchmark(
-        "adamw-1m-256-uniform", "ids that are hardly ever the same", "AdamW",
+        "adamw-1m-256-uniform", "uniform ids, few duplicates", "AdamW",
         1_000_000, 256, 16_384, (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,),
         zipf_exponent=None, rounds=4, seconds=65,
     ),
@@ -67,7 +67,7 @@ LARGE = [
 
 GROWING = [
     TableBenchmark(
-        "adamw-10m-64", "growing tables, as many ids", "AdamW",
+        "adamw-10m-64", "growing tables, constant batch size", "AdamW",
         10_000_000, 64, 16_384,
         (HOTROW, *(PeerConfig("hotrow", rows=10**power) for power in (6, 5, 4)), FUSED, SPARSE),
         goals=(Goal(PeerConfig("hotrow", rows=10**6).name, 1.5), NO_PEER_AHEAD),
@@ -79,12 +79,12 @@ GROWING = [
         dense_steps_per_turn=1, seconds=55,
     ),
     TableBenchmark(
-        "adamw-growing-ids", "growing batches, the same table", "AdamW", 1_000_000, 64, 65_536,
+        "adamw-growing-ids", "growing batches, constant table size", "AdamW", 1_000_000, 64, 65_536,
         (HOTROW, *(PeerConfig("hotrow", ids=4**power) for power in (7, 6, 5, 4, 3))),
         warmup_steps=450, seconds=40,
     ),
     TableBenchmark(
-        "adamw-threads", "fewer threads than there are", "AdamW", 1_000_000, 64, 16_384,
+        "adamw-threads", "fewer threads than cores", "AdamW", 1_000_000, 64, 16_384,
         (HOTROW, *(PeerConfig("hotrow", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES),
          SPARSE, *(PeerConfig("torch sparse", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES)),
         seconds=30,
@@ -93,12 +93,12 @@ GROWING = [
 
 PARTIAL = [
     TableBenchmark(
-        "forward-1m-256", "forward alone", None, 1_000_000, 256, 16_384,
+        "forward-1m-256", "forward pass", None, 1_000_000, 256, 16_384,
         (HOTROW, DEFAULT, FBGEMM, JAX_DENSE), goals=(Goal(BEST, 1.2),), task="forward",
         warmup_steps=300, seconds=20,
     ),
     TableBenchmark(
-        "forward-50k-768", "forward alone, beside the matmul", None, 50_257, 768, 4_096,
+        "forward-50k-768", "forward pass, with the one-hot matmul", None, 50_257, 768, 4_096,
         (HOTROW, DEFAULT, FBGEMM, JAX_DENSE, ONE_HOT), goals=(Goal(BEST, 1.2),), task="forward",
         warmup_steps=300, dense_warmup_steps=1, rounds=4, dense_steps_per_turn=1, seconds=40,
     ),
@@ -110,22 +110,22 @@ PARTIAL = [
 
 SMALL = [
     TableBenchmark(
-        "adamw-10k-64", "a small table, which the matmul still fits", "AdamW", 10_000, 64, 1_024,
+        "adamw-10k-64", "a small table, with the one-hot matmul", "AdamW", 10_000, 64, 1_024,
         (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE, ONE_HOT),
         goals=(NO_PEER_AHEAD,), dense_steps_per_turn=20, seconds=25,
     ),
     TableBenchmark(
-        "sgd-1k-16", "the fixed overhead of a step", "SGD", 1_000, 16, 64,
+        "sgd-1k-16", "fixed overhead of a step", "SGD", 1_000, 16, 64,
         (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
         steps_per_turn=200, dense_steps_per_turn=200, seconds=8,
     ),
     TableBenchmark(
-        "sgd-7k-16", "the smallest table that convert does not leave to torch", "SGD", 7_000, 16,
+        "sgd-7k-16", "the smallest table that convert converts by default", "SGD", 7_000, 16,
         64, (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
         steps_per_turn=200, dense_steps_per_turn=200, seconds=8,
     ),
     TableBenchmark(
-        "adamw-1k-16", "the fixed overhead of a step", "AdamW", 1_000, 16, 64,
+        "adamw-1k-16", "fixed overhead of a step", "AdamW", 1_000, 16, 64,
         (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(NO_PEER_AHEAD,), steps_per_turn=200,
         dense_steps_per_turn=200, seconds=8,
     ),
@@ -133,7 +133,7 @@ SMALL = [
 
 
 def _optimizer_benchmark(optimizer: str) -> TableBenchmark:
-    """A step of one optimizer of `hotrow.optim`, the same size for all."""
+    """Return the workload of one optimizer, with the same size for all."""
     sparse = (SPARSE,) if optimizer in FUSED_OPTIMIZERS else ()
     fused = (FUSED,) if optimizer in FUSED_OPTIMIZERS else ()
     return TableBenchmark(
@@ -148,32 +148,32 @@ OPTIMIZERS = [_optimizer_benchmark(name) for name in sorted(optim.__all__, key=s
 MODELS = [
     Model(
         "onehot-tabular",
-        "26 one-hot fields of 100,000 columns, 13 dense columns, batch 4,096, first layer 256",
+        "tabular: 26 one-hot fields, 100,000 columns in total, batch 4,096",
         networks.tabular, (1, 20), (("time", 1 / 50), ("memory", 1 / 20)),
         rounds=2, seconds=80,
     ),
     Model(
-        "onehot-policy", "one-hots of 500 states, batch 64, two layers of 64",
+        "onehot-policy", "policy network: one-hots of 500 states, batch 64",
         networks.policy, (300, 300), (("time", 1.0),), seconds=8,
     ),
     Model(
-        "onehot-plain", "nothing to convert: four layers of 512, batch 256",
+        "onehot-plain", "MLP without embeddings: four layers of 512, batch 256",
         networks.plain, (30, 30), (("time", 1.03),), seconds=12,
     ),
     Model(
-        "recommender", "26 tables of 2,000,000 x 32 in all, 13 dense columns, batch 2,048",
+        "recommender", "recommender: 26 tables, 2,000,000 x 32 in total, batch 2,048",
         networks.recommender, (3, 20), seconds=30,
     ),
     Model(
-        "language-model", "50,257 x 128, a recurrent layer and a head of its own, 8 x 32 tokens",
+        "language-model", "language model: 50,257 x 128, separate output head, 8 x 32 tokens",
         networks.language_model, (10, 10), seconds=25,
     ),
 ]  # fmt: skip
 
-# In no suite: the cost of converting small one-hots as well.
+# Not in a suite: the cost of converting small one-hots.
 LOOKED_UP = [
     Model(
-        f"onehot-policy-{name}", f"the policy with `min_entries=0`, {what}",
+        f"onehot-policy-{name}", f"the policy network with `min_entries=0`, {what}",
         partial(networks.policy, states=states, batch=batch), (300, 300), min_entries=0,
         seconds=10,
     )
@@ -195,7 +195,7 @@ SUITES = {
 
 
 def select(name: str, small: bool = False, peers: Collection[str] | None = None) -> Workload:
-    """A workload, small or not, with these peers; None for all."""
+    """Return a workload by name, shrunk if `small`, with these peers; None keeps all."""
     workload = WORKLOADS[name]
     workload = workload if peers is None else workload.with_peers(peers)
     return workload.shrink() if small else workload

@@ -1,4 +1,4 @@
-"""What docs/scale.md says: bytes on the wire as formulas, and the way from one process to three."""
+"""docs/scale.md: the byte formulas, and the example from one process to three."""
 
 import contextlib
 import importlib
@@ -29,9 +29,9 @@ SIZES = (50, 3), (7, 2)  # V, D
 
 @contextlib.contextmanager
 def counted(rank):
-    """The bytes that this rank hands to others, by collective."""
+    """Record the bytes that this rank sends, one entry per collective."""
     sent = []
-    exchange, tell, reduce = dist.all_to_all_single, dist.broadcast, dist.all_reduce
+    exchange, broadcast, reduce = dist.all_to_all_single, dist.broadcast, dist.all_reduce
 
     def counting_exchange(output, input, into=None, out=None, group=None):
         count = dist.get_world_size(group)
@@ -43,7 +43,7 @@ def counted(rank):
     def counting_broadcast(tensor, group=None, group_src=None, async_op=False):
         if group_src == rank:
             sent.append(tensor.nbytes * (dist.get_world_size(group) - 1))
-        return tell(tensor, group=group, group_src=group_src, async_op=async_op)
+        return broadcast(tensor, group=group, group_src=group_src, async_op=async_op)
 
     def counting_reduce(tensor, *arguments, **options):
         sent.append(tensor.nbytes)
@@ -54,14 +54,14 @@ def counted(rank):
     try:
         yield sent
     finally:
-        dist.all_to_all_single, dist.broadcast, dist.all_reduce = exchange, tell, reduce
+        dist.all_to_all_single, dist.broadcast, dist.all_reduce = exchange, broadcast, reduce
 
 
-def of_step(way, count, together=False):
-    """The bytes of a step of two tables; and the distinct ids, this rank's and others'."""
+def bytes_of_step(mode, count, together=False):
+    """Return the bytes that this rank sends in a step of two tables, and its ids."""
     rank = dist.get_rank()
     model = hotrow.convert(nn.ModuleList([nn.Embedding(*size) for size in SIZES]))
-    {"shard": shard, "replicate": replicate}[way](model, mesh_of_all(count))
+    {"shard": shard, "replicate": replicate}[mode](model, mesh_of_all(count))
     optimizer = hotrow.optim.Adam(model.parameters())
     torch.manual_seed(rank)
     ids = [torch.randint(rows, (20 + 9 * rank,)) for rows, _ in SIZES]
@@ -74,7 +74,7 @@ def of_step(way, count, together=False):
 
 
 def distinct(ids, rows, count, rank):
-    """U, and of these those of other ranks."""
+    """Return the number of distinct ids, and how many of them are stored on other ranks."""
     found = ids.unique()
     owners = found // -(-rows // count)
     return len(found), int((owners != rank).sum())
@@ -84,8 +84,8 @@ def distinct(ids, rows, count, rank):
     ("count", "together"),
     grid(itertools.product((1, 2, 3), (False, True)), lambda count, together: count == 3),
 )
-def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
-    found = rank_processes(count).run(of_step, "shard", count, together)
+def test_bytes_of_a_sharded_step_match_the_formula(count, together):
+    found = rank_processes(count).run(bytes_of_step, "shard", count, together)
     exchanges = 1 if together else len(SIZES)
     expected = count * (exchanges * 32 + len(SIZES)) * (count - 1)
     if together:
@@ -98,8 +98,8 @@ def test_the_bytes_of_a_sharded_step_are_those_of_the_formula(count, together):
 
 
 @pytest.mark.parametrize("count", grid((1, 2, 3), (3).__eq__))
-def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
-    found = rank_processes(count).run(of_step, "replicate", count)
+def test_bytes_of_a_replicated_step_match_the_formula(count):
+    found = rank_processes(count).run(bytes_of_step, "replicate", count)
     expected = 0
     for _, every in found:
         for ids, (_, columns) in zip(every, SIZES, strict=True):
@@ -107,26 +107,29 @@ def test_the_bytes_of_a_replicated_step_are_those_of_the_formula(count):
     assert sum(sent for sent, _ in found) == expected
 
 
-def test_the_page_shows_the_record():
+def test_page_and_chart_match_the_record(tmp_path):
     scale = importlib.import_module("benchmarks.scale")
     record = json.loads(scale.RECORD.read_text())
-    page = (ROOT / "docs" / "scale.md").read_text()
-    for table in scale.markdown_tables(record).split("\n\n"):
-        assert table.strip() in page
-    for each in record["wire"]:
-        assert each["counted_bytes_a_step"] < 1.5 * each["formula_bytes_a_step"]
+    scale.write_page(record, tmp_path)
+    for name in ("scale.md", "scale.svg"):
+        assert (tmp_path / name).read_text() == (ROOT / "docs" / name).read_text(), name
+    assert "| sharded | 2 | 1,614,862 | 1,621,246 | 1.004 | 512,000,000 | 316x |" in scale.page(
+        record
+    )
+    for each in record["network"]:
+        assert each["counted_bytes_per_step"] < 1.5 * each["formula_bytes_per_step"]
     assert record["disk"][-1]["table_bytes"] > 20e9
     assert record["disk"][-1]["peak_resident_bytes"] < 2e9
 
 
-# --- From one process to two to a resumed three --------------------------------------------------
+# --- From one process to two, resumed with three --------------------------------------------------
 
 SMALL = "--steps=40", "--rows=2000", "--width=8", "--batch=130", "--lr=0.02"
 TEXT = "--steps=20", "--rows=2048", "--width=8", "--batch=7", "--lr=0.01"
 
 
 def example(name, words):
-    """What it prints on this rank."""
+    """Run an example on this rank; return the lines that it prints."""
     sys.path.insert(0, str(EXAMPLES))
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert importlib.import_module(name).main(list(words)) == 0
@@ -135,14 +138,14 @@ def example(name, words):
 
 
 def run(count, name, *words):
-    """What an example prints, but for its first line; the first rank speaks for all."""
+    """Run an example on all ranks; return the first rank's lines, without the first line."""
     (first, *lines), *others = rank_processes(count).run(example, name, words)
     assert re.match(rf"{count} processes; ", first)
     assert not any(others)
     return lines
 
 
-def test_one_process_and_two_and_a_resumed_three_print_the_same(tmp_path):
+def test_one_process_two_and_three_resumed_print_the_same(tmp_path):
     alone = run(1, "sharded", *SMALL)
     folder = str(tmp_path / "checkpoint")
     half = run(2, "sharded", *SMALL, "--until=20", "--save", folder)
@@ -153,7 +156,7 @@ def test_one_process_and_two_and_a_resumed_three_print_the_same(tmp_path):
     assert rest == alone[5:]
 
 
-def test_a_replicated_model_prints_what_one_process_does():
+def test_a_replicated_model_prints_the_same_as_one_process():
     alone = run(1, "replicated", *TEXT)
     assert run(3, "replicated", *TEXT) == alone
     assert len(set(alone)) == 11

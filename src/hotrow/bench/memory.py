@@ -86,7 +86,7 @@ class MemoryBudget:
         left = self.free_bytes - max(self.step_bytes - step_bytes, 0.0)
         if table_and_state_bytes + step_bytes > left:
             needed = format_size(table_and_state_bytes + step_bytes)
-            raise MemoryError(f"it needs about {needed}, and {format_size(max(left, 0))} are left")
+            raise MemoryError(f"it needs about {needed}, but {format_size(max(left, 0))} are free")
 
     def reserve(self, table_and_state_bytes: float, step_bytes: float) -> None:
         """Set memory aside for one more peer."""

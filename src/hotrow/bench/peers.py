@@ -206,7 +206,7 @@ def build_torch_dense(**options: bool) -> Build:
             optimizer = getattr(torch.optim, case.optimizer)(module.parameters(), **options)
             if other:
                 optimizer.state = other.optimizer.state
-            form = "".join(f"({name}=True)" for name in options) or ", default"
+            form = "".join(f"({name}=True)" for name in options) or "(default)"
             label = f"torch.optim.{case.optimizer}{form}"
         peer = Peer(case, module, optimizer, label, case.optimizer)
         peer.is_reference = True
@@ -223,9 +223,9 @@ def build_torch_sparse(case: Case, others: dict[str, Peer]) -> Peer:
         return Peer(case, module, None, "nn.Embedding(sparse=True)", None)
     if case.optimizer in ("Adam", "AdamW"):
         optimizer: Any = torch.optim.SparseAdam(module.parameters())
-        return Peer(case, module, optimizer, "sparse=True, torch.optim.SparseAdam", "Adam")
+        return Peer(case, module, optimizer, "torch.optim.SparseAdam (sparse=True)", "Adam")
     optimizer = getattr(torch.optim, case.optimizer)(module.parameters())
-    label = f"sparse=True, torch.optim.{case.optimizer}"
+    label = f"torch.optim.{case.optimizer} (sparse=True)"
     return Peer(case, module, optimizer, label, case.optimizer)
 
 

@@ -1,18 +1,18 @@
-"""A record as text: its title, its peers' names, its numbers, who is equal."""
+"""A record as text: title, peer labels, equality and formatted numbers."""
 
 from __future__ import annotations
 
 from hotrow.bench.workload import Record
 
 TASK_TITLES = {
-    "forward": "Forward alone",
+    "forward": "Forward pass",
     "gradient": "Forward and backward",
     "step": "A training step",
 }
 
 
 def title(record: Record) -> str:
-    """The optimizer or the task, and the sizes."""
+    """Return the optimizer or the task, and the sizes."""
     subject = record["optimizer"] or TASK_TITLES[record["task"]]
     ids = f"{record['ids']:,} {'uniform ' if record['zipf_exponent'] is None else ''}ids"
     sizes = f"{record['rows']:,} x {record['columns']}, {ids}"
@@ -21,7 +21,7 @@ def title(record: Record) -> str:
 
 
 def peer_label(record: Record, name: str) -> str:
-    """How a peer is called, with the sizes that only it has."""
+    """Return a peer's label, with the sizes that differ from the workload's."""
     peer = record["peers"][name]
     text = str(peer.get("label", name.partition(",")[0]))
     text += "" if peer["rows"] == record["rows"] else f", {peer['rows']:,} rows"
@@ -31,36 +31,42 @@ def peer_label(record: Record, name: str) -> str:
     return text
 
 
+def trains_other_model(record: Record, name: str) -> bool:
+    """Whether this peer skips rows that the optimizer would still move: SparseAdam, lazy Adam."""
+    label = record["peers"].get(name, {}).get("label", "")
+    return "SparseAdam" in label or "lazy Adam" in label
+
+
 def equality(record: Record, comparison: Record) -> str:
-    """Whether a peer's rows are those of dense training, and how far they are from them."""
+    """Describe whether a peer's rows equal those of dense training, with the largest errors."""
     verdict = "equal" if comparison["equal"] else "**not equal**"
     rows, error = comparison["rows_compared"], comparison["max_error"]
     if record["task"] == "forward":
-        bits = "bit for bit" if comparison["equal"] else f"largest error {error:.2g}"
-        return f"{verdict} to the table's rows on {rows} rows, {bits}."
+        bits = "bit for bit" if comparison["equal"] else f"max error {error:.2g}"
+        return f"{verdict} to the table on {rows} sampled rows, {bits}."
     dtype, dense_error = record["dtype"], comparison["max_error_of_dense"]
     is_gradient = record["task"] == "gradient"
     reference = "torch's gradient" if is_gradient else comparison["reference"]
     text = (
-        f"{verdict} to dense {reference} on {rows} rows. Largest error {error:.2g} (torch's dense "
-        f"{dtype}: {dense_error:.2g})"
+        f"{verdict} to dense {reference} on {rows} sampled rows: max error {error:.2g}, dense "
+        f"{dtype} {dense_error:.2g}"
     )
     if record["task"] == "step":
         change = comparison["max_change_of_dense"]
-        text += f", where weights moved by up to {change:.2g}"
+        text += f"; weights moved by up to {change:.2g}"
         if dense_error > change / 2:
-            text += f"; so far does {dtype} itself lead astray that this tells little"
+            text += f"; {dtype} rounding dominates, so the comparison is inconclusive"
     return text + "."
 
 
 def number_range(values: Record, middle: str, low: str, high: str, scale: float = 1) -> str:
-    """A median and its percentiles."""
+    """Format a median and its percentiles."""
     a, b, c = (number(values[key] * scale) for key in (middle, low, high))
     return f"{a} [{b}, {c}]"
 
 
 def number(value: float) -> str:
-    """Three digits, more before the point if need be.
+    """Format with three significant digits, or all digits before the decimal point.
 
     >>> number(0.01234), number(12.34), number(12345.6)
     ('0.0123', '12.3', '12,346')
