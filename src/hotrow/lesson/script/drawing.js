@@ -15,6 +15,7 @@ function hue(ids, id) {
 const tokensOf = (table) =>
   ({ A: say("tokens.A").split(" "), B: say("tokens.B").split(" ") })[table.name] ?? table.tokens;
 
+// A narrow page needs the space to break a line between a number and its token.
 const tokenOf = (table, k) => (tokensOf(table)?.[k] ? ` “${tokensOf(table)[k]}”` : "");
 
 const rowName = (table, k) => say("row", { row: table.labels[k] }) + tokenOf(table, k);
