@@ -42,3 +42,10 @@ def test_hotrow_matches_dense_adam_and_sparse_adam_does_not():
         dense, rows, sparse = (losses[name] for name in explanation.OPTIMIZERS)
         assert rows == pytest.approx(dense, abs=2e-4)
         assert any(abs(a - b) > 0.005 for a, b in zip(sparse, dense, strict=True))
+
+
+def test_the_page_has_the_recorded_losses():
+    page = (FOLDER / "sparse-adam.md").read_text()
+    for rate, losses in RUNS["loss"].items():
+        last = (f"{losses[name][-1]:.4f}" for name in explanation.OPTIMIZERS)
+        assert f"| {' | '.join([rate, *last])} |" in page
