@@ -1,4 +1,4 @@
-"""A line at a terminal while a kernel compiles, none when it is quick or nobody looks."""
+"""A terminal shows a message while a kernel compiles, unless that is fast."""
 
 import io
 import time
@@ -15,12 +15,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def short_delay(monkeypatch):
     monkeypatch.setattr(compile_notice, "DELAY_SECONDS", 0.01)
     monkeypatch.setattr(compile_notice, "_compiled_kernels", set())
 
 
-def seen(monkeypatch, stream, wait, times=1):
+def shown_text(monkeypatch, stream, wait, times=1):
     monkeypatch.setattr("sys.stderr", stream)
     for _ in range(times):
         with show_compile_notice("kernel", "hotrow.optim.rules.adam"):
@@ -30,23 +30,23 @@ def seen(monkeypatch, stream, wait, times=1):
     return stream.getvalue()
 
 
-def test_a_long_wait_is_said_once(quick, monkeypatch):
-    text = seen(monkeypatch, Terminal(), 30)
-    assert text == "hotrow.optim.rules.adam: compiling for this machine, once; a few seconds\n"
+def test_a_slow_compilation_shows_one_message(short_delay, monkeypatch):
+    text = shown_text(monkeypatch, Terminal(), 30)
+    assert text == "hotrow.optim.rules.adam: compiling once for this machine (a few seconds)\n"
     assert len(text) <= 80
-    assert seen(monkeypatch, Terminal(), 0.1) == ""
+    assert shown_text(monkeypatch, Terminal(), 0.1) == ""
 
 
-def test_nobody_looks(quick, monkeypatch):
-    assert seen(monkeypatch, io.StringIO(), 0.1) == ""
+def test_no_message_without_a_terminal(short_delay, monkeypatch):
+    assert shown_text(monkeypatch, io.StringIO(), 0.1) == ""
 
 
-def test_it_was_quick(monkeypatch):
+def test_no_message_for_a_fast_compilation(monkeypatch):
     monkeypatch.setattr(compile_notice, "_compiled_kernels", set())
-    assert seen(monkeypatch, Terminal(), 0) == ""
+    assert shown_text(monkeypatch, Terminal(), 0) == ""
 
 
-def test_what_failed_is_not_done(quick, monkeypatch):
+def test_the_message_appears_again_after_a_failed_compilation(short_delay, monkeypatch):
     with pytest.raises(ZeroDivisionError), show_compile_notice("kernel", "hotrow.optim.rules.adam"):
         raise ZeroDivisionError
-    assert "compiling" in seen(monkeypatch, Terminal(), 30)
+    assert "compiling" in shown_text(monkeypatch, Terminal(), 30)

@@ -1,4 +1,4 @@
-"""Distinct ids and their places, beside `torch.unique`, and the rows of ids, beside torch's."""
+"""Distinct ids match `torch.unique`, selected rows match torch's, and bad ids raise."""
 
 import gc
 
@@ -20,7 +20,7 @@ SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 
 @pytest.mark.parametrize("rows", [1, 2, 9, 1000, 10**6, 2**31 + 5, 2**40, 2**62])
 @pytest.mark.parametrize("count", SIZES)
-def test_they_are_those_of_unique(rows, count):
+def test_distinct_ids_match_torch_unique(rows, count):
     ids = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(count))
     distinct = find_distinct(ids, rows)
     expected, inverse = torch.unique(ids, return_inverse=True)
@@ -31,7 +31,7 @@ def test_they_are_those_of_unique(rows, count):
     assert offsets.tolist() == [0, *inverse.bincount(minlength=len(expected)).cumsum(0).tolist()]
 
 
-def test_the_order_is_the_same_however_it_is_found():
+def test_both_ways_to_order_a_batch_by_row_agree():
     distinct = find_distinct(torch.tensor([[5, 9, 5], [1, 9, 5]]), 10)
     assert distinct.inverse.tolist() == [[1, 2, 1], [0, 2, 1]]
     again = order_by_row(distinct.inverse.reshape(-1).numpy(), 3)
@@ -40,7 +40,7 @@ def test_the_order_is_the_same_however_it_is_found():
 
 
 @pytest.mark.parametrize("stride", [1, 2**10, 2**20, 46_368, 832_040, 3**10])
-def test_regular_ids_do_not_meet_in_the_hash_table(stride):
+def test_regularly_spaced_ids_rarely_collide_in_the_hash_table(stride):
     class CountingTable(np.ndarray):
         reads = 0
 
@@ -50,7 +50,7 @@ def test_regular_ids_do_not_meet_in_the_hash_table(stride):
 
     ids = np.arange(0, 1000 * stride, stride)
     table = np.full(2 << 10, -1, np.int32).view(CountingTable)
-    with np.errstate(over="ignore"):  # meant to
+    with np.errstate(over="ignore"):  # the hash overflows on purpose
         distinct, _, _ = hash_ids.py_func(ids, table, 10)
     assert len(distinct) == 1000
     assert CountingTable.reads < 2000
@@ -58,7 +58,7 @@ def test_regular_ids_do_not_meet_in_the_hash_table(stride):
 
 @pytest.mark.parametrize("wrong", [-1, -(2**63), 10, 2**31 + 3, 2**57 + 5, 2**63 - 1])
 @pytest.mark.parametrize("position", [0, 63])
-def test_ids_that_no_row_has_are_out_of_range(wrong, position):
+def test_out_of_range_ids_are_detected(wrong, position):
     ids = torch.arange(64) % 10
     assert find_distinct(ids, 10).are_in_range(10)
     ids[position] = wrong
@@ -67,7 +67,7 @@ def test_ids_that_no_row_has_are_out_of_range(wrong, position):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_selected_rows_are_those_of_torch(dtype, threads):
+def test_selected_rows_match_torch(dtype, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -83,27 +83,27 @@ def test_selected_rows_are_those_of_torch(dtype, threads):
 
 
 @pytest.mark.parametrize("wrong", [-1, 300, 2**57 + 5, -(2**63)])
-@pytest.mark.parametrize("behind", [False, True])
-def test_an_id_that_no_row_has_changes_nothing(wrong, behind):
+@pytest.mark.parametrize("stale", [False, True])
+def test_an_out_of_range_id_raises_and_changes_nothing(wrong, stale):
     layer = hotrow.convert(torch.nn.Embedding(300, 4), min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters())
-    for t in range(3 * behind):
+    for t in range(3 * stale):
         optimizer.zero_grad()
         layer(torch.arange(t, t + 9)).sum().backward()
         optimizer.step()
-    assert layer.weight.has_stale_rows == behind
+    assert layer.weight.has_stale_rows == stale
     lag = layer.weight.lag
-    before = layer.weight.raw_data.clone(), lag.row_steps.clone() if behind else None
+    before = layer.weight.raw_data.clone(), lag.row_steps.clone() if stale else None
     ids = torch.arange(0, 300, 7)
     ids[5] = wrong
     for context in (torch.enable_grad, torch.no_grad):
         with context(), pytest.raises(HotrowIndexError, match=rf"^input\[5\] = {wrong}, but"):
             layer(ids)
     assert torch.equal(layer.weight.raw_data, before[0])
-    assert not behind or torch.equal(lag.row_steps, before[1])
+    assert not stale or torch.equal(lag.row_steps, before[1])
 
 
-def test_ids_are_checked_where_rows_have_no_columns():
+def test_ids_are_checked_in_a_table_without_columns():
     layer = hotrow.convert(torch.nn.Embedding(9, 0), min_entries=0)
     assert layer(torch.tensor([3, 8])).shape == (2, 0)
     with pytest.raises(HotrowIndexError, match=r"^input\[1\] = 9, but"):
@@ -111,19 +111,19 @@ def test_ids_are_checked_where_rows_have_no_columns():
 
 
 @pytest.mark.parametrize("ids", [[1, 2], 3, None])
-def test_ids_that_are_no_tensor_are_named(ids):
+def test_ids_that_are_not_a_tensor_raise(ids):
     layer = hotrow.convert(torch.nn.Embedding(9, 2), min_entries=0)
     with pytest.raises(HotrowError, match=f"^input is a {type(ids).__name__}"):
         layer(ids)
 
 
-def test_negated_ids_are_looked_up():
+def test_a_negated_view_of_ids_is_looked_up():
     layer = hotrow.convert(torch.nn.Embedding(9, 2), min_entries=0)
     ids = torch._neg_view(torch.tensor([-3, -8]))
     assert torch.equal(layer(ids), layer(torch.tensor([3, 8])))
 
 
-def test_an_error_leaves_nobody_holding_the_rows():
+def test_an_error_leaves_no_reference_to_the_table():
     layer = hotrow.convert(torch.nn.Embedding(9, 2, max_norm=1.0), min_entries=0)
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The ids and the gradients of a batch, by the rows that they belong to."""
+"""The ids and the gradients of a batch, grouped by row."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ BatchOrder = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class DistinctIds:
-    """The distinct ids of a batch, and the index among them of each id.
+    """The distinct ids of a batch, and the position of each id among them.
 
     Attributes:
         rows: (R,) int64, the distinct ids, ascending.
-        inverse: int64, of the shape of the ids: `rows[inverse]` are the ids.
-        order: (order, offsets), where it is a by-product of finding the distinct ids. The ids equal
-            to `rows[s]` are at `order[offsets[s] : offsets[s + 1]]`, positions in the batch in its
-            order.
+        inverse: int64, the shape of the ids; `rows[inverse]` are the ids.
+        order: (order, offsets), or None if not computed yet. The ids equal to `rows[s]` are at
+            the batch positions `order[offsets[s] : offsets[s + 1]]`, ascending.
     """
 
     rows: Tensor
@@ -35,11 +34,11 @@ class DistinctIds:
 
 @dataclass(frozen=True)
 class GroupedGradients:
-    """The gradients of a batch by the row that they belong to, not added up yet.
+    """The gradients of a batch and their rows, before the gradients of each row are summed.
 
     Attributes:
         ids: the N ids of the batch.
-        values: (N, D), the gradient of each.
+        values: (N, D), the gradient of each id.
     """
 
     ids: DistinctIds

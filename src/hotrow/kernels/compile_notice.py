@@ -29,14 +29,14 @@ def show_compile_notice(kernel: Hashable, name: str) -> Iterator[None]:
         yield
         _compiled_kernels.add(kernel)
         if time.monotonic() - begin > DELAY_SECONDS:
-            gc.collect()  # the compiler leaves cycles that hold the arrays it was called with
+            gc.collect()  # the compiler leaves reference cycles that keep its arguments alive
     finally:
         timer.cancel()
 
 
 def _print_notice(name: str) -> None:
     print(
-        f"{name}: compiling for this machine, once; a few seconds",
+        f"{name}: compiling once for this machine (a few seconds)",
         file=sys.stderr,
         flush=True,
     )

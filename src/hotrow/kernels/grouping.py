@@ -1,4 +1,7 @@
-"""Ids to distinct rows, and the gradients of a batch by row, added in batch order."""
+"""Find the distinct ids of a batch, and sum its gradients by row, in batch order.
+
+Lookups of stale rows and the optimizer's step start here; see `hotrow.kernels.operators`.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,28 @@ from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.cpu.operators import batch_order
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 
-COMPILED_DTYPES = torch.float32, torch.float64  # of the gradients that compiled code adds up
+COMPILED_DTYPES = torch.float32, torch.float64  # the gradient dtypes that compiled code sums
 
 
 def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
-    """The distinct ids and the index of each id among them.
+    """Return the distinct ids, and the position of each id among them.
 
-    The same as `torch.unique(ids, return_inverse=True)`, but only the distinct ids are sorted.
+    The result equals `torch.unique(ids, return_inverse=True)`, but only the distinct ids are
+    sorted. Time and memory are proportional to the number of ids.
+
+    An id that is out of range may change, but it stays out of range: check the result with
+    `DistinctIds.are_in_range`.
 
     Arguments:
         ids: int64 or int32, 0 .. row_count - 1, any shape.
-        row_count: V, of the table.
-
-    Ids out of range may be changed, but stay out of range (see `DistinctIds.are_in_range`).
-
-    Time and memory are proportional to the count of ids.
+        row_count: V.
     """
-    if ids.is_meta:  # only shapes: all may be distinct
+    if ids.is_meta:  # no values: assume that all ids are distinct
         return DistinctIds(ids.long().reshape(-1), ids.long())
-    bits = ids.numel().bit_length()  # of a number below the count of ids
+    bits = ids.numel().bit_length()  # enough bits for any position in the batch
     if ids.device.type != "cpu" or row_count.bit_length() + bits > 63:
         return DistinctIds(*torch.unique(ids.long(), return_inverse=True))
-    # numba is imported with the first kernel
+    # imports numba
     from hotrow.kernels.cpu.grouping import hash_ids, sort_distinct
 
     array = ids.numpy()
@@ -43,19 +46,20 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
 
 
 def sum_by_row(grads: GroupedGradients) -> Tensor:
-    """(R, D), the sum of each row's gradients.
+    """Return (R, D), the sum of the gradients of each row.
 
-    Bit for bit the rows of `torch.nn.functional.embedding`'s dense gradient: the sum begins at 0
-    and adds the gradients in batch order, each addition rounded to their dtype.
+    The sums equal the rows of the dense gradient of `torch.nn.functional.embedding` bit for bit:
+    each sum starts at 0 and adds the gradients in batch order, rounding every addition to their
+    dtype.
     """
     values, count = grads.values, len(grads.ids.rows)
     sums: Tensor
     if not (values.device.type == "cpu" and values.dtype in COMPILED_DTYPES):
-        # torch's own kernel, on as many rows as there are distinct ids.
+        # torch's own kernel, for a table of R rows instead of V.
         inverse = grads.ids.inverse
         sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)
         return sums
-    from hotrow.kernels.cpu.grouping import sum_rows  # numba is imported with the first kernel
+    from hotrow.kernels.cpu.grouping import sum_rows  # imports numba
 
     sums = torch.empty((count, values.shape[1]), dtype=values.dtype)
     arguments = values.contiguous().numpy(), *batch_order(grads.ids), sums.numpy()
@@ -64,5 +68,5 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
 
 
 def group(ids: Tensor, grads: Tensor, row_count: int) -> GroupedGradients:
-    """Group the gradients (N, D) of the ids (N,); see `find_distinct` for the cost."""
+    """Group the gradients (N, D) of the ids (N,); `find_distinct` states the cost."""
     return GroupedGradients(find_distinct(ids, row_count), grads.detach())

@@ -1,7 +1,7 @@
-"""The operations on rows of a table, and the choice of the device's kernels.
+"""Choose the kernels of a table's device, and settle, step or look up rows with them.
 
-`cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU,
-`default/` has plain torch for everything else. Grouping ids is in `grouping.py`.
+`cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU.
+`default/` has plain torch code for all others. `grouping.py` groups ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hotrow.kernels.program import Program
 
 
 def is_compiled(table: Tensor) -> bool:
-    """Whether the compiled kernels take this table: on the CPU, of their dtypes, contiguous."""
+    """Whether the compiled kernels support this table: contiguous, on the CPU, a compiled dtype."""
     return (
         table.device.type == "cpu" and table.dtype in cpu.COMPUTE_DTYPES and table.is_contiguous()
     )
@@ -31,7 +31,7 @@ def _are_compiled(table: Tensor, slots: Sequence[Tensor]) -> bool:
 
 
 def entry_dtype(table: Tensor) -> type:
-    """The numpy dtype in which the kernels of this table read ledger entries."""
+    """The numpy dtype of the ledger entries that the kernels of this table read."""
     return cpu.COMPUTE_DTYPES[table.dtype if is_compiled(table) else torch.float64]
 
 
@@ -41,23 +41,22 @@ def settle(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     rows: Tensor,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """Apply the entries `row_steps[row]` .. `step_count - 1` to each row, without a gradient.
+    """Apply the entries `row_steps[row]` .. `step_count - 1` to each row with a zero gradient.
 
     Arguments:
         program: the rule.
         table: (V, D). Changed in place.
-        slots: (V, D) each. Changed in place.
-        row_steps: (V,) integer, the count of steps that each row has been through. Changed in
-            place.
+        slots: the optimizer state, (V, D) each. Changed in place.
+        row_steps: (V,) integer, the number of steps applied to each row. Changed in place.
         rows: (R,) int64, distinct.
-        ledger: (step_count or more, width), the scalars of each step.
-        step_count: the count of steps to apply in all.
+        entries: (step_count or more, width), the scalars of each step.
+        step_count: the number of steps that each row has after the call.
     """
     kernels = cpu if _are_compiled(table, slots) else default
-    kernels.settle(program, table, slots, row_steps, rows, ledger, step_count)
+    kernels.settle(program, table, slots, row_steps, rows, entries, step_count)
 
 
 def step(
@@ -66,12 +65,12 @@ def step(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     grads: GroupedGradients,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """As `settle`, for the rows of `grads`, and entry `step_count - 1` with their gradients."""
+    """Like `settle` for the rows of `grads`, but apply entry `step_count - 1` with gradients."""
     kernels = cpu if _are_compiled(table, slots) else default
-    kernels.step(program, table, slots, row_steps, grads, ledger, step_count)
+    kernels.step(program, table, slots, row_steps, grads, entries, step_count)
 
 
 def look_up(
@@ -80,24 +79,25 @@ def look_up(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     ids: DistinctIds,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> Tensor:
-    """(..., D): the rows of the ids as `settle` leaves them.
+    """Return (..., D), the settled rows of the ids.
 
-    The compiled kernels store a row only if they replayed several steps for it; the next step
-    repeats the others, which costs less than a second write. Plain torch stores all rows.
+    The compiled kernels store a row only if they replayed more than two steps for it. The next
+    step settles the other rows again, which costs less than writing them twice. The plain torch
+    kernels store all rows.
     """
     kernels = cpu if _are_compiled(table, slots) else default
-    values: Tensor = kernels.look_up(program, table, slots, row_steps, ids, ledger, step_count)
+    values: Tensor = kernels.look_up(program, table, slots, row_steps, ids, entries, step_count)
     return values
 
 
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
-    """(*ids.shape, D): table[ids]; None if an id is out of range.
+    """Return table[ids], (*ids.shape, D), or None if an id is out of range.
 
     Arguments:
-        table: (V, D), one that `is_compiled`.
+        table: (V, D); `is_compiled(table)` is true.
         ids: int64 or int32, on the CPU, any shape.
     """
     return cpu.select_rows(table, ids)

@@ -1,4 +1,7 @@
-"""What the kernels of every device are given: a rule's update, and its way over idle steps."""
+"""The input of every kernel: a rule's update, and its closed form for idle steps.
+
+An idle step is a step with a zero gradient, as dense training makes for a row outside the batch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 
 def no_fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Fast-forward no row: every missed step is replayed."""
+    """Leave the row at step t, so that every missed step is replayed."""
     return t
 
 
@@ -29,19 +32,19 @@ def skip_idle_steps_batch(
 
 @dataclass(frozen=True)
 class Program:
-    """A rule's update in one form, and its ways to apply many idle steps at once.
+    """A rule's update in one form, and the functions that apply many idle steps at once.
 
     Attributes:
         update: the step, `update(w, g, slots, entry, flags) -> (w, slots)`.
-        flags: the form of the update; the compiled code is specialized for it.
-        width: the count of numbers in a ledger entry.
+        flags: the form of the update; compiled code is specialized for it.
+        width: the number of scalars in a ledger entry.
         fast_forward: `fast_forward(w, slots, t, end_step, coefficients)`, for numba. It advances
-            a row (D,) and its slots in place from step t to a later one, at most `end_step`, and
-            returns the step it reached; t itself if the next step has to be replayed.
+            a row (D,) and its slots in place from step t to a later step, at most `end_step`.
+            Returns the step that it reached, or t if the next step must be replayed.
         fast_forward_batch: `fast_forward_batch(w, slots, steps, end_step, coefficients) ->
             (w, slots, reached)`. The same for tensors of many rows that are at `steps`, in
-            float32 or float64. The values of rows that are not `reached` are not used.
-        coefficients: what the two need, computed from the ledger.
+            float32 or float64. The caller ignores the values of rows whose `reached` is false.
+        coefficients: the last argument of both functions, computed from the ledger.
     """
 
     update: Callable[..., Any]

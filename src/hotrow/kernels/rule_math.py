@@ -1,10 +1,10 @@
-"""The operations a rule is written in, over torch tensors.
+"""The operations that a rule's update may use, for torch tensors.
 
-A rule is one function over `(w, g, slots, entry, flags)`. Called from Python these operations are
-torch's own, so a rule runs on tensors of gathered rows in any dtype, on any device, exactly as
-torch.optim's single-tensor code would. `cpu/rule_math.py` gives numba the same operations over
-scalars, with the roundings that torch's CPU kernels have: which of them are one fused multiply-add
-was measured, and `tests/optim/test_rules.py` compares each to torch.
+An update is one function of `(w, g, slots, entry, flags)`. In Python these operations call torch,
+so an update runs on tensors of gathered rows in any dtype and on any device, exactly like the
+single-tensor code of torch.optim. `cpu/rule_math.py` defines the same operations for numba over
+scalars, with the rounding of torch's CPU kernels. Which of torch's operations are one fused
+multiply-add was measured; `tests/optim/test_rules.py` compares every rule with torch.
 
 Scalars (`alpha`, `weight`, `value`) are Python floats here, as in torch.optim.
 """
@@ -36,22 +36,22 @@ def addcdiv(a: Tensor, b: Tensor, c: Tensor, value: float) -> Tensor:
 
 
 def sqrt(a: Tensor) -> Tensor:
-    """The square root. torch's float32 one comes from MKL and may be 1 ulp off; numba's is not."""
+    """The square root. torch's CPU kernel uses MKL, up to 1 ulp off; numba's is exactly rounded."""
     return a.sqrt()
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
-    """The larger; NaN if either is."""
+    """The larger of two values; NaN if either is NaN."""
     return torch.maximum(a, b)
 
 
 def scaled_reciprocal(scalar: float, a: Tensor) -> Tensor:
-    """`scalar / a`, which torch computes as `a.reciprocal() * scalar`."""
+    """`scalar / a`, computed by torch as `a.reciprocal() * scalar`: two roundings."""
     return scalar / a
 
 
 def clamp(a: Tensor, low: float, high: float) -> Tensor:
-    """`a` between `low` and `high`; NaN stays."""
+    """`a` limited to `low` .. `high`; NaN stays NaN."""
     return a.clamp(low, high)
 
 
@@ -61,7 +61,7 @@ def sign(a: Tensor) -> Tensor:
 
 
 def select_by_sign(a: Tensor, negative: float, zero: float, positive: float) -> Tensor:
-    """One of three scalars by the sign of `a`; `zero` for NaN."""
+    """`negative`, `zero` or `positive`, by the sign of `a`; `zero` for NaN."""
     selected = torch.full_like(a, zero)
     selected[a > 0] = positive
     selected[a < 0] = negative
@@ -69,5 +69,5 @@ def select_by_sign(a: Tensor, negative: float, zero: float, positive: float) -> 
 
 
 def zero_where_negative(a: Tensor, b: Tensor) -> Tensor:
-    """`b`, but 0 where `a` is negative."""
+    """0 where `a` is negative, `b` elsewhere."""
     return torch.where(a < 0, 0.0, b)

@@ -1,4 +1,4 @@
-"""Whether `torch.compile` is at work."""
+"""Detect whether `torch.compile` is tracing or compiling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def _is_compiling() -> bool:
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
-# Also true in what torch runs in order to compile it, and does not trace itself (a tensor class, or
-# a function that is allowed in the graph). Before 2.13 torch's own function is false there.
+# Also true in code that torch runs while it compiles but does not trace: a tensor class, or a
+# function allowed in the graph. Before 2.13, `torch.compiler.is_compiling` is false there.
 is_compiling = (
     torch.compiler.is_compiling
     if hasattr(torch.compiler, "_compile_session_context")

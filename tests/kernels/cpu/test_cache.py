@@ -1,4 +1,4 @@
-"""Compiled code on disk: several processes may look for it, and leave it, at the same time."""
+"""The cache of compiled code on disk, which several processes read and write at the same time."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.support.exhaustive import exhaustive
 NAMES = "SGD", "Adagrad"
 SOURCES = Path(hotrow.__file__).parent
 
-# Each process compiles what only it needs, at the same moment as the others.
+# Each process compiles a kernel that only it needs, at the same time as the others.
 PROCESS = """
 import sys, torch, hotrow
 name = sys.argv[1]
@@ -47,20 +47,20 @@ def results(processes):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A cache, and what the processes printed that filled it at once."""
+    """A cache that several processes filled at once, and what they printed."""
     folder = tmp_path_factory.mktemp("cache")
     return folder, results([begin(name, folder) for name in NAMES])
 
 
 @exhaustive
-def test_processes_that_compile_at_once_leave_each_its_own(filled):
+def test_processes_that_compile_at_once_load_their_own_kernels(filled):
     folder, first = filled
     assert first == results([begin(name, folder) for name in NAMES])
     assert len(set(first)) == len(NAMES)
 
 
 @exhaustive
-def test_what_is_looked_for_waits_for_who_is_at_it(filled):
+def test_loading_waits_for_the_lock_of_another_process(filled):
     folder, first = filled
     (lock,) = folder.rglob("hotrow.lock")
     with FileLock(lock):
@@ -80,7 +80,7 @@ def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
     assert done.stdout.split()[-2:] == ["True", "False"]
 
 
-def test_what_was_compiled_from_other_sources_is_not_used(tmp_path):
+def test_code_compiled_from_other_sources_is_not_used(tmp_path):
     shutil.copytree(SOURCES, tmp_path / "hotrow", ignore=shutil.ignore_patterns("__pycache__"))
     script = """
 import torch
@@ -108,8 +108,8 @@ print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
 
 
 @exhaustive
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_loads_what_its_parent_has_not(filled):
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_loads_kernels_that_its_parent_has_not(filled):
     folder, _ = filled
     script = """
 import os, torch
@@ -127,11 +127,11 @@ assert os.waitpid(child, 0)[1] == 0
 
 
 @exhaustive
-def test_without_a_folder_to_write_into_each_process_compiles(tmp_path):
+def test_each_process_compiles_without_a_writable_folder(tmp_path):
     script = """
 import torch
 from numba.core.caching import CacheImpl
-CacheImpl._locator_classes = []  # as where neither the package nor the home can be written
+CacheImpl._locator_classes = []  # as if neither the package nor the home folder were writable
 from hotrow.kernels.grouping import group, sum_by_row
 print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
 """

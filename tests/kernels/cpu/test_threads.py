@@ -1,4 +1,4 @@
-"""Kernels on threads: torch's own where they can be had, Python's elsewhere."""
+"""Kernels run on torch's threads where possible, on Python's elsewhere."""
 
 import ctypes
 import os
@@ -31,7 +31,7 @@ this_thread.restype, this_thread.argtypes = ctypes.c_uint64, ()
 
 @njit(**JIT_OPTIONS)
 def sign_rows(rows, barrier, members, team):
-    """Write to each row the thread that claims it, once so many members are there."""
+    """Write to each row the thread that claims it, once `members` threads have started."""
     thread = join_team(team, (rows, barrier, members, team))
     if thread < 0:
         return
@@ -48,25 +48,25 @@ def sign_rows(rows, barrier, members, team):
 
 
 def signatures(threads, members=1, rows=ROWS):
-    """(rows, 2), the thread of each and its number in the team; how many threads there were."""
+    """(rows, 2), the thread of each row and its number in the team; and the number of threads."""
     signed, barrier = np.zeros((rows, 2), np.uint64), np.zeros(5, np.int64)
     run_on_threads(sign_rows, (signed, barrier, members), threads)
     return signed, int(barrier[CLAIMED])
 
 
 @pytest.fixture(params=["torch's threads", "Python's threads"])
-def two(request, monkeypatch, threads):
+def two_threads(request, monkeypatch, threads):
     if request.param == "Python's threads":
         monkeypatch.setattr(kernel_threads, "_gomp_parallel", 0)
     torch.set_num_threads(2)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
-def test_on_linux_the_threads_are_torchs():
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has GNU OpenMP only on Linux")
+def test_kernels_use_torchs_threads_on_linux():
     assert kernel_threads._gomp_parallel
 
 
-def test_each_thread_is_called_once_and_shares_the_rows(two):
+def test_each_thread_runs_the_kernel_once_and_claims_rows(two_threads):
     for _ in range(20):
         found, threads = signatures(2, members=2)
         assert threads == 2
@@ -74,11 +74,11 @@ def test_each_thread_is_called_once_and_shares_the_rows(two):
         threads_of = {
             int(number): set(found[found[:, 1] == number, 0]) for number in set(found[:, 1])
         }
-        assert all(len(each) == 1 for each in threads_of.values())  # each row once, by one thread
+        assert all(len(each) == 1 for each in threads_of.values())  # each row is written once
         assert len(set.union(*threads_of.values())) == len(threads_of)
 
 
-def test_little_work_stays_on_this_thread(two):
+def test_small_work_runs_on_the_calling_thread(two_threads):
     for count, columns, threads in (
         (GRAIN_SIZE, VALUES_PER_THREAD, 1),
         (ROWS, 1, 1),
@@ -92,8 +92,8 @@ def test_little_work_stays_on_this_thread(two):
     assert signatures(0) == (pytest.approx(np.zeros((ROWS, 2))), 0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="torch brings GNU's OpenMP on Linux")
-def test_torchs_threads_live_on_when_fewer_are_used(threads):
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has GNU OpenMP only on Linux")
+def test_torchs_threads_stay_alive_when_fewer_are_used(threads):
     def alive():
         names = Path("/proc/self/task").iterdir()
         return {int(task.name) for task in names}
@@ -107,12 +107,12 @@ def test_torchs_threads_live_on_when_fewer_are_used(threads):
     assert alive() <= before
 
 
-def test_an_error_reaches_the_caller(two):
+def test_an_error_reaches_the_caller(two_threads):
     with pytest.raises(TypingError):
         run_on_threads(sign_rows, ("no rows", 0, 0), 2)
 
 
-def test_the_bits_are_the_same(two):
+def test_the_number_of_threads_does_not_change_the_sums(two_threads):
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 1000, (5000,), generator=generator)
     grads = torch.randn(5000, 99, generator=generator)
@@ -135,6 +135,6 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_forked_child_has_threads_of_its_own():
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_starts_new_threads():
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=120)

@@ -1,10 +1,10 @@
-"""Load and store the rows of a table, in each dtype, and those of its slots, in a compiled loop.
+"""Load and store rows of a table and of its slots in compiled code, for each dtype.
 
-Functions with a plural name take tuples with an item for each slot. numba chooses by type, when it
-compiles, the overload of each name.
+Functions with a plural name take tuples with one item for each slot. numba picks the overload of
+each name from the argument types when it compiles.
 """
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hotrow.kernels.cpu.bfloat16 import (
 )
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, drop_owner, prefetch
 
-PREFETCH_DISTANCE = 4  # rows: scattered over the table, each would cost a cache miss
+PREFETCH_DISTANCE = 4  # rows; the rows of a batch are scattered, so each is a cache miss
 CACHE_LINE = 64  # bytes
 
 
 @njit(**JIT_OPTIONS)
 def copy_row(source, target):
-    """Copy a row to another."""
+    """Copy one row to another."""
     for j in range(len(source)):
         target[j] = source[j]
 
@@ -41,7 +41,7 @@ def bits_to_floats(source, target):
 
 @njit(**JIT_OPTIONS)
 def floats_to_bits(source, target):
-    """Copy a row of floats to a row of their bfloat16 bits."""
+    """Copy a row of floats to a row of bfloat16 bits."""
     for j in range(len(source)):
         target[j] = to_bits(source[j])
 
@@ -51,11 +51,11 @@ def drop_owners(arrays):  # pragma: no cover - replaced by the overload
 
 
 def slot_rows(slots, rows):  # pragma: no cover - replaced by the overload
-    """A tuple with one of the rows for each slot."""
+    """The first rows as a tuple, one for each slot."""
 
 
 def to_number(table, x):  # pragma: no cover - replaced by the overload
-    """The number to compute with, of an item of the table or a float of its scratch space."""
+    """Convert a stored value of the table, or a float of its scratch space, to its number type."""
 
 
 def to_numbers(table, values):  # pragma: no cover - replaced by the overload
@@ -63,11 +63,11 @@ def to_numbers(table, values):  # pragma: no cover - replaced by the overload
 
 
 def to_float(x):  # pragma: no cover - replaced by the overload
-    """A number as a float, for scratch space."""
+    """Convert a number to a float, the type of scratch space."""
 
 
 def round_row(table, w):  # pragma: no cover - replaced by the overload
-    """Round a row of scratch space to the dtype of the table."""
+    """Round a row of scratch space to the table's dtype, in place."""
 
 
 def round_rows(table, state):  # pragma: no cover - replaced by the overload
@@ -75,35 +75,35 @@ def round_rows(table, state):  # pragma: no cover - replaced by the overload
 
 
 def load_row(table, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
-    """Row r to compute with: itself; or a copy in `scratch`, if `in_scratch` or of bfloat16."""
+    """Row r as floats: a copy in `scratch` if `in_scratch` or bfloat16, else the row itself."""
 
 
 def load_rows(tables, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
-    """`load_row` for tuples."""
+    """`load_row` for each slot."""
 
 
 def store_row(table, r, w, in_scratch):  # pragma: no cover - replaced by the overload
-    """Write back the row that `load_row` returned."""
+    """Write the row that `load_row` returned back to the table."""
 
 
 def store_rows(tables, r, rows, in_scratch):  # pragma: no cover - replaced by the overload
-    """`store_row` for tuples."""
+    """`store_row` for each slot."""
 
 
 def prefetch_row(array, r):  # pragma: no cover - replaced by the overload
-    """Prefetch row r of an array."""
+    """Prefetch every cache line of row r."""
 
 
 def prefetch_rows(arrays, r):  # pragma: no cover - replaced by the overload
-    """Prefetch row r of each of a tuple of arrays."""
+    """`prefetch_row` for each slot."""
 
 
 def get_items(arrays, i):  # pragma: no cover - replaced by the overload
-    """`(a[i], ...)` for a tuple of rows."""
+    """Item i of each row in a tuple: `(arrays[0][i], ...)`."""
 
 
 def set_items(rows, j, values):  # pragma: no cover - replaced by the overload
-    """`a[j] = value` in each of a tuple of rows."""
+    """Set item j of each row in a tuple: `rows[k][j] = values[k]`."""
 
 
 @overload(drop_owners, jit_options=JIT_OPTIONS)
@@ -127,7 +127,7 @@ def _slot_rows(slots, rows):
 
 
 def is_bfloat16(array):
-    """Whether an array has the bits of bfloat16."""
+    """Whether an array stores bfloat16 bits (int16)."""
     return array.dtype == types.int16
 
 

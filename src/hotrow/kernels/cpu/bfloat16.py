@@ -1,11 +1,11 @@
-"""bfloat16 for numba, which has none: every operation rounds its result, as torch does.
+"""A bfloat16 type for numba, with torch's rounding after every operation.
 
-Values are stored as int16 arrays of their bits, and computed with as float32. torch converts to
-float32, computes there, and rounds once to the nearest, ties to even; so an operation here is that
-of float32, rounded.
+Arrays store bfloat16 values as int16 bits; compiled code computes in float32. torch converts to
+float32, computes, and rounds the result once to the nearest bfloat16, ties to even. So each
+operation here is the float32 operation, rounded.
 """
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 class BFloat16(types.Type):
-    """A bfloat16 number, stored as the float32 of the same value."""
+    """A bfloat16 number, represented by the float32 of the same value."""
 
     def __init__(self) -> None:
         super().__init__(name="BFloat16")
@@ -46,7 +46,7 @@ def round_bf16(typingctx, x):
         bits = builder.bitcast(args[0], _I32)
         odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
         near = builder.add(bits, builder.add(odd, _I32(0x7FFF)))
-        # A NaN stays NaN: the lower half of one from a bfloat16 or a scalar is zero.
+        # A NaN stays NaN: its lower 16 bits are zero here, so adding 0x8000 or less has no carry.
         return builder.bitcast(builder.and_(near, _I32(0xFFFF0000)), _F32)
 
     return bfloat16(types.float32), codegen
@@ -54,13 +54,13 @@ def round_bf16(typingctx, x):
 
 @intrinsic
 def as_bfloat16(typingctx, x):
-    """The bfloat16 of a float32 that has its value."""
+    """A float32 that is exactly a bfloat16, as a bfloat16."""
     return bfloat16(types.float32), lambda context, builder, signature, args: args[0]
 
 
 @intrinsic
 def from_bits(typingctx, x):
-    """The number with these 16 bits."""
+    """The bfloat16 with these 16 bits."""
 
     def codegen(context, builder, signature, args):
         bits = builder.shl(builder.zext(args[0], _I32), _I32(16))
@@ -71,7 +71,7 @@ def from_bits(typingctx, x):
 
 @intrinsic
 def to_bits(typingctx, x):
-    """The 16 bits of a float32 that has the value of a bfloat16."""
+    """The 16 bits of a float32 that is exactly a bfloat16."""
 
     def codegen(context, builder, signature, args):
         bits = builder.lshr(builder.bitcast(args[0], _I32), _I32(16))
@@ -86,7 +86,7 @@ def _as_f32(typingctx, x):
 
 
 def to_f32(x):  # pragma: no cover - replaced by the overload
-    """A number of this or another type as float32."""
+    """Convert a bfloat16 or any other number to float32."""
 
 
 @overload(to_f32, jit_options=JIT_OPTIONS)
@@ -95,7 +95,7 @@ def _to_f32(x):
 
 
 def round_scalar(x):  # pragma: no cover - replaced by the overload
-    """The float32 of a number in a bfloat16 tensor: a scalar is rounded first."""
+    """Convert a number to float32; round a scalar to bfloat16 first, as torch does in a sum."""
 
 
 @overload(round_scalar, jit_options=JIT_OPTIONS)
@@ -110,7 +110,7 @@ def _has_bfloat16(a, b):
 
 
 def _overload_sum(operation):
-    def choose(a, b):  # torch rounds the scalar of a sum, and not that of a product
+    def choose(a, b):  # torch rounds the scalar of a sum to bfloat16, but not that of a product
         return (
             (lambda a, b: round_bf16(operation(round_scalar(a), round_scalar(b))))
             if _has_bfloat16(a, b)
@@ -201,7 +201,7 @@ def _maximum(a, b):
 @overload(rule_math.scaled_reciprocal, jit_options=JIT_OPTIONS)
 def _scaled_reciprocal(scalar, a):
     if isinstance(a, BFloat16):
-        return lambda scalar, a: 1 / a * scalar  # two roundings, as torch
+        return lambda scalar, a: 1 / a * scalar  # two roundings, as in torch
 
 
 @overload(rule_math.clamp, jit_options=JIT_OPTIONS)

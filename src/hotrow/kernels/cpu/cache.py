@@ -1,4 +1,4 @@
-"""The cache of compiled code on disk, which several processes may write at once."""
+"""Cache compiled kernels on disk, safely for several processes at once."""
 # mypy: ignore-errors
 # (numba's dispatchers have no types)
 
@@ -18,33 +18,33 @@ from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS
 
 
 def source_digest(files: Iterable[str | Path]) -> str:
-    """A short hash of the content of these files."""
+    """A short hash of the contents of these files."""
     text = b"".join(Path(file).read_bytes() for file in sorted(files))
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 @functools.cache
 def _kernel_digest() -> str:
-    """The digest of all kernel sources; the rules have their own."""
+    """The digest of all files in `kernels`; each rule has a digest of its own in `rows.py`."""
     return source_digest(Path(__file__).parents[1].rglob("*.py"))
 
 
 def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`njit(cache=True)`, one process at a time, with the options of every kernel.
+    """`njit(cache=True)` with the options of every kernel, and with three corrections.
 
-    Code that was compiled from other sources is not used. numba itself compares the date of the
-    function's own file only, and not of the files that the function is also compiled from.
+    - Stale code: numba compares only the date of the function's own file. Here an edit of any file
+      in `kernels` invalidates the cache.
+    - Locking: numba reads and writes the index of a cache without a lock. When two processes save
+      at the same moment, like the ranks of a first run, one may load the other's code. Here a file
+      lock lets in one process at a time.
+    - Start-up: numba imports its whole compiler before it loads a kernel. Here it initializes only
+      its runtime, which is enough; the import took most of the start-up time.
 
-    If no folder is writable, each process compiles. NUMBA_CACHE_DIR may name a folder.
-
-    numba itself reads and writes the index of a cache without a lock: of two processes that save
-    at the same moment, as the ranks of a first run, one may find the other's code under its key.
-    And it imports its whole compiler before it loads a kernel, although the runtime is enough:
-    that was most of the start-up time with a filled cache.
+    Set NUMBA_CACHE_DIR to choose the folder. Without a writable folder, each process compiles.
     """
     try:
         dispatcher = njit(cache=True, **JIT_OPTIONS)(function)
-    except RuntimeError:  # no writable folder, as on a read-only system: each process compiles
+    except RuntimeError:  # no writable folder, as on a read-only file system
         return njit(**JIT_OPTIONS)(function)
     cache = dispatcher._cache
     cache._cache_file._source_stamp = _kernel_digest()
@@ -53,7 +53,7 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # made here, as a forked child cannot use its parent's
+            with FileLock(lock):  # a new object each time: a forked child cannot use its parent's
                 return function(*args)
 
         return run

@@ -1,6 +1,6 @@
-"""The compiled half of `kernels/grouping.py`."""
+"""The compiled part of `kernels/grouping.py`."""
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from hotrow.kernels.cpu.cache import cached_jit
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, join_team
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
-HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio, odd
+HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to an odd number
 
 
 @cached_jit
 def hash_ids(ids, hash_table, bits):
-    """Number the distinct ids in order of appearance.
+    """Number the distinct ids in order of first appearance.
 
-    Returns the distinct ids, each packed with its number into one int64, the number in the last
-    `bits`, so that sorting these sorts the ids; the number of every id; and the count of each.
+    Arguments:
+        ids: (N,) int64.
+        hash_table: int32, filled with -1. Its length is a power of 2 above N. Overwritten.
+        bits: the number of low bits in which the number of an id is packed.
 
-    The hash table has more entries than there are ids: a power of 2, each -1.
+    Returns:
+        The distinct ids, each packed with its number into one int64: sorting them sorts the ids.
+        The number of every id, (N,). The count of each number, (N,).
     """
     shift, mask = np.uint64(65), len(hash_table) - 1
     size = len(hash_table)
@@ -34,7 +38,8 @@ def hash_ids(ids, hash_table, bits):
     counts = np.zeros(len(ids), np.int32)
     n = 0
     for k, i in enumerate(ids):
-        # The high bits depend on all; multiplied again for regularly spaced ids.
+        # The high bits depend on all bits. One multiplication maps regularly spaced ids to few
+        # positions, so there are two.
         mixed = np.uint64(i) * HASH_MULTIPLIER
         position = np.int64(((mixed ^ (mixed >> np.uint64(32))) * HASH_MULTIPLIER) >> shift)
         number = hash_table[position]
@@ -56,7 +61,7 @@ def hash_ids(ids, hash_table, bits):
 
 @njit(**JIT_OPTIONS)
 def fill_order(inverse, offsets):
-    """The positions in the batch of each row, those of row s from `offsets[s]` on."""
+    """The batch positions of each row; those of row s start at `offsets[s]`."""
     order = np.empty(len(inverse), np.int64)
     ends = offsets.copy()
     for k, s in enumerate(inverse):
@@ -67,9 +72,10 @@ def fill_order(inverse, offsets):
 
 @cached_jit
 def sort_distinct(packed, numbers, counts, bits):
-    """The result of `hash_ids` in the order of the sorted ids.
+    """Renumber the result of `hash_ids` by the sorted ids.
 
-    Returns the distinct ids, the index among them of each id, and the two of `order_by_row`.
+    Returns the distinct ids, the position of each id among them, and the `order` and `offsets` of
+    `order_by_row`.
     """
     rows = np.empty(len(packed), np.int64)
     index_of = np.empty(len(packed), np.int32)
@@ -87,9 +93,9 @@ def sort_distinct(packed, numbers, counts, bits):
 
 @cached_jit
 def order_by_row(inverse, count):
-    """The positions in the batch of each distinct id, in batch order, one id after the other.
+    """Return (order, offsets), the batch positions grouped by distinct id.
 
-    Those of id s are `order[offsets[s] : offsets[s + 1]]`.
+    Those of distinct id s are `order[offsets[s] : offsets[s + 1]]`, ascending.
     """
     offsets = np.zeros(count + 1, np.int64)
     for s in inverse:
@@ -101,9 +107,9 @@ def order_by_row(inverse, count):
 
 @njit(**JIT_OPTIONS)
 def sum_row(grads, order, offsets, s, stop, total):
-    """Write to `total` the sum of the gradients of row s, one of the rows before `stop`, in order.
+    """Write the sum of the gradients of row s to `total`, added in batch order.
 
-    The sum begins at 0, so that -0.0 becomes 0.0.
+    Gradients are prefetched up to row `stop`. The sum starts at 0, so that -0.0 becomes 0.0.
     """
     zero = to_number(grads, total.dtype.type(0))
     first, end, prefetch_end = offsets[s], offsets[s + 1], offsets[stop]
@@ -121,7 +127,7 @@ def sum_row(grads, order, offsets, s, stop, total):
 
 @cached_jit
 def sum_rows(grads, order, offsets, sums, team):
-    """Write to `sums` the sum of each row's gradients."""
+    """Write the sum of the gradients of each row to `sums`."""
     thread = join_team(team, (grads, order, offsets, sums, team))
     if thread < 0:
         return

@@ -1,6 +1,6 @@
-"""What numba lacks: fused multiply-add, prefetch, arrays without an owner, teams of threads."""
+"""numba intrinsics: fused multiply-add, prefetch, arrays without an owner, teams of threads."""
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numba.np.arrayobj import populate_array
 
 from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREADS, TEAM_SIZE
 
-JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # a division by zero is inf, as in torch
+JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # numpy: 1 / 0 is inf, as in torch
 
 
 @intrinsic
@@ -27,9 +27,9 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def claim_rows(typingctx, team, size):
-    """Claim `size` more rows for this thread; returns how many its team had claimed before.
+    """Claim the next `size` rows for this thread, and return the number claimed before.
 
-    Atomic, so that no two threads get the same row.
+    The addition is atomic, so that no two threads get the same row.
     """
 
     def codegen(context, builder, signature, args):
@@ -41,10 +41,11 @@ def claim_rows(typingctx, team, size):
 
 @intrinsic
 def join_team(typingctx, team, arguments):
-    """The number of this thread in its team; -1 if there is nothing for it to do.
+    """Return the number of this thread in its team, or -1 if it has no work.
 
-    `arguments` are all of the kernel that calls this. With OpenMP's threads, the first call makes
-    each of them call the kernel, without Python, and returns when they are all done.
+    `arguments` are all arguments of the kernel that calls this. With OpenMP's threads, the first
+    call runs the kernel on each of them, without entering Python, and returns -1 when they have
+    finished.
     """
 
     def codegen(context, builder, signature, args):
@@ -62,7 +63,7 @@ def join_team(typingctx, team, arguments):
             inside = ir.IRBuilder(body.append_basic_block())
             loaded = inside.load(inside.bitcast(body.args[0], packed.type.as_pointer()))
             unpacked = cgutils.unpack_tuple(inside, loaded)
-            # A kernel raises nothing: what it needs is there before it begins.
+            # The returned status is ignored: kernels raise no errors.
             context.call_conv.call_function(inside, kernel, types.none, tuple(arguments), unpacked)
             inside.ret_void()
             # void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
@@ -86,10 +87,10 @@ def _team_entry(context, builder, array_type, team, n):
 
 @intrinsic
 def drop_owner(typingctx, array):
-    """The same array without an owner, which the caller keeps alive.
+    """The same array without an owner; the caller must keep the owner alive.
 
-    numba counts the references to the owner of each row that a loop reads, and threads that count
-    in one place wait for each other.
+    For every row that a loop reads, numba updates the reference count of the array's owner.
+    Threads that update the same count wait for each other.
     """
 
     def codegen(context, builder, signature, args):
@@ -110,7 +111,7 @@ def drop_owner(typingctx, array):
 
 @intrinsic
 def prefetch(typingctx, array, r, j):
-    """Prefetch the cache line of `array[r, j]`, which is about to be read and written."""
+    """Prefetch the cache line of `array[r, j]` for reading and writing."""
 
     def codegen(context, builder, signature, args):
         array_type = signature.args[0]
@@ -126,7 +127,7 @@ def prefetch(typingctx, array, r, j):
             ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]),
             "llvm.prefetch.p0",
         )
-        # for reading and writing; into every cache; data
+        # read and write; all cache levels; data
         builder.call(hint, [builder.bitcast(pointer, byte), flag(1), flag(3), flag(1)])
         return context.get_dummy_value()
 

@@ -1,6 +1,6 @@
-"""The compiled look-up of rows that need no settling."""
+"""The compiled lookup of rows that are up to date."""
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hotrow.kernels.cpu.access import copy_row, prefetch_row
 from hotrow.kernels.cpu.cache import cached_jit
 from hotrow.kernels.cpu.intrinsics import claim_rows, drop_owner, join_team
 
-# A copy takes little time: more rows than elsewhere are prefetched, and claimed at once.
+# Copying a row is fast, so these are larger than in the other kernels.
 PREFETCH_DISTANCE, GRAIN_SIZE = 8, 256
 
 
 @cached_jit
 def copy_rows(table, ids, output, out_of_range, team):
-    """output[k] = table[ids[k]]; sets `out_of_range[0]` if there is no such row."""
+    """Set output[k] = table[ids[k]]; set `out_of_range[0]` if an id is out of range."""
     thread = join_team(team, (table, ids, output, out_of_range, team))
     if thread < 0:
         return

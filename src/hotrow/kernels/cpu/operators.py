@@ -1,6 +1,6 @@
-"""The operators on the CPU: tensors become numpy arrays, and threads run a compiled kernel.
+"""`hotrow.kernels.operators` on the CPU: pass tensors to compiled kernels as numpy arrays.
 
-numba is imported with the first kernel, to save start-up time.
+The functions import numba themselves, so that `import hotrow` does not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hotrow.kernels.cpu.tasks import LOOK_UP, SETTLE, STEP
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 from hotrow.kernels.program import Program
 
-# The dtypes of a table that have compiled kernels, and what those compute in.
+# The table dtypes with compiled kernels, and the dtype in which each kernel computes.
 COMPUTE_DTYPES = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -33,12 +33,12 @@ def settle(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     rows: Tensor,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """`operators.settle`."""
+    """See `operators.settle`."""
     ids, batch = DistinctIds(rows, rows[:0]), table[:0]
-    _run(SETTLE, program, table, slots, row_steps, ids, batch, ledger, step_count)
+    _run(SETTLE, program, table, slots, row_steps, ids, batch, entries, step_count)
 
 
 def step(
@@ -47,12 +47,12 @@ def step(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     grads: GroupedGradients,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """`operators.step`."""
+    """See `operators.step`."""
     batch = grads.values.contiguous()
-    _run(STEP, program, table, slots, row_steps, grads.ids, batch, ledger, step_count)
+    _run(STEP, program, table, slots, row_steps, grads.ids, batch, entries, step_count)
 
 
 def look_up(
@@ -61,42 +61,42 @@ def look_up(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     ids: DistinctIds,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> Tensor:
-    """`operators.look_up`."""
+    """See `operators.look_up`."""
     values = table.new_empty(*ids.inverse.shape, table.shape[1])
     batch = values.view(ids.inverse.numel(), table.shape[1])
-    _run(LOOK_UP, program, table, slots, row_steps, ids, batch, ledger, step_count)
+    _run(LOOK_UP, program, table, slots, row_steps, ids, batch, entries, step_count)
     return values
 
 
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
-    """`operators.select_rows`."""
-    from hotrow.kernels.cpu.look_up import copy_rows  # numba is imported with the first kernel
+    """See `operators.select_rows`."""
+    from hotrow.kernels.cpu.look_up import copy_rows  # imports numba
 
     count, columns = ids.numel(), table.shape[1]
     output = table.new_empty(*ids.shape, columns)
     flat, out_of_range = _as_array(output).reshape(count, columns), np.zeros(1, np.bool_)
     flat_ids = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
-    # Ids are checked even where rows have no columns.
+    # At least one thread, so that ids are checked even if rows have no columns.
     threads = max(thread_count(count, columns), min(count, 1))
     run_on_threads(copy_rows, (_as_array(table), flat_ids, flat, out_of_range), threads)
     return None if out_of_range[0] else output
 
 
 def batch_order(ids: DistinctIds) -> BatchOrder:
-    """The positions in the batch of each distinct id; see `DistinctIds.order`."""
+    """Return (order, offsets), the batch positions of each distinct id; see `DistinctIds.order`."""
     if ids.order is not None:
         return ids.order
-    from hotrow.kernels.cpu.grouping import order_by_row  # numba is imported with the first kernel
+    from hotrow.kernels.cpu.grouping import order_by_row  # imports numba
 
     order: BatchOrder = order_by_row(ids.inverse.reshape(-1).numpy(), len(ids.rows))
     return order
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any]:
-    """The values, or of bfloat16 the bits, as numpy has none."""
+    """A numpy array over the tensor's memory; bfloat16, which numpy lacks, as int16 bits."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -107,18 +107,18 @@ def _run(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     ids: DistinctIds,
-    batch: Tensor,  # (N, D): the gradients to step with, the values to fill, or nothing
-    ledger: NDArray[np.float64],
+    batch: Tensor,  # (N, D): the gradients of a step, the output of a lookup, or empty
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    from hotrow.kernels.cpu.rows import row_kernel  # numba is imported with the first kernel
+    from hotrow.kernels.cpu.rows import row_kernel  # imports numba
 
     kernel = row_kernel(program.update, program.fast_forward, program.flags, program.width)
     dtype = COMPUTE_DTYPES[table.dtype]
     arrays = _as_array(table), tuple(map(_as_array, slots)), row_steps.numpy()
     grouped = ids.rows.numpy(), *batch_order(ids), _as_array(batch)
-    entries = ledger.astype(dtype, copy=False), program.coefficients, step_count
+    missed = entries.astype(dtype, copy=False), program.coefficients, step_count
     threads = thread_count(len(ids.rows), table.shape[1])
     scratch = np.zeros((threads, 3 + len(slots), table.shape[1]), dtype)
     with show_compile_notice((kernel, table.dtype), program.update.__module__):
-        run_on_threads(kernel, (task, *arrays, *grouped, *entries, scratch), threads)
+        run_on_threads(kernel, (task, *arrays, *grouped, *missed, scratch), threads)

@@ -1,11 +1,11 @@
-"""The loop over rows, compiled around one rule: replay the steps a row missed, then step it.
+"""The loop over rows, compiled for one rule: apply the steps a row missed, then step it.
 
-Compiled by numba when a rule is first used and cached on disk. numba caches a closure by its
-bytecode and the cells it closes over; so the cells hold functions of modules (pickled by name),
+numba compiles the loop when a rule is first used, and caches it on disk. The cache key of a closure
+is its bytecode and its cells. So the cells contain only functions of modules (pickled by name),
 constants, and a digest of the rule's sources.
 """
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, drop_owner, j
 from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
-# Steps that a look-up replays in scratch space only: the next step replays them again.
+# A lookup that replays at most so many steps for a row does not store the row: the next step
+# replays them again.
 MAX_UNSAVED_STEPS = 2
 
 
@@ -54,7 +55,7 @@ def row_kernel(
     flags: tuple[bool, ...],
     width: int,
 ) -> Callable[..., None]:
-    """The kernel of one rule in one form; compiles when first called with a dtype."""
+    """The kernel of one rule in one form; numba compiles it at its first call for each dtype."""
     functions = [*find_called(update), *find_called(fast_forward)]
     for function in functions:
         register(function)
@@ -69,23 +70,23 @@ def row_kernel(
         order,
         offsets,
         batch,
-        ledger,
+        entries,
         coefficients,
         step_count,
         scratch,
         team,
     ):
-        _ = sources  # a cell of its own: edited sources are not found in the cache
+        _ = sources  # makes the digest a cell: edited sources miss the cache
         target, grouped = (task, table, slots, row_steps), (rows, order, offsets, batch)
-        entries = ledger, coefficients, step_count, scratch, team
-        thread = join_team(team, target + grouped + entries)
+        missed = entries, coefficients, step_count, scratch, team
+        thread = join_team(team, target + grouped + missed)
         if thread < 0:
             return
         end_step = step_count - 1 if task == STEP else step_count
         count = len(rows)
         table, row_steps, batch = drop_owner(table), drop_owner(row_steps), drop_owner(batch)
         rows, order, offsets = drop_owner(rows), drop_owner(order), drop_owner(offsets)
-        ledger, slots = drop_owner(ledger), drop_owners(slots)
+        entries, slots = drop_owner(entries), drop_owners(slots)
         thread_scratch = drop_owner(scratch)[thread]
         zeros, total, w_scratch = thread_scratch[0], thread_scratch[1], thread_scratch[2]
         slot_scratch = slot_rows(slots, thread_scratch[3:])
@@ -121,8 +122,8 @@ def row_kernel(
                     else:
                         sum_row(batch, order, offsets, i, stop, total)
                         grad, needs_step = total, False
-                    # The only call of the update: each costs seconds to compile.
-                    entry = to_fixed_tuple(ledger[min(t, end_step)], width)
+                    # The only call of `update`, because each call takes seconds to compile.
+                    entry = to_fixed_tuple(entries[min(t, end_step)], width)
                     for j in range(len(w)):
                         old_w = to_number(table, w[j])
                         old_state = to_numbers(table, get_items(state, j))
@@ -148,7 +149,7 @@ def row_kernel(
 
 
 def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """A plain function and the module functions that it calls, except those of `rule_math.py`."""
+    """A function and the module-level functions that it calls, except those of `rule_math.py`."""
     found = [function]
     for caller in found:
         for name in caller.__code__.co_names:
@@ -164,6 +165,6 @@ def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
-    """Make a plain function callable from compiled code; from Python it stays what it was."""
-    # Inlined into the loop over columns, which is then vectorized.
+    """Make a plain function callable from compiled code; calls from Python stay plain."""
+    # Inlined, so that LLVM vectorizes the loop over columns.
     register_jitable(**JIT_OPTIONS, forceinline=True)(function)

@@ -1,6 +1,6 @@
-"""The compiled half of `optim/closed_form/series.py`."""
+"""The compiled part of `optim/closed_form/series.py`."""
 # mypy: ignore-errors
-# (what numba compiles has types, but not those of the Python it is written in)
+# (numba infers the types of compiled code; mypy cannot check them)
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from hotrow.kernels.cpu.cache import cached_jit
 
 
 @cached_jit
-def add_terms(sums, columns, log_decay, size, weight, fall, root):
-    """Add one step to the sums of the rows that it affects.
+def add_terms(sums, columns, log_factor, size, moment_powers, root_powers, root):
+    """Add one step to the sums of the n steps before it.
 
     Arguments:
-        sums: (n, ...) of these rows; the terms come first.
-        columns: the indices in `sums` of the truncation bound, the centre and the log of all
-            decays.
-        log_decay: that log after this step.
-        size: h of the step.
-        weight: (n,) b1^k, k steps ago.
-        fall: (n,) sqrt(b2)^k.
-        root: of the step.
+        sums: (n, width), one row for each step at which a table row may have been settled. The
+            terms are the first columns.
+        columns: the columns of the bound of the remainder, the center, and the log of the product
+            of all decay factors.
+        log_factor: that log after this step.
+        size: h of this step.
+        moment_powers: (n,) b1^k, where k is the number of steps since the row was settled.
+        root_powers: (n,) sqrt(b2)^k.
+        root: 1 / c_k of this step; y_k = sqrt(b2)^k / root.
     """
-    bound, centre, decay = columns
+    remainder, center, log_column = columns
     for i in range(len(sums)):
-        term = weight[i] * size * math.exp(sums[i, decay] - log_decay)
-        ratio = fall[i] / root / sums[i, centre] if math.isfinite(root) else 1.0
+        term = moment_powers[i] * size * math.exp(sums[i, log_column] - log_factor)
+        ratio = root_powers[i] / root / sums[i, center] if math.isfinite(root) else 1.0
         distance = 1.0 - ratio
-        for j in range(bound):
+        for j in range(remainder):
             sums[i, j] += term
             term *= distance
-        sums[i, bound] += abs(term) / min(ratio, 1.0)
+        sums[i, remainder] += abs(term) / min(ratio, 1.0)

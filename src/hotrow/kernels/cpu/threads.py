@@ -1,14 +1,14 @@
 """Run one kernel on as many threads as torch may use.
 
-On Linux they are torch's own, of the OpenMP library that it has loaded: after an operation of
-torch's they spin while they wait for the next one, so that other threads would have to share the
-cores with them. Elsewhere, and in a forked child, where OpenMP's threads are gone, they are
-Python's (there torch's own multithreaded operations hang, with or without hotrow).
-(numba's own parallel layers forbid calls from two threads at once or after a fork, and take
-seconds to compile.)
+On Linux these are the OpenMP threads of torch. After a torch operation they spin while they wait
+for the next one, so any other threads would share the cores with them. Python threads run the
+kernel on other systems, and in a forked child, where OpenMP's threads no longer exist. (torch's own
+multithreaded operations hang in a forked child, with or without hotrow.) numba's parallel layers
+are not used: they forbid calls from two threads at once or after a fork, and take seconds to
+compile.
 
-Each thread calls the kernel once, without the GIL: OpenMP's never enter Python, where one would
-wait while the other begins. The threads share the rows among themselves (`intrinsics.claim_rows`).
+Each thread calls the kernel once, without the GIL. OpenMP's threads never enter Python, where each
+would wait for the GIL to start. The threads claim rows in small groups (`intrinsics.claim_rows`).
 The assignment of rows to threads varies; the results do not.
 """
 
@@ -24,32 +24,32 @@ import numpy as np
 import torch
 
 GRAIN_SIZE = 32  # rows that a thread claims at once
-VALUES_PER_THREAD = 1 << 16  # enough for a thread to be worth waking: they take 0.1 ms
+VALUES_PER_THREAD = 1 << 16  # 0.1 ms of work, enough to be worth waking a thread
 
-# The shared state of a team of threads, an array of int64: rows claimed so far, threads that have
-# joined, how many may, how many come (see `run_on_threads`), the address of OpenMP's
-# `GOMP_parallel`.
+# The shared state of a team of threads, an int64 array: the number of rows claimed, of threads that
+# have joined, of threads that get work, and of threads that OpenMP starts (see `run_on_threads`),
+# and the address of OpenMP's `GOMP_parallel`.
 CLAIMED, JOINED, MAX_THREADS, TEAM_SIZE, GOMP_PARALLEL = range(5)
 
 
 def thread_count(count: int, columns: int) -> int:
-    """The number of threads for so many rows; a few values take one.
+    """The number of threads for a table slice of `count` rows and `columns` columns.
 
-    Waking another thread costs more than it saves.
+    Few values get one thread: waking another thread costs more than it saves.
     """
     by_rows, by_values = -(-count // (2 * GRAIN_SIZE)), -(-count * columns // VALUES_PER_THREAD)
     return min(torch.get_num_threads(), by_rows, by_values)
 
 
 def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int) -> None:
-    """Call `kernel(*arguments, team)` on so many threads; 0 for nothing to do.
+    """Call `kernel(*arguments, team)` on this number of threads; with 0, do nothing.
 
-    The kernel begins with `intrinsics.join_team` and gets its rows from `intrinsics.claim_rows`.
+    The kernel starts with `intrinsics.join_team` and gets its rows from `intrinsics.claim_rows`.
     """
     team = np.zeros(5, np.int64)
     team[MAX_THREADS] = threads
     if threads > 1 and _gomp_parallel:
-        # All that torch uses: a smaller team would end the others, and torch start them again.
+        # Start all threads that torch uses: OpenMP would end the others, and torch restart them.
         team[TEAM_SIZE], team[GOMP_PARALLEL] = torch.get_num_threads(), _gomp_parallel
         team[JOINED] = -1
     elif threads > 1:
@@ -60,7 +60,7 @@ def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], th
 
 
 def _find_gomp_parallel() -> int:
-    """The address of `GOMP_parallel` of GNU's OpenMP; 0 if torch has not loaded it."""
+    """The address of `GOMP_parallel` in GNU OpenMP; 0 if torch has not loaded GNU OpenMP."""
     try:
         library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except (OSError, AttributeError):
@@ -87,7 +87,7 @@ _gomp_parallel = _find_gomp_parallel()
 
 
 def _reset_after_fork() -> None:
-    """A forked child has none of its parent's threads: it starts its own."""
+    """Start new Python threads in a forked child: its parent's threads do not exist there."""
     global _gomp_parallel
     _gomp_parallel = 0
     _pools.clear()

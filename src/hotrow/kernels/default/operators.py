@@ -1,4 +1,4 @@
-"""The operators in plain torch, for any dtype and device."""
+"""`hotrow.kernels.operators` in plain torch, for any dtype and device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def settle(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     rows: Tensor,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """`operators.settle`."""
+    """See `operators.settle`."""
     if len(rows):
-        advance_rows(program, table, slots, row_steps, rows, None, ledger, step_count)
+        advance_rows(program, table, slots, row_steps, rows, None, entries, step_count)
 
 
 def step(
@@ -34,13 +34,13 @@ def step(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     grads: GroupedGradients,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """`operators.step`."""
+    """See `operators.step`."""
     rows, sums = grads.ids.rows, sum_by_row(grads)
     if len(rows):
-        advance_rows(program, table, slots, row_steps, rows, sums, ledger, step_count)
+        advance_rows(program, table, slots, row_steps, rows, sums, entries, step_count)
 
 
 def look_up(
@@ -49,9 +49,9 @@ def look_up(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     ids: DistinctIds,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> Tensor:
-    """`operators.look_up`."""
-    settle(program, table, slots, row_steps, ids.rows, ledger, step_count)
+    """See `operators.look_up`; stores all rows."""
+    settle(program, table, slots, row_steps, ids.rows, entries, step_count)
     return table[ids.rows[ids.inverse]]

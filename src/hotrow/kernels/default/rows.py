@@ -1,14 +1,16 @@
 """The loop over rows in plain torch: any dtype, any device, gathered rows only.
 
-A rule's `fast_forward_batch` brings each row as far as it can, in a number of operations that does
-not depend on how far that is; in bfloat16 and float16 it computes in float32 and rounds once. The
-other steps are replayed one by one, oldest first, with torch.optim's own operations. The rows are
-sorted by how long ago they were settled, so that those that miss step t are neighbours.
+A rule's `fast_forward_batch` applies as many missed steps to each row as it can. The number of
+torch operations doesn't depend on the number of steps. In bfloat16 and float16 it computes in
+float32 and rounds once. The remaining steps are replayed one by one, oldest first, with the same
+operations as torch.optim. Rows are sorted by the step at which they were last settled, so the rows
+that miss step t are contiguous.
 
-On the CPU torch rounds bfloat16 and float16 differently in the last elements of an array, and of
-each thread's share of a large one, than in the rest (`a + alpha * b` twice instead of once). So
-rows are padded to whole vectors and processed in chunks too small to be shared: every element is
-rounded as in the bulk of a dense step, whatever the batch and the number of threads.
+On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
+the last elements of each thread's share of a large array: `a + alpha * b` is rounded twice there,
+once elsewhere. So rows are padded to whole vectors, and processed in chunks too small to be split
+among threads. Every element is then rounded as in the main part of a dense step, for any batch and
+any number of threads.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from torch import Tensor
 
 from hotrow.kernels.program import Program
 
-VECTOR_COLUMNS = 128  # at least two vectors of any dtype torch's loops take at once
-TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE: larger arrays torch splits among threads
+VECTOR_COLUMNS = 128  # at least the two vectors that an iteration of torch's loops processes
+TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE: torch splits larger arrays among threads
 
 
 def advance_rows(
@@ -34,10 +36,10 @@ def advance_rows(
     row_steps: Tensor,
     rows: Tensor,
     grads: Tensor | None,
-    ledger: NDArray[np.float64],
+    entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """Apply entries `row_steps[row]` .. `step_count - 1` to each row, the last with `grads`."""
+    """Apply entries `row_steps[row]` .. `step_count - 1` to each row, the last one with `grads`."""
     sorted_steps, order = row_steps[rows].sort(stable=True)
     rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)
     chunk, columns, width = len(rows), table.shape[1], table.shape[1]
@@ -62,15 +64,15 @@ def advance_rows(
             t = steps[remaining].min()
             oldest = remaining[steps[remaining] == t]
             index: slice | Tensor = slice(oldest[0], oldest[-1] + 1)
-            if oldest[-1] - oldest[0] >= len(oldest):  # rows between them have reached the end
+            if oldest[-1] - oldest[0] >= len(oldest):  # rows in between have reached `end_step`
                 index = torch.from_numpy(oldest).to(table.device)
-            replay(program, state, index, ledger[t].tolist())
+            replay(program, state, index, entries[t].tolist())
             steps[oldest] += 1
             fast_forward(program, state, index, steps, end_step, columns)
         if grads is not None:
             w, *slot_values = state
             g = gather(grads, order[begin : begin + chunk])
-            entry = ledger[end_step].tolist()
+            entry = entries[end_step].tolist()
             w, slot_values = program.update(w, g, tuple(slot_values), entry, program.flags)
             state = w, *slot_values
         for target, value in zip((table, *slots), state, strict=True):
@@ -79,7 +81,7 @@ def advance_rows(
 
 
 def replay(program: Program, state: tuple[Tensor, ...], index: Any, entry: list[float]) -> None:
-    """Apply one step without a gradient, in place, to the rows at `index`."""
+    """Apply one step with a zero gradient to the rows at `index`, in place."""
     w, *slots = (tensor[index] for tensor in state)
     w, slots = program.update(w, torch.zeros_like(w), tuple(slots), entry, program.flags)
     for target, value in zip(state, (w, *slots), strict=True):
@@ -94,7 +96,7 @@ def fast_forward(
     end_step: int,
     columns: int,
 ) -> None:
-    """Bring the rows that can be fast-forwarded to `end_step`, in place; record it in `steps`."""
+    """Fast-forward the rows at `index` to `end_step` if possible, and update `steps`, in place."""
     array_index = index.cpu().numpy() if isinstance(index, Tensor) else index
     needed = steps[array_index] < end_step
     if program.fast_forward_batch is None or not needed.any():
