@@ -1,4 +1,7 @@
-"""Aliases of a table's storage or of its optimizer state show the values of dense training."""
+"""Aliases of a table's storage or of its optimizer state show the values of dense training.
+
+The lag settles rows before each kind of read, and raises for changes that it cannot follow.
+"""
 
 import copy
 import gc
@@ -19,12 +22,12 @@ from hotrow.optim.lag import RowLag
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.tolerance import assert_same_bits
 
-# Decay moves every row at every step, and is replayed: the bits do not depend on when rows settle.
+# Decay moves every row at every step. It is replayed, so the bits do not depend on reads.
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
 def make_runs(steps=6):
-    """The first half of the same training, with tables and densely."""
+    """The first half of the same training, with tables and with dense parameters."""
     found = []
     for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
@@ -66,7 +69,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_an_alias_follows_the_training(name):
+def test_an_alias_shows_the_values_of_dense_training(name):
     found = []
     for layers, optimizer in make_runs():
         alias = ALIASES[name](layers, layers[0].weight)
@@ -75,21 +78,21 @@ def test_an_alias_follows_the_training(name):
     assert_close(*found)
 
 
-def test_a_live_alias_warns_once_and_a_dead_one_costs_nothing():
+def test_a_live_alias_warns_once_and_a_deleted_alias_costs_nothing():
     (layers, optimizer), _ = make_runs()
     alias = layers[0].weight.data
     continue_training(layers, optimizer)
     with pytest.warns(UserWarning, match=r"shares the storage of a \(200, 5\) table") as caught:
         [continue_training(layers, optimizer) for _ in range(2)]
     assert len(caught) == 1
-    assert caught[0].filename == __file__.replace("test_lag", "test_optimizer")  # who called step
+    assert caught[0].filename == __file__.replace("test_lag", "test_optimizer")  # the step's caller
     assert not layers[0].weight.lag.has_stale_rows
     del alias
     continue_training(layers, optimizer)
     assert layers[0].weight.lag.has_stale_rows
 
 
-def test_a_copy_is_no_alias():
+def test_a_copy_is_not_an_alias():
     (layers, optimizer), _ = make_runs()
     kept = [layers[0].weight.detach().clone(), copy.deepcopy(layers), layers[0].weight.tolist()]
     kept += [copy.deepcopy(layers.state_dict()), copy.deepcopy(optimizer.state_dict())]
@@ -99,7 +102,7 @@ def test_a_copy_is_no_alias():
     assert len(kept) == 6
 
 
-def test_writing_through_an_alias():
+def test_a_write_through_an_alias_trains_like_dense():
     found = []
     for layers, optimizer in make_runs():
         alias = layers[0].weight.data
@@ -116,7 +119,7 @@ def test_writing_through_an_alias():
 
 
 @pytest.mark.parametrize("how", ["data", "vector", "load", "swap"])
-def test_the_table_gets_other_values(how):
+def test_training_continues_from_values_assigned_to_the_table(how):
     found = []
     for layers, optimizer in make_runs():
         new = torch.linspace(-1, 1, ROWS * COLUMNS).view(ROWS, COLUMNS)
@@ -164,7 +167,7 @@ def test_the_state_settles_before_it_is_read(name):
 
 
 @pytest.mark.parametrize("route", ["state", "state_dict"])
-def test_an_alias_of_the_state_follows_the_training(route):
+def test_an_alias_of_the_state_shows_the_values_of_dense_training(route):
     found = []
     for layers, optimizer in make_runs():
         if route == "state":
@@ -176,7 +179,7 @@ def test_an_alias_of_the_state_follows_the_training(route):
     assert_close(*found)
 
 
-def test_a_checkpoint_in_memory_does_not_slow_the_training():
+def test_a_checkpoint_in_memory_is_not_an_alias():
     (layers, optimizer), (rival, other) = make_runs()
     saved, expected = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(other.state_dict())
     optimizer.load_state_dict(saved)
@@ -197,7 +200,7 @@ RESETS = {
 
 
 @pytest.mark.parametrize("name", RESETS)
-def test_the_state_may_be_written(name):
+def test_training_continues_from_a_changed_state(name):
     found = []
     for layers, optimizer in make_runs():
         RESETS[name](optimizer, optimizer.state[layers[0].weight])
@@ -209,7 +212,7 @@ def test_the_state_may_be_written(name):
 # --- A long run, a second optimizer, a compiled model ---------------------------------------
 
 
-def test_a_ledger_ends_and_the_next_begins(monkeypatch):
+def test_a_full_ledger_is_replaced_by_a_new_one(monkeypatch):
     plain, (expected, _) = make_runs(12)[0], make_runs(12)[0]
     monkeypatch.setattr("hotrow.optim.lag.MAX_LEDGER_ENTRIES", 5)
     (layers, optimizer), _ = make_runs(12)
@@ -219,7 +222,7 @@ def test_a_ledger_ends_and_the_next_begins(monkeypatch):
     assert int(optimizer.state[layers[0].weight]["step"]) == 12
 
 
-def test_two_optimizers_take_turns():
+def test_two_optimizers_can_alternate():
     found = []
     for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
@@ -232,7 +235,7 @@ def test_two_optimizers_take_turns():
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_a_compiled_model_reads_nothing_stale(kind):
+def test_a_compiled_model_reads_settled_rows(kind):
     torch._dynamo.reset()
     results = []
     for convert, package in ((hotrow.convert, hotrow.optim), (lambda m: m, torch.optim)):
@@ -260,13 +263,13 @@ def test_a_compiled_model_reads_nothing_stale(kind):
 IDLE = torch.tensor([7, 8])
 
 
-def test_function_transforms_see_a_settled_table():
+def test_function_transforms_read_a_settled_table():
     found = []
     for layers, _ in make_runs():
         parameters = {name: each.detach() for name, each in layers.named_parameters()}
 
         def loss(given, layers=layers):
-            # Closed over, and handed in.
+            # The table once as a closure, once as an argument.
             closed = layers(IDLE).pow(2).sum()
             return closed + torch.func.functional_call(layers, given, (IDLE,)).pow(2).sum()
 
@@ -289,7 +292,7 @@ def test_readers_in_many_threads_settle_once():
         assert_close(layers[0].weight.detach(), dense[0].weight.detach())
 
 
-def test_a_step_is_a_write_to_the_table():
+def test_a_step_counts_as_an_in_place_write():
     for layers, optimizer in make_runs():
         scale = torch.ones(ROWS, COLUMNS, requires_grad=True)
         loss = (layers[0].weight * scale).sum()
@@ -300,7 +303,7 @@ def test_a_step_is_a_write_to_the_table():
 
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
-def test_scalars_of_the_state_are_there_and_may_be_written(name):
+def test_scalars_of_the_state_match_torch_and_can_be_changed(name):
     found = []
     for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
@@ -324,14 +327,14 @@ def test_scalars_of_the_state_are_there_and_may_be_written(name):
 
 
 @pytest.fixture
-def half_by_default():
+def bfloat16_by_default():
     torch.set_default_dtype(torch.bfloat16)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("name", ["Adam", "NAdam", "ASGD"])
-def test_scalars_are_not_of_the_default_dtype(name, half_by_default):
+def test_scalars_are_float32_when_the_default_dtype_is_bfloat16(name, bfloat16_by_default):
     table = hotrow.convert(nn.Embedding(5, 2, dtype=torch.float32))
     optimizer = getattr(hotrow.optim, name)(table.parameters())
     for _ in range(300):
@@ -343,7 +346,7 @@ def test_scalars_are_not_of_the_default_dtype(name, half_by_default):
     assert {value.dtype for value in state.values()} == {torch.float32}
 
 
-def test_a_table_from_an_array_has_storage_of_its_own():
+def test_a_table_from_a_numpy_array_gets_new_storage():
     array = np.ones((ROWS, COLUMNS), np.float32)
     table = nn.Embedding.from_pretrained(torch.from_numpy(array), freeze=False)
     hotrow.convert(table)
@@ -365,7 +368,7 @@ def test_a_storage_object_is_an_alias():
     assert len(storage) == dense[0].weight.nbytes
 
 
-def test_nothing_is_kept_alive():
+def test_deleting_the_model_frees_the_lag():
     (layers, optimizer), _ = make_runs()
     lag = weakref.ref(layers[0].weight.lag)
     gc.disable()
@@ -376,30 +379,33 @@ def test_nothing_is_kept_alive():
         gc.enable()
 
 
-# --- What cannot be -------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------
 
 
-def test_a_table_cast_under_the_optimizer():
+def test_a_table_cast_after_its_first_step_raises():
     (layers, optimizer), _ = make_runs()
     layers.double()
     before = layers[0].weight.detach().clone()
     layers(IDLE).sum().backward()
-    with pytest.raises(HotrowError, match=r"the state 'exp_avg' has dtype torch\.float32"):
+    with pytest.raises(
+        HotrowError, match=r"the optimizer state 'exp_avg' has dtype torch\.float32"
+    ):
         optimizer.step()
     assert_same_bits(layers[0].weight.detach(), before)
 
 
-def test_a_table_resized_under_the_optimizer():
+def test_a_table_resized_after_its_first_step_raises():
     (layers, optimizer), _ = make_runs()
     layers[0].weight.data = torch.zeros(ROWS + 1, COLUMNS)
     layers[0].weight.grad = None
     layers(IDLE).sum().backward()
-    with pytest.raises(HotrowError, match=r"has shape \(200, 5\), but the table \(201, 5\)"):
+    text = r"has shape \(200, 5\), but the table has shape \(201, 5\): create a new optimizer"
+    with pytest.raises(HotrowError, match=text):
         optimizer.step()
     assert not layers[0].weight.detach().any()
 
 
-def test_storage_replaced_behind_its_back():
+def test_replaced_storage_raises():
     (layers, optimizer), _ = make_runs()
     layers(IDLE).sum().backward()
     with torch._C.DisableTorchFunctionSubclass():
@@ -410,35 +416,35 @@ def test_storage_replaced_behind_its_back():
     assert_same_bits(layers[1].weight.detach(), before)
 
 
-def test_a_part_of_a_state():
+def test_an_incomplete_state_raises():
     (layers, optimizer), _ = make_runs()
     state = copy.deepcopy(optimizer.state_dict())
     del state["state"][0]["exp_avg_sq"]
     optimizer.load_state_dict(state)
     before = layers[0].weight.detach().clone()
     layers(IDLE).sum().backward()
-    with pytest.raises(HotrowError, match="the state has no 'exp_avg_sq', but counts 6 steps"):
+    with pytest.raises(HotrowError, match="state has no 'exp_avg_sq', but its step count is 6"):
         optimizer.step()
     assert_same_bits(layers[0].weight.detach(), before)
 
 
 @pytest.mark.parametrize("padding", [ROWS, -ROWS - 1])
 @pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
-def test_padding_outside_the_table(look_up, padding):
+def test_padding_idx_outside_the_table_raises(look_up, padding):
     (layers, _), _ = make_runs()
     with pytest.raises(HotrowError, match=rf"padding_idx = {padding}, but the table has 200 rows"):
         look_up(IDLE[None], layers[0].weight, padding_idx=padding)
 
 
-def test_options_that_come_later():
+def test_an_unsupported_option_set_later_raises():
     (layers, optimizer), _ = make_runs()
     optimizer.param_groups[0]["differentiable"] = True
     layers(IDLE).sum().backward()
-    with pytest.raises(HotrowError, match="cannot honour differentiable=True"):
+    with pytest.raises(HotrowError, match="Adam does not support differentiable=True for tables"):
         optimizer.step()
 
 
-def test_a_gradient_of_another_shape():
+def test_a_gradient_of_another_shape_raises():
     (layers, _), _ = make_runs()
     other = hotrow.convert(nn.Embedding(ROWS + 1, COLUMNS))
     other(IDLE).sum().backward()
@@ -446,21 +452,21 @@ def test_a_gradient_of_another_shape():
         layers[0].weight.grad = other.weight.grad
 
 
-def test_the_state_of_another_table():
+def test_the_state_of_another_table_raises():
     (_, optimizer), _ = make_runs()
     other = hotrow.convert(nn.Sequential(nn.Embedding(ROWS + 1, COLUMNS), nn.Linear(COLUMNS, 2)))
     foreign = hotrow.optim.Adam(other.parameters(), **OPTIONS)
     other(IDLE).sum().backward()
     foreign.step()
     before = copy.deepcopy(optimizer.state_dict())
-    wrong = r"state\[0\]\['exp_avg'\] has shape \(201, 5\), but the table it is for \(200, 5\)"
+    wrong = r"state\[0\]\['exp_avg'\] has shape \(201, 5\), but its table has shape \(200, 5\)"
     with pytest.raises(HotrowError, match=wrong):
         optimizer.load_state_dict(foreign.state_dict())
     for name, value in optimizer.state_dict()["state"][0].items():
         assert torch.equal(value, before["state"][0][name])
 
 
-def test_a_saved_model_and_optimizer_hold_nothing_of_ours():
+def test_saved_files_contain_only_torch_objects():
     (layers, optimizer), _ = make_runs()
     file = io.BytesIO()
     torch.save({"model": layers.state_dict(), "optimizer": optimizer.state_dict()}, file)

@@ -1,4 +1,4 @@
-"""torch's optimizers over tables: the same training, with an ordinary training loop."""
+"""hotrow's optimizers give the same training as torch's, in an ordinary training loop."""
 
 import copy
 import io
@@ -42,7 +42,7 @@ CONFIGURATIONS = [
     ("ASGD", {"t0": 10.0}),
     ("Rprop", {}),
 ]
-# One for each kind of closed form, and one that has none.
+# One for each kind of closed form, and one without.
 DECISIVE = [CONFIGURATIONS[i] for i in (1, 5, 7, 9, 11, 15, 19, 21)]
 all_configurations = pytest.mark.parametrize(
     ("name", "options"), grid(CONFIGURATIONS, lambda *case: case in DECISIVE), ids=str
@@ -83,12 +83,12 @@ def torch_optimizer(name, layers, options):
     return getattr(torch.optim, name)(layers.parameters(), **copy_options(options))
 
 
-def copy_options(options):  # a schedule changes a learning rate that is a tensor in place
+def copy_options(options):  # a scheduler changes a tensor learning rate in place
     return copy.deepcopy(options)
 
 
 def batches(count, seed=0):
-    """Ids distributed as words (few rows often, some never, repeated in a batch), and gradients."""
+    """Yield ids distributed like words (few are frequent, many repeat, some are never used)."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         ids = (torch.rand(12, generator=generator) ** 4 * ROWS).long()
@@ -96,7 +96,7 @@ def batches(count, seed=0):
 
 
 def loss_of(layers, batch):
-    """A loss that fixes the table's gradient, so that no rounding feeds back into it."""
+    """A loss with a fixed gradient for the table, so that rounding errors do not feed back."""
     ids, gradient = batch
     gradient = gradient.to(layers[0].weight.dtype)
     return (layers[0](ids) * gradient).sum() + layers[1](gradient).pow(2).mean()
@@ -133,27 +133,27 @@ def assert_three_way(name, options, **how):
 
 
 def parameter_vector(layers):
-    """All parameters in one: a layer of few numbers may be right by luck."""
+    """All parameters in one vector: a layer with few values may match by chance."""
     return nn.utils.parameters_to_vector(layers.parameters()).detach()
 
 
 @all_configurations
-def test_every_row_is_what_dense_training_holds(name, options):
+def test_every_row_matches_dense_training(name, options):
     assert_three_way(name, options)
 
 
 @some_configurations
-def test_under_a_schedule(name, options):
+def test_every_row_matches_dense_training_under_a_schedule(name, options):
     assert_three_way(name, options, schedule=True)
 
 
 @some_configurations
-def test_with_clipping(name, options):
+def test_every_row_matches_dense_training_with_clipping(name, options):
     assert_three_way(name, options, prepare=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.5))
 
 
 @some_configurations
-def test_in_float64(name, options):
+def test_every_row_matches_dense_training_in_float64(name, options):
     rows, _ = train_model(table_model, hotrow_optimizer, name, options, dtype=torch.float64)
     dense, _ = train_model(dense_model, torch_optimizer, name, options, dtype=torch.float64)
     torch.testing.assert_close(rows[0].weight.data, dense[0].weight.data, rtol=1e-12, atol=1e-13)
@@ -180,7 +180,7 @@ def test_rows_not_in_the_batch_move_as_in_dense_training():
     assert_same_bits(sgd[0].weight.data[list(idle)], start[list(idle)])
 
 
-# --- The loop ----------------------------------------------------------------------------
+# --- The training loop -------------------------------------------------------------------
 
 
 @some_configurations
@@ -191,7 +191,7 @@ def test_one_optimizer_steps_dense_parameters_as_torch_does(name, options):
     assert_same_bits(rows[1].bias, dense[1].bias)
 
 
-def test_accumulation_a_forward_without_a_step_and_a_step_without_a_forward():
+def test_accumulation_and_forwards_without_steps_match_dense_training():
     results = []
     for layers, optimizer in (
         (table_model(), hotrow.optim.AdamW),
@@ -211,13 +211,13 @@ def test_accumulation_a_forward_without_a_step_and_a_step_without_a_forward():
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
-def test_closures_and_hooks():
+def test_closures_and_hooks_run_once_for_each_step():
     layers = table_model()
     optimizer = hotrow.optim.SGD(layers.parameters(), lr=0.1)
     before, after = [], []
     optimizer.register_step_pre_hook(lambda *_: before.append(1))
     optimizer.register_step_post_hook(lambda *_: after.append(1))
-    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # has torch hook its own class too
+    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # makes torch hook its own class as well
 
     def closure():
         optimizer.zero_grad()
@@ -230,7 +230,7 @@ def test_closures_and_hooks():
     assert (len(before), len(after)) == (2, 2)
 
 
-def test_gradient_scaler_skips_a_step():
+def test_a_gradient_scaler_skips_a_step():
     layers = table_model()
     optimizer = hotrow.optim.AdamW(layers.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -244,7 +244,7 @@ def test_gradient_scaler_skips_a_step():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_gradient_scaler_with_a_fused_optimizer(name):
+def test_a_gradient_scaler_with_a_fused_optimizer_matches_dense_training(name):
     results = []
     for layers, package in ((table_model(), hotrow.optim), (dense_model(), torch.optim)):
         optimizer = getattr(package, name)(layers.parameters(), lr=0.1, fused=True)
@@ -259,7 +259,7 @@ def test_gradient_scaler_with_a_fused_optimizer(name):
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")
-def test_a_graph_of_the_gradient():
+def test_a_gradient_with_create_graph_is_applied():
     results = []
     for layers, package in ((table_model(), hotrow.optim), (dense_model(), torch.optim)):
         optimizer = package.Adam(layers.parameters(), lr=0.1)
@@ -271,7 +271,7 @@ def test_a_graph_of_the_gradient():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_stays_in_its_rows(value):
+def test_a_non_finite_gradient_stays_in_its_rows(value):
     layers = nn.Embedding(6, 2)
     Table.adopt(layers.weight)
     optimizer = hotrow.optim.AdamW(layers.parameters())
@@ -281,12 +281,12 @@ def test_a_gradient_that_is_not_finite_stays_in_its_rows(value):
     assert finite.tolist() == [True, True, False, True, True, True]
 
 
-def test_a_dense_gradient_takes_torchs_own_step():
+def test_a_dense_gradient_takes_torchs_step():
     results = []
     for layers, kind in ((table_model(), hotrow.optim.AdamW), (dense_model(), torch.optim.AdamW)):
         optimizer = kind(layers.parameters(), lr=0.01)
         train(layers, optimizer, batches(5))
-        for _ in range(2):  # used densely, as a tied head does
+        for _ in range(2):  # a dense use, like that of a tied head
             optimizer.zero_grad()
             (layers[0].weight * 2).sum().backward()
             optimizer.step()
@@ -299,8 +299,8 @@ def test_a_dense_gradient_takes_torchs_own_step():
 
 
 @all_configurations
-def test_a_run_moves_from_torch_and_back(name, options):
-    """10 steps each with torch, hotrow and torch again, against 30 with torch."""
+def test_a_run_moves_from_torch_to_hotrow_and_back(name, options):
+    """Compare 10 steps each with torch, hotrow and torch again with 30 steps with torch."""
     steps = list(batches(30))
     truth = dense_model(torch.float64)
     train(truth, torch_optimizer(name, truth, options), steps)
@@ -348,7 +348,7 @@ def test_state_is_in_torchs_format(name, options):
 
 
 @some_configurations
-def test_resuming_continues_the_run(name, options):
+def test_a_resumed_run_has_the_same_bits(name, options):
     steps = list(batches(24))
     layers = table_model()
     optimizer = hotrow_optimizer(name, layers, options)
@@ -364,7 +364,7 @@ def test_resuming_continues_the_run(name, options):
 
 
 @pytest.mark.parametrize("centered", [True, False])
-def test_rmsprop_with_decay_has_torchs_bits(centered):
+def test_rmsprop_with_decay_matches_torch_bit_for_bit(centered):
     options = {"weight_decay": 0.1, "centered": centered, "momentum": 0.5}
     rows, optimizer = train_model(table_model, hotrow_optimizer, "RMSprop", options)
     dense, other = train_model(dense_model, torch_optimizer, "RMSprop", options)
@@ -374,7 +374,7 @@ def test_rmsprop_with_decay_has_torchs_bits(centered):
         assert torch.equal(optimizer.state[rows[0].weight][name], value)
 
 
-def test_decay_that_comes_and_goes():
+def test_weight_decay_can_be_turned_on_and_off():
     results = []
     for layers, make in (
         (table_model(), hotrow_optimizer),
@@ -389,7 +389,7 @@ def test_decay_that_comes_and_goes():
     assert_no_worse(*results)
 
 
-REPLAYED = [  # every missed step is replayed, or changes nothing: the same bits whoever reads
+REPLAYED = [  # each missed step is replayed or changes nothing: the bits do not depend on reads
     ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
     ("Adam", {"lr": 0.01, "weight_decay": 0.01, "amsgrad": True}),
     ("NAdam", {"weight_decay": 0.01}),
@@ -403,7 +403,7 @@ ACTIONS = ["step", "step", "read", "state", "eval", "copy", "settle", "resume", 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from(REPLAYED), st.lists(st.sampled_from(ACTIONS), max_size=25))
-def test_any_interleaving_leaves_the_same_table(configuration, actions):
+def test_any_order_of_steps_and_reads_ends_with_the_same_bits(configuration, actions):
     name, options = configuration
     layers, quiet = table_model(), table_model()
     optimizer, other = (
@@ -440,25 +440,27 @@ def test_any_interleaving_leaves_the_same_table(configuration, actions):
         assert torch.equal(value, optimizer.state[layers[0].weight][key])
 
 
-# --- What cannot be ----------------------------------------------------------------------
+# --- Options, documentation, dense models ------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])
-def test_options_that_a_table_cannot_honour(option):
-    with pytest.raises(HotrowError, match=f"cannot honour {option}=True for a table"):
+def test_unsupported_options_raise(option):
+    with pytest.raises(HotrowError, match=f"Adam does not support {option}=True for tables"):
         hotrow.optim.Adam(table_model().parameters(), **{option: True})
     hotrow.optim.Adam(dense_model().parameters(), differentiable=True)
 
 
-def test_there_are_eleven():
+def test_all_eleven_torch_optimizers_exist_and_are_documented():
     assert len(hotrow.optim.__all__) == 11
     for name in hotrow.optim.__all__:
         kind = getattr(hotrow.optim, name)
         assert issubclass(kind, getattr(torch.optim, name))
         assert kind.__doc__.startswith(f"`torch.optim.{name}`")
+        assert "    w = w " in kind.__doc__
+        assert f">>> optimizer = hotrow.optim.{name}(model.parameters())" in kind.__doc__
 
 
-def test_without_tables_it_is_torchs():
+def test_a_model_without_tables_takes_torchs_steps():
     layers, _ = train_model(dense_model, hotrow_optimizer, "AdamW", {"lr": 0.01})
     dense, _ = train_model(dense_model, torch_optimizer, "AdamW", {"lr": 0.01})
     assert not isinstance(layers[0].weight.grad, RowGradient)

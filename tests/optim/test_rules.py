@@ -1,8 +1,8 @@
-"""Every rule against torch.optim, after hundreds of sparse steps: bit for bit, or three-way.
+"""Every rule matches torch.optim after hundreds of sparse steps: bit for bit, or three-way.
 
-In exact mode only the square root differs from torch's step: MKL's in float32 and float64 is not
-correctly rounded, hotrow's is. So bits are compared with torch.optim's code over a correctly
-rounded root, and unchanged torch.optim is compared by the three-way rule.
+In exact mode, hotrow's step differs from torch's only in the square root: MKL's root in float32 and
+float64 is not correctly rounded, hotrow's is. So bits are compared with torch.optim's code over a
+correctly rounded root. Unchanged torch.optim is compared by the three-way rule.
 """
 
 import functools
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotrow import HotrowError
 from hotrow.kernels import operators
 from hotrow.kernels.grouping import find_distinct, group, sum_by_row
-from hotrow.optim.closed_form.series import LOG_DECAY, TERMS
+from hotrow.optim.closed_form.series import LOG_FACTOR, TERMS
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.settle import look_up, settle, step
 from hotrow.verify.sameness import SCALES
@@ -36,8 +36,8 @@ from tests.support.training import (
 CONFIGURATIONS = configurations()
 all_configurations = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
 
-# One configuration of each optimizer, with most terms of its update. A form of a kernel takes
-# seconds to compile, so `make test` compiles these; all configurations run there in plain torch.
+# The configuration of each optimizer that uses the most terms of its update. Each form of a kernel
+# takes seconds to compile, so `make test` compiles only these. All run there in plain torch.
 RICHEST = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
@@ -73,9 +73,10 @@ CLOSED_FORMS = [
 
 
 def dtype_grid(configurations, first, others, names):
-    """(name, kwargs, dtype) of all; decisive: `first`, and `others` of the optimizers in `names`.
+    """(name, kwargs, dtype) of all configurations.
 
-    Of each optimizer its richest configuration is decisive.
+    `make test` runs the richest configuration of each optimizer in the dtype `first`, and in
+    `others` if its name is in `names`.
     """
     cases = [(n, k, dtype) for n, k in configurations for dtype in (first, *others)]
     return pytest.mark.parametrize(
@@ -93,10 +94,10 @@ def dtype_grid(configurations, first, others, names):
 ROW_CONFIGURATIONS = [
     (n, k) for n, k in CONFIGURATIONS if not RULES[n].needs_dense_step({"weight_decay": 0} | k)
 ]
-# A changed sign is compiled apart, in one dtype only.
+# `maximize` is compiled separately, so only one dtype tests it.
 SIGNED = [(n, k) for n, k in CONFIGURATIONS if not k.get("maximize")]
 
-# Bit for bit where torch's CPU kernels fuse as `kernels/cpu/rule_math.py` does.
+# Whether torch's CPU kernels fuse the same operations as `kernels/cpu/rule_math.py`.
 matches_torch_rounding = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
@@ -123,14 +124,14 @@ def uncompiled(monkeypatch):
 
 @functools.cache
 def reference(name, kwargs, batches, dtype):
-    """torch.optim in a dtype; in long double the rule itself."""
+    """The result of torch.optim in a dtype; in long double, of the rule itself."""
     if dtype == "wide":
         return train_long_double(name, dict(kwargs), Batches(*batches))
     return train_dense(name, dict(kwargs), Batches(*batches), dtype)[0]
 
 
 def references(name, kwargs, batches, dtype=torch.float32):
-    """torch.optim in the dtype, and the reference for both."""
+    """The results of torch.optim in the dtype and in a wider one, the truth."""
     truth = "wide" if dtype == torch.float64 else torch.float64
     return tuple(reference(name, kwargs, batches, kind) for kind in (dtype, truth))
 
@@ -155,12 +156,12 @@ def test_every_optimizer_is_covered():
     assert len(CONFIGURATIONS) > 70
 
 
-def test_the_richest_are_configurations():
+def test_richest_lists_one_configuration_of_each_optimizer():
     assert [each for each in RICHEST if each not in CONFIGURATIONS] == []
     assert {name for name, _ in RICHEST} == set(RULES)
 
 
-@pytest.mark.skipif(not matches_torch_rounding, reason="needs the vectors of x86")
+@pytest.mark.skipif(not matches_torch_rounding, reason="needs torch's AVX2 or AVX-512 kernels")
 @pytest.mark.parametrize(
     ("name", "kwargs", "dtype"),
     grid(
@@ -172,7 +173,7 @@ def test_the_richest_are_configurations():
     ),
     ids=label,
 )
-def test_replay_is_bit_for_bit(name, kwargs, dtype, rounded_root):
+def test_replay_matches_torch_bit_for_bit(name, kwargs, dtype, rounded_root):
     batches = Batches(steps=150, seed=1)
     weights, state = train_dense(name, kwargs, batches, dtype)
     ours, slots = RowRun(name, kwargs, batches, dtype).run()
@@ -181,24 +182,24 @@ def test_replay_is_bit_for_bit(name, kwargs, dtype, rounded_root):
         assert_same_numbers(slot, expected)
 
 
-@pytest.mark.skipif(not matches_torch_rounding, reason="needs the vectors of x86")
+@pytest.mark.skipif(not matches_torch_rounding, reason="needs torch's AVX2 or AVX-512 kernels")
 @dtype_grid(SIGNED, torch.float16, [torch.bfloat16], names=("SGD", "Adam", "Rprop"))
-def test_low_precision_is_bit_for_bit(name, kwargs, dtype):
+def test_low_precision_matches_torch_bit_for_bit(name, kwargs, dtype):
     assert_low_precision_bits(name, kwargs, dtype)
 
 
-@pytest.mark.skipif(not matches_torch_rounding, reason="needs the vectors of x86")
+@pytest.mark.skipif(not matches_torch_rounding, reason="needs torch's AVX2 or AVX-512 kernels")
 @all_configurations
-def test_bfloat16_in_plain_torch_is_bit_for_bit(name, kwargs, uncompiled):
+def test_bfloat16_in_plain_torch_matches_torch_bit_for_bit(name, kwargs, uncompiled):
     uncompiled()
     assert_low_precision_bits(name, kwargs, torch.bfloat16)
 
 
 def assert_low_precision_bits(name, kwargs, dtype):
-    # 64 columns: torch rounds the last elements of an array otherwise than the rest.
+    # 64 columns: torch rounds the last elements of an array differently.
     batches = Batches(steps=60, columns=64, seed=2)
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
-        kwargs = kwargs | {"eps": 1e-4}  # 1e-8 is 0 in float16, and 0 / 0 in every idle row
+        kwargs = kwargs | {"eps": 1e-4}  # 1e-8 is 0 in float16: every idle row would be 0 / 0
     weights, state = train_dense(name, kwargs, batches, dtype)
     ours, slots = RowRun(name, kwargs, batches, dtype).run()
     assert bool(weights.isfinite().all())
@@ -219,7 +220,7 @@ def test_low_precision_does_not_depend_on_the_number_of_columns(dtype, uncompile
 
 
 class AllScales(Batches):
-    """The gradients of the first quarter of the columns are of scale 1, and so on."""
+    """The gradients of each quarter of the columns have another scale of `SCALES`."""
 
     def gradients(self, t):
         return super().gradients(t) * torch.tensor(SCALES).repeat_interleave(self.columns // 4)
@@ -246,7 +247,7 @@ def test_replay_is_no_worse_than_torch(name, kwargs):
 
 
 def closed_form_grid(values, decisive):
-    """(name, kwargs, value) of each closed form; `decisive` takes the name and the value."""
+    """(name, kwargs, value) of each closed form; `make test` runs those that are `decisive`."""
     cases = [(*case, value) for case in CLOSED_FORMS for value in values]
     return grid(cases, lambda name, kwargs, value: decisive(name, value))
 
@@ -261,12 +262,12 @@ LONG_RUN = {"steps": 800, "rows": 120, "ids": 5}
     ),
     ids=label,
 )
-def test_long_gaps(name, kwargs, scale):
+def test_long_gaps_are_no_worse_than_torch(name, kwargs, scale):
     assert_three_way(name, kwargs, exact=False, scale=scale, **LONG_RUN)
 
 
 @pytest.mark.parametrize(("name", "kwargs"), [CLOSED_FORMS[0], CLOSED_FORMS[10]], ids=label)
-def test_longer_gaps(name, kwargs):
+def test_longer_gaps_are_no_worse_than_torch(name, kwargs):
     assert_three_way(name, kwargs, exact=False, steps=2500, rows=300, ids=6)
 
 
@@ -278,13 +279,13 @@ def test_longer_gaps(name, kwargs):
     ),
     ids=label,
 )
-def test_long_gaps_in_plain_torch(name, kwargs, scale, uncompiled):
+def test_long_gaps_in_plain_torch_are_no_worse_than_torch(name, kwargs, scale, uncompiled):
     uncompiled()
     assert_three_way(name, kwargs, exact=False, scale=scale, **LONG_RUN)
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_norm_of_adamax_is_no_less_than_eps(compiled, uncompiled):
+def test_the_norm_of_adamax_stops_at_eps_as_in_torch(compiled, uncompiled):
     if not compiled:
         uncompiled()
     batches = Batches(**LONG_RUN)
@@ -309,7 +310,7 @@ def test_coupled_decay_is_replayed_in_plain_torch(name, uncompiled):
     grid(CLOSED_FORMS, lambda name, _: name in ("SGD", "Rprop")),
     ids=label,
 )
-def test_long_gaps_in_bfloat16(name, kwargs):
+def test_long_gaps_in_bfloat16_are_no_worse_than_torch(name, kwargs):
     assert_three_way(name, kwargs, exact=False, dtype=torch.bfloat16, **LONG_RUN)
 
 
@@ -321,7 +322,7 @@ def test_long_gaps_in_bfloat16(name, kwargs):
     grid(CLOSED_FORMS, lambda name, _: name in ("SGD", "Rprop", "NAdam")),
     ids=label,
 )
-def test_long_gaps_in_float64(name, kwargs, uncompiled):
+def test_long_gaps_in_float64_are_no_worse_than_torch(name, kwargs, uncompiled):
     if name == "Rprop":
         batches = Batches(**LONG_RUN)
         truth = train_dense(name, kwargs, batches, torch.float64)[0]
@@ -341,7 +342,7 @@ def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
 
 
 def make_lagging_run(name, kwargs, dtype, gap):
-    """A run whose rows have missed up to `gap` steps, and its next step."""
+    """A run whose rows have missed up to `gap` steps, and a function that makes its next step."""
     run = RowRun(name, kwargs, Batches(rows=16, columns=5), dtype, exact=False)
     for _ in range(400):
         run.ledger.record_step(run.group)
@@ -351,7 +352,7 @@ def make_lagging_run(name, kwargs, dtype, gap):
     step(run.ledger, run.table, run.slots, run.row_steps, grads)
     for _ in range(gap):
         run.ledger.record_step(run.group)
-    run.row_steps[:4] += gap // 2  # not all alike
+    run.row_steps[:4] += gap // 2  # some rows have missed fewer steps
     return run, lambda: step(run.ledger, run.table, run.slots, run.row_steps, grads)
 
 
@@ -364,8 +365,8 @@ def make_lagging_run(name, kwargs, dtype, gap):
     ),
     ids=label,
 )
-def test_hardly_a_step_is_replayed(name, kwargs, dtype, compiled, uncompiled):
-    """The ledger entries in between are not read: they may be NaN."""
+def test_closed_forms_replay_few_steps(name, kwargs, dtype, compiled, uncompiled):
+    """A closed form does not read the entries in between: here they are NaN."""
     if not compiled:
         uncompiled()
     run, next_step = make_lagging_run(name, kwargs, dtype, gap=600)
@@ -383,7 +384,7 @@ def test_hardly_a_step_is_replayed(name, kwargs, dtype, compiled, uncompiled):
     closed_form_grid([torch.float32, torch.bfloat16], lambda _, dtype: dtype == torch.float32),
     ids=label,
 )
-def test_calls_of_torch_do_not_follow_the_gap(name, kwargs, dtype, uncompiled):
+def test_the_number_of_torch_calls_does_not_grow_with_the_gap(name, kwargs, dtype, uncompiled):
     class Count(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             self.calls += 1
@@ -445,7 +446,7 @@ def test_reading_with_closed_forms_is_no_worse_than_torch(name):
     ),
     ids=label,
 )
-def test_the_number_of_threads_changes_nothing(name, dtype, exact, threads, monkeypatch):
+def test_the_number_of_threads_does_not_change_the_result(name, dtype, exact, threads, monkeypatch):
     found = []
     for count in (1, 2, 5):
         torch.set_num_threads(count)
@@ -457,7 +458,7 @@ def test_the_number_of_threads_changes_nothing(name, dtype, exact, threads, monk
 
 
 def test_hyperparameters_may_change_at_any_step():
-    """betas, eps and decay change under way: closed forms do not skip the change."""
+    """betas, eps and weight decay change during the run; closed forms account for each change."""
     batches = Batches(steps=500, schedule=False)
     results = {}
     for kind in (torch.float32, torch.float64, "ours"):
@@ -485,7 +486,7 @@ def test_hyperparameters_may_change_at_any_step():
     assert_no_worse(results["ours"], results[torch.float32], results[torch.float64])
 
 
-def test_a_row_that_overflows_does_so_as_in_torch():
+def test_closed_forms_overflow_in_the_same_elements_as_replay():
     batches = Batches(steps=30)
     for name in ("Adam", "NAdam", "RAdam", "Adamax", "RMSprop", "SGD", "Adadelta"):
         runs = []
@@ -505,7 +506,7 @@ def test_a_row_that_overflows_does_so_as_in_torch():
         assert bool(runs[0][:39].isfinite().all())
 
 
-def test_large_gradients_leave_adamax_as_finite_as_torch():
+def test_adamax_stays_finite_with_large_gradients_as_in_torch():
     for dtype in (torch.float32, torch.bfloat16):
         batches = Batches(steps=30, rows=20, ids=2, scale=1e32)
         truth = train_dense("Adamax", {}, batches, dtype)[0]
@@ -513,7 +514,7 @@ def test_large_gradients_leave_adamax_as_finite_as_torch():
         assert bool(RowRun("Adamax", {}, batches, dtype, False).run()[0].isfinite().all())
 
 
-def test_a_still_rule_replays_nothing():
+def test_rules_that_leave_idle_rows_unchanged_replay_nothing():
     assert RULES["Adagrad"].idle_rows_unchanged({"weight_decay": 0, "eps": 1e-10, "lr": 0.1})
     assert not RULES["Adagrad"].idle_rows_unchanged({"weight_decay": 0, "eps": 0, "lr": 0.1})
     assert RULES["SGD"].idle_rows_unchanged({"momentum": 0, "weight_decay": 0, "lr": 0.1})
@@ -542,21 +543,29 @@ def test_settling_to_an_earlier_step_changes_nothing(compiled, uncompiled):
     assert_same_bits(run.table, table)
 
 
-def test_no_rows_and_no_columns():
+def test_a_batch_without_rows_and_a_table_without_columns():
+    none = torch.empty(0, dtype=torch.int64)
     for columns in (0, 3):
         run = RowRun("AdamW", {}, Batches(steps=3, columns=columns), torch.float32)
         run.run()
-        none = torch.empty(0, dtype=torch.int64)
+        before = [each.clone() for each in (run.table, *run.slots, run.row_steps)]
         settle(run.ledger, run.table, run.slots, run.row_steps, none)
         grads = group(none, torch.empty(0, columns), 40)
+        assert sum_by_row(grads).shape == (0, columns)
+        run.ledger.record_step(run.group)
         step(run.ledger, run.table, run.slots, run.row_steps, grads)
+        found = look_up(run.ledger, run.table, run.slots, run.row_steps, find_distinct(none, 40))
+        assert found.shape == (0, columns)
+        assert run.table.shape == (40, columns)
+        for each, expected in zip((run.table, *run.slots, run.row_steps), before, strict=True):
+            assert torch.equal(each, expected)
 
 
-def test_a_change_of_form_is_refused():
+def test_a_change_of_form_raises():
     run = RowRun("Adam", {}, Batches(steps=2), torch.float32)
     run.step(0)
     run.group["amsgrad"] = True
-    with pytest.raises(HotrowError, match="settle every row, then begin a new ledger"):
+    with pytest.raises(HotrowError, match="settle every row, then start a new ledger"):
         run.step(1)
     assert len(run.ledger) == 1
 
@@ -568,7 +577,7 @@ def test_a_change_of_form_is_refused():
         lambda name, exact, compiled: name == "SGD" or not exact,
     ),
 )
-def test_a_look_up_reads_what_settling_would_leave(name, exact, compiled, uncompiled):
+def test_a_lookup_returns_settled_rows(name, exact, compiled, uncompiled):
     if not compiled:
         uncompiled()
     run = RowRun(name, {}, Batches(steps=120, rows=300, ids=20), torch.float32, exact)
@@ -580,7 +589,7 @@ def test_a_look_up_reads_what_settling_would_leave(name, exact, compiled, uncomp
     settle(run.ledger, settled[0], settled[1:], seen.clone(), torch.arange(300))
     found = look_up(run.ledger, run.table, run.slots, run.row_steps, find_distinct(ids, 300))
     assert_same_bits(found, settled[0][ids])
-    # Rows replayed over many steps are written, and no others.
+    # Only rows that were replayed over many steps are stored.
     written = run.row_steps > seen
     for was, now, then in zip(before, every, settled, strict=True):
         assert_same_bits(now[written], then[written])
@@ -591,7 +600,7 @@ def test_a_look_up_reads_what_settling_would_leave(name, exact, compiled, uncomp
         assert bool(written[seen < 118].all()) != fast_forwards
 
 
-def test_the_ledger_grows():
+def test_the_ledger_keeps_every_entry_as_it_grows():
     rule = RULES["SGD"]
     options = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "dampening": 0.0}
     options |= {"maximize": False, "nesterov": False}
@@ -603,13 +612,13 @@ def test_the_ledger_grows():
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "float16"])
-def test_grouping_adds_as_torchs_dense_gradient(kind):
+def test_grouped_gradients_sum_to_torchs_dense_gradient(kind):
     dtype = getattr(torch, kind)
     for count, columns in ((0, 4), (1, 1), (300, 7), (5000, 33)):
         ids = torch.randint(0, 50, (count,)).clamp(max=40)
         grads = torch.randn(count, columns).to(dtype)
         grads[: count // 9] = -0.0
-        grads[ids == 40] = -0.0  # all of a row: their sum is 0.0
+        grads[ids == 40] = -0.0  # all gradients of one row, whose sum is 0.0
         weight = torch.zeros(50, columns, dtype=dtype, requires_grad=True)
         torch.nn.functional.embedding(ids, weight).backward(grads)
         grouped = group(ids, grads, 50)
@@ -671,7 +680,7 @@ def test_mutants_are_caught(mutant, exact):
 
 
 class Altered(RowRun):
-    """A run whose closed form gets wrong coefficients."""
+    """A run whose closed form has wrong coefficients."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -684,15 +693,15 @@ class Altered(RowRun):
         self.ledger.closed_form.compute_coefficients = altered
 
 
-class NeighboursSums(Altered):
-    """k is one too large."""
+class NextStepSums(Altered):
+    """Use the sums of the next step."""
 
     def alter(self, sums, *rest):
         return np.concatenate([sums[1:], sums[-1:]]), *rest
 
 
 class DroppedTerm(Altered):
-    """The term of the first power of the distance."""
+    """Drop the term with the first power of the distance."""
 
     def alter(self, sums, *rest):
         sums = sums.copy()
@@ -710,7 +719,7 @@ class DroppedHigherTerm(Altered):
 class WrongDecay(Altered):
     def alter(self, sums, *rest):
         sums = sums.copy()
-        sums[:, LOG_DECAY] *= 1.01
+        sums[:, LOG_FACTOR] *= 1.01
         return sums, *rest
 
 
@@ -720,14 +729,14 @@ class WrongMomentum(Altered):
 
 
 class NoBound(Altered):
-    """Every row is fast-forwarded, however large the remainder."""
+    """Fast-forward every row, however large the remainder."""
 
     def alter(self, *coefficients):
         return *coefficients[:-1], 1e30
 
 
-class NeighboursBlock(Altered):
-    """A block one step too early."""
+class PreviousBlock(Altered):
+    """Use a block that ends one step too early."""
 
     def alter(self, blocks, ends, first):
         return blocks, np.concatenate([ends[:1], ends[:-1]]), first
@@ -742,13 +751,13 @@ CLOSED_FORM_MUTANTS = [
     *(
         (mutant, name, kwargs, torch.float32)
         for name, kwargs in (CLOSED_FORMS[2], CLOSED_FORMS[5], CLOSED_FORMS[6])
-        for mutant in (NeighboursSums, DroppedTerm, WrongMomentum)
+        for mutant in (NextStepSums, DroppedTerm, WrongMomentum)
     ),
     *((WrongDecay, *CLOSED_FORMS[i], torch.float32) for i in (2, 5)),
-    *((NeighboursSums, *CLOSED_FORMS[i], torch.float32) for i in (1, 7, 8)),
+    *((NextStepSums, *CLOSED_FORMS[i], torch.float32) for i in (1, 7, 8)),
     (DroppedTerm, "Adamax", {"eps": 0.5}, torch.float32),
-    *((NeighboursBlock, *CLOSED_FORMS[i], torch.float32) for i in (10, 11)),
-    (NeighboursBlock, *CLOSED_FORMS[12], torch.float32),
+    *((PreviousBlock, *CLOSED_FORMS[i], torch.float32) for i in (10, 11)),
+    (PreviousBlock, *CLOSED_FORMS[12], torch.float32),
     (OtherLimits, *CLOSED_FORMS[14], torch.float32),
     (NoBound, *CLOSED_FORMS[0], torch.float32),
     (NoBound, *CLOSED_FORMS[3], torch.float64),

@@ -1,4 +1,4 @@
-"""A table by columns, as a linear layer's weight is: the same training as the one by rows."""
+"""A table by columns, like the weight of a linear layer, trains exactly like a table by rows."""
 
 import copy
 import io
@@ -33,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class OneHot(nn.Linear):
-    """A linear layer for one-hot input, which gets the ids."""
+    """A linear layer for one-hot input that takes ids instead."""
 
     def forward(self, ids):
         return look_up(self.weight, ids, columns=True)
 
 
 def plain(dtype=torch.float32):
-    """`test_optim.model` with the weight of a linear layer for its table."""
+    """`dense_model` with the weight of a linear layer instead of the embedding."""
     layers = dense_model(dtype)
     table = layers[0].weight
     layers[0] = OneHot(ROWS, COLUMNS, bias=False)
@@ -70,7 +70,7 @@ OPTIMIZERS = [
     ("ASGD", {"t0": 10.0}),
     ("Rprop", {}),
 ]
-DECISIVE = OPTIMIZERS[0], OPTIMIZERS[4]  # whose steps may leave a row alone, and may not
+DECISIVE = OPTIMIZERS[0], OPTIMIZERS[4]
 every = pytest.mark.parametrize(
     ("name", "options"),
     grid(OPTIMIZERS, lambda *case: case in (*DECISIVE, OPTIMIZERS[-1])),
@@ -81,7 +81,7 @@ some = pytest.mark.parametrize(
     grid([OPTIMIZERS[i] for i in (0, 4, 8, 12)], lambda *case: case in DECISIVE),
     ids=str,
 )
-OPTIONS = OPTIMIZERS[3][1]  # replayed: the bits do not depend on who reads when
+OPTIONS = OPTIMIZERS[3][1]  # replayed, so the bits do not depend on reads
 
 
 def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how):
@@ -92,7 +92,7 @@ def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how
 
 
 def assert_same_run(columns, rows):
-    """Bit for bit: the parameters, and the optimizers' state."""
+    """Compare the parameters and the optimizer states bit for bit."""
     (layers, optimizer), (others, other) = columns, rows
     assert layers[0].weight.columns
     assert_same_bits(layers[0].weight.t(), others[0].weight.detach())
@@ -117,7 +117,7 @@ def read(layers, optimizer):
 # --- The same run as by rows, and as dense --------------------------------------------------
 
 
-# In float32 all rules; in the others, for which each rule is compiled anew, the first and the last.
+# All rules in float32; only the first and the last in the other dtypes, to save compilation time.
 FORMS = [(*each, torch.float32) for each in OPTIMIZERS] + [
     (*each, dtype)
     for each in (OPTIMIZERS[0], OPTIMIZERS[-1])
@@ -135,7 +135,7 @@ FORMS = [(*each, torch.float32) for each in OPTIMIZERS] + [
         ),
     ),
 )
-def test_training_has_the_bits_of_the_table_by_rows(name, options, dtype):
+def test_training_by_columns_has_the_same_bits_as_by_rows(name, options, dtype):
     runs = [
         trained(make, hotrow_optimizer, name, options, dtype) for make in (by_columns, table_model)
     ]
@@ -145,7 +145,7 @@ def test_training_has_the_bits_of_the_table_by_rows(name, options, dtype):
 
 @some
 @pytest.mark.parametrize("how", [{"prepare": clip}, {"after": read}], ids=["clip", "read"])
-def test_clipped_or_read_at_each_step_it_has_the_bits_too(name, options, how):
+def test_clipping_or_reading_each_step_keeps_the_same_bits_as_by_rows(name, options, how):
     assert_same_run(
         *(
             trained(make, hotrow_optimizer, name, options, **how)
@@ -155,7 +155,7 @@ def test_clipped_or_read_at_each_step_it_has_the_bits_too(name, options, how):
 
 
 @every
-def test_every_column_is_what_dense_training_holds(name, options):
+def test_every_column_matches_dense_training(name, options):
     columns, _ = trained(by_columns, hotrow_optimizer, name, options)
     dense, _ = trained(plain, torch_optimizer, name, options)
     truth, _ = trained(plain, torch_optimizer, name, options, torch.float64)
@@ -164,7 +164,7 @@ def test_every_column_is_what_dense_training_holds(name, options):
 
 
 @some
-def test_accumulation_bags_and_a_dense_use_beside_them(name, options):
+def test_accumulation_bags_and_dense_uses_have_the_same_bits_as_by_rows(name, options):
     found = []
     for make, columns in ((by_columns, True), (table_model, False)):
         layers = make()
@@ -184,7 +184,7 @@ def test_accumulation_bags_and_a_dense_use_beside_them(name, options):
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
-def test_a_gradient_scaler(options):
+def test_a_gradient_scaler_has_the_same_bits_as_by_rows(options):
     found = []
     for make in (by_columns, table_model):
         layers = make()
@@ -201,7 +201,7 @@ def test_a_gradient_scaler(options):
     assert_same_run(*found)
 
 
-# --- Looking up -----------------------------------------------------------------------------
+# --- Lookups --------------------------------------------------------------------------------
 
 KINDS = ["plain", "table", "the other table"]
 
@@ -223,7 +223,7 @@ def gradient_of(weight, columns):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)], ids=str)
-def test_looking_up_is_selecting(kind, columns, shape):
+def test_a_lookup_equals_the_one_hot_product(kind, columns, shape):
     weight, ids = weight_of(kind, columns), torch.randint(7, shape, dtype=torch.int32)
     expected = weight_of("plain", columns)
     cotangent = torch.randn(*shape, 3, dtype=torch.float64)
@@ -237,8 +237,8 @@ def test_looking_up_is_selecting(kind, columns, shape):
 
 
 @pytest.mark.parametrize("columns", [True, False])
-def test_a_weight_may_change_between_forward_and_backward(columns):
-    """Its values are not needed for its gradient."""
+def test_the_weight_may_change_between_forward_and_backward(columns):
+    """The gradient of a lookup does not depend on the values of the weight."""
     weight, ids = weight_of("plain", columns), torch.tensor([1, 6, 1])
     output = look_up(weight, ids, columns)
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_a_weight_may_change_between_forward_and_backward(columns):
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3), (4, 1)], ids=str)
-def test_bags_are_sums(kind, columns, weighted, shape):
+def test_bags_are_weighted_sums_of_rows(kind, columns, weighted, shape):
     weight, ids = weight_of(kind, columns), torch.randint(7, shape)
     expected = weight_of("plain", columns)
     scales = [torch.rand(shape).double().requires_grad_() for _ in range(2)]
@@ -271,7 +271,7 @@ def test_bags_are_sums(kind, columns, weighted, shape):
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("scale", [torch.int64, torch.float32])
-def test_bags_that_torchs_own_refuses(dtype, scale):
+def test_bags_support_dtypes_that_torch_does_not(dtype, scale):
     weight, ids = torch.arange(8).view(4, 2).to(dtype), torch.tensor([[1, 3], [0, 0]])
     scales = torch.tensor([[2, 1], [1, 3]]).to(scale)
     found = look_up_bags(weight, ids, scales)
@@ -283,35 +283,35 @@ def test_bags_that_torchs_own_refuses(dtype, scale):
 
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("call", [look_up, look_up_bags])
-def test_a_bad_id_is_an_error_before_anything_settles(columns, call):
+def test_a_bad_id_raises_before_anything_settles(columns, call):
     weight = weight_of("table", columns)
     weight.lag = lag = Recorder()
     with pytest.raises(IndexError, match=r"the table has 7 rows \(valid 0\.\.6\)"):
         call(weight, torch.tensor([[1, 7]]), columns=columns)
-    assert lag.asked == []
+    assert lag.calls == []
 
 
-def test_a_look_up_settles_what_it_reads():
+def test_a_lookup_settles_the_rows_that_it_reads():
     weight, ids = weight_of("table", True, torch.float32), torch.tensor([[4, 2, 4]])
     weight.lag = lag = Recorder()
     with torch.no_grad():
         look_up(weight, ids, columns=True)
         look_up_bags(weight, ids, columns=True)
-    assert lag.asked == [[2, 4]] * 2
+    assert lag.calls == [[2, 4]] * 2
     assert look_up(weight, ids, columns=True).unique().tolist() == [7.0]
-    assert lag.asked == [[2, 4]] * 3
+    assert lag.calls == [[2, 4]] * 3
     with torch._C.DisableTorchFunctionSubclass():
-        look_up(weight, torch.tensor([0]))  # of the other kind: as a dense matrix
+        look_up(weight, torch.tensor([0]))  # by rows: reads the weight as a dense matrix
     F.embedding(torch.tensor([0]), weight)
     F.embedding_bag(torch.tensor([[0]]), weight)
-    assert lag.asked[3:] == [None] * 3
+    assert lag.calls[3:] == [None] * 3
 
 
 # --- The gradient ---------------------------------------------------------------------------
 
 
 def twins():
-    """A (10, 3) parameter whose three columns ids select, as a table and plain."""
+    """A (10, 3) parameter in which ids select columns: as a table by columns, and plain."""
     torch.manual_seed(2)
     values = torch.randn(10, 3)
     return Table.adopt(nn.Parameter(values.clone()), columns=True), nn.Parameter(values)
@@ -322,7 +322,7 @@ def backward(weight, *ids):
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_gradient_may_be_written_to(name):
+def test_in_place_writes_to_a_gradient_match_dense(name):
     results = []
     for weight in twins():
         backward(weight, 2, 0, 2)
@@ -358,7 +358,7 @@ USES = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_a_gradient_is_read_as_a_tensor_is(name):
+def test_reads_of_a_gradient_match_dense(name):
     results = []
     for weight in twins():
         backward(weight, 2, 0, 2)
@@ -367,7 +367,7 @@ def test_a_gradient_is_read_as_a_tensor_is(name):
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-7)
 
 
-def test_a_gradient_holds_touched_columns_only():
+def test_a_gradient_stores_only_touched_columns():
     weight, _ = twins()
     backward(weight, 2, 0, 2)
     gradient = weight.grad.merge()
@@ -377,7 +377,7 @@ def test_a_gradient_holds_touched_columns_only():
     assert all(isinstance(g, RowGradient) for g in (gradient * 2, gradient.double(), gradient.data))
 
 
-def test_gradients_of_both_kinds_add_up():
+def test_gradients_by_rows_and_by_columns_add_up():
     square = torch.arange(9.0).view(3, 3)
     rows, columns = (Table.adopt(nn.Parameter(square.clone()), c) for c in (False, True))
     look_up(rows, torch.tensor([1])).sum().backward()
@@ -396,7 +396,7 @@ def lagging(name="Adam", options=OPTIONS):
     return layers, optimizer
 
 
-def test_adopting_keeps_the_object_and_its_shape():
+def test_adopt_keeps_the_object_and_its_shape():
     layers = plain()
     weight, before = layers[0].weight, layers[0].weight.detach().clone()
     assert Table.adopt(weight, columns=True) is weight is layers[0].weight
@@ -413,14 +413,15 @@ def test_adopting_keeps_the_object_and_its_shape():
 
 
 @pytest.mark.parametrize("columns", [True, False])
-def test_a_table_is_by_rows_or_by_columns(columns):
+def test_a_table_cannot_be_by_rows_and_by_columns(columns):
     weight = Table.adopt(nn.Parameter(torch.ones(2, 3)), columns)
-    with pytest.raises(HotrowError, match=r"\(2, 3\) is a table by its (rows|columns) already"):
+    text = r"ids already select the (rows|columns) of the table of shape \(2, 3\), so they cannot"
+    with pytest.raises(HotrowError, match=text):
         Table.adopt(weight, not columns)
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name not in ("state_dict", "move")])
-def test_reading_settles_everything(name):
+def test_any_read_settles_all_columns(name):
     layers = nn.Sequential(OneHot(6, 3, bias=False))
     weight = Table.adopt(layers[0].weight, columns=True)
     weight.lag = lag = Recorder()
@@ -432,10 +433,10 @@ def test_reading_settles_everything(name):
         weight[:, 3]
     else:
         READS[name](layers, weight)
-    assert None in lag.asked
+    assert None in lag.calls
 
 
-def test_a_deep_copy_trains_on():
+def test_a_deep_copy_continues_training():
     layers, optimizer = lagging()
     other, successor = copy.deepcopy((layers, optimizer))
     assert other[0].weight.columns
@@ -446,7 +447,7 @@ def test_a_deep_copy_trains_on():
     assert_same_bits(other[0].weight.detach(), layers[0].weight.detach())
 
 
-def test_files_have_what_torch_has():
+def test_saved_files_match_torchs():
     layers, optimizer = lagging()
     expected, _ = trained(plain, torch_optimizer, "Adam", OPTIONS, steps=6)
     file = io.BytesIO()
@@ -464,7 +465,7 @@ def test_files_have_what_torch_has():
     )
 
 
-def test_another_process_gets_the_storage_itself():
+def test_another_process_shares_the_storage():
     layers, _ = lagging()
     ForkingPickler(io.BytesIO()).dump(layers[0].weight)
     assert layers[0].weight.is_shared()
@@ -476,9 +477,9 @@ CHANGES = {
     "data": lambda m, w: setattr(
         w, "data", torch.linspace(-1, 1, w.numel()).view(w.shape).to(w.dtype)
     ),
-    "data that is held": lambda m, w: (
-        HELD.append(torch.linspace(-1, 1, w.numel()).view(w.shape).to(w.dtype))
-        or setattr(w, "data", HELD[-1])
+    "data with an alias": lambda m, w: (
+        KEPT.append(torch.linspace(-1, 1, w.numel()).view(w.shape).to(w.dtype))
+        or setattr(w, "data", KEPT[-1])
     ),
     "written": lambda m, w: w.data[2].fill_(7.0),
     "from a vector": lambda m, w: nn.utils.vector_to_parameters(
@@ -486,11 +487,11 @@ CHANGES = {
     ),
     "shared": lambda m, w: m.share_memory(),
 }
-HELD = []
+KEPT = []
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_training_goes_on_from_what_the_parameter_became(name):
+def test_training_continues_from_a_changed_parameter(name):
     found = []
     for make, optimizer in (
         (by_columns, hotrow_optimizer),
@@ -502,8 +503,8 @@ def test_training_goes_on_from_what_the_parameter_became(name):
         CHANGES[name](layers, layers[0].weight)
         train(layers, optimizer("Adam", layers, OPTIONS), batches(6, seed=1))
         found.append(layers)
-    if name == "data that is held":
-        assert_same_bits(HELD[-3], found[0][0].weight.detach())
+    if name == "data with an alias":
+        assert_same_bits(KEPT[-3], found[0][0].weight.detach())
     columns, dense, truth = (
         torch.cat([p.detach().flatten() for p in m.parameters()]) for m in found
     )
@@ -513,7 +514,7 @@ def test_training_goes_on_from_what_the_parameter_became(name):
         assert_no_worse(columns, dense, truth)
 
 
-def test_storage_that_someone_holds_is_not_replaced_before_they_let_go():
+def test_storage_with_an_alias_is_replaced_once_the_alias_is_deleted():
     layers = plain()
     weight = layers[0].weight
     alias = weight.data
@@ -530,7 +531,7 @@ def test_storage_that_someone_holds_is_not_replaced_before_they_let_go():
 
 
 @pytest.mark.parametrize("what", ["weight", "state"])
-def test_an_alias_follows_the_training(what):
+def test_an_alias_shows_the_values_of_dense_training(what):
     found = []
     for layers, optimizer in (lagging(), trained(plain, torch_optimizer, "Adam", OPTIONS, steps=6)):
         weight = layers[0].weight
@@ -542,7 +543,7 @@ def test_an_alias_follows_the_training(what):
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_transposing_a_square_in_place_is_noticed():
+def test_an_in_place_transpose_of_a_square_table_raises():
     weight = Table.adopt(nn.Parameter(torch.ones(3, 3)), columns=True)
     optimizer = hotrow.optim.AdamW([weight])
     for _ in range(2):
@@ -550,7 +551,7 @@ def test_transposing_a_square_in_place_is_noticed():
         optimizer.step()
     with torch.no_grad():
         weight.t_()
-    with pytest.raises(HotrowError, match="storage was replaced while rows of it lagged"):
+    with pytest.raises(HotrowError, match="storage was replaced while some of its rows were stale"):
         optimizer.step()
 
 
@@ -558,7 +559,7 @@ def test_transposing_a_square_in_place_is_noticed():
 
 
 @every
-def test_a_run_moves_from_torch_and_back(name, options):
+def test_a_run_moves_from_torch_to_hotrow_and_back(name, options):
     steps = list(batches(30))
     truth, rival = plain(torch.float64), plain()
     for each in (truth, rival):
@@ -579,7 +580,7 @@ def test_a_run_moves_from_torch_and_back(name, options):
 
 
 @some
-def test_resuming_continues_the_run(name, options):
+def test_a_resumed_run_has_the_same_bits(name, options):
     steps = list(batches(24))
     layers = by_columns()
     optimizer = hotrow_optimizer(name, layers, options)
@@ -595,7 +596,7 @@ def test_resuming_continues_the_run(name, options):
     assert_same_bits(resumed[0].weight.detach(), layers[0].weight.detach())
 
 
-def test_a_loaded_state_is_laid_out_as_the_table_but_not_under_its_holder():
+def test_a_loaded_state_gets_the_tables_strides_unless_it_has_an_alias():
     _, other = trained(plain, torch_optimizer, "Adam", OPTIONS, steps=6)
     layers = by_columns()
     optimizer = hotrow_optimizer("Adam", layers, OPTIONS)
@@ -612,8 +613,8 @@ def test_a_loaded_state_is_laid_out_as_the_table_but_not_under_its_holder():
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
-def test_torchs_fused_steps_meet_one_layout(name):
-    """They go through the memory of parameter, gradient and state side by side."""
+def test_torchs_fused_steps_get_equal_strides(name):
+    """They read parameter, gradient and state in memory order, so all need the same strides."""
     options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
     found = []
     for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
@@ -624,7 +625,7 @@ def test_torchs_fused_steps_meet_one_layout(name):
         following.load_state_dict(layers.state_dict())
         successor = chosen(name, following, options)
         successor.load_state_dict(optimizer.state_dict())
-        for i in range(6):  # a dense step first, and at times the gradient is laid out otherwise
+        for i in range(6):  # the first step is dense; some gradients have torch's strides
             successor.zero_grad()
             if i % 3:
                 look_up(following[0].weight, torch.tensor([i]), columns=True).sum().backward()
@@ -643,12 +644,12 @@ def test_torchs_fused_steps_meet_one_layout(name):
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-# --- Learned on use -------------------------------------------------------------------------
+# --- Parameters that become tables when they are looked up ----------------------------------
 
 
 @every
 @pytest.mark.parametrize("columns", [True, False])
-def test_a_parameter_that_is_looked_up_becomes_a_table(name, options, columns):
+def test_a_parameter_with_lookups_becomes_a_table(name, options, columns):
     found = []
     for optimizer, dtype in (
         (hotrow_optimizer, torch.float32),
@@ -672,7 +673,7 @@ def test_a_parameter_that_is_looked_up_becomes_a_table(name, options, columns):
     assert_no_worse(*map(parameter_vector, found))
 
 
-def test_what_is_not_learned():
+def test_only_trained_parameters_are_marked_as_lookup_tables():
     ids = torch.tensor([1, 2])
     frozen, whole = nn.Parameter(torch.ones(3, 4), requires_grad=False), nn.Parameter(torch.ones(3))
     quiet, leaf = nn.Parameter(torch.ones(3, 4)), torch.ones(3, 4, requires_grad=True)
@@ -693,7 +694,7 @@ def test_what_is_not_learned():
 
 
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])
-def test_what_cannot_be_a_table_stays_dense(option):
+def test_a_parameter_with_unsupported_options_stays_dense(option):
     layers = plain()
     optimizer = hotrow.optim.Adam(layers.parameters(), foreach=False)
     optimizer.param_groups[0][option] = True
@@ -706,7 +707,7 @@ def test_what_cannot_be_a_table_stays_dense(option):
     assert type(layers[0].weight) is Table
 
 
-def test_a_parameter_that_is_held_is_laid_out_when_it_is_let_go():
+def test_a_new_table_with_an_alias_changes_its_strides_later():
     layers = plain()
     alias = layers[0].weight.data
     optimizer = hotrow_optimizer("Adam", layers, OPTIONS)
@@ -717,21 +718,21 @@ def test_a_parameter_that_is_held_is_laid_out_when_it_is_let_go():
     assert isinstance(layers[0].weight.grad, RowGradient)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_a_gradient_that_is_kept_is_laid_out_with_its_parameter(held):
+@pytest.mark.parametrize("has_alias", [True, False])
+def test_an_existing_gradient_gets_the_strides_of_its_parameter(has_alias):
     weight = nn.Parameter(torch.ones(3, 4))
     weight.pow(2).sum().backward()
     gradient, views = weight.grad, []
-    if held:  # as by a bucket of gradients
+    if has_alias:  # as in a gradient bucket
         views.append(gradient.view(-1))
     Table.adopt(weight, columns=True)
     assert weight.grad is gradient
     assert weight.stride() == (1, 3)
-    assert gradient.stride() == ((4, 1) if held else (1, 3))
+    assert gradient.stride() == ((4, 1) if has_alias else (1, 3))
     assert all(view.data_ptr() == gradient.data_ptr() for view in views)
 
 
-def test_zeros_for_a_gradient():
+def test_zero_grad_to_zeros_matches_dense_training():
     found = []
     for optimizer in (hotrow_optimizer, torch_optimizer):
         layers = plain()
@@ -745,7 +746,7 @@ def test_zeros_for_a_gradient():
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
-def test_a_compiled_model_reads_nothing_stale(in_graph):
+def test_a_compiled_model_reads_settled_rows(in_graph):
     torch._dynamo.reset()
     call = lambda weight, ids: look_up(weight, ids, True)  # noqa: E731
     call = torch.compiler.allow_in_graph(call) if in_graph else call
@@ -756,7 +757,7 @@ def test_a_compiled_model_reads_nothing_stale(in_graph):
         chosen, seen = optimizer("AdamW", layers, {"lr": 0.1, "weight_decay": 0.1}), []
         for i, (ids, gradient) in enumerate(batches(12)):
             chosen.zero_grad()
-            way = compiled if i % 3 == 1 else call  # what is looked up in a graph is not learned
+            way = compiled if i % 3 == 1 else call  # a lookup inside a graph does not mark a table
             (way(layers[0].weight, ids) * gradient).sum().backward()
             chosen.step()
             with torch.set_grad_enabled(i % 2 == 1):
@@ -765,7 +766,7 @@ def test_a_compiled_model_reads_nothing_stale(in_graph):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-def test_a_small_parameter_is_left(monkeypatch):
+def test_a_small_parameter_is_not_marked(monkeypatch):
     monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 13)
     weights = nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(13, 1))
     for weight in weights:

@@ -1,4 +1,4 @@
-"""A table settles before anything reads it; its gradient holds touched rows and is a gradient."""
+"""A table settles before any read. Its gradient stores touched rows and acts like a dense one."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ IDS = torch.tensor([[1, 2, 2], [5, 1, 0]])
 
 
 def twins():
-    """The same model twice: with a table, and plain."""
+    """The same model with a table, and plain."""
     plain = nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 2))
     rows = copy.deepcopy(plain)
     Table.adopt(rows[0].weight)
@@ -27,21 +27,21 @@ def twins():
 
 
 class Recorder:
-    """A lag that writes down what it was asked for."""
+    """A lag that records its calls."""
 
     has_stale_rows = True
 
     def __init__(self):
-        self.asked = []
+        self.calls = []
 
     def close(self):
         self.settle(None)
 
     def settle(self, rows):
-        self.asked.append(None if rows is None else rows.tolist())
+        self.calls.append(None if rows is None else rows.tolist())
 
     def look_up(self, at):
-        self.asked.append(at.rows.tolist())
+        self.calls.append(at.rows.tolist())
         return torch.full((at.inverse.numel(), 3), 7.0)
 
 
@@ -54,7 +54,7 @@ def backward(model, *batches):
 
 
 @pytest.mark.parametrize("batches", [(IDS,), (IDS, IDS[:1]), (IDS, IDS, torch.tensor([9]))])
-def test_gradient_is_the_dense_one(batches):
+def test_the_gradient_equals_the_dense_gradient(batches):
     rows, plain = twins()
     backward(rows, *batches)
     backward(plain, *batches)
@@ -64,7 +64,7 @@ def test_gradient_is_the_dense_one(batches):
     assert_same_bits(gradient.as_dense(), plain[0].weight.grad)
 
 
-def test_gradient_holds_touched_rows_only():
+def test_the_gradient_stores_only_touched_rows():
     rows, _ = twins()
     backward(rows, IDS)
     gradient = rows[0].weight.grad.merge()
@@ -76,7 +76,7 @@ def test_gradient_holds_touched_rows_only():
     "options",
     [{"padding_idx": 2}, {"padding_idx": 0}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}],
 )
-def test_options_mean_what_they_mean_in_torch(options):
+def test_options_of_an_embedding_work_as_in_torch(options):
     plain = nn.Embedding(10, 3, **options)
     rows = copy.deepcopy(plain)
     Table.adopt(rows.weight)
@@ -89,7 +89,7 @@ def test_options_mean_what_they_mean_in_torch(options):
 
 @pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"padding_idx": 0}])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-def test_options_of_bags_mean_what_they_mean_in_torch(mode, options):
+def test_options_of_bags_work_as_in_torch(mode, options):
     plain = nn.EmbeddingBag(10, 3, mode=mode, **options)
     rows = copy.deepcopy(plain)
     Table.adopt(rows.weight)
@@ -98,7 +98,7 @@ def test_options_of_bags_mean_what_they_mean_in_torch(mode, options):
     torch.testing.assert_close(rows.weight.grad.as_dense(), plain.weight.grad)
 
 
-def test_a_batch_is_added_up_before_it_is_added_to_the_others():
+def test_each_batch_is_summed_before_it_is_added_to_the_others():
     rows, plain = twins()
     for cotangent in torch.randn(4, 5, 3):
         for model in (rows, plain):
@@ -108,7 +108,7 @@ def test_a_batch_is_added_up_before_it_is_added_to_the_others():
 
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("norm", [2.0, 1.0, float("inf")])
-def test_clip_grad_norm(foreach, norm):
+def test_clip_grad_norm_matches_dense(foreach, norm):
     rows, plain = twins()
     backward(rows, IDS)
     backward(plain, IDS)
@@ -121,7 +121,7 @@ def test_clip_grad_norm(foreach, norm):
 
 
 @pytest.mark.parametrize("foreach", [None, False, True])
-def test_clip_grad_value(foreach):
+def test_clip_grad_value_matches_dense(foreach):
     rows, plain = twins()
     backward(rows, IDS)
     backward(plain, IDS)
@@ -130,7 +130,7 @@ def test_clip_grad_value(foreach):
     assert_same_bits(rows[0].weight.grad.as_dense(), plain[0].weight.grad)
 
 
-def test_clipping_leaves_other_gradients_alone():
+def test_clipping_does_not_change_the_output_gradient():
     layer = nn.Embedding(4, 2)
     Table.adopt(layer.weight)
     output = layer(torch.tensor([1, 2]))
@@ -141,19 +141,19 @@ def test_clipping_leaves_other_gradients_alone():
 
 
 OTHERS = {
-    "cotangent": lambda output, held: output.backward(held[0]),
-    "its view": lambda output, held: output.backward(held[0].view(2, 3, 3)),
-    "hook": lambda output, held: (
-        output.register_hook(held.append),
-        (output * held[0]).sum().backward(),
+    "cotangent": lambda output, tensors: output.backward(tensors[0]),
+    "its view": lambda output, tensors: output.backward(tensors[0].view(2, 3, 3)),
+    "hook": lambda output, tensors: (
+        output.register_hook(tensors.append),
+        (output * tensors[0]).sum().backward(),
     ),
-    "retained": lambda output, held: (
+    "retained": lambda output, tensors: (
         output.retain_grad(),
-        (output * held[0]).sum().backward(),
-        held.append(output.grad),
+        (output * tensors[0]).sum().backward(),
+        tensors.append(output.grad),
     ),
-    "numpy": lambda output, held: output.backward(torch.from_numpy(held[0].numpy())),
-    "nobody": lambda output, held: (output * held[0]).sum().backward(),
+    "numpy": lambda output, tensors: output.backward(torch.from_numpy(tensors[0].numpy())),
+    "none": lambda output, tensors: (output * tensors[0]).sum().backward(),
 }
 
 
@@ -161,33 +161,33 @@ OTHERS = {
 def test_ids_and_gradients_may_be_reused_after_backward(name):
     results = []
     for model in twins():
-        ids, held = IDS.clone(), [torch.arange(18.0).view(2, 3, 3)]
+        ids, tensors = IDS.clone(), [torch.arange(18.0).view(2, 3, 3)]
         output = model[0](ids)
-        OTHERS[name](output, held)
+        OTHERS[name](output, tensors)
         ids.zero_()
-        for each in held:
+        for each in tensors:
             each.detach().numpy()[:] = -7.0
         gradient = model[0].weight.grad
         results.append(gradient.as_dense() if isinstance(gradient, RowGradient) else gradient)
     assert_same_bits(*results)
 
 
-def test_a_gradient_that_nobody_holds_is_not_copied():
+def test_a_gradient_without_other_references_is_not_copied():
     model, _ = twins()
     model[0](IDS).pow(2).sum().backward()
     assert not model[0].weight.grad.row_storage.is_merged
 
 
-def test_a_gradient_that_was_written_to_all_the_same_is_an_error():
+def test_an_undetected_write_to_a_gradient_raises():
     model, _ = twins()
     model[0](IDS).pow(2).sum().backward()
     gradient = model[0].weight.grad
     gradient.row_storage.rows.zero_()
-    with pytest.raises(HotrowError, match="was written to after backward"):
+    with pytest.raises(HotrowError, match="was changed in place after backward"):
         gradient.merge()
 
 
-def test_an_alias_of_a_gradient_is_the_gradient():
+def test_writes_to_an_alias_of_a_gradient_change_the_gradient():
     results = []
     for model in twins():
         backward(model, IDS)
@@ -205,7 +205,7 @@ def test_an_alias_of_a_gradient_is_the_gradient():
     assert_same_bits(*results)
 
 
-def test_gradient_scaler():
+def test_a_gradient_scaler_matches_dense():
     results = []
     for model in twins():
         scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
@@ -218,7 +218,7 @@ def test_gradient_scaler():
     assert_same_bits(*results)
 
 
-def test_zeroing():
+def test_zero_grad_clears_the_gradient():
     rows, _ = twins()
     backward(rows, IDS)
     rows.zero_grad(set_to_none=False)
@@ -228,7 +228,7 @@ def test_zeroing():
     assert rows[0].weight.grad is None
 
 
-def test_what_is_not_elementwise_gets_it_written_out():
+def test_other_operations_get_the_dense_gradient():
     rows, plain = twins()
     backward(rows, IDS)
     backward(plain, IDS)
@@ -267,7 +267,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_gradient_may_be_written_to(name):
+def test_in_place_writes_to_a_gradient_match_dense(name):
     results = []
     for model in twins():
         backward(model, IDS)
@@ -278,7 +278,7 @@ def test_a_gradient_may_be_written_to(name):
     torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_gradient_is_read_as_a_tensor_is():
+def test_reads_of_a_gradient_match_dense():
     rows, plain = twins()
     backward(rows, IDS)
     backward(plain, IDS)
@@ -294,7 +294,7 @@ def test_a_gradient_is_read_as_a_tensor_is():
 
 
 @pytest.mark.parametrize("norm", [2.0, float("inf")])
-def test_the_norm_of_an_empty_gradient(norm):
+def test_the_norm_of_an_empty_gradient_is_zero(norm):
     rows, plain = twins()
     norms = []
     for model in (rows, plain):
@@ -304,7 +304,7 @@ def test_the_norm_of_an_empty_gradient(norm):
 
 
 @pytest.mark.parametrize("dense_first", [True, False])
-def test_a_table_that_is_used_densely_as_well_has_both_gradients(dense_first):
+def test_a_dense_use_adds_its_gradient(dense_first):
     rows, plain = twins()
     results = []
     for model in (rows, plain):
@@ -319,7 +319,7 @@ def test_a_table_that_is_used_densely_as_well_has_both_gradients(dense_first):
     torch.testing.assert_close(*results)
 
 
-def test_both_uses_in_one_backward():
+def test_a_lookup_and_a_dense_use_in_one_backward_match_dense():
     results = []
     for model in twins():
         hidden = model[0](IDS)
@@ -357,39 +357,39 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_reading_settles_everything(name):
+def test_any_read_settles_all_rows(name):
     model, _ = twins()
     weight = model[0].weight
     weight.lag = lag = Recorder()
     READS[name](model, weight)
-    assert None in lag.asked
+    assert None in lag.calls
 
 
 @pytest.mark.parametrize("look_up", [F.embedding, F.embedding_bag])
-def test_a_look_up_settles_what_it_reads(look_up):
+def test_a_lookup_settles_the_rows_that_it_reads(look_up):
     model, _ = twins()
     model[0].weight.lag = lag = Recorder()
     weight = model.eval()[0].weight
     with torch.no_grad():
         look_up(IDS, weight)
-    assert lag.asked == [[0, 1, 2, 5]]
-    trained = look_up(IDS, weight)  # rows that are trained next need not be settled to be read
-    assert lag.asked == [[0, 1, 2, 5]] * 2
+    assert lag.calls == [[0, 1, 2, 5]]
+    trained = look_up(IDS, weight)  # `Lag.look_up` reads rows that get a gradient
+    assert lag.calls == [[0, 1, 2, 5]] * 2
     assert trained.unique().tolist() == [7.0]
-    look_up(IDS, weight, max_norm=1.0)  # but if something writes to them
+    look_up(IDS, weight, max_norm=1.0)  # but max_norm writes to the rows, so they settle first
     assert weight[IDS.unique()].norm(dim=1).max() <= 1.0
 
 
 @pytest.mark.parametrize("ids", [[3, 10], [-1]])
-def test_a_bad_id_is_an_error_before_anything_settles(ids):
+def test_a_bad_id_raises_before_anything_settles(ids):
     model, _ = twins()
     model[0].weight.lag = lag = Recorder()
     with pytest.raises(IndexError, match=r"the table has 10 rows \(valid 0\.\.9\)"):
         model(torch.tensor(ids))
-    assert lag.asked == []
+    assert lag.calls == []
 
 
-def test_what_reads_no_value_settles_nothing():
+def test_operations_on_metadata_settle_nothing():
     model, _ = twins()
     weight = model[0].weight
     weight.lag = lag = Recorder()
@@ -401,10 +401,10 @@ def test_what_reads_no_value_settles_nothing():
     model.zero_grad()
     model.train()
     assert list(model.named_parameters())
-    assert lag.asked == []
+    assert lag.calls == []
 
 
-def test_a_copy_and_a_file_are_settled_and_free():
+def test_copies_and_files_are_settled_and_have_no_lag():
     model, _ = twins()
     model[0].weight.lag = Recorder()
     other = copy.deepcopy(model)
@@ -418,7 +418,7 @@ def test_a_copy_and_a_file_are_settled_and_free():
     assert_same_bits(loaded["0.weight"], model[0].weight.data)
 
 
-def test_adopting_keeps_the_object():
+def test_adopt_keeps_the_object():
     layer = nn.Embedding(4, 2)
     weight, pointer = layer.weight, layer.weight.data_ptr()
     assert Table.adopt(weight) is weight is layer.weight
@@ -427,11 +427,11 @@ def test_adopting_keeps_the_object():
     assert Table.adopt(weight) is weight
 
 
-# --- What is done to an output, and with a gradient ----------------------------------------
+# --- Writes to outputs, gradients with a graph, storage that changes ------------------------
 
 
 def lagging():
-    """A converted table some of whose rows lag, and its optimizer."""
+    """A converted table with stale rows, and its optimizer."""
     torch.manual_seed(0)
     model = hotrow.convert(nn.Embedding(9, 4))
     optimizer = hotrow.optim.AdamW(model.parameters())
@@ -445,7 +445,7 @@ def lagging():
 
 @pytest.mark.parametrize("shape", [(4,), (2, 2)])
 @pytest.mark.parametrize("lags", [True, False])
-def test_an_output_may_be_written_in_place(lags, shape):
+def test_in_place_writes_to_an_output_match_dense(lags, shape):
     model = lagging()[0] if lags else hotrow.convert(nn.Embedding(9, 4))
     plain = nn.Embedding.from_pretrained(model.weight.detach().clone(), freeze=False)
     for each in (model, plain):
@@ -458,7 +458,7 @@ def test_an_output_may_be_written_in_place(lags, shape):
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")
-def test_a_gradient_with_a_history_is_stepped_with():
+def test_a_gradient_with_create_graph_is_applied():
     model, optimizer = lagging()
     optimizer.zero_grad()
     model(torch.tensor([1, 2, 2])).pow(2).sum().backward(create_graph=True)
@@ -467,15 +467,15 @@ def test_a_gradient_with_a_history_is_stepped_with():
     assert bool((model.weight != before)[[1, 2]].all())
 
 
-def test_other_storage_is_noticed_by_a_look_up():
+def test_a_lookup_raises_after_the_storage_was_replaced():
     model, _ = lagging()
     with torch.no_grad():
         model.weight.set_(torch.ones(9, 4))
-    with pytest.raises(HotrowError, match="storage was replaced while rows of it lagged"):
+    with pytest.raises(HotrowError, match="storage was replaced while some of its rows were stale"):
         model(torch.arange(9))
 
 
-def test_a_gradient_can_be_shared_with_processes():
+def test_a_gradient_can_be_shared_with_other_processes():
     model, _ = lagging()
     expected = model.weight.grad.as_dense()
     model.share_memory()
@@ -484,14 +484,14 @@ def test_a_gradient_can_be_shared_with_processes():
     assert model.weight.grad.untyped_storage().is_shared()
 
 
-def test_a_table_read_in_the_middle_of_its_step_is_an_error(monkeypatch):
+def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
     model, optimizer = lagging()
 
     def interrupted(*args):
         model.weight.sum()
 
     monkeypatch.setattr("hotrow.optim.lag.step", interrupted)
-    with pytest.raises(HotrowError, match="read in the middle of its step"):
+    with pytest.raises(HotrowError, match="a table was read during its own step"):
         optimizer.step()
     monkeypatch.undo()
-    model.weight.sum()  # not for ever
+    model.weight.sum()  # no error after the step

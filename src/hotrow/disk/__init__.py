@@ -1,8 +1,9 @@
-"""Tables larger than memory: their rows and their optimizer's state in files, by touched pages.
+"""Train tables larger than memory: their rows and optimizer state are in memory-mapped files.
 
-`create` makes a folder with a table in it, `open` opens one. The files are mapped: what is read is
-read from them, what training writes stays in memory until `save`, which puts all of it into the
-files at once. Whenever a process or the machine stops, the folder holds the last completed save.
+`create` creates a folder with a table, `open` opens an existing one. Reads come from the files.
+Pages that training writes stay in memory until `Store.save` writes them to the files, all or none.
+After a crash of the process or the machine, the folder contains the last completed save. Linux
+only; one process at a time can open a folder.
 """
 
 from hotrow.disk.store import Store, create, open

@@ -1,15 +1,15 @@
 """Write several files atomically, with a journal.
 
-    1. all writes go into `journal.new`, which is flushed to the disk;
-    2. it is renamed to `journal`: from now on the save is complete;
-    3. the writes are applied to the files, which are flushed;
-    4. `journal` is removed.
+    1. Write all data to `journal.new`, and flush it to the disk.
+    2. Rename it to `journal`. From now on the save is complete.
+    3. Write the data to the files, and flush them.
+    4. Delete `journal`.
 
-If a process or the machine stops before 2, the files hold the previous save. After 2, the next
-process that opens the folder repeats 3, and does 4.
+If the process or the machine stops before 2, the files contain the previous save. After 2, the next
+process that opens the folder repeats 3 and then does 4.
 
-    journal   magic, then for each write: length of the name, offset, length of the data, name,
-              data; then 32 bytes of SHA-256 over all before
+Format: a magic line; for each write, the length of the name, the offset, the length of the data,
+the name, the data; then the SHA-256 of all bytes before it (32 bytes).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hotrow.errors import HotrowError
 _MAGIC = b"hotrow journal 1\n"
 _HEADER = struct.Struct("<HQQ")
 
-WHOLE_FILE = (1 << 64) - 1  # in place of an offset: the data replaces the file
+WHOLE_FILE = (1 << 64) - 1  # as the offset: the data replaces the whole file
 
-FileWrite = tuple[str, int, Any]  # a file's name, the offset, the data
+FileWrite = tuple[str, int, Any]  # the name of a file, the offset, the data
 
 
 def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
     Raises:
-        HotrowError: the disk is full or fails. The folder holds this save or the one before.
+        HotrowError: the disk is full or fails. The folder contains this save or the previous one.
     """
     new_journal = folder / "journal.new"
     try:
@@ -57,14 +57,14 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
         new_journal.unlink(missing_ok=True)
         raise HotrowError(
             f"{folder} could not be saved ({error})",
-            fix="free some space and save again; the save before, or this one, is intact",
+            fix="free disk space and save again; the folder still contains a complete save",
         ) from None
 
 
 def replay_journal(folder: Path) -> bool:
-    """Apply the writes of a complete journal, as the last part of a save or after a crash.
+    """Apply the writes of a complete journal: the last part of a save, or the repair after a crash.
 
-    Returns whether there was one.
+    Returns whether there was a journal.
     """
     journal = folder / "journal"
     if not journal.exists():
@@ -88,7 +88,7 @@ def replay_journal(folder: Path) -> bool:
 
 
 def _verify_checksum(journal: Path) -> None:
-    """Raise if the journal is not what was written."""
+    """Raise if the checksum of the journal does not match its contents."""
     size = journal.stat().st_size - 32
     digest = hashlib.sha256()
     with journal.open("rb") as file:
@@ -96,8 +96,8 @@ def _verify_checksum(journal: Path) -> None:
             digest.update(file.read(min(1 << 20, size - file.tell())))
         if size < len(_MAGIC) or file.read() != digest.digest():
             raise HotrowError(
-                f"{journal} is damaged: its sum does not match",
-                fix="take the folder from a backup",
+                f"{journal} is damaged: its checksum does not match its contents",
+                fix="restore the folder from a backup",
             )
 
 
@@ -117,7 +117,7 @@ def flush(file: Any) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder's file names to the disk."""
+    """Flush the file names of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

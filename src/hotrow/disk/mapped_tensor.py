@@ -1,8 +1,8 @@
-"""A safetensors file of one tensor, mapped copy-on-write.
+"""A safetensors file with one tensor, mapped copy-on-write.
 
-The mapping is private: the first write into a page gives the process a copy of it, and the file
-stays as it was. Linux lists the copied pages in `/proc/self/pagemap`: those in memory or in swap
-that do not belong to a file. A save writes them to the file.
+The mapping is private: the first write to a page gives the process its own copy, and the file does
+not change. Linux lists these copies in `/proc/self/pagemap`, as pages in memory or swap that belong
+to no file. A save writes them to the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 
 PAGE = mmap.PAGESIZE
-# Reserves no memory for pages that may be written; Python 3.13 has a name for it.
+# Reserve no memory for pages that are not written yet. The mmap module has it since Python 3.13.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int32: "I32"}
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
@@ -38,11 +38,11 @@ RowBlocks = Iterable[Tensor]  # blocks of rows, in order
 def write_new(
     path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: RowBlocks = ()
 ) -> None:
-    """Write a file with one tensor; values not given are zero, and take no space on the disk."""
+    """Write a file with one tensor; missing values are zero, and take no space on the disk."""
     size = math.prod(shape) * dtype.itemsize
     entry = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [0, size]}
     header = json.dumps({name: entry}).encode()
-    header += b" " * (PAGE - 8 - len(header))  # the values begin at a page
+    header += b" " * (PAGE - 8 - len(header))  # the values start at the second page
     new_path = path.with_suffix(".new")
     with new_path.open("wb") as file:
         file.write(struct.pack("<Q", len(header)) + header)
@@ -55,16 +55,17 @@ def write_new(
 
 
 class MappedTensor:
-    """The one tensor of a file that `write_new` made.
+    """The tensor of a file that `write_new` has written.
 
     Raises:
-        HotrowError: the file is another, or not whole; not on Linux.
+        HotrowError: `write_new` did not write the file, its size is wrong, or the system is not
+            Linux.
     """
 
     def __init__(self, path: Path) -> None:
         if sys.platform != "linux":
             raise HotrowError(
-                f"{path} cannot be trained from here, as only Linux says which pages were written",
+                f"{path} cannot be trained on {sys.platform}: only Linux lists the written pages",
                 fix="read its rows with hotrow.Embedding.from_file",
             )
         self.path = path
@@ -77,16 +78,16 @@ class MappedTensor:
                 flags=mmap.MAP_PRIVATE | NO_RESERVE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
-        self._map.madvise(mmap.MADV_RANDOM)  # no read-ahead of the rows around each
+        self._map.madvise(mmap.MADV_RANDOM)  # do not read ahead around each row
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     def tensor(self) -> Tensor:
-        """The values; another tensor over the same memory each time."""
+        """The values, as a new tensor over the same memory."""
         values = self.bytes[PAGE:].view(NUMPY_DTYPES[self.dtype])
         return torch.from_numpy(values.reshape(self.shape))
 
     def written_pages(self) -> NDArray[np.int64]:
-        """The numbers of the pages that were written, and may differ from the file's."""
+        """The numbers of the pages that were written, and may differ from the file."""
         page_count = -(-len(self.bytes) // PAGE)
         with open("/proc/self/pagemap", "rb", buffering=0) as file:
             file.seek(self.bytes.ctypes.data // PAGE * 8)
@@ -95,11 +96,11 @@ class MappedTensor:
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
 
     def page(self, number: int) -> NDArray[np.uint8]:
-        """The bytes of a page; the last page may be shorter."""
+        """The bytes of a page; the last page of a file may be shorter."""
         return self.bytes[number * PAGE : (number + 1) * PAGE]
 
     def discard_pages(self) -> None:
-        """Drop the pages in memory: the next read takes them from the file."""
+        """Drop the pages in memory, so that the next read comes from the file."""
         self._map.madvise(mmap.MADV_DONTNEED)
 
 
@@ -123,15 +124,17 @@ def _read_header(path: Path) -> tuple[str, tuple[int, ...], torch.dtype]:
         size = math.prod(shape) * dtype.itemsize
         is_complete = path.stat().st_size == PAGE + size and entry["data_offsets"] == [0, size]
     except FileNotFoundError:
-        raise HotrowError(f"there is no {path}", fix="make a table with create") from None
+        raise HotrowError(
+            f"{path} does not exist", fix="create a table with hotrow.disk.create"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise HotrowError(
-            f"{path} is not a file of hotrow.disk ({type(error).__name__}: {error})",
-            fix="make a table with hotrow.disk.create, and copy the values into it",
+            f"{path} was not written by hotrow.disk ({type(error).__name__}: {error})",
+            fix="create a table with hotrow.disk.create, and copy the values into it",
         ) from None
     if not is_complete:
         raise HotrowError(
-            f"{path} is not whole: it has {path.stat().st_size:,} bytes, and needs {PAGE + size:,}",
-            fix="take it from a backup",
+            f"{path} is damaged: it has {path.stat().st_size:,} bytes instead of {PAGE + size:,}",
+            fix="restore it from a backup",
         )
     return name, shape, dtype

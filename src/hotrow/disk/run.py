@@ -1,4 +1,4 @@
-"""The files of a training run: the ledger of the table, and what the user saves with it."""
+"""The files of a training run: the ledger of the table, and the user's `rest`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = dict[str, Any]
 
 
 def read_run(folder: Path) -> Run:
-    """The saved run; empty if the table has not been trained.
+    """Read the saved run; empty if the table has not been trained.
 
     Raises:
         HotrowError: the file is damaged.
@@ -30,12 +30,12 @@ def read_run(folder: Path) -> Run:
     except ValueError as error:
         raise damaged_file(path, str(error)) from None
     if not isinstance(run, dict):
-        raise damaged_file(path, "it holds no run")
+        raise damaged_file(path, "it does not contain a run")
     return run
 
 
 def read_rest(folder: Path) -> Any:
-    """The `rest` of the last save, or None.
+    """Read the `rest` of the last save, or None.
 
     Raises:
         HotrowError: the file is damaged.
@@ -45,15 +45,15 @@ def read_rest(folder: Path) -> Any:
         return torch.load(path, weights_only=True) if path.exists() else None
     except OSError:
         raise
-    except Exception as error:  # of the archive, of pickle, of torch
+    except Exception as error:  # from zipfile, pickle or torch
         raise damaged_file(path, error_summary(error)) from None
 
 
 def serialize_rest(rest: Any) -> bytes:
-    """The bytes that `torch.save` writes, after a check that `torch.load` reads them.
+    """Return the bytes that `torch.save` writes, after a check that `torch.load` can read them.
 
     Raises:
-        HotrowError: they could not be read.
+        HotrowError: `torch.load(weights_only=True)` cannot read them.
     """
     buffer = io.BytesIO()
     try:
@@ -61,18 +61,19 @@ def serialize_rest(rest: Any) -> bytes:
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
     except Exception as error:
         raise HotrowError(
-            f"rest could not be read again ({error_summary(error)})",
-            fix="keep tensors, numbers, text, and lists, tuples and dicts of these",
+            "rest cannot be saved, because torch.load(weights_only=True) could not read it "
+            f"({error_summary(error)})",
+            fix="use tensors, numbers, strings, and lists, tuples and dicts of these",
         ) from None
     return buffer.getvalue()
 
 
 def damaged_file(path: Path, why: str) -> HotrowError:
-    """The error of a file that does not hold what was written."""
-    return HotrowError(f"{path} is damaged ({why})", fix="take it from a backup")
+    """The error for a file whose contents are not what was written."""
+    return HotrowError(f"{path} is damaged ({why})", fix="restore it from a backup")
 
 
 def error_summary(error: Exception) -> str:
-    """The kind of an error and the first line of its text."""
+    """The type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else '':.100}"

@@ -1,4 +1,8 @@
-"""A folder with one table, the state of its optimizer and its ledger."""
+"""A folder with one table, the state of its optimizer and its ledger.
+
+An open `Store` is the `backing` of its table: the optimizer creates its state in the folder's
+files, and a save writes the ledger, so that stale rows stay stale across a save.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
-BLOCK_VALUES = 1 << 22  # values in one write into a new file
+BLOCK_VALUES = 1 << 22  # the number of values in one write to a new file
 
 
 def create(
@@ -47,44 +51,62 @@ def create(
     dtype: torch.dtype = torch.float32,
     fill: Callable[[Tensor], object] | None = None,
 ) -> Store:
-    """Make a folder with a table of zeros, or of what `fill` writes, and open it.
+    """Create a folder with a new table, and open it.
+
+    The table contains zeros, or the values that `fill` writes.
 
     Args:
-        path: of the folder; there is none yet.
-        rows: V.
-        columns: D.
+        path: the folder, which must not exist yet.
+        rows: V, at least 1.
+        columns: D, at least 1.
         dtype: float32 or float64.
-        fill: gets some rows at a time and writes into them, as `torch.nn.init.normal_` does.
+        fill: called with blocks of rows, (n, D), in order; writes their values in place, like
+            `torch.nn.init.normal_`.
+
+    Returns:
+        The open store.
 
     Raises:
-        HotrowError: the folder exists; another dtype; no rows or columns; a full disk.
+        HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
+            positive integer, or the disk is full. No folder is left behind.
 
-    Cost: nothing for zeros, of which the file system stores none; else the table is written once.
+    Cost: the table is written once. Zeros cost nothing, because the files are sparse.
 
-    >>> import tempfile
+    >>> import tempfile, torch, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with create(folder + "/users", 1_000_000, 16) as store:
-    ...         optimizer = optim.Adam(store.layer.parameters())
+    ...     with hotrow.disk.create(folder + "/users", 1_000_000, 16) as store:
+    ...         optimizer = hotrow.optim.Adam(store.layer.parameters())
     ...         store.layer(torch.tensor([3, 999_999])).sum().backward()
     ...         optimizer.step()
     ...         store.save()
-    ...     with open(folder + "/users") as store:
+    ...     with hotrow.disk.open(folder + "/users") as store:
     ...         round(store.layer.weight[3, 0].item(), 4)
     -0.001
     """
     folder = Path(path)
     if dtype not in (torch.float32, torch.float64):
-        raise HotrowError(f"dtype is {dtype}, but a table in files is float32 or float64")
+        raise HotrowError(
+            f"dtype is {dtype}, but a table in files is float32 or float64",
+            fix="pass dtype=torch.float32 or torch.float64",
+        )
     if not (isinstance(rows, int) and isinstance(columns, int)):
-        raise HotrowError(f"rows and columns are {rows} and {columns}", fix="give integers")
+        raise HotrowError(
+            f"rows is {rows!r} and columns is {columns!r}, but both are integers",
+            fix="pass integers",
+        )
     if rows < 1 or columns < 1:
-        raise HotrowError(f"a table of {rows} x {columns} has no values", fix="give 1 or more")
+        raise HotrowError(
+            f"rows is {rows} and columns is {columns}, but both are at least 1",
+            fix="pass 1 or more",
+        )
     if folder.exists():
-        raise HotrowError(f"{folder} exists already", fix="use hotrow.disk.open, or another path")
+        raise HotrowError(
+            f"{folder} already exists", fix="open it with hotrow.disk.open, or use another path"
+        )
     new_folder: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A unique name, as another process may be making the same folder.
+        # A unique name, because another process may be creating the same folder.
         new_folder = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
         new_folder.mkdir()
         values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
@@ -97,43 +119,73 @@ def create(
         if not isinstance(error, OSError):
             raise
         raise HotrowError(
-            f"{folder} could not be made ({error})", fix="free some space, or choose another path"
+            f"{folder} could not be created ({error})", fix="free disk space, or use another path"
         ) from None
     return Store(folder)
 
 
 def open(path: str | Path) -> Store:
-    """Open the folder of a table, to train it or to read its rows.
+    """Open the folder of a table, to train the table or to read its rows.
 
-    If a save was interrupted after its journal was complete, this replays the journal.
+    If a crash interrupted a save after its data was on the disk, the save is completed first.
+
+    Args:
+        path: a folder that `create` has created.
+
+    Returns:
+        The open store. Create an optimizer of the same class and options to continue training; it
+        continues with the saved state.
 
     Raises:
-        HotrowError: no such folder, or a damaged one; another process has it open.
+        HotrowError: the folder does not exist or is damaged, or it is already open, in this
+            process or another one.
+
+    Cost: reads no rows. The journal of an interrupted save is read and written once.
+
+    >>> import tempfile, hotrow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hotrow.disk.create(folder + "/users", 1000, 4).close()
+    ...     with hotrow.disk.open(folder + "/users") as store:
+    ...         store.layer
+    Embedding(1000, 4)
     """
     return Store(Path(path))
 
 
 class Store:
-    """An open folder. Its table is trained as any other, by an optimizer of `hotrow.optim`.
+    """An open folder with a table; call `create` or `open` to get one.
 
-    What training writes stays in this process, in pages of 4,096 bytes, until `save` puts it into
-    the files; then the memory is free again. So the memory in use follows the rows that were
-    touched since the last save. Rows that lag are saved as they are, with what they have missed,
-    so that a save costs the written pages and 12 bytes a step for each scalar of the ledger.
+    Train the table like any other, with an optimizer of `hotrow.optim`. Use the store in a `with`
+    statement, or call `close` when you are done.
 
-    Reading the whole table (`state_dict`, `weight.norm()`) settles every row, as does the
-    optimizer's `state_dict()`: that takes the memory, or the time, of all. Close it when done (or
-    use `with`).
+    Memory: written pages (of 4,096 bytes) stay in this process until `save` writes them to the
+    files and frees them. So memory grows with the number of rows touched since the last save.
+
+    Cost of a save: the written pages, and the ledger with its scalars for each step. Stale rows are
+    saved unsettled, together with the steps that they have missed.
+
+    Reads of the whole table (`layer.state_dict()`, `layer.weight.norm()`) and of the whole
+    optimizer state (`optimizer.state_dict()`) settle every row. They need memory for all rows that
+    change.
 
     Attributes:
         layer: a `hotrow.Embedding` with the table.
-        rest: what the last save kept beside the table.
+        rest: the `rest` of the last save, or None.
+        folder: the path of the folder.
+
+    >>> import tempfile, hotrow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with hotrow.disk.create(folder + "/users", 1000, 4) as store:
+    ...         store.save(rest={"epoch": 1})
+    ...     with hotrow.disk.open(folder + "/users") as store:
+    ...         store.rest
+    {'epoch': 1}
     """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise HotrowError(
-                f"there is no folder {folder}", fix="make one with hotrow.disk.create"
+                f"the folder {folder} does not exist", fix="create it with hotrow.disk.create"
             )
         self.folder = folder
         self._lock, self._is_open, self._process = FileLock(folder / "lock"), True, os.getpid()
@@ -161,7 +213,7 @@ class Store:
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
         assert isinstance(weight, nn.Parameter)
-        self.table = Table.adopt(weight)  # not copied: `values` shares the memory
+        self.table = Table.adopt(weight)  # makes no copy, because `values` shares the memory
         self.table.backing = self
         return layer
 
@@ -172,18 +224,21 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let others open the folder. What was not saved is lost; the table is not to be used."""
+        """Release the folder, so that another process can open it.
+
+        Changes since the last save are lost. Do not use the table afterwards.
+        """
         self._is_open = False
         self._lock.release()
 
     # --- The optimizer state ---------------------------------------------------------------------
 
     def create_slot(self, name: str, initial: float) -> Tensor:
-        """(V, D), a new state of the table with its initial values, in a file."""
+        """Create a state tensor (V, D) with this initial value; the optimizer calls it."""
         if name in self._state_files:
             raise HotrowError(
-                f"{self.folder} has the state {name!r} of another optimizer",
-                fix="keep one optimizer for a table in files; for another, save, and open it again",
+                f"{self.folder} already has a state {name!r}, from another optimizer",
+                fix="train with one optimizer; to change it, save and open the folder again first",
             )
         shape, dtype = self._weight_file.shape, self._weight_file.dtype
         values: RowBlocks = ()
@@ -192,14 +247,14 @@ class Store:
         return self._state_tensor(name, shape, dtype, values)
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """(V, D), a state of the table with these values, in a file."""
+        """Return a state tensor (V, D) with these values; the optimizer calls it."""
         slot = self._state_tensor(name, self._weight_file.shape, self._weight_file.dtype, ())
         if slot.data_ptr() != values.data_ptr():
             slot.copy_(values)
         return slot
 
     def row_steps(self) -> Tensor:
-        """(V,) int32, zero: the steps that each row has been through."""
+        """Return zeros, (V,) int32, for the number of steps of each row; the optimizer calls it."""
         exists = "last" in self._state_files
         values = self._state_tensor("last", self._weight_file.shape[:1], torch.int32, ())
         return values.zero_() if exists else values
@@ -215,27 +270,27 @@ class Store:
                 raise damaged_file(path, "it is missing")
             file = MappedTensor(path)
             if (file.shape, file.dtype) != (tuple(shape), dtype):
-                raise damaged_file(
-                    path,
-                    f"it is {_format_shape(file.shape)} {file.dtype}, not {_format_shape(shape)}",
-                )
+                found = f"{_format_shape(file.shape)} {file.dtype}"
+                raise damaged_file(path, f"it is {found}, not {_format_shape(shape)} {dtype}")
             self._state_files[name] = file
         return self._state_files[name].tensor()
 
     # --- Saving ----------------------------------------------------------------------------------
 
     def save(self, rest: Any = None) -> None:
-        """Put all that was written into the files; all or nothing of it, whatever happens.
+        """Write all changes to the files, atomically: all of them or none.
 
         Args:
-            rest: what else is to be saved in the same moment, in place of what the last save
-                kept: what `torch.save` takes and `torch.load(weights_only=True)` reads, such as
-                the state dicts of the dense part.
+            rest: other data to save in the same transaction, such as the state dicts of the dense
+                part of the model. It replaces the `rest` of the last save. `torch.save` must be
+                able to write it, and `torch.load(weights_only=True)` to read it.
 
         Raises:
-            HotrowError: the disk is full or fails; the store is closed; the table has left the
-                files' memory; `rest` could not be read again. The folder holds the save before or
-                this one, and what was trained is still in memory.
+            HotrowError: the disk is full or fails, the store is closed, the table no longer uses
+                the memory of the files, or `rest` cannot be read again. The folder contains the
+                previous save or this one, and the changes are still in memory.
+
+        Cost: twice the size of the written pages and of `rest`, because of the journal.
         """
         self._check_can_save()
         writes = self._writes(json.dumps(self._describe_run()).encode(), serialize_rest(rest))
@@ -247,22 +302,22 @@ class Store:
     def _check_can_save(self) -> None:
         if not self._is_open:
             raise HotrowError(
-                f"{self.folder} is closed, and another may have opened it",
-                fix="save before it is closed",
+                f"{self.folder} is closed, and another process may have opened it",
+                fix="call save before close, or open the folder again",
             )
         if self._process != os.getpid():
             raise HotrowError(
-                f"{self.folder} was opened by the process that this one was forked from",
-                fix="save there",
+                f"{self.folder} was opened before this process was forked",
+                fix="save in the process that opened it",
             )
         weight, mapped = self.layer.weight, self._weight_file.tensor()
         current = weight.raw_data if isinstance(weight, Table) else weight
         is_mapped = current.data_ptr() == mapped.data_ptr() and current.dtype == mapped.dtype
         if not is_mapped or current.shape != mapped.shape:
             raise HotrowError(
-                f"the table of {self.folder} is no longer in the memory of its files, as after "
-                "layer.double(), or an assignment of weight.data",
-                fix="copy the values into the table that was opened: weight.copy_(...) in no_grad",
+                f"the table of {self.folder} no longer uses the memory of its files, for example "
+                "after layer.double() or an assignment to weight.data",
+                fix="copy values into the original table instead: weight.copy_(...) in no_grad",
             )
 
     def _writes(self, run: bytes, rest: bytes) -> Iterator[FileWrite]:
@@ -273,14 +328,14 @@ class Store:
         yield REST_FILE, WHOLE_FILE, rest
 
     def _describe_run(self) -> Run:
-        """The run so far: the steps that rows may have missed, and their options."""
+        """The run so far: the ledger of the steps that rows may have missed, and their options."""
         lag = self.table.lag
         if not isinstance(lag, RowLag):
             if self._state_files:
                 raise HotrowError(
-                    "the table's rows have settled and its optimizer has let go of it, as after "
-                    "state_dict()",
-                    fix="make a step before the save",
+                    "the optimizer state cannot be saved: all rows have settled and the optimizer "
+                    "has closed its ledger, for example in state_dict()",
+                    fix="make a step before you save",
                 )
             return {}
         ledger = lag.ledger
@@ -314,20 +369,20 @@ class Store:
 
 @contextmanager
 def _wrap_open_errors(folder: Path) -> Iterator[None]:
-    """Turn the errors of opening a folder into HotrowErrors with a fix."""
+    """Turn errors that occur while a folder is opened into HotrowErrors."""
     try:
         yield
     except Timeout:
         raise HotrowError(
-            f"{folder} is open already, in this process or another",
-            fix="close it there, or work on a copy of the folder",
+            f"{folder} is already open, in this process or another one",
+            fix="close it there, or use a copy of the folder",
         ) from None
     except OSError as error:
         raise HotrowError(
             f"{folder} could not be opened ({error})",
-            fix="free some space or see to its permissions, and open it again; nothing is lost",
+            fix="free disk space or check the permissions, and open it again; nothing is lost",
         ) from None
-    except (KeyError, TypeError, AttributeError) as error:  # of a damaged run file
+    except (KeyError, TypeError, AttributeError) as error:  # from a damaged run file
         raise damaged_file(folder / RUN_FILE, error_summary(error)) from None
 
 
@@ -336,7 +391,7 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 
 
 def _restore_ledger(new_ledger: Ledger, group: ParamGroup, run: Run) -> Ledger:
-    """The ledger that was saved."""
+    """A ledger with the saved entries and scalars."""
     ledger = Ledger(new_ledger.rule, group, start_step=run["start"])
     for entry in run["entries"]:
         ledger.append(tuple(entry))
@@ -351,7 +406,7 @@ def _rules_by_name() -> dict[str, Rule]:
 def _filled_blocks(
     shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Tensor], object]
 ) -> Iterator[Tensor]:
-    """Blocks of rows of a tensor, filled in order."""
+    """Yield the blocks of rows of a tensor in order, filled by `fill`."""
     rows, columns = shape
     block_rows = max(1, BLOCK_VALUES // columns)
     for begin in range(0, rows, block_rows):

@@ -1,30 +1,49 @@
-"""torch's elementwise optimizers, which step tables at the cost of their touched rows.
+"""torch's elementwise optimizers, whose steps touch only the rows in the batch.
 
-Each trains every parameter of the model. A table is a (V, D) parameter that `hotrow.convert` has
-made one, of 100,000 entries or more unless asked for smaller ones; after any step each of its rows,
-touched or not, is what torch's dense step would have left, whenever anyone looks: a row makes the
-steps that it missed when it is next read.
+Each optimizer trains every parameter of the model. Dense parameters take torch's step. A table, a
+(V, D) parameter that `hotrow.convert` converted (by default one of 100,000 entries or more), takes
+a step that updates only its touched rows. Rows that no id selected would still move in dense
+training, through momentum or weight decay. hotrow applies all the steps that such a row missed when
+the row is next read. So every read returns what torch's dense step would have produced, up to
+rounding.
 
-    arguments   torch's, with its defaults. `foreach` and `fused` are for dense parameters, and a
-                table takes no `capturable` and no `differentiable`.
-    gradients   of look-ups (`nn.Embedding`, `nn.EmbeddingBag`). A table whose gradient is dense, as
-                a tied head's is, takes torch's own step, and the report of `convert` says so.
-    dtypes      float32, float64 and bfloat16 on the CPU are compiled when first used, once a
-                machine; other dtypes and devices run in plain torch.
-    state       `state_dict()` is in torch's format: it loads in torch's optimizer of the same name,
-                and back. A run resumed from it has the bits of the run that saved it and went on.
-    cost        of a step: time follows ids and touched rows, whatever V is and however long a row
-                was idle. Where decay is coupled (but for SGD and ASGD) there is no closed form, and
-                a row makes its missed steps one by one; RMSprop with decay takes torch's own
-                dense step, as the rounding of a root decides where its weights go. Memory: torch's
-                state, 4 bytes a row, and about 200 bytes a step for at most 65,536 steps.
-    errors      `HotrowError`, before anything has changed: a table resized, moved or cast under its
-                optimizer; a state of another shape, or a part of one.
+Options
+    The options are those of torch, with the same defaults. `foreach` and `fused` affect only dense
+    parameters. Tables do not support `capturable` and `differentiable`.
 
-Code that reads a table past torch's function protocol sees it as of its last settling:
-`torch.jit.script`, transforms of `torch.func` that take it as an input, jagged ids. Call
-`optimizer.settle()` before. A table cannot be read in the middle of its step, as a signal handler
-might; nor swapped (`torch.__future__.set_swap_module_params_on_conversion`).
+Gradients
+    Tables take row steps for gradients of lookups (`nn.Embedding`, `nn.EmbeddingBag`). A table with
+    a dense gradient, such as a tied output head, takes torch's step, and
+    `hotrow.convert.report(model)` says so.
+
+Shapes and dtypes
+    A table is (V, D), and so is each tensor of its state. On the CPU, kernels for float32, float64
+    and bfloat16 are compiled at their first use on a machine. Other dtypes and devices run in plain
+    torch.
+
+State
+    `state_dict()` has torch's format: torch's optimizer of the same name loads it, and the other
+    way round. A run resumed from a checkpoint has the same bits as the run that saved it and
+    continued.
+
+Time
+    A step costs time proportional to the ids and the touched rows, independent of V and, with a
+    closed form, of the number of missed steps. With coupled weight decay (except in SGD and ASGD)
+    there is no closed form: a row replays its missed steps one by one. RMSprop with weight decay
+    takes torch's dense step.
+
+Memory
+    torch's state, 4 bytes for each row, and about 200 bytes for each step, of which at most 65,536
+    are kept.
+
+Errors
+    `HotrowError`, before anything changes: a table was resized, moved or cast after its first
+    step, or a loaded state is incomplete or has the wrong shape.
+
+Some code reads a table without torch's function protocol, and gets stale rows: `torch.jit.script`,
+`torch.func` transforms that take the table as an input, and jagged ids. Call `optimizer.settle()`
+first. You cannot read a table during its own step, for example in a signal handler. Tables do not
+support `torch.__future__.set_swap_module_params_on_conversion`.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -51,77 +70,119 @@ from hotrow.optim.rules import sgd as _sgd
 
 
 class SGD(_RowOptimizer, _torch.SGD):
-    """`torch.optim.SGD`, with the row path for tables."""
+    """`torch.optim.SGD`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: nothing without momentum and weight decay; otherwise a
+    product of at most 2 log2 K small matrices for K steps.
+    """
 
     rule = _sgd.rule
     torch_class = _torch.SGD
 
 
 class Adam(_RowOptimizer, _torch.Adam):
-    """`torch.optim.Adam`, with the row path for tables."""
+    """`torch.optim.Adam`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: about one step, for any number. With `weight_decay`, which
+    is coupled here, they are replayed one by one; `AdamW` does not replay.
+    """
 
     rule = _adam.rule
     torch_class = _torch.Adam
 
 
 class AdamW(_RowOptimizer, _torch.AdamW):
-    """`torch.optim.AdamW`, with the row path for tables."""
+    """`torch.optim.AdamW`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: about one step, for any number.
+    """
 
     rule = _adam.rule
     torch_class = _torch.AdamW
 
 
 class Adamax(_RowOptimizer, _torch.Adamax):
-    """`torch.optim.Adamax`, with the row path for tables."""
+    """`torch.optim.Adamax`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: about one step, for any number. With `weight_decay` they
+    are replayed one by one.
+    """
 
     rule = _adamax.rule
     torch_class = _torch.Adamax
 
 
 class NAdam(_RowOptimizer, _torch.NAdam):
-    """`torch.optim.NAdam`, with the row path for tables."""
+    """`torch.optim.NAdam`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: about one step, for any number. With coupled
+    `weight_decay` they are replayed one by one; pass `decoupled_weight_decay=True` to avoid that.
+    """
 
     rule = _nadam.rule
     torch_class = _torch.NAdam
 
 
 class RAdam(_RowOptimizer, _torch.RAdam):
-    """`torch.optim.RAdam`, with the row path for tables."""
+    """`torch.optim.RAdam`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: about one step, for any number. With coupled
+    `weight_decay` they are replayed one by one; pass `decoupled_weight_decay=True` to avoid that.
+    """
 
     rule = _radam.rule
     torch_class = _torch.RAdam
 
 
 class Adagrad(_RowOptimizer, _torch.Adagrad):
-    """`torch.optim.Adagrad`, with the row path for tables."""
+    """`torch.optim.Adagrad`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: nothing, because they don't change the row. With
+    `weight_decay` they are replayed one by one.
+    """
 
     rule = _adagrad.rule
     torch_class = _torch.Adagrad
 
 
 class Adadelta(_RowOptimizer, _torch.Adadelta):
-    """`torch.optim.Adadelta`, with the row path for tables."""
+    """`torch.optim.Adadelta`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: a product of at most 2 log2 K small matrices for K steps.
+    With `weight_decay` they are replayed one by one.
+    """
 
     rule = _adadelta.rule
     torch_class = _torch.Adadelta
 
 
 class RMSprop(_RowOptimizer, _torch.RMSprop):
-    """`torch.optim.RMSprop`, with the row path for tables."""
+    """`torch.optim.RMSprop`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: a product of at most 2 log2 K small matrices for K steps.
+    With `weight_decay` a table takes torch's dense step, whose result depends on the rounding of
+    every missed step.
+    """
 
     rule = _rmsprop.rule
     torch_class = _torch.RMSprop
 
 
 class ASGD(_RowOptimizer, _torch.ASGD):
-    """`torch.optim.ASGD`, with the row path for tables."""
+    """`torch.optim.ASGD`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: a product of at most 2 log2 K small matrices for K steps.
+    """
 
     rule = _asgd.rule
     torch_class = _torch.ASGD
 
 
 class Rprop(_RowOptimizer, _torch.Rprop):
-    """`torch.optim.Rprop`, with the row path for tables."""
+    """`torch.optim.Rprop`, with steps that update only the touched rows of a table.
+
+    Cost of the steps that a row missed: less than one step, because only the first changes state.
+    """
 
     rule = _rprop.rule
     torch_class = _torch.Rprop

@@ -1,4 +1,8 @@
-"""The lag of a table's rows: the steps each has missed, and how rows settle before a read."""
+"""The lag of a table's rows: the steps that each row has missed.
+
+A `RowLag` ties a table to its optimizer. The optimizer's step goes through `RowLag.step`; reads of
+the table and of its state go through `settle`, `look_up` and `peek`.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ from hotrow.optim.state import RowState
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
-ALIAS_WARNING_STEPS = 10  # consecutive steps with an alias alive before a warning
-MAX_LEDGER_ENTRIES = 1 << 16  # then all rows settle, and a new ledger begins
+ALIAS_WARNING_STEPS = 10  # consecutive steps with a live alias before a warning
+MAX_LEDGER_ENTRIES = 1 << 16  # after so many steps, all rows settle and a new ledger starts
 
 
 def _caller_stack_level() -> int:
-    """The stack level of the code that called the optimizer, for a warning."""
+    """The stack level of the user code that called the optimizer, for a warning."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hotrow.", "torch.")):
         level, frame = level + 1, frame.f_back
@@ -40,12 +44,12 @@ def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-# Threads that read settle one after the other, so that no row settles twice.
+# Threads settle rows one after the other, so that no row settles twice.
 _lock = threading.RLock()
 
 
 def _replace_lock() -> None:
-    """Make a new lock in a forked child: another thread may hold the parent's."""
+    """Make a new lock in a forked child: a thread of the parent may have locked the old one."""
     global _lock
     _lock = threading.RLock()
 
@@ -55,10 +59,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class RowLag:
-    """One table under one rule: its ledger, its state, and the steps each row has been through.
+    """One table under one rule: its ledger, its state, and the number of steps of each row.
 
-    `state` is in torch's format, except for the rows that lag. Its tensors and the slots have the
-    table's shape; views by rows exist only during an operation.
+    `state` has torch's format; only stale rows differ from torch's values. Its tensors and the
+    slots have the table's shape. Views by row exist only during an operation.
     """
 
     def __init__(self, rule: Rule, table: Table, group: ParamGroup, state: RowState) -> None:
@@ -70,7 +74,7 @@ class RowLag:
         self.slots: dict[str, Tensor] = {}
         for name, initial in rule.initial_slots(group).items():
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
-        # The scalars of torch's state, updated at each step as torch does.
+        # The scalars of torch's state, which each step updates in place, like torch.
         self.scalar_tensors: dict[str, Tensor] = {
             name: loaded.get(name, torch.tensor(value, dtype=scalar_dtype()))
             for name, value in self.ledger.torch_scalars(group).items()
@@ -81,9 +85,9 @@ class RowLag:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
             self.row_steps = table.backing.row_steps()
-        self.settled_steps = 0  # entries that all rows have been through
+        self.settled_steps = 0  # the number of entries that are applied to all rows
         self._is_busy = False
-        self.alias_steps = 0  # consecutive steps with an alias alive
+        self.alias_steps = 0  # consecutive steps with a live alias
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
 
@@ -95,15 +99,16 @@ class RowLag:
         return table
 
     def _make_slot(self, name: str, initial: float, loaded: Tensor | None) -> Tensor:
-        """The loaded slot, or a new one; in files if the table is."""
+        """The loaded slot, or a new one; in a file if the table is in a file."""
         backing = self.table.backing
         if loaded is not None:
             self._check_slot(name, loaded)
             return loaded if backing is None else backing.store_slot(name, loaded)
         if self.ledger.rule.has_step_count and self.ledger.start_step:
             raise HotrowError(
-                f"the state has no {name!r}, but counts {self.ledger.start_step} steps",
-                fix="load the whole state, with the options that it was made with",
+                f"the optimizer state has no {name!r}, but its step count is "
+                f"{self.ledger.start_step}",
+                fix="load a complete state, saved by an optimizer with the same options",
             )
         if backing is None:
             return torch.full_like(self.values, initial)
@@ -117,12 +122,13 @@ class RowLag:
         ):
             if actual != expected:
                 raise HotrowError(
-                    f"the state {name!r} has {prop} {actual}, but the table {expected} by now",
-                    fix="make a new optimizer after a table is resized, moved or cast",
+                    f"the optimizer state {name!r} has {prop} {actual}, but the table has {prop} "
+                    f"{expected}",
+                    fix="create a new optimizer after you resize, move or cast a table",
                 )
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
-        """The table and its slots, (V, D) each: not stored, as a view counts as an alias."""
+        """The table and its slots as (V, D) views; not stored, because a view is an alias."""
         tensors = [self.values, *self.slots.values()]
         if self._by_columns:
             tensors = [tensor.t() for tensor in tensors]
@@ -130,11 +136,11 @@ class RowLag:
 
     @property
     def has_stale_rows(self) -> bool:
-        """Whether a row may have missed a step that would have moved it."""
+        """Whether any row may have missed a step that would have changed it."""
         return self.settled_steps < len(self.ledger) and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
-        """Whether this ledger can record the next step; raises if the table's storage changed."""
+        """Whether this ledger can record the next step; raise if the table's storage changed."""
         self._check_storage()
         return (
             self.ledger.accepts(group)
@@ -143,12 +149,12 @@ class RowLag:
         )
 
     def _check_storage(self) -> None:
-        """Raise if the table has other storage by now, as after `set_`."""
+        """Raise if the table's storage was replaced, for example by `set_`."""
         values = self.table.raw_data
         if _memory_layout(values) != _memory_layout(self.values):
             raise HotrowError(
-                "the table's storage was replaced while rows of it lagged",
-                fix="write into the table (table.data.copy_), or make a new optimizer",
+                "the table's storage was replaced while some of its rows were stale",
+                fix="write the values with table.data.copy_(...), or create a new optimizer",
             )
 
     def _scalars_changed(self) -> bool:
@@ -157,11 +163,11 @@ class RowLag:
 
     @contextmanager
     def _exclusive_access(self) -> Iterator[None]:
-        """Guard an operation on rows: one at a time, also within a thread."""
+        """Allow one operation on rows at a time, across threads and within a thread."""
         with _lock:
             if self._is_busy:
                 raise HotrowError(
-                    "a table was read in the middle of its step, as a signal handler does",
+                    "a table was read during its own step, for example by a signal handler",
                     fix="set a flag in the handler, and read the table after optimizer.step()",
                 )
             self._is_busy = True
@@ -171,7 +177,7 @@ class RowLag:
                 self._is_busy = False
 
     def settle(self, rows: Tensor | None) -> None:
-        """Bring the distinct `rows`, or all, through every step so far."""
+        """Apply every missed step to the distinct `rows`, or to all rows if None."""
         with self._exclusive_access():
             step_count = len(self.ledger)
             settles_all = rows is None
@@ -182,13 +188,16 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of `ids`, which the next step trains. May store some."""
+        """Return (..., D), the settled rows of `ids`, which the next step updates.
+
+        Stores the rows that `operators.look_up` stores.
+        """
         self._check_storage()
         with self._exclusive_access():
             return look_up(self.ledger, *self._row_views(), self.row_steps, ids)
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of `ids`. Stores none."""
+        """Return (..., D), the settled rows of `ids`, without storing them."""
         self._check_storage()
         with self._exclusive_access():
             table, slots = self._row_views()
@@ -198,7 +207,7 @@ class RowLag:
         return rows[ids.inverse]
 
     def step(self, group: ParamGroup, grads: GroupedGradients) -> None:
-        """One step of dense training with these gradients."""
+        """Record a step, and apply it with these gradients to their rows."""
         with self._exclusive_access():
             self.ledger.record_step(group)
             step(self.ledger, *self._row_views(), self.row_steps, grads)
@@ -208,33 +217,33 @@ class RowLag:
             self.settle(None)
 
     def write_scalars(self, group: ParamGroup) -> None:
-        """Set the scalars of torch's state to their values after the ledger's last entry."""
+        """Set the scalars of torch's state to their values after the last entry of the ledger."""
         for name, value in self.ledger.torch_scalars(group).items():
             self._scalar_values[name] = float(self.scalar_tensors[name].fill_(value))
 
     def _has_alias(self) -> bool:
-        """Whether another tensor shares the storage, through which rows could be seen to lag."""
-        # `values` and the table share their storage; the state has each slot as well.
+        """Whether another tensor shares the storage: a read of that tensor cannot settle rows."""
+        # The table's storage has two expected uses (`values` and the table), a slot's has one.
         expected_uses = ((self.values, 2), *((slot, 1) for slot in self.slots.values()))
         has_alias = any(storage_use_count(tensor) > count for tensor, count in expected_uses)
         self.alias_steps = self.alias_steps + 1 if has_alias else 0
         if self.alias_steps == ALIAS_WARNING_STEPS:
             warnings.warn(
-                f"a tensor that shares the storage of a {tuple(self.values.shape)} table or of "
-                "its optimizer state is alive, as weight.data, state_dict() and .numpy() give it; "
-                "for it to follow the training, every step settles every row, which is slow: "
-                "hold a copy (.clone()), or delete it",
+                f"a tensor shares the storage of a {tuple(self.values.shape)} table or of its "
+                "optimizer state, as weight.data, state_dict() and .numpy() do. To keep that "
+                "tensor up to date, every step settles every row, which is slow: keep a copy "
+                "(.clone()) instead, or delete the tensor",
                 stacklevel=_caller_stack_level(),
             )
         return has_alias
 
     def settle_all(self) -> None:
-        """Settle all rows: the state becomes torch's."""
+        """Settle all rows, so that the state equals torch's."""
         if self.has_stale_rows:
             self.settle(None)
 
     def close(self) -> None:
-        """Settle all rows, and drop the references from the table and the state."""
+        """Settle all rows, then detach this lag from the table and the state."""
         self.settle_all()
         self.state.lag = None
         table = self._table()

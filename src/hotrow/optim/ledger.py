@@ -1,4 +1,7 @@
-"""The ledger: the scalars of every step, which is all that an idle row misses."""
+"""The ledger: the scalars of every step, from which the missed steps of a row are computed.
+
+`RowLag.step` records an entry before it steps the touched rows.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,18 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 class Ledger:
-    """The steps of one table under one rule; entry i holds the scalars of step i + 1.
+    """The steps of one table under one rule; entry i has the scalars of step i + 1.
+
+    Memory: 12 bytes a step for each scalar of an entry, and 104 bytes a step for Adam's series.
 
     Arguments:
-        rule: the optimizer.
-        group: its parameter group; read now for the form and the state, and at each `record_step`.
-        start_step: torch's step count before the first entry, for a run that was resumed.
-        state: of the table in torch's format, for a run that was resumed.
-        exact: replay every missed step, in every dtype: torch's own bits. Otherwise a closed form
-            may apply many steps at once, no further from the truth than torch in their dtype is.
-
-    12 bytes a step for each number of an entry, and 104 more for Adam's series.
+        rule: the rule of the optimizer.
+        group: the parameter group, in which the form of the rule is chosen.
+        start_step: torch's step count before the first entry; above 0 in a resumed run.
+        state: the table's state in torch's format, in a resumed run.
+        exact: whether to replay every missed step, for the same bits as torch in every dtype. If
+            false, a closed form may apply many steps at once, within the error of torch's own
+            arithmetic in that dtype.
     """
 
     def __init__(
@@ -53,23 +57,24 @@ class Ledger:
         return self._form(group) == self.form
 
     def record_step(self, group: ParamGroup) -> None:
-        """Add the entry of the next step, from the current hyperparameters."""
+        """Append the entry of the next step, with the current hyperparameters of `group`."""
         if not self.accepts(group):
             raise HotrowError(
-                f"the form of {self.rule.name} changed from {self.form} to {self._form(group)}",
-                fix="settle every row, then begin a new ledger",
+                f"the options of {self.rule.name} changed the form of its update from {self.form} "
+                f"to {self._form(group)}",
+                fix="settle every row, then start a new ledger",
             )
-        if not self._length:  # as late as torch: with the learning rate of the first step
+        if not self._length:  # in the first step, as in torch: it reads that step's learning rate
             self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
-            self.initial_state = {}  # releases its tensors, which belong to the table
+            self.initial_state = {}  # release the tensors, which belong to the table
         step = self.start_step + self._length + 1
         entry = self.rule.ledger_entry(group, step, self.scalar_state)
         self.append(tuple(map(float, entry)))
-        # Unchanged idle rows need no replay as long as this holds for every step.
+        # Rows may skip all missed steps only if none of these steps changes an idle row.
         self.idle_rows_unchanged = self.idle_rows_unchanged and self.rule.idle_rows_unchanged(group)
 
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
-        """The scalars of torch's state before the next step."""
+        """The scalars of torch's state after the last entry."""
         scalars = self.scalar_state
         if not self._length:
             scalars = self.rule.initial_scalars(group, self.initial_state)
@@ -79,7 +84,7 @@ class Ledger:
         return {"step": float(self.start_step + self._length), **public}
 
     def append(self, entry: tuple[float, ...]) -> None:
-        """Add an entry as it is."""
+        """Append an entry that is already computed."""
         n = self._length
         if not self._entries:
             self._entries = {np.float64: np.empty((64, len(entry)))}
@@ -93,7 +98,7 @@ class Ledger:
         self._length = n + 1
 
     def entries(self, dtype: type = np.float64) -> NDArray[Any]:
-        """The entries so far, (steps, width): a view, in float64 or rounded to float32."""
+        """A view of all entries, (steps, width), in float64 or rounded to float32."""
         return self._entries[dtype][: self._length] if self._entries else np.empty((0, 0))
 
     def _form(self, group: ParamGroup) -> tuple[Any, ...]:

@@ -1,7 +1,12 @@
-"""The base class of the optimizers: torch's step for dense parameters, row steps for tables."""
+"""The base class of the optimizers: `step` runs row steps for tables, torch's step for the rest.
+
+A table takes a row step if its gradient is a `RowGradient`: its `RowLag` records the step and
+applies it to the touched rows. All other parameters go to the step of torch's optimizer.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -20,46 +25,79 @@ from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
+# The docstring of each optimizer: its own text, the formula of its rule, and this.
+_DOCSTRING = """{summary}
+
+The update of one element w with gradient g in step t = 1, 2, ... (with `maximize`, g is negated)::
+
+{formula}
+
+Args:
+    params: the parameters of the model, or parameter groups. Tables and dense parameters may be
+        mixed.
+    others: the arguments of `torch.optim.{name}`, with its defaults. Groups with tables do not
+        support `capturable` and `differentiable`; `foreach` and `fused` affect dense parameters
+        only.
+
+Raises:
+    HotrowError: `step` or `load_state_dict` cannot continue; nothing has changed. `hotrow.optim`
+        lists the causes, shapes, dtypes and costs.
+
+>>> import torch, hotrow
+>>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
+>>> optimizer = hotrow.optim.{name}(model.parameters())
+>>> model(torch.tensor([2, 0, 2])).sum().backward()
+>>> optimizer.step()
+"""
 
 
 def _with_numbers(group: ParamGroup) -> ParamGroup:
-    """The group with numbers in place of tensors: a learning rate may be one."""
+    """The group with tensor options, such as a learning rate, replaced by numbers."""
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """The state of a table, with contiguous tensors as torch's; of a shard, as DTensors."""
+    """The state of a table with contiguous tensors, like torch's; DTensors for a shard."""
     return {
         k: table.to_global(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
     }
 
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Give the tensors of a state the table's strides; with `shared`, also if they have aliases."""
+    """Give the tensors of a state the table's strides; with `shared`, even if they have aliases."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             set_strides(value, table.stride(), shared)
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """The row path, which `hotrow.optim` adds to torch's optimizer of the same name.
+    """Add row steps for tables to a torch optimizer.
 
-    Parameters that are tables and have a `RowGradient` take the row path; all others, and tables
-    whose gradient is dense, take torch's own step. After each step, parameters in which
-    `hotrow.table.lookup.look_up` has looked up become tables.
+    Tables that have a `RowGradient` take row steps. All other parameters, and tables with a dense
+    gradient, take torch's step. After each step, parameters that `hotrow.table.lookup.look_up` has
+    marked become tables.
     """
 
     rule: ClassVar[Rule]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init_subclass__(cls) -> None:
-        """Append the formula in the docstring of the rule's file to the class's docstring."""
+        """Add the formula in the docstring of the rule's file to the class's docstring."""
         super().__init_subclass__()
         rule_doc = sys.modules[cls.rule.update.__module__].__doc__ or ""
-        cls.__doc__ = f"{cls.__doc__}\n\n{rule_doc.partition(chr(10) * 2)[2]}"
+        if cls.__doc__:
+            cls.__doc__ = _DOCSTRING.format(
+                summary=inspect.cleandoc(cls.__doc__),
+                formula=rule_doc.partition("\n\n")[2].rstrip(),
+                name=cls.torch_class.__name__,
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; raises for options that are not supported for a table."""
+        """Add a parameter group, like torch; see `torch.optim.Optimizer.add_param_group`.
+
+        Raises:
+            HotrowError: the group contains a table, and an option that tables do not support.
+        """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if any(isinstance(parameter, Table) for parameter in group["params"]):
@@ -72,13 +110,13 @@ class RowOptimizer(torch.optim.Optimizer):
     def _check_options(self, group: ParamGroup) -> None:
         for option in filter(group.get, _UNSUPPORTED_OPTIONS):
             raise HotrowError(
-                f"{type(self).__name__} cannot honour {option}=True for a table",
-                fix=f"leave {option} out for the groups that hold tables",
+                f"{type(self).__name__} does not support {option}=True for tables",
+                fix=f"leave {option} out for parameter groups that contain tables",
             )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves unscaling to the step; the step of a table cannot unscale."""
+        """Whether a GradScaler may leave unscaling to `step`; row steps cannot unscale."""
         fused = self.__dict__.get("_fused_amp_scaling", False)
         return fused and not self._tables()
 
@@ -88,13 +126,24 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
-        with torch._C.DisableTorchFunctionSubclass():  # which each `.grad` would call
+        """Reset all gradients, like torch; see `torch.optim.Optimizer.zero_grad`."""
+        with torch._C.DisableTorchFunctionSubclass():  # skips a call for each access to `.grad`
             super().zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient; returns the closure's loss."""
-        # Where torch compiles what called this, and runs this as it is, there is a callback.
+        """Make one step for every parameter that has a gradient.
+
+        Args:
+            closure: computes the loss again, with its gradients, and returns it.
+
+        Returns:
+            The result of `closure`, or None.
+
+        Raises:
+            HotrowError: a table was resized, moved or cast since its last step, its state is
+                incomplete, or its options are not supported.
+        """
+        # A callback exists while torch compiles the caller but runs this function uncompiled.
         compiles = is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback()
         run = self._run_in_eager if compiles else self._run
         return run(closure)
@@ -118,7 +167,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # which each `.grad` would call
+        with torch._C.DisableTorchFunctionSubclass():  # skips a call for each access to `.grad`
             gradients = [table.grad for _, table in tables]
         table_gradients = [
             (group, table, gradient)
@@ -154,7 +203,7 @@ class RowOptimizer(torch.optim.Optimizer):
             lag.step(group, grads)
 
     def _torch_step(self) -> None:
-        """Torch's step without its hooks, which have run for this step already."""
+        """Run torch's step without its hooks, which have already run for this step."""
         step: Callable[..., Any] = self.torch_class.step
         if getattr(step, "hooked", False):
             step = step.__wrapped__  # type: ignore[attr-defined]
@@ -163,8 +212,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def _dense_gradient(self, group: ParamGroup, table: Table, gradient: Tensor) -> Tensor:
         """The gradient for torch's own step.
 
-        torch's fused steps on the CPU mix up values where the gradient or the state has other
-        strides than the parameter.
+        For a fused step, the gradient and the state get the strides of the parameter: torch's
+        fused CPU kernels read all three in memory order, and would mix up values otherwise.
         """
         if isinstance(gradient, RowGradient):
             gradient = gradient.as_dense()
@@ -174,7 +223,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return with_strides(gradient, table.stride())
 
     def _adopt_tables(self) -> None:
-        """Make tables of the parameters with look-ups, in groups whose options tables support."""
+        """Convert parameters with lookups to tables, in groups whose options tables support."""
         for group in self.param_groups:
             if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:
@@ -183,7 +232,7 @@ class RowOptimizer(torch.optim.Optimizer):
                         Table.adopt(parameter, columns=lookup_axis == "columns")
 
     def _tables(self) -> list[tuple[ParamGroup, Table]]:
-        # isinstance would call the metaclass of Parameter, which takes three times as long.
+        # `type(...) is`: isinstance calls the metaclass of Parameter, and takes 3x as long.
         return [
             (group, parameter)
             for group in self.param_groups
@@ -192,7 +241,7 @@ class RowOptimizer(torch.optim.Optimizer):
         ]
 
     def _has_other_gradients(self) -> bool:
-        """Whether a parameter that is not a table has a gradient."""
+        """Whether any parameter that is not a table has a gradient."""
         return any(
             parameter.grad is not None
             for group in self.param_groups
@@ -201,11 +250,11 @@ class RowOptimizer(torch.optim.Optimizer):
         )
 
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
-        """The lag of a table, ready for a step of this group."""
+        """The lag of a table, ready to record a step with the options of this group."""
         lag, state = table.lag, self._table_state(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
-        self._close_lag(table)  # the lag of another optimizer, or of other options
+        self._close_lag(table)  # a lag of another optimizer or of other options
         if not isinstance(state, RowState):
             state = self.state[table] = RowState(state)
         _match_strides(state, table)
@@ -213,7 +262,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return lag
 
     def _table_state(self, table: Table) -> Any:
-        """The state of a table; of one in files, the state there unless this optimizer has one."""
+        """The state of a table; of a table in files, the saved state if this optimizer has none."""
         state = self.state[table]
         is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
         if table.backing is not None and is_new:
@@ -224,15 +273,16 @@ class RowOptimizer(torch.optim.Optimizer):
         return state
 
     def _check_touches_rows(self, group: ParamGroup, gradient: Tensor) -> None:
-        """Raise if the step of a table in files is dense."""
+        """Raise if the step of a table in files would be dense."""
         if not isinstance(gradient, RowGradient):
-            cause = "a gradient of more than look-ups"
-            fix = "leave the weight itself out of the loss"
+            cause = "the gradient is dense"
+            fix = "use the weight only in lookups, not in the loss itself"
         elif self.rule.needs_dense_step(_with_numbers(group)):
-            cause, fix = f"{self.rule.name} with these options", "leave weight_decay out"
+            cause = f"{self.rule.name} with weight_decay={group['weight_decay']} makes one"
+            fix = "leave weight_decay out"
         else:
             return
-        raise HotrowError(f"{cause} takes a dense step, of all rows of a table in files", fix=fix)
+        raise HotrowError(f"a table in files cannot take a dense step, but {cause}", fix=fix)
 
     @staticmethod
     def _close_lag(table: Table) -> None:
@@ -240,14 +290,19 @@ class RowOptimizer(torch.optim.Optimizer):
             table.lag.close()
 
     def settle(self) -> None:
-        """Apply all missed steps to every table; reading a table does the same."""
+        """Apply all missed steps to every table, as any read of a table does.
+
+        Call it before code that reads tables without torch's function protocol, such as
+        `torch.jit.script`.
+        """
         for _, table in self._tables():
             table.settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """In torch's own format: it loads in torch's optimizer of the same name, and back.
+        """Return the state in torch's format, which torch's optimizer of the same name loads.
 
-        The state of a table by columns is a contiguous copy.
+        All rows settle first. The state of a table by columns is a contiguous copy; other state
+        tensors are not copied.
         """
         for _, table in self._tables():
             if table.backing is not None and table.lag is not None:
@@ -262,10 +317,12 @@ class RowOptimizer(torch.optim.Optimizer):
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From hotrow's or torch's optimizer of the same name; the tables' state is copied.
+        """Load a state dict of hotrow's or torch's optimizer of the same name.
+
+        The state of tables is copied.
 
         Raises:
-            HotrowError: a table's state has another shape than the table. Nothing has changed.
+            HotrowError: the state of a table does not have the table's shape. Nothing has changed.
         """
         tables = dict(self._match_tables(state_dict))
         state_dict = {**state_dict, "state": dict(state_dict["state"])}
@@ -277,13 +334,13 @@ class RowOptimizer(torch.optim.Optimizer):
             for name, value in part.items():
                 if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
                     raise HotrowError(
-                        f"state[{index}][{name!r}] has shape {tuple(value.shape)}, but the table "
-                        f"it is for {tuple(table.shape)}",
-                        fix="load the state dict of a model with the same tables",
+                        f"state[{index}][{name!r}] has shape {tuple(value.shape)}, but its table "
+                        f"has shape {tuple(table.shape)}",
+                        fix="load the state dict of an optimizer for the same tables",
                     )
         for table in tables.values():
             self._close_lag(table)
-        # Copied, as the caller's tensors would be aliases of the tables' state.
+        # Copy, because the caller's tensors would be aliases of the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             if index in tables
@@ -293,7 +350,7 @@ class RowOptimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": states})
 
     def _match_tables(self, state_dict: dict[str, Any]) -> Iterator[tuple[Any, Table]]:
-        """(the key of its state, table) for each table, matched by order as torch does."""
+        """Yield (the key of its state, table) for each table, matched by order, like torch."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
             for parameter, index in zip(group["params"], saved["params"], strict=False):
                 if isinstance(parameter, Table):

@@ -1,4 +1,8 @@
-"""An optimizer's rule: its update, written once, and its ledger entries, state and closed form."""
+"""The rule of an optimizer: its update, ledger entries, state and closed form.
+
+Every optimizer has one `Rule`, in `rules/`. Compiled kernels, plain torch and the closed forms all
+run the same `update`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from hotrow.optim.closed_form.base import ClosedForm
 
 ParamGroup = dict[str, Any]  # a parameter group of torch.optim: lr, betas, ... under torch's names
 ParamState = Mapping[str, Any]  # a parameter's state in torch.optim; empty before its first step
-ScalarState = dict[str, float]  # a parameter's scalars that one step passes on to the next
+ScalarState = dict[str, float]  # the scalars of a parameter that change from step to step
 
 
 def scalar_dtype() -> torch.dtype:
@@ -21,48 +25,48 @@ def scalar_dtype() -> torch.dtype:
 
 
 def maximize_flag(group: ParamGroup) -> tuple[bool, ...]:
-    """The flags of most rules: whether the gradient changes sign."""
+    """The flags of most rules: `maximize`, which negates the gradient."""
     return (bool(group["maximize"]),)
 
 
 def always_false(group: ParamGroup) -> bool:
-    """A property that a rule has with no options."""
+    """False for any options."""
     return False
 
 
 def no_closed_form(group: ParamGroup) -> ClosedForm | None:
-    """The closed form of a rule whose missed steps are all replayed."""
+    """None: every missed step is replayed."""
     return None
 
 
 def no_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """The scalar state of a rule that has none."""
+    """An empty scalar state."""
     return {}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """An elementwise optimizer's arithmetic.
+    """The arithmetic of an elementwise optimizer.
 
     Attributes:
-        name: of torch's optimizer.
-        update: `update(w, g, slots, entry, flags) -> (w, slots)`, the step, over scalars
-            (compiled) or tensors of rows alike. It has no float literals, which would turn
-            float32 into float64: constants are in the entry.
-        initial_slots: `initial_slots(group)` names the (V, D) state, with its initial values, in
-            torch's names and in the order `update` takes it.
-        ledger_entry: `ledger_entry(group, step, scalars)` returns what step number `step`
-            (1, 2, ...) adds to the ledger. It may change `scalars`.
-        flags: `flags(group)` chooses between forms of the update that are compiled separately.
+        name: the name of torch's optimizer.
+        update: `update(w, g, slots, entry, flags) -> (w, slots)`, one step. It runs on scalars
+            (compiled) and on tensors of rows. It contains no float literals, which would promote
+            float32 to float64; constants are part of the entry.
+        initial_slots: `initial_slots(group)`, torch's name and the initial value of each (V, D)
+            state, in the order that `update` takes them.
+        ledger_entry: `ledger_entry(group, step, scalars)`, the ledger entry of step number `step`
+            (1, 2, ...). It may change `scalars`.
+        flags: `flags(group)`, which selects one form of the update; each is compiled separately.
         initial_scalars: `initial_scalars(group, state)`, the scalar state before the first entry.
-            It is part of torch's state, except for names that begin with "_".
+            It is part of torch's state, except for names that start with "_".
         idle_rows_unchanged: `idle_rows_unchanged(group)`, whether a zero gradient leaves a row and
             its state exactly as they are.
-        closed_form: `closed_form(group)` applies many steps without a gradient at once. Where it
-            does not apply (coupled decay, except SGD and ASGD) every missed step is replayed.
-        needs_dense_step: `needs_dense_step(group)`, whether a table takes torch's own dense step.
-            It does where a difference in the last bit grows to a visible one.
-        has_step_count: whether torch's state has the number of steps.
+        closed_form: `closed_form(group)`, which applies many idle steps at once, or None. Where it
+            does not apply (coupled decay, except in SGD and ASGD), every missed step is replayed.
+        needs_dense_step: `needs_dense_step(group)`, whether a table takes torch's dense step,
+            because a difference in the last bit would grow to a visible one.
+        has_step_count: whether torch's state has a step count.
     """
 
     name: str

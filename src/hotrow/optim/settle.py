@@ -1,4 +1,7 @@
-"""Settle rows, step them and look them up, for any rule."""
+"""Settle, step and look up rows for any rule: combine a ledger and its closed form into a program.
+
+`RowLag` calls these functions, and they call `hotrow.kernels.operators`.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,21 @@ def settle(
     rows: Tensor,
     step_count: int | None = None,
 ) -> None:
-    """Apply the first `step_count` steps to `rows`, as dense training with zero gradients does.
+    """Apply the missed steps to `rows`, as dense training with zero gradients does.
 
-    For each row: the rule with g = 0 for entries `row_steps[row]` .. `step_count - 1`, then
-    `row_steps[row] = step_count`.
+    For each row: apply the rule with g = 0 for the entries `row_steps[row]` .. `step_count - 1`,
+    then set `row_steps[row] = step_count`. All tensors are on one device.
+
+    Cost: proportional to R, and without a closed form to the number of missed steps.
 
     Arguments:
         ledger: the steps so far.
         table: (V, D). Changed in place.
         slots: (V, D) each, in the order of `rule.initial_slots`. Changed in place.
-        row_steps: (V,) int32 or int64, the steps that each row has been through. Changed in place.
+        row_steps: (V,) int32 or int64, the number of steps applied to each row. Changed in place.
         rows: (R,) int64, distinct, in 0 .. V - 1.
-        step_count: all entries of the ledger if None.
-
-    All on one device; cost follows R, and the steps missed where there is no closed form.
+        step_count: the number of steps that each row has after the call; the length of the ledger
+            if None.
     """
     step_count = len(ledger) if step_count is None else step_count
     program, entries = _program(ledger, table, len(slots), step_count)
@@ -49,10 +53,10 @@ def step(
     row_steps: Tensor,
     grads: GroupedGradients,
 ) -> None:
-    """Settle the rows of `grads` up to the ledger's last entry, and apply that with the gradients.
+    """Settle the rows of `grads`, and apply the last entry of the ledger with their gradients.
 
-    As `settle`, but entry `len(ledger) - 1` is applied with the sum of each row's gradients, in
-    the table's dtype. The entry is recorded before.
+    Like `settle`, but entry `len(ledger) - 1`, which the caller has recorded, is applied with the
+    sum of each row's gradients, added in the table's dtype.
     """
     step_count = len(ledger)
     program, entries = _program(ledger, table, len(slots), step_count - 1)
@@ -62,9 +66,9 @@ def step(
 def look_up(
     ledger: Ledger, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor, ids: DistinctIds
 ) -> Tensor:
-    """(..., D), the rows of `ids` as they are when settled.
+    """Return (..., D), the settled rows of `ids`.
 
-    See `operators.look_up` for which rows are stored.
+    `operators.look_up` says which rows are stored.
     """
     program, entries = _program(ledger, table, len(slots), len(ledger))
     return operators.look_up(
@@ -79,11 +83,11 @@ def _detached(table: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, list[Tens
 def _program(
     ledger: Ledger, table: Tensor, slot_count: int, end_step: int
 ) -> tuple[Program, NDArray[Any]]:
-    """The rule in the ledger's form with its closed form up to `end_step`, and the entries."""
+    """The program of the ledger's rule, with its closed form up to `end_step`, and the entries."""
     rule, closed_form = ledger.rule, ledger.closed_form
     flags = ledger.form[: len(ledger.form) - slot_count]
     entries = ledger.entries(operators.entry_dtype(table))
-    fast_forward: tuple[Any, ...] = ()  # every missed step is replayed
+    fast_forward: tuple[Any, ...] = ()  # replay every missed step
     if ledger.idle_rows_unchanged:
         fast_forward = skip_idle_steps, skip_idle_steps_batch
     elif closed_form is not None:

@@ -1,4 +1,4 @@
-"""The optimizer state of a table: its rows settle before it is read, as the table's do."""
+"""The optimizer state of a table, whose rows settle before they are read, like the table's rows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from torch import Tensor
 
 
 class StateLag(Protocol):
-    """The lag of a state's rows, which can end."""
+    """The part of `RowLag` that a state uses."""
 
     def settle_all(self) -> None:
-        """Settle all rows: the state becomes torch's."""
+        """Settle all rows, so that the state equals torch's."""
 
     def close(self) -> None:
-        """Settle all rows, and drop the references to the state and its table."""
+        """Settle all rows, then detach the lag from the state and its table."""
 
 
 class RowState(dict[str, Any]):
-    """The state of one table, a dict under torch's names.
+    """The state of one table, a dict with torch's names.
 
-    Reading settles all rows. Writing ends the lag: the next step starts from the new values.
-    Reading returns aliases of the tensors, so that the use counts of their memory show whether
-    somebody holds one. The lag itself reads and writes with the methods of `dict`.
+    A read settles all rows and returns aliases of the tensors, so that the use counts of their
+    memory show whether other code has a reference. A write closes the lag, so that the next step
+    starts from the new values. The lag itself uses the methods of `dict`, which do neither.
     """
 
-    _lag: weakref.ref[StateLag] | None = None  # the table owns the lag; avoids a reference cycle
+    _lag: weakref.ref[StateLag] | None = None  # weak, as the table owns the lag: no reference cycle
 
     @property
     def lag(self) -> StateLag | None:
@@ -53,7 +53,7 @@ class RowState(dict[str, Any]):
         self._close_lag()
         dict.__delitem__(self, name)
 
-    def __iter__(self) -> Iterator[str]:  # defined here so that dict(state) calls __getitem__
+    def __iter__(self) -> Iterator[str]:  # with it, dict(state) calls __getitem__
         return dict.__iter__(self)
 
     def __ior__(self, other: Any) -> RowState:  # type: ignore[misc, override]
@@ -72,7 +72,7 @@ class RowState(dict[str, Any]):
             lag.close()
 
 
-# The other methods of a dict, implemented with the ones above.
+# The other methods of dict, implemented with the methods above.
 for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]

@@ -1,4 +1,7 @@
-"""The look-ups as autograd functions, whose gradient is a `RowGradient`; uses of tensor memory."""
+"""The autograd functions of lookups, whose gradient is a `RowGradient`.
+
+Also use counts of tensor memory, which show whether other code can still write to a gradient.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from hotrow.table.gradient import RowGradient
 
 
 def storage_use_count(tensor: Tensor) -> int:
-    """The count of references to a tensor's storage: tensors, numpy arrays, storage objects.
+    """Count the references to a tensor's storage: tensors, numpy arrays, storage objects.
 
-    The references to storage shared with another process cannot be counted: `sys.maxsize`.
+    Returns `sys.maxsize` for storage that is shared with another process.
     """
     if tensor.untyped_storage().is_shared():
         return sys.maxsize
@@ -28,17 +31,17 @@ def storage_use_count(tensor: Tensor) -> int:
 
 
 def _raw_use_count(tensor: Tensor) -> int:
-    """The use count, with the storage object created here and the references to it."""
+    """The use count, including the storage object created here and the references to it."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
 
 
-# How many of these references the count itself makes; Python 3.14 makes fewer than 3.13.
+# The number of references that the count itself makes; Python 3.14 makes fewer than 3.13.
 _OWN_USE_COUNT = _raw_use_count(torch.empty(1, device="cpu")) - 1
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A copy of the tensor with these strides; itself if it has them."""
+    """A copy of the tensor with these strides, or the tensor itself if it has them."""
     if tensor.layout != torch.strided or tensor.stride() == strides:
         return tensor
     values = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -46,29 +49,29 @@ def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -> None:
-    """`with_strides` in place, unless the storage has other users; with `force`, always."""
+    """Apply `with_strides` in place, unless the storage has other users; with `force`, always."""
     ordered = with_strides(tensor, strides)
     if ordered is not tensor and (force or storage_use_count(tensor) == 1):
         tensor.data = ordered
 
 
 class LookUp(torch.autograd.Function):
-    """table[ids], or its columns, whose gradient is a `RowGradient`."""
+    """table[ids], or with `columns` the columns at `ids`; the gradient is a `RowGradient`."""
 
     @staticmethod
     def forward(
         ctx: Any,
         table: Tensor,
         ids: Tensor,
-        distinct_ids: DistinctIds | None,  # of `ids`, if computed
+        distinct_ids: DistinctIds | None,  # the distinct ids of `ids`, if computed
         read: Callable[[], Tensor],
         padding_idx: int,
         scale_by_frequency: bool,
         columns: bool,
     ) -> Tensor:
-        """(..., D), the result of `read`."""
+        """Return the result of `read`, (..., D)."""
         ctx.set_materialize_grads(False)
-        if ctx.needs_input_grad[0]:  # the caller may write the next batch to the same tensor
+        if ctx.needs_input_grad[0]:  # a copy: the caller may write the next batch to `ids`
             ctx.save_for_backward(ids.to(torch.int64, copy=True))
         ctx.shape, ctx.distinct_ids, ctx.columns = table.shape, distinct_ids, columns
         ctx.padding_idx, ctx.scale_by_frequency = padding_idx, scale_by_frequency
@@ -77,7 +80,7 @@ class LookUp(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The rows of `gradient`, one for each id."""
+        """Return the row gradient with one row of `gradient` for each id."""
         if gradient is None:
             return (None,) * 7
         ids, distinct_ids = ctx.saved_tensors[0].reshape(-1), ctx.distinct_ids
@@ -98,18 +101,18 @@ class LookUp(torch.autograd.Function):
             indices = (ids != ctx.padding_idx).nonzero()[:, 0]
             ids, rows, distinct_ids = ids[indices], rows[indices], None
         result = RowGradient(ids, rows, ctx.shape, distinct_ids=distinct_ids, columns=ctx.columns)
-        # If other code has a reference, it may write before the step: the rows are added up now.
+        # Other code with a reference may write to the rows before the step: sum them now.
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
 
-# The references to a gradient in `LookUp.backward` if only the autograd engine has any: to its
-# Python object, the tensor, the storage.
+# The references to a gradient in `LookUp.backward` if only the autograd engine has any: to the
+# Python object, to the tensor and to the storage.
 _engine_reference_counts: list[tuple[int, int, int]] = []
 
 
 @torch.enable_grad()
 def measure_engine_references() -> None:
-    """Count the references to a gradient that only the autograd engine has."""
+    """Run a backward pass in which only the autograd engine has references, and count them."""
     if not _engine_reference_counts:
         table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
         read = functools.partial(F.embedding, ids, table)
@@ -118,13 +121,13 @@ def measure_engine_references() -> None:
 
 
 class SelectRows(torch.autograd.Function):
-    """table[rows] of distinct rows, or its columns, whose gradient is a `RowGradient`."""
+    """table[rows] for distinct rows, or with `columns` the columns; gives a `RowGradient`."""
 
     @staticmethod
     def forward(
         ctx: Any, table: Tensor, rows: Tensor, read: Callable[[], Tensor], columns: bool
     ) -> Tensor:
-        """(R, D), the result of `read`."""
+        """Return the result of `read`, (R, D)."""
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(rows)
         ctx.shape, ctx.columns = table.shape, columns
@@ -133,7 +136,7 @@ class SelectRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The rows of `gradient`, which are distinct."""
+        """Return the row gradient with the rows of `gradient`, which are distinct."""
         if gradient is None:
             return (None,) * 4
         (rows,) = ctx.saved_tensors

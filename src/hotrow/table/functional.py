@@ -1,4 +1,8 @@
-"""`torch.nn.functional.embedding` and `embedding_bag` for a table."""
+"""`torch.nn.functional.embedding` and `embedding_bag` for a table.
+
+`Table.__torch_function__` calls these in place of torch's functions. They check the ids, read
+settled rows, and let autograd produce a `RowGradient`.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +31,21 @@ from hotrow.table.protocols import Distribution
 
 
 def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Renormalize the settled rows that `ids` select, as torch does."""
+    """Renormalize the settled rows that `ids` select, like torch."""
     if max_norm is not None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
 def _contiguous_rows(table: Table) -> Tensor:
-    """(V, D), the storage, with contiguous rows unless an alias prevents it."""
+    """The storage as (V, D), with contiguous rows unless an alias prevents it."""
     if table.columns:
         table.set_layout()
     return table.raw_rows
 
 
 def _source(table: Table) -> Tensor:
-    """The tensor that a look-up differentiates: for a distributed table its `source`."""
+    """The tensor that a lookup differentiates; for a distributed table its `source`."""
     source: Tensor = table
     if needs_gradient(table):
         distributions: tuple[Distribution[Table] | None, ...] = table.shards, table.replicas
@@ -51,7 +55,7 @@ def _source(table: Table) -> Tensor:
 
 
 def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
-    """Check the ids of a look-up, and that all replicas make it."""
+    """Check the ids of a lookup, and that all replicas make the same lookup."""
     failure = None
     try:
         check_range(input, rows, "input")
@@ -63,11 +67,11 @@ def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
         if failure is not None:
             raise failure
     finally:
-        failure = None  # its traceback references the rows, and would count as an alias
+        failure = None  # its traceback references the rows, which would count as an alias
 
 
 def _can_select(rows: Tensor, ids: Tensor) -> bool:
-    """Whether `select_rows` supports this look-up."""
+    """Whether `select_rows` supports this lookup."""
     return (
         is_readable(ids)
         and ids.dtype in ID_DTYPES
@@ -79,20 +83,20 @@ def _can_select(rows: Tensor, ids: Tensor) -> bool:
 
 
 def _select(rows: Tensor, ids: Tensor) -> Tensor:
-    """rows[ids], after a check of the ids."""
+    """Check the ids and return rows[ids]."""
     output = select_rows(rows, ids)
     if output is None:
         check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # another thread has corrected the ids meanwhile
+        return F.embedding(ids, rows)  # no error: another thread has just corrected the ids
     return output
 
 
 def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
-    """A function that reads current rows of a table with stale rows; None if it settled them.
+    """Return a function that reads settled rows of a table with stale rows.
 
-    Rows that get a gradient are read by `Lag.look_up`, unless the look-up itself `writes` to them.
-    Rows of a replica are read in a copy: settled here only, they would differ from the other
-    ranks' in the last bits.
+    If this function settles the rows itself, it returns None. `Lag.look_up` reads rows that get a
+    gradient, unless the lookup `writes` to them (`max_norm`). `Lag.peek` reads rows of a replica:
+    if only this rank stored them, they would differ from the other ranks' rows in the last bits.
     """
     if table.lag is not None and table.replicas is not None:
         return functools.partial(table.lag.peek, ids)
@@ -112,7 +116,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """`torch.nn.functional.embedding` for a table."""
+    """Look up rows of a table, like `torch.nn.functional.embedding`."""
     if weight.shards is not None:
         _refuse_frequency(scale_grad_by_freq)
         _, inverse, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
@@ -128,12 +132,12 @@ def local_embedding(
     norm_type: float,
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
-    """`embedding` of the rows of this process."""
+    """`embedding` for the rows of this process."""
     rows = _contiguous_rows(weight)
     padding = normalize_padding(padding_idx, len(rows))
     selects = max_norm is None and weight.replicas is None and _can_select(rows, input)
     read: Callable[[], Tensor]
-    if selects:  # which checks the ids
+    if selects:  # `_select` checks the ids
         read = functools.partial(_select, rows, input)
     else:
         _check_look_up(input, weight, len(rows))
@@ -141,7 +145,7 @@ def local_embedding(
     distinct_ids = find_distinct(input, len(rows)) if weight.has_stale_rows else None
     if selects and distinct_ids is not None and not distinct_ids.are_in_range(len(rows)):
         check_range(input, len(rows), "input")
-    with torch._C.DisableTorchFunctionSubclass():  # whose check of each attribute access is slow
+    with torch._C.DisableTorchFunctionSubclass():  # a call for each attribute access is slow
         if distinct_ids is not None:
             read = _stale_row_reader(weight, distinct_ids, max_norm is not None) or read
         _renorm(weight, input, max_norm, norm_type)
@@ -173,9 +177,9 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """`torch.nn.functional.embedding_bag` for a table: torch's own, over the rows in the batch."""
+    """Look up bags in a table: `torch.nn.functional.embedding_bag` of the rows in the batch."""
     padding = normalize_padding(padding_idx, table_row_count(weight))
-    if weight.spans_processes:  # torch's own checks would raise in this process only
+    if weight.spans_processes:  # torch's own checks would raise only in this process
         try:
             offsets = check_bag(
                 input.shape,
@@ -211,7 +215,7 @@ def embedding_bag(
 def _distinct_rows(
     input: Tensor, weight: Table, max_norm: float | None, norm_type: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The distinct ids (R,), the index of each id among them, and their rows (R, D)."""
+    """Return the distinct ids (R,), the position of each id among them, and their rows (R, D)."""
     table = _contiguous_rows(weight)
     _check_look_up(input, weight, len(table))
     distinct_ids = find_distinct(input, len(table))
@@ -229,8 +233,9 @@ def _distinct_rows(
 def _refuse_frequency(scale_grad_by_freq: bool) -> None:
     if scale_grad_by_freq:
         raise HotrowError(
-            "scale_grad_by_freq counts the ids of one batch, and a sharded table gets several",
-            fix="leave it out for a sharded table",
+            "scale_grad_by_freq=True is not supported for a sharded table: it would count the ids "
+            "of one rank instead of the whole batch",
+            fix="leave scale_grad_by_freq out",
         )
 
 

@@ -1,4 +1,7 @@
-"""The row gradient: a gradient of touched rows only, which a table's look-ups leave in `.grad`."""
+"""The row gradient: the gradient of a table's lookups, which stores only the touched rows.
+
+The backward pass of a lookup puts it into `table.grad`; the optimizer groups its rows by id.
+"""
 
 from __future__ import annotations
 
@@ -20,37 +23,38 @@ aten = torch.ops.aten
 
 @dataclass
 class _RowStorage:
-    """The rows of a gradient, shared with its aliases: `grad.data` writes to the same rows."""
+    """The rows of a gradient. Aliases share it, so that `grad.data` writes to the same rows."""
 
     ids: Tensor
     rows: Tensor
     is_merged: bool
-    distinct_ids: DistinctIds | None = None  # of ids not merged yet, if computed
+    distinct_ids: DistinctIds | None = None  # of `ids` before the merge, if computed
     columns: bool = False  # whether the rows are the columns of the gradient
-    shards: GradientShards | None = None  # the processes that have its other rows
+    shards: GradientShards | None = None  # the processes that have the other rows
 
     def __post_init__(self) -> None:
-        self.rows = self.rows.detach()  # with create_graph they have a grad_fn
+        self.rows = self.rows.detach()  # create_graph gives them a grad_fn
         self.version = self.rows._version
 
     def transpose_if_columns(self, dense: Tensor) -> Tensor:
-        """The dense gradient as (V, D), or a (V, D) in the gradient's shape; a view."""
+        """Transpose between (V, D) and the gradient's shape; a view."""
         return dense.t() if self.columns else dense
 
 
 class RowGradient(Tensor):
-    """A (V, D) gradient: row ids[i] has rows[i] added to it, and all other entries are zero.
+    """A (V, D) gradient that stores only touched rows: the sum of rows[i] at row ids[i], else 0.
 
-    With `columns` it is (D, V), in memory a transposed (V, D), and column ids[i] has rows[i].
+    With `columns` the gradient is (D, V), stored as a transposed (V, D), and rows[i] is added to
+    column ids[i].
 
-    Elementwise operations that keep zero at zero (scaling, clamping around zero), norms,
-    accumulation and the checks of a gradient scaler use the stored rows only. Any other operation
-    gets the dense gradient, V x D, and returns a plain tensor. One that writes, or that returns a
-    view, makes the gradient store all V rows from then on.
+    These operations use only the stored rows: elementwise operations that map zero to zero
+    (scaling, clamping around zero), norms, accumulation, and the checks of a gradient scaler. Any
+    other operation gets the dense V x D gradient and returns a plain tensor. After an operation
+    that writes to the gradient or returns a view of it, the gradient stores all V rows.
 
     Arguments:
         ids: (N,) int64, in range.
-        rows: (N, D), of the gradient's dtype; owned by the gradient from then on.
+        rows: (N, D), the gradient's dtype. The gradient takes ownership.
         shape: (V, D); (D, V) with `columns`.
         is_merged: whether the ids are distinct.
         distinct_ids: the distinct ids of `ids`, if computed.
@@ -69,7 +73,7 @@ class RowGradient(Tensor):
         distinct_ids: DistinctIds | None = None,
         columns: bool = False,
     ) -> RowGradient:
-        """Wrap existing rows; nothing V-sized is allocated."""
+        """Wrap the rows, without allocating memory proportional to V."""
         return cls._wrap(_RowStorage(ids, rows, is_merged, distinct_ids, columns), shape)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +81,7 @@ class RowGradient(Tensor):
 
     @classmethod
     def _wrap(cls, storage: _RowStorage, shape: Sequence[int]) -> RowGradient:
-        # The strides of the parameter; with others, autograd would make a dense copy.
+        # The strides of the parameter; autograd would make a dense copy for other strides.
         strides = (1, shape[0]) if storage.columns else None
         result: RowGradient = Tensor._make_wrapper_subclass(
             cls, tuple(shape), strides, dtype=storage.rows.dtype, device=storage.rows.device
@@ -96,16 +100,16 @@ class RowGradient(Tensor):
 
     @property
     def rows(self) -> Tensor:
-        """(N, D), of the gradient's dtype."""
+        """(N, D), in the gradient's dtype."""
         return self.row_storage.rows
 
     @property
     def count(self) -> int:
-        """V, the count of rows that ids may select."""
+        """V, the number of rows that ids may select."""
         return self.shape[int(self.row_storage.columns)]
 
     def merge(self) -> RowGradient:
-        """Add up the rows of equal ids, in order; in place."""
+        """Sum the rows of equal ids in batch order, in place."""
         storage = self.row_storage
         if not storage.is_merged:
             grouped = self.group()
@@ -117,51 +121,51 @@ class RowGradient(Tensor):
         return self
 
     def group(self) -> GroupedGradients:
-        """The rows grouped by id, whether added up or not."""
+        """The rows grouped by id, summed or not."""
         storage = self.row_storage
         if storage.is_merged:
             inverse = torch.arange(len(storage.ids), device=storage.ids.device)
             return GroupedGradients(DistinctIds(storage.ids, inverse), storage.rows)
         if storage.rows._version != storage.version:
             raise HotrowError(
-                "the gradient of a look-up's output was written to after backward, and is the "
-                "table's gradient too",
-                fix="change it in a hook (output.register_hook), or write to a clone",
+                "the gradient of a lookup's output was changed in place after backward, but its "
+                "memory is the table's gradient",
+                fix="change it in a hook (output.register_hook), or change a clone",
             )
         if storage.distinct_ids is not None:
             return GroupedGradients(storage.distinct_ids, storage.rows)
         return group(storage.ids, storage.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
-        """Accumulate the gradient of a later batch, of distinct ids; in place.
+        """Accumulate the gradient of a later batch, with distinct ids, in place.
 
-        Each batch is added up before it is added to the others, as in torch.
+        Each batch is summed before it is added to the earlier ones, as in torch.
         """
         storage = self.merge().row_storage
-        if len(storage.ids) == self.count:  # all rows: their views must see the sum
+        if len(storage.ids) == self.count:  # all rows: add in place, so that views show the sum
             storage.rows.index_add_(0, ids, rows)
             return
         storage.ids, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
         storage.is_merged, storage.version, storage.distinct_ids = False, 0, None
 
     def as_dense(self) -> Tensor:
-        """The dense gradient, a plain tensor."""
+        """The dense gradient as a plain tensor."""
         storage = self.merge().row_storage
         zeros = storage.rows.new_zeros(self.count, storage.rows.shape[1])
         zeros[storage.ids] = storage.rows
         return storage.transpose_if_columns(zeros)
 
     def store_all_rows(self) -> Tensor:
-        """Store all V rows, and return them: writes to them change the gradient."""
+        """Store all V rows and return them; writes to them change the gradient."""
         storage = self.merge().row_storage
         if len(storage.ids) < self.count:
-            # Contiguous, so that it can be viewed as flat.
+            # Contiguous, so that `view(-1)` works.
             storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
             storage.ids = torch.arange(self.count, device=storage.rows.device)
         return storage.rows
 
     def with_rows(self, rows: Tensor) -> RowGradient:
-        """A gradient of the same ids with other rows."""
+        """A gradient with the same ids and other rows."""
         ids, storage = self.ids.to(rows.device), self.row_storage
         result = RowGradient(ids, rows, self.shape, storage.is_merged, columns=storage.columns)
         result.row_storage.shards = storage.shards
@@ -181,7 +185,7 @@ class RowGradient(Tensor):
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        # Whether it writes to an argument or returns a view; the schema of collectives is silent.
+        # Whether it writes to an argument or returns a view. Schemas of collectives don't tell.
         may_alias = func.namespace in ("c10d", "_c10d_functional") or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
@@ -195,14 +199,14 @@ class RowGradient(Tensor):
             written.append((value.row_storage.transpose_if_columns(value.store_all_rows()), value))
             return written[-1][0]
 
-        def restore(value: Any) -> Any:  # an in-place operation returns its argument
+        def restore(value: Any) -> Any:  # an in-place operation returns its argument: the gradient
             return next((gradient for rows, gradient in written if rows is value), value)
 
         return tree_map(restore, func(*tree_map(dense, args), **tree_map(dense, kwargs)))
 
     @property
     def data(self) -> Any:
-        """Another tensor over the same rows; may be replaced."""
+        """Another tensor over the same rows; can be assigned."""
         return self.alias()
 
     @data.setter
@@ -215,14 +219,14 @@ class RowGradient(Tensor):
         self.row_storage = value.row_storage
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The dense gradient's values."""
+        """The values of the dense gradient."""
         return self.as_dense().numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
         return self.as_dense().__array__(dtype)  # type: ignore[no-untyped-call]
 
     def share_memory_(self) -> RowGradient:
-        """Store all V rows in memory that processes share."""
+        """Store all V rows in shared memory."""
         self.store_all_rows().share_memory_()  # type: ignore[no-untyped-call]
         return self
 
@@ -231,7 +235,7 @@ class RowGradient(Tensor):
         return self.store_all_rows().untyped_storage()
 
     def tolist(self) -> Any:
-        """The dense gradient's values."""
+        """The values of the dense gradient."""
         return self.as_dense().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -239,7 +243,7 @@ class RowGradient(Tensor):
 
 
 def _keeps_zero(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an elementwise operation leaves zero at zero, with these other arguments."""
+    """Whether an elementwise operation with these other arguments maps zero to zero."""
     others = [*args[1:], *kwargs.values()]
     if any(isinstance(other, Tensor) and other.ndim for other in others):
         return False
@@ -261,14 +265,15 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
         if shards is not None:
             raise HotrowError(
-                f"a norm of order {order} of a sharded gradient needs the rows of all ranks",
-                fix="use a positive order, and no dimension",
+                f"the norm of order {order} of a sharded gradient, or a norm along a dimension, "
+                "needs the rows of all ranks",
+                fix="use a positive order and no dimension",
             )
         return NotImplemented
     rows = gradient.merge().rows
     if rows.numel():
         result = func(rows.reshape(-1), *args[1:], **kwargs)
-    else:  # infinity has no largest of none
+    else:  # the infinity norm of no values is an error in torch
         result = rows.new_zeros((), dtype=kwargs.get("dtype"))
     return result if shards is None else shards.norm(result, float(order))
 
@@ -302,7 +307,7 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(other, RowGradient) and other.row_storage.columns == gradient.row_storage.columns:
         other.merge()
         gradient.append(other.ids, other.rows)
-    else:  # also used densely, as in a tied output head: all rows are touched
+    else:  # a dense use as well, such as a tied output head: all rows are touched
         dense = other.as_dense() if isinstance(other, RowGradient) else other
         rows = gradient.row_storage.transpose_if_columns(dense)
         gradient.append(torch.arange(len(rows), device=rows.device), rows)
@@ -327,7 +332,7 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     storage = gradient.row_storage
-    if len(storage.ids) == gradient.count:  # all rows: their views must see the zeros
+    if len(storage.ids) == gradient.count:  # all rows: write in place, so that views show zeros
         return NotImplemented
     storage.ids, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient

@@ -1,4 +1,8 @@
-"""Look-ups in any tensor: of rows or columns, one by one or in bags."""
+"""Look up rows or columns of any tensor, one by one or in bags.
+
+Layers and one-hots call these. A large plain parameter is marked here, and becomes a table after
+the next optimizer step.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,19 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
-# A plain parameter that is looked up becomes a table if it has as many entries; for a smaller one
-# a dense step is about as fast.
+# A plain parameter with at least so many entries becomes a table once it is looked up. For a
+# smaller one, a dense step is about as fast.
 MIN_TABLE_ENTRIES = 1 << 20
 
 
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
-    """weight[ids], or with `columns` weight[:, ids] with its first dimension last.
+    """Return weight[ids]; with `columns`, weight[:, ids] with the first dimension moved last.
 
-    A table gets a gradient of the touched rows, any other tensor a dense one. A large plain
-    parameter gets the attribute `lookup_axis`, so that `hotrow.optim` can make it a table.
+    A table gets a gradient with only the touched rows, any other tensor a dense gradient. A large
+    plain parameter gets the attribute `lookup_axis`, so that `hotrow.optim` makes it a table.
 
     Arguments:
-        weight: (V, D), of any dtype; (D, V) with `columns`.
+        weight: (V, D), any dtype; (D, V) with `columns`.
         ids: int64 or int32, any shape, 0 .. V - 1.
         columns: whether ids select columns.
 
@@ -37,20 +41,20 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
 def look_up_bags(
     weight: Tensor, ids: Tensor, per_sample_weights: Tensor | None = None, columns: bool = False
 ) -> Tensor:
-    """The sum of the rows that each bag of ids selects, weighted if there are weights.
+    """Return the sum of the rows that each bag of ids selects, weighted if there are weights.
 
     Arguments:
-        weight: as for `look_up`.
+        weight: as in `look_up`.
         ids: (B, K), int64 or int32, 0 .. V - 1.
-        per_sample_weights: (B, K).
-        columns: as for `look_up`.
+        per_sample_weights: (B, K), the weight of each id; all 1 if None.
+        columns: as in `look_up`.
 
     Returns:
         (B, D), differentiable in `weight` and `per_sample_weights`.
     """
     scales = per_sample_weights
     same_dtype = scales is None or scales.dtype == weight.dtype
-    # torch's own function does not support these.
+    # torch's embedding_bag does not support other dtypes and empty bags.
     if not (same_dtype and weight.is_floating_point() and ids.shape[1]):
         rows = look_up(weight, ids, columns)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
@@ -67,9 +71,9 @@ def _is_trained(weight: Tensor) -> bool:
 
 
 def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
-    """Set `lookup_axis` of a large plain parameter that is trained, before torch looks up in it."""
+    """Set `lookup_axis` on a large plain parameter that is trained; settle a table."""
     if isinstance(weight, Table):
-        weight.settle()  # a caller may have disabled `__torch_function__`, which settles
+        weight.settle()  # `__torch_function__` also settles, but a caller may have disabled it
     elif is_compiling() or type(weight) is not nn.Parameter:
         pass
     elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):

@@ -1,4 +1,4 @@
-"""The torch functions that read or set metadata of a tensor, but no values."""
+"""The torch functions that access only metadata of a tensor: a table does not settle for them."""
 
 from torch import Tensor
 

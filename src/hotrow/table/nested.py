@@ -1,4 +1,4 @@
-"""Instances of a class in nested dicts, lists and tuples, such as a call's arguments."""
+"""Find and replace instances of a class in nested dicts, lists and tuples, such as arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _T = TypeVar("_T")
 
 
 def find_instances(value: Any, cls: type[_T]) -> Iterator[_T]:
-    """Yield the instances of a class, in order."""
+    """Yield the instances of a class in order."""
     if isinstance(value, cls):
         yield value
     elif isinstance(value, dict):
@@ -20,7 +20,7 @@ def find_instances(value: Any, cls: type[_T]) -> Iterator[_T]:
 
 
 def map_instances(value: Any, cls: type[_T], change: Callable[[_T], Any]) -> Any:
-    """A copy with each instance of a class replaced by `change` of it."""
+    """A copy in which `change(instance)` replaces each instance of a class."""
     if isinstance(value, cls):
         return change(value)
     if isinstance(value, dict):

@@ -1,8 +1,9 @@
-"""The table: a Parameter whose rows may lag, and settle before they are read.
+"""The table: a Parameter whose rows may be stale, and settle before they are read.
 
-To settle a row is to apply the steps that it has missed, so that it has the value that dense
-training would give it now. A look-up with a gradient reads the settled values of its rows. Any
-other look-up settles them first, and any other operation that reads values settles all rows.
+To settle a row is to apply the steps that it has missed, which gives it the value of dense
+training. A lookup with a gradient computes the settled values of its rows, and the next step stores
+them. Any other lookup settles its rows first. Any other operation that reads values settles all
+rows.
 """
 
 from __future__ import annotations
@@ -21,27 +22,28 @@ from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 
-# What a row has missed is known when the code runs, not when `torch.compile` traces it: these end
-# a graph. (`torch.compiler.disable` is the same, but imports the compiler at once.)
+# `_disable_dynamo`: which steps a row has missed depends on the run, so settling must not be traced
+# by `torch.compile`. (`torch.compiler.disable` is the same, but imports the compiler.)
 
 
 class Table(nn.Parameter):
-    """A (V, D) parameter whose rows settle before they are read, or a (D, V) of such columns.
+    """A (V, D) parameter whose rows settle before they are read; with `columns`, (D, V).
 
-    `Table.adopt(parameter)` turns a Parameter into a Table in place: modules, optimizers and tied
-    weights keep the same object. Without a lag it is a plain parameter whose look-ups leave a
-    `RowGradient`.
+    `Table.adopt(parameter)` turns a Parameter into a Table in place, so that modules, optimizers
+    and tied weights keep the same object. Without a lag it is a plain parameter whose lookups give
+    a `RowGradient`.
 
-    With `columns`, as in the weight of a linear layer for one-hot input, its memory is that of a
-    transposed (V, D). If it cannot be, because the storage is shared, its gradient is dense.
+    With `columns`, ids select columns, as in the weight of a linear layer for one-hot input. These
+    columns are called rows everywhere else. They are stored as the rows of a transposed (V, D). If
+    other tensors share the storage, the memory order cannot change and the gradient is dense.
 
     Attributes:
-        lag: the steps that its rows have missed; None while all rows are up to date.
-        had_dense_gradient: whether a step had a gradient of more than look-ups.
-        columns: whether ids select its columns; these are then called its rows.
-        shards: the processes that have its other rows; None while this one has all.
-        replicas: the processes that have the same rows and get the same gradient; None if none.
-        backing: the files that its rows and state are mapped from; None for memory.
+        lag: the steps that the rows have missed; None while all rows are up to date.
+        had_dense_gradient: whether a step had a dense gradient.
+        columns: whether ids select columns.
+        shards: the processes that have the other rows; None if this process has all rows.
+        replicas: the processes that have the same rows; None if there are none.
+        backing: the files that rows and state are mapped from; None if they are in memory.
     """
 
     lag: Lag | None
@@ -53,15 +55,15 @@ class Table(nn.Parameter):
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
-        """Make a Parameter a Table, (V, D) or with `columns` (D, V); the same object.
+        """Turn a Parameter, (V, D) or with `columns` (D, V), into a Table; returns the same object.
 
         Raises:
-            HotrowError: it is a Table of the other kind.
+            HotrowError: the parameter is a Table with another value of `columns`.
         """
         if not isinstance(parameter, Table):
             measure_engine_references()
             if not parameter.untyped_storage().resizable() and storage_use_count(parameter) == 1:
-                # A numpy array may own it, and would not be counted as an alias.
+                # A numpy array may own the storage, and would not count as an alias: copy.
                 parameter.data = parameter.data.clone()
             parameter.__class__ = Table
             table: Table = parameter  # type: ignore[assignment]
@@ -71,17 +73,18 @@ class Table(nn.Parameter):
         assert isinstance(parameter, Table)
         if parameter.columns != columns:
             raise HotrowError(
-                f"the parameter of shape {tuple(parameter.shape)} is a table by its "
-                f"{'columns' if parameter.columns else 'rows'} already",
-                fix="let ids select one of the two, or look up in a copy",
+                f"ids already select the {'columns' if parameter.columns else 'rows'} of the table "
+                f"of shape {tuple(parameter.shape)}, so they cannot select its "
+                f"{'rows' if parameter.columns else 'columns'}",
+                fix="use a copy of the parameter in one of the two places",
             )
         return parameter
 
     @_disable_dynamo
     def set_layout(self, by_columns: bool = True) -> None:
-        """Set the memory order to that of a table by columns, or torch's, if there is no alias.
+        """Set the memory order of a table by columns, or torch's order, unless an alias exists.
 
-        A dense gradient gets the same order, which autograd requires.
+        Autograd requires a dense gradient to have the same order, so it changes as well.
         """
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
@@ -94,43 +97,43 @@ class Table(nn.Parameter):
 
     @_disable_dynamo
     def settle(self, rows: Tensor | None = None) -> None:
-        """Bring the given distinct rows, or all, to their current values."""
+        """Apply all missed steps to the given distinct rows, or to all rows if None."""
         lag = self.__dict__.get("lag")
         if lag is not None and lag.has_stale_rows:
             lag.settle(rows)
 
     @property
     def has_stale_rows(self) -> bool:
-        """Whether any row may have missed a step that would have moved it."""
+        """Whether any row may have missed a step that would have changed it."""
         return self.lag is not None and self.lag.has_stale_rows
 
     @property
     def spans_processes(self) -> bool:
-        """Whether other processes take part in its look-ups or its gradient."""
+        """Whether other processes take part in the lookups or the gradient."""
         return self.shards is not None or self.replicas is not None
 
     def to_global(self, value: Tensor) -> Tensor:
-        """The distributed tensor of a value of a sharded table's shape; other values unchanged."""
+        """Convert a value of a sharded table's shape to a DTensor; return others unchanged."""
         has_shape = self.shards is not None and value.shape == self.shape
         return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
     def to_local(self, value: Tensor) -> Tensor:
-        """The rows of this process, from a saved value of a table or its optimizer."""
+        """The rows of this process, from a saved value of a table or of its optimizer state."""
         return value if self.shards is None or not value.ndim else self.shards.to_local(value)
 
     @property
     def raw_data(self) -> Tensor:
-        """The storage as a plain tensor, settled or not."""
+        """The storage as a plain tensor, without settling."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.data
 
     @property
     def raw_rows(self) -> Tensor:
-        """(V, D), the storage as a plain tensor, settled or not."""
+        """The storage as a plain (V, D) tensor, without settling."""
         return self.raw_data.t() if self.columns else self.raw_data
 
     def as_subclass(self, cls: type[Any]) -> Any:
-        """`Tensor.as_subclass` of the settled rows."""
+        """Settle all rows, then call `Tensor.as_subclass`."""
         self.settle()
         return super().as_subclass(cls)
 
@@ -146,7 +149,7 @@ class Table(nn.Parameter):
         """Pickle a plain parameter in torch's memory order."""
         if self.shards is not None:
             raise HotrowError(
-                "a sharded table was to be pickled, and would come back as a part of one",
+                "a sharded table cannot be pickled, because this process has only a part of it",
                 fix="save the model's state_dict() with torch.distributed.checkpoint",
             )
         self.settle()
@@ -171,22 +174,22 @@ class Table(nn.Parameter):
             table.settle()
             spans_processes = spans_processes or table.spans_processes
             if func == _SET_DATA and table.lag is not None:
-                table.lag.close()  # the next step begins with the storage that is there then
+                table.lag.close()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if spans_processes and any(
             each.grad_fn is not None for each in find_instances(result, Tensor)
         ):
             raise HotrowError(
-                f"{getattr(func, '__name__', func)} of a table that is sharded or replicated was "
-                "to be differentiated, and its gradient would stay in this process",
-                fix="use look-ups of it only, or leave this table out of shard and replicate",
+                f"{getattr(func, '__name__', func)} of a sharded or replicated table cannot be "
+                "differentiated: its gradient would not reach the other processes",
+                fix="use the table only in lookups, or leave it out of shard and replicate",
             )
         return result
 
 
 def _reduce_for_sharing(table: Table) -> Any:
-    """Pickle for another process, which shares the storage itself."""
+    """Pickle for another process that will share the storage."""
     table.settle()
     plain = nn.Parameter(table.raw_data, table.requires_grad)
     return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
@@ -194,41 +197,41 @@ def _reduce_for_sharing(table: Table) -> Any:
 
 ForkingPickler.register(Table, _reduce_for_sharing)
 
-# The look-ups of a table by the torch function that they replace; `functional.py` fills it.
+# The lookups of a table by the torch function that they replace; `functional.py` fills it.
 LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-# These need torch's memory order; `parameters_to_vector` calls them.
+# These need torch's memory order, and `parameters_to_vector` calls them.
 _VIEWS = {Tensor.view, Tensor.view_as}
 
 
 def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
-    """Whether this is a table whose rows, or with `columns` its columns, ids can select."""
+    """Whether `weight` is a table in which ids select rows, or with `columns` columns."""
     if not isinstance(weight, Table):
         return False
     if torch._C._are_functorch_transforms_active():
         if weight.shards is not None:
             raise HotrowError(
-                "a sharded table cannot be looked up in a transform of torch.func, which would see "
-                "this rank's rows only",
-                fix="look up before, and transform what follows",
+                "a sharded table cannot be looked up inside a torch.func transform, which would "
+                "read only the rows of this rank",
+                fix="look up before the transform, and pass the rows to the transformed function",
             )
         return False
     return weight.columns == columns
 
 
 def needs_gradient(weight: Tensor) -> bool:
-    """Whether autograd differentiates a look-up in this tensor now."""
+    """Whether autograd would differentiate a lookup in this tensor now."""
     return weight.requires_grad and torch.is_grad_enabled()
 
 
 def table_row_count(weight: Tensor) -> int:
-    """The count of rows that ids may select, including those of other processes."""
+    """The number of rows that ids may select, including those of other processes."""
     shards = weight.shards if isinstance(weight, Table) else None
     return len(weight) if shards is None else shards.rows
 
 
 def raise_on_all_ranks(weight: Tensor, error: HotrowError) -> NoReturn:
-    """Raise an error of a look-up in all processes that take part in it."""
+    """Raise the error of a lookup in every process that takes part in the lookup."""
     if isinstance(weight, Table) and not error.on_all_ranks:
         distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
         for distribution in distributions:

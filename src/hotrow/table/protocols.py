@@ -1,6 +1,6 @@
-"""What a table needs of its optimizer, of other processes and of files.
+"""The interfaces between a table and its optimizer, other processes, and files.
 
-`hotrow.optim`, `hotrow.distributed` and `hotrow.disk` implement it.
+`hotrow.optim`, `hotrow.distributed` and `hotrow.disk` implement them.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
 
 
 class Lag(Protocol):
-    """The steps that the rows of a table have missed, in an optimizer."""
+    """The steps that the rows of a table have missed; `hotrow.optim.lag.RowLag`."""
 
     @property
     def has_stale_rows(self) -> bool:
-        """Whether any row may have missed a step that would have moved it."""
+        """Whether any row may have missed a step that would have changed it."""
 
     def settle(self, rows: Tensor | None) -> None:
-        """Bring the distinct `rows`, or all, to the values of dense training."""
+        """Give the distinct `rows`, or all rows if None, the values of dense training."""
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of the ids, which the next step trains.
+        """Return (..., D), the settled rows of the ids, which the next step updates.
 
-        A row whose value was quick to compute is not stored: the step computes it again.
+        A row that is fast to settle is not stored; the step settles it again.
         """
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """(..., D): the current rows of the ids. None is stored."""
+        """Return (..., D), the settled rows of the ids, without storing them."""
 
     def close(self) -> None:
-        """Settle all rows, and drop the references to the table."""
+        """Settle all rows, then detach the lag from the table."""
 
 
 class Distribution(Protocol[_Table]):
     """The processes that have rows of the same table."""
 
     def source(self, table: Tensor) -> Tensor:
-        """A tensor like `table` for look-ups to read, through which their gradient passes."""
+        """A stand-in for `table` in autograd, which passes the gradient of lookups on to it."""
 
     def fail(self, table: _Table, error: HotrowError) -> NoReturn:
-        """Raise an error of a look-up in every process."""
+        """Raise the error of a lookup in every process."""
 
 
 class Shards(Distribution[_Table], Protocol[_Table]):
-    """Each process has some of the rows."""
+    """A table of which each process has some rows; `hotrow.distributed.shards.Shards`."""
 
     @property
     def rows(self) -> int:
-        """V, of all processes."""
+        """V, the number of rows in all processes."""
 
     def fetch(
         self,
@@ -63,43 +63,43 @@ class Shards(Distribution[_Table], Protocol[_Table]):
         max_norm: float | None,
         norm_type: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The distinct ids (R,), the index of each id among them, and their rows (R, D)."""
+        """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
     def to_global(self, rows: Tensor) -> Tensor:
-        """The distributed tensor whose local part is `rows`, to be saved."""
+        """The DTensor whose local part is `rows`, for a checkpoint."""
 
     def to_local(self, value: Tensor) -> Tensor:
-        """The rows of this process, from a saved tensor with all rows."""
+        """The rows of this process, from a saved tensor with all rows or a DTensor."""
 
 
 class Replicas(Distribution[_Table], Protocol[_Table]):
-    """Each process has all of the rows."""
+    """A table of which each process has all rows; `hotrow.distributed.replication`."""
 
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
-        """Before a look-up: check that all processes make it, or raise in each."""
+        """Check before a lookup that every process makes it; otherwise raise in every process."""
 
     def settle_together(self, table: _Table) -> None:
-        """Settle here if another process has settled, so that all keep the same bits."""
+        """Settle if another process has settled, so that all processes have the same bits."""
 
 
 class GradientShards(Protocol):
     """The processes that have the other rows of a gradient."""
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
-        """The norm of all rows, from the norm of this process's rows."""
+        """The norm of all rows, computed from the norm of the rows of each process."""
 
     def all_reduce_max(self, value: Tensor) -> None:
         """Set `value` to its maximum over all processes, in place."""
 
 
 class Backing(Protocol):
-    """Files that a table and its optimizer's state are mapped from."""
+    """The files that a table and its optimizer state are mapped from; `hotrow.disk.Store`."""
 
     def create_slot(self, name: str, initial: float) -> Tensor:
-        """(V, D), a new state of the table with its initial values, in a file."""
+        """Create a state tensor (V, D) with this initial value, mapped from a file."""
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """(V, D), a state of the table with these values, in a file."""
+        """Return a state tensor (V, D) with these values, mapped from a file."""
 
     def row_steps(self) -> Tensor:
-        """(V,) int32, zero: the count of steps that each row has been through."""
+        """Return zeros, (V,) int32, mapped from a file: the number of steps applied to each row."""

@@ -1,1 +1,1 @@
-"""Closed forms: many steps without a gradient at once."""
+"""Closed forms: apply many idle steps, which have no gradient, to a row at once."""

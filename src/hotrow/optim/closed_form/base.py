@@ -1,4 +1,7 @@
-"""The closed form of a rule: many steps without a gradient at once."""
+"""The interface of closed forms, which apply many idle steps to a row at once.
+
+`hotrow.optim.settle` computes the coefficients from the ledger and passes them to the kernels.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ Coefficients = tuple[Any, ...]
 
 
 class ClosedForm(Protocol):
-    """Fast-forwards rows over missed steps, with coefficients computed from the ledger.
+    """Fast-forward rows over missed steps, with coefficients computed from the ledger.
 
-    `fast_forward` is compiled, `fast_forward_batch` runs in plain torch; both are described in
-    `hotrow.kernels.program.Program`.
+    `fast_forward` is compiled; `fast_forward_batch` runs in plain torch. See
+    `hotrow.kernels.program.Program` for both.
     """
 
     fast_forward: Callable[..., Any]
@@ -25,7 +28,10 @@ class ClosedForm(Protocol):
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients for `dtype` and `end_step`; None if it was called for a later step."""
+        """The coefficients for `dtype` up to `end_step`.
+
+        None if the coefficients of a later step were computed before: then the caller replays.
+        """
 
     def fast_forward_batch(
         self,
@@ -35,9 +41,12 @@ class ClosedForm(Protocol):
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`w` and `slots` of rows at `steps`, brought to `end_step`; and which rows reached it."""
+        """Fast-forward rows from `steps` to `end_step`.
+
+        Returns `w`, `slots`, and a bool tensor that is true for the rows that reached `end_step`.
+        """
 
 
 def to_columns(numbers: NDArray[Any], like: Tensor) -> Tensor:
-    """(n, k) numbers of n rows as k tensors (n, 1), with the dtype and device of `like`."""
+    """Split an (n, k) array into k tensors (n, 1) with the dtype and device of `like`."""
     return torch.from_numpy(np.ascontiguousarray(numbers.T)).to(like)[:, :, None]

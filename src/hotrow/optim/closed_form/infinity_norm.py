@@ -1,17 +1,17 @@
-r"""The closed form of Adamax: an infinity norm that shrinks until it is eps.
+r"""The closed form of Adamax, whose infinity norm shrinks until it reaches eps.
 
-A row settled at step s with m and u gets no gradient for K steps. Its k-th missed step moves it by
-h_k b1^k m / max(b2^k u, eps), with h_k = lr / (1 - b1^t). Up to the step e after which b2^k u is
-no more than eps the norm is b2^k u, from then on eps:
+A row was settled at step s with moment m and norm u, and has had no gradient for K steps. Its k-th
+missed step subtracts h_k b1^k m / max(b2^k u, eps) from w, with h_k = lr / (1 - b1^t). The norm is
+b2^k u up to step e, the last at which b2^k u exceeds eps, and eps afterwards:
 
     w_K = w - m / u * sum_(k <= e) h_k (b1 / b2)^k - m / eps * sum_(k > e) h_k b1^k
     m_K = b1^K m,   u_K = max(b2^K u, eps)
 
-Two infinite sums are kept for every s, A_s of h_k (b1 / b2)^k and B_s of h_k b1^k; a step
-changes only the last few hundred. The first sum above is A_s - (b1 / b2)^e A_(s+e), the second
-b1^e B_(s+e).
+Two running sums are stored for every s: A_s of h_k (b1 / b2)^k, and B_s of h_k b1^k. A new step
+changes only the sums of the last few hundred s. The first sum above is
+A_s - (b1 / b2)^e A_(s+e), the second is b1^e B_(s+e).
 
-Weight decay gives an idle row a gradient, which the sums do not cover: every step is replayed.
+With weight decay an idle row has a gradient, which the sums don't cover; every step is replayed.
 """
 
 from __future__ import annotations
@@ -29,18 +29,21 @@ from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
 
 MIN_STEPS = 3  # compiled code replays fewer steps
-MIN_EPS = 1e-37  # a smaller eps is not in float32's range
+MIN_EPS = 1e-37  # a smaller eps underflows in float32
 
 
 def apply_sums(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: Any) -> Any:
-    """`(w, m, u)` after the missed steps; `above` and `below` are the sums before and at eps."""
+    """`(w, m, u)` after the missed steps.
+
+    `above` is the first sum, of the steps at which the norm exceeds eps; `below` is the second.
+    """
     shrink, shrink2 = row
-    move = m / maximum(u, eps) * above + m * (below / eps)  # m / eps may be infinite
+    move = m / maximum(u, eps) * above + m * (below / eps)  # m / eps may overflow
     return w - move, m * shrink, maximum(u * shrink2, eps)
 
 
 def sums_around_eps(u: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """`(above, below)` of elements whose norm becomes eps: numbers, or arrays of them."""
+    """`(above, below)` for elements whose norm reaches eps: numbers or arrays."""
     sums, _, b1, b2, eps, _ = coefficients
     e = np.floor(np.log(np.maximum(u / eps, 1.0)) / -np.log(b2))
     e = np.minimum(e, end_step - t)
@@ -49,13 +52,13 @@ def sums_around_eps(u: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
 
 
 def norm_limit(gap: Any, coefficients: Any) -> Any:
-    """The norm above which an element does not become eps within the window."""
+    """The norm above which an element does not reach eps within the window."""
     _, _, _, b2, eps, window = coefficients
     return eps / b2 ** np.minimum(gap, window)
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Bring a row from step t to `end_step`, or leave it as it is."""
+    """Bring a row from step t to `end_step`, or leave it unchanged."""
     sums, first_step, b1, b2, eps, _ = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
@@ -92,7 +95,7 @@ class InfinityNormSums(MissedStepSums):
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows, in plain torch."""
+        """`fast_forward` for many rows in plain torch."""
         sums, first_step, b1, b2, eps, _ = coefficients
         m, u = slots
         gaps = (end_step - steps).astype(np.float64)
@@ -114,16 +117,17 @@ class InfinityNormSums(MissedStepSums):
 
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
         """Add entry i to the sums of the steps in its window."""
-        decay, a1, b2, eps, step_size = entry
-        self.set_hyperparameters(i, (1 - a1, b2, eps, decay))
-        if decay != 0 or not self.window or not eps >= MIN_EPS or not math.isfinite(step_size):
+        weight_decay, a1, b2, eps, step_size = entry
+        self.set_hyperparameters(i, (1 - a1, b2, eps, weight_decay))
+        is_covered = weight_decay == 0 and eps >= MIN_EPS and math.isfinite(step_size)
+        if not (is_covered and self.window):
             self.first_step = i + 1
             return
         window = self.sums[max(self.first_step, i + 1 - self.window) : i + 1]
         window += self.powers[-len(window) :] * -step_size
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and (b1 / b2)^k and b1^k for its steps k, the last first."""
+        """Compute the window, and (b1 / b2)^k and b1^k for its steps k in descending order."""
         ratio = b1 / b2 if b2 > 0 else 1.0
         k = self.set_window(ratio)
         self.powers = np.stack([ratio**k, b1**k], axis=1)

@@ -1,4 +1,4 @@
-"""Rational numbers with the methods of tensors: a rule runs on them without rounding."""
+"""Rational numbers with the methods of tensors, so that a rule runs on them without rounding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fractions import Fraction
 class Rational:
     """A rational number with the operations of `kernels/rule_math.py` that linear rules use.
 
-    Only a square root is rounded; in a linear rule it divides 0.
+    Only the square root is rounded. That is harmless: in a linear rule it only divides 0.
     """
 
     def __init__(self, value: float | Fraction) -> None:

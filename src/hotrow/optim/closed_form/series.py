@@ -1,30 +1,32 @@
 r"""The closed form of Adam, NAdam and RAdam: any number of idle steps at the cost of about one.
 
-A row settled at step s with moments m, v gets no gradient for K steps. Its k-th missed step moves
-it by h_k b1^k m / (x y_k + eps), with x = sqrt(v), y_k = b2^(k/2) c_k and the step's size h_k:
+A row was settled at step s with moments m and v, and has had no gradient for K steps. Its k-th
+missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k = b2^(k/2) c_k, and:
 
     Adam     h_k = lr / (1 - b1^t)                                c_k = 1 / sqrt(1 - b2^t)
     NAdam    h_k = lr mu_(t+1) / (1 - mu_1 ... mu_(t+1))          c_k = 1 / sqrt(1 - b2^t)
     RAdam    h_k = lr / (1 - b1^t) sqrt(1 - b2^t) r_t             c_k = 1
-             h_k = lr / (1 - b1^t),  y_k = 0,  eps = 1            while it is not rectified
+             h_k = lr / (1 - b1^t),  y_k = 0,  eps = 1            while rho_t <= 5
 
-With Q_k the product of the decays up to it,
+With Q_k, the product of the decay factors of the first k missed steps,
 
     w_K = Q_K (w - m sum_k h_k b1^k / Q_k / (x y_k + eps)),   m_K = b1^K m,   v_K = b2^K v.
 
-Around a centre Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), which is between 0 and 1,
+Expand around a center Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), 0 <= p <= 1:
 
-    1 / (x y_k + eps) = 1 / (x Y + eps) * (1 + p d_k + (p d_k)^2 + ...),
+    1 / (x y_k + eps) = 1 / (x Y + eps) * (1 + p d_k + (p d_k)^2 + ...).
 
-so that the sum is a polynomial in p whose coefficients T_j = sum_k h_k b1^k / Q_k d_k^j belong to
-s and not to the row. They are kept for every s; a step changes only the last few hundred, since
-b1^k vanishes. Ten terms are kept, with a bound of the remainder. A row is fast-forwarded when the
-bound is less than half an ulp of the move or, in every column, of w. Otherwise one more step is
-replayed, which makes the move smaller. That takes some tens of steps at most: in the first
-hundreds of a run, and with a b2 far from 1 in float64.
+The sum becomes a polynomial in p with the coefficients T_j = sum_k h_k b1^k / Q_k d_k^j, which
+depend on s but not on the row. They are stored for every s. A new step changes only those of the
+last few hundred s, because b1^k vanishes.
 
-With amsgrad x is the root of the largest v, which stays, and y_k = c_k. Coupled decay gives an
-idle row a gradient, which the series does not cover: every step is replayed.
+Ten terms are stored, and a bound of the remainder. A row is fast-forwarded if the bound is less
+than half an ulp of the move or, in every column, of w. Otherwise one step is replayed, which makes
+the move smaller, and the bound is tested again. At most some tens of steps are replayed: in the
+first hundreds of steps of a run, and in float64 if b2 is far from 1.
+
+With amsgrad, x is the root of the largest v, which does not change, and y_k = c_k. With coupled
+decay an idle row has a gradient, which the series doesn't cover; every step is replayed.
 """
 
 from __future__ import annotations
@@ -43,47 +45,48 @@ from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
 
 TERMS = 10
-# Columns after the terms: the bound of the remainder, Y, the log of the product of all decays.
-REMAINDER, CENTRE, LOG_DECAY, WIDTH = 10, 11, 12, 13
+# The columns after the terms: the bound of the remainder, Y, and the log of the product of all
+# decay factors before the step.
+REMAINDER, CENTER, LOG_FACTOR, WIDTH = 10, 11, 12, 13
 MIN_STEPS = 3  # compiled code replays fewer steps
-MIN_SHRINK = 1e-38  # times a smaller factor an infinite v would become NaN
+MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, and 0 * inf would turn an infinite v to NaN
 
 
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
-    """`(w, m, v)` after the missed steps: scalars, or tensors with `row` and `terms` as (n, 1)."""
-    decay, shrink, shrink2, centre = row
+    """`(w, m, v)` after the missed steps: scalars, or tensors with `row` and `terms` (n, 1)."""
+    decay_factor, shrink, shrink2, center = row
     t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 = terms
-    inverse = one / (sqrt(top) * centre + eps)
+    inverse = one / (sqrt(top) * center + eps)
     p = one - eps * inverse
     total = t5 + p * (t6 + p * (t7 + p * (t8 + p * t9)))
     total = t0 + p * (t1 + p * (t2 + p * (t3 + p * (t4 + p * total))))
-    return (w - m * inverse * total) * decay, m * shrink, v * shrink2
+    return (w - m * inverse * total) * decay_factor, m * shrink, v * shrink2
 
 
 def is_inexact(
-    w: Any, m: Any, top: Any, one: Any, eps: Any, centre: Any, remainder: Any, tolerance: Any
+    w: Any, m: Any, top: Any, one: Any, eps: Any, center: Any, remainder: Any, tolerance: Any
 ) -> Any:
-    """Whether the remainder may be more than `tolerance` times w."""
-    return abs(m * (one / (sqrt(top) * centre + eps))) * remainder > abs(w) * tolerance
+    """Whether the bound of the remainder exceeds `tolerance` times w."""
+    return abs(m * (one / (sqrt(top) * center + eps))) * remainder > abs(w) * tolerance
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Bring a row from step t to `end_step`, or leave it as it is."""
+    """Bring a row from step t to `end_step`, or leave it unchanged."""
     sums, first_step, b1, b2, eps, tolerance = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
     cast = w.dtype.type
-    one, eps, centre = cast(1), cast(eps), cast(sums[t, CENTRE])
+    one, eps, center = cast(1), cast(eps), cast(sums[t, CENTER])
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
     if not sums[t, REMAINDER] <= tolerance * sums[t, 0]:
         remainder, tolerance = cast(sums[t, REMAINDER]), cast(tolerance)
-        inexact = 0  # counted over all columns, which vectorizes
+        inexact = 0  # a count over all columns, without an early exit, is vectorized
         for j in range(len(w)):
-            inexact += is_inexact(w[j], means[j], tops[j], one, eps, centre, remainder, tolerance)
+            inexact += is_inexact(w[j], means[j], tops[j], one, eps, center, remainder, tolerance)
         if inexact:
             return t
-    decay = cast(math.exp(sums[end_step, LOG_DECAY] - sums[t, LOG_DECAY]))
-    row = decay, cast(b1 ** (end_step - t)), cast(max(b2 ** (end_step - t), MIN_SHRINK)), centre
+    factor = cast(math.exp(sums[end_step, LOG_FACTOR] - sums[t, LOG_FACTOR]))
+    row = factor, cast(b1 ** (end_step - t)), cast(max(b2 ** (end_step - t), MIN_SHRINK)), center
     low = cast(sums[t, 0]), cast(sums[t, 1]), cast(sums[t, 2]), cast(sums[t, 3]), cast(sums[t, 4])
     high = cast(sums[t, 5]), cast(sums[t, 6]), cast(sums[t, 7]), cast(sums[t, 8]), cast(sums[t, 9])
     terms = low + high
@@ -97,7 +100,7 @@ class PowerSeries(MissedStepSums):
     """The coefficients T_j for every step of a ledger.
 
     Arguments:
-        idle_step: entry -> (h, root, eps) of its step, where y = b2^(k/2) / root.
+        idle_step: `idle_step(entry)`, the (h, root, eps) of a step, with root = 1 / c_k.
         amsgrad: whether the last slot is the largest v.
     """
 
@@ -111,7 +114,7 @@ class PowerSeries(MissedStepSums):
         self.idle_step, self.amsgrad = idle_step, amsgrad
 
     def last_coefficient(self, dtype: torch.dtype) -> float:
-        """The tolerance: the part of a move, or of w, that the remainder may be."""
+        """The tolerance: the largest remainder, relative to the move or to w."""
         return torch.finfo(dtype).eps / 4
 
     def fast_forward_batch(
@@ -122,56 +125,53 @@ class PowerSeries(MissedStepSums):
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows, in plain torch."""
+        """`fast_forward` for many rows in plain torch."""
         sums, first_step, b1, b2, eps, tolerance = coefficients
         row_sums, gaps = sums[steps], (end_step - steps).astype(np.float64)
-        row_sums[:, LOG_DECAY] = np.exp(sums[end_step, LOG_DECAY] - row_sums[:, LOG_DECAY])
+        row_sums[:, LOG_FACTOR] = np.exp(sums[end_step, LOG_FACTOR] - row_sums[:, LOG_FACTOR])
         shrinks = np.stack([b1**gaps, np.maximum(b2**gaps, MIN_SHRINK)], axis=1)
         exact_move = row_sums[:, REMAINDER] <= tolerance * row_sums[:, 0]
         flags = np.stack([steps >= first_step, exact_move], axis=1)
         in_range, exact_move = to_columns(flags, w.new_empty(0, dtype=torch.bool))
-        *terms, remainder, centre, decay = to_columns(row_sums, w)
+        *terms, remainder, center, factor = to_columns(row_sums, w)
         m, v, top = slots[0], slots[1], slots[-1]
-        inexact = is_inexact(w, m, top, 1.0, eps, centre, remainder, tolerance)
+        inexact = is_inexact(w, m, top, 1.0, eps, center, remainder, tolerance)
         exact_w = ~inexact.any(1, keepdim=True)
-        row = decay, *to_columns(shrinks, w), centre
+        row = factor, *to_columns(shrinks, w), center
         w, m, v = apply_series(w, m, v, top, 1.0, eps, row, terms)
         return w, (m, v, *slots[2:]), (in_range & (exact_move | exact_w))[:, 0]
 
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
         """Add entry i to the sums of the steps in its window."""
-        sums, (decay, coupled, a1, b2, _) = self.sums, entry[:5]
+        sums, (factor, coupled_decay, a1, b2, _) = self.sums, entry[:5]
         size, root, eps = self.idle_step(entry)
-        self.set_hyperparameters(i, (1 - a1, b2, eps, coupled))
-        usable = coupled == 0 and decay > 0 and root > 0 and bool(self.window)
-        if not (usable and math.isfinite(size) and math.isfinite(decay)):
-            sums[i + 1, LOG_DECAY] = sums[i, LOG_DECAY]
+        self.set_hyperparameters(i, (1 - a1, b2, eps, coupled_decay))
+        usable = coupled_decay == 0 and factor > 0 and root > 0 and bool(self.window)
+        if not (usable and math.isfinite(size) and math.isfinite(factor)):
+            sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]
             self.first_step = i + 1
             return
-        sums[i + 1, LOG_DECAY] = sums[i, LOG_DECAY] + math.log(decay)
-        sums[i, CENTRE] = self._centre(root, b2)
+        sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR] + math.log(factor)
+        sums[i, CENTER] = self._center(root, b2)
         begin = max(self.first_step, i + 1 - self.window)
         n = i + 1 - begin
-        # numba is imported with the first kernel
-        from hotrow.kernels.cpu.series import add_terms
+        from hotrow.kernels.cpu.series import add_terms  # imports numba
 
-        window = sums[begin : i + 1]
+        columns = REMAINDER, CENTER, LOG_FACTOR
         powers = self.moment_powers[-n:], self.root_powers[-n:]
-        add_terms(
-            window, (REMAINDER, CENTRE, LOG_DECAY), sums[i + 1, LOG_DECAY], size, *powers, root
-        )
+        add_terms(sums[begin : i + 1], columns, sums[i + 1, LOG_FACTOR], size, *powers, root)
 
-    def _centre(self, root: float, b2: float) -> float:
-        """The centre Y for rows settled before a step with this root."""
+    def _center(self, root: float, b2: float) -> float:
+        """The center Y for rows settled before a step with this root."""
         if self.amsgrad:
             return 1 / root
-        # y where (b1 / sqrt(b2))^k times a power of the distance is smallest
-        correction = 1 - (1 - root * root) * b2 ** (self.centre_step - 1)
-        return b2 ** (self.centre_step / 2) / math.sqrt(correction) if math.isfinite(root) else 0.0
+        # y_k at the step where (b1 / sqrt(b2))^k times a power of the distance is smallest
+        correction = 1 - (1 - root * root) * b2 ** (self.center_step - 1)
+        return b2 ** (self.center_step / 2) / math.sqrt(correction) if math.isfinite(root) else 0.0
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and b1^k and sqrt(b2)^k for its steps k, the last first."""
+        """Compute the window, and b1^k and sqrt(b2)^k for its steps k in descending order."""
         k = self.set_window(b1 if self.amsgrad else b1 / math.sqrt(b2) if b2 > 0 else 1.0)
-        self.centre_step = 1.3 / (1 - b1) if b1 < 1 else 1.0
+        self.center_step = 1.3 / (1 - b1) if b1 < 1 else 1.0
         self.moment_powers = b1**k
         self.root_powers = np.ones(len(k)) if self.amsgrad else b2 ** (k / 2)

@@ -1,4 +1,4 @@
-"""Sums over the steps that a row has missed, for every step that it may have been settled at."""
+"""Sums over the steps that a row has missed, one for each step at which it may have settled."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from hotrow.optim.closed_form.base import Coefficients
 
-NEGLIGIBLE_FACTOR = 2.0**-60  # later missed steps move a row by less than this part
+NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps outside the window move a row by less than this part
 
 
 class MissedStepSums(ABC):
-    """The sums of a ledger; an entry adds to the sums of the last `window` steps.
+    """The sums of a ledger for each step; a new entry adds to those of the last `window` steps.
 
     Arguments:
-        width: numbers for each step.
+        width: the number of sums for each step.
     """
 
     def __init__(self, width: int) -> None:
-        self.entry_count = 0  # entries that are in the sums
-        self.first_step = 0  # rows at earlier steps are replayed up to it
+        self.entry_count = 0  # the number of entries in the sums
+        self.first_step = 0  # rows at earlier steps are replayed up to this step
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.window = 0  # missed steps that move a row; 0 if they do not shrink fast enough
+        self.window = 0  # the missed steps that move a row; 0 if moves shrink too slowly
         self.sums = np.zeros((64, width))
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients for `end_step`; None if a later step was computed already."""
+        """The coefficients up to `end_step`; None if those of a later step were computed before."""
         if end_step < self.entry_count:
             return None
         while len(self.sums) <= end_step:
@@ -46,13 +46,13 @@ class MissedStepSums(ABC):
     def set_hyperparameters(
         self, i: int, hyperparameters: tuple[float, float, float, float]
     ) -> None:
-        """Start new sums at entry i if its hyperparameters differ from those before."""
+        """Start new sums at entry i if its hyperparameters differ from the previous ones."""
         if self.hyperparameters != hyperparameters:
             self.hyperparameters, self.first_step = hyperparameters, i
             self.compute_powers(*hyperparameters[:2])
 
     def set_window(self, ratio: float) -> NDArray[np.int64]:
-        """Set `window` for moves that shrink by `ratio` a step; returns k from there to 1."""
+        """Set `window` for moves that shrink by `ratio` a step; return window, ..., 2, 1."""
         self.window = 0
         if 0 <= ratio < 0.999:
             self.window = max(

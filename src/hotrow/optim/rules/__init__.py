@@ -1,1 +1,1 @@
-"""One file for each optimizer: its update, and what it does to a row without a gradient."""
+"""One file for each optimizer: its update, and how the update changes a row without a gradient."""

@@ -1,4 +1,4 @@
-"""Adadelta: the update of `torch/optim/adadelta.py`, `_single_tensor_adadelta`.
+"""The rule of Adadelta, as in `_single_tensor_adadelta` of `torch/optim/adadelta.py`.
 
     g = g + weight_decay * w
     v = rho * v + (1 - rho) * g * g
@@ -6,7 +6,7 @@
     acc = rho * acc + (1 - rho) * delta * delta
     w = w - lr * delta
 
-Zeiler, https://arxiv.org/abs/1212.5701.
+Source: Zeiler, https://arxiv.org/abs/1212.5701.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState, maximize_flag
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The averages of squared gradients and of squared moves."""
+    """The running averages of squared gradients and of squared updates."""
     return {"square_avg": 0.0, "acc_delta": 0.0}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(weight decay, rho, 1 - rho, eps, -lr)."""
+    """The entry (weight decay, rho, 1 - rho, eps, -lr)."""
     rho = group["rho"]
     return group["weight_decay"], rho, 1 - rho, group["eps"], -group["lr"]
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
-    decay, rho, one_minus_rho, eps, step_size = entry
+    """One step for one element or for a tensor of rows."""
+    weight_decay, rho, one_minus_rho, eps, step_size = entry
     if flags[0]:
         g = -g
-    if decay != 0:
-        g = axpy(g, w, decay)
+    if weight_decay != 0:
+        g = axpy(g, w, weight_decay)
     v = addcmul(slots[0] * rho, g, g, one_minus_rho)
     delta = sqrt(slots[1] + eps) / sqrt(v + eps) * g
     return axpy(w, delta, step_size), (v, addcmul(slots[1] * rho, delta, delta, one_minus_rho))
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Without decay the averages shrink and w stays."""
+    """Linear without decay: an idle step shrinks the averages and leaves w unchanged."""
     return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 

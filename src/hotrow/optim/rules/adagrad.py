@@ -1,10 +1,10 @@
-"""Adagrad: the update of `torch/optim/adagrad.py`, `_single_tensor_adagrad`.
+"""The rule of Adagrad, as in `_single_tensor_adagrad` of `torch/optim/adagrad.py`.
 
     g = g + weight_decay * w
     sum = sum + g * g
     w = w - lr / (1 + (t - 1) * lr_decay) * g / (sqrt(sum) + eps)
 
-Duchi, Hazan and Singer, https://jmlr.org/papers/v12/duchi11a.html.
+Source: Duchi, Hazan and Singer, https://jmlr.org/papers/v12/duchi11a.html.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The sum of squared gradients, which may start above 0."""
+    """The sum of squared gradients, which starts at `initial_accumulator_value`."""
     return {"sum": float(group["initial_accumulator_value"])}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(weight decay, eps, 1, -lr / (1 + (t - 1) * lr_decay))."""
+    """The entry (weight decay, eps, 1, -lr / (1 + (t - 1) * lr_decay))."""
     step_size = group["lr"] / (1 + (step - 1) * group["lr_decay"])
     return group["weight_decay"], group["eps"], 1.0, -step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
-    decay, eps, one, step_size = entry
+    """One step for one element or for a tensor of rows."""
+    weight_decay, eps, one, step_size = entry
     if flags[0]:
         g = -g
-    if decay != 0:
-        g = axpy(g, w, decay)
+    if weight_decay != 0:
+        g = axpy(g, w, weight_decay)
     total = addcmul(slots[0], g, g, one)
     return addcdiv(w, g, sqrt(total) + eps, step_size), (total,)
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """Without decay 0 / (sqrt(sum) + eps) moves nothing, unless it is 0 / 0."""
+    """True without decay: the step is 0 / (sqrt(sum) + eps) = 0, unless it is 0 / 0."""
     zero = group["weight_decay"] == 0 and group["eps"] > 0
     return bool(zero and math.isfinite(group["lr"]))
 

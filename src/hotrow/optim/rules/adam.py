@@ -1,4 +1,4 @@
-"""Adam and AdamW: the update of `torch/optim/adam.py`, `_single_tensor_adam`.
+"""The rule of Adam and AdamW, as in `_single_tensor_adam` of `torch/optim/adam.py`.
 
     w = w * (1 - lr * weight_decay)               decoupled (AdamW)
     g = g + weight_decay * w                      coupled (Adam)
@@ -6,8 +6,10 @@
     v = b2 * v + (1 - b2) * g * g
     w = w - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 
-With amsgrad the largest v so far is in the root. Kingma and Ba, https://arxiv.org/abs/1412.6980;
-Loshchilov and Hutter, https://arxiv.org/abs/1711.05101.
+With amsgrad, the largest v so far replaces v in the last line.
+
+Source: Kingma and Ba, https://arxiv.org/abs/1412.6980; Loshchilov and Hutter,
+https://arxiv.org/abs/1711.05101.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moment
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(decay, coupled decay, 1 - b1, b2, 1 - b2, sqrt(1 - b2^t), eps, -step size)."""
+    """The entry (*`moment_entry`, sqrt(1 - b2^t), eps, -lr / (1 - b1^t))."""
     lr, (b1, b2) = group["lr"], group["betas"]
     root = (1 - b2**step) ** 0.5
     return *moment_entry(group), root, group["eps"], -(lr / (1 - b1**step))
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
+    """One step for one element or for a tensor of rows."""
     root, eps, step_size = entry[5:]
     w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     if len(slots) == 3:
@@ -39,13 +41,13 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
-    """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
+    """(h, root, eps): an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
     root, eps, step_size = entry[5:]
     return -step_size, root, eps
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Any number of idle steps at once, unless decay is coupled."""
+    """A power series for any number of idle steps, unless decay is coupled."""
     return PowerSeries(idle_step, bool(group["amsgrad"]))
 
 

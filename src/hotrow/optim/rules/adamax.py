@@ -1,11 +1,11 @@
-"""Adamax: the update of `torch/optim/adamax.py`, `_single_tensor_adamax`.
+"""The rule of Adamax, as in `_single_tensor_adamax` of `torch/optim/adamax.py`.
 
     g = g + weight_decay * w
     m = lerp(m, g, 1 - b1)
     u = max(b2 * u, |g| + eps)
     w = w - lr / (1 - b1^t) * m / u
 
-Kingma and Ba, https://arxiv.org/abs/1412.6980, section 7.
+Source: Kingma and Ba, https://arxiv.org/abs/1412.6980, section 7.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(weight decay, 1 - b1, b2, eps, -lr / (1 - b1^t))."""
+    """The entry (weight decay, 1 - b1, b2, eps, -lr / (1 - b1^t))."""
     b1, b2 = group["betas"]
     step_size = group["lr"] / (1 - b1**step)
     return group["weight_decay"], 1 - b1, b2, group["eps"], -step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
-    decay, a1, b2, eps, step_size = entry
+    """One step for one element or for a tensor of rows."""
+    weight_decay, a1, b2, eps, step_size = entry
     if flags[0]:
         g = -g
-    if decay != 0:
-        g = axpy(g, w, decay)
+    if weight_decay != 0:
+        g = axpy(g, w, weight_decay)
     m = lerp(slots[0], g, a1)
     norm = maximum(slots[1] * b2, abs(g) + eps)
     return addcdiv(w, m, norm, step_size), (m, norm)
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Any number of idle steps at once, unless there is decay."""
+    """Sums for any number of idle steps, unless there is weight decay."""
     return InfinityNormSums()
 
 

@@ -1,11 +1,11 @@
-"""ASGD: the update of `torch/optim/asgd.py`, `_single_tensor_asgd`.
+"""The rule of ASGD, as in `_single_tensor_asgd` of `torch/optim/asgd.py`.
 
     g = g + weight_decay * w
     w = w * (1 - lambd * eta_t) - eta_t * g
     ax = ax + (w - ax) * mu_t                      ax = w while mu_t = 1
     eta_(t+1) = lr / (1 + lambd * lr * t)^alpha,  mu_(t+1) = 1 / max(1, t - t0)
 
-Polyak and Juditsky, https://doi.org/10.1137/0330046.
+Source: Polyak and Juditsky, https://doi.org/10.1137/0330046.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """The rates of the next step; torch rounds them to its default dtype."""
+    """The eta and mu of the next step, which torch rounds to its default dtype."""
     eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=scalar_dtype()))
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(weight decay, 1 - lambd * eta, -eta, mu)."""
+    """The entry (weight decay, 1 - lambd * eta, -eta, mu)."""
     lr, lambd, eta = group["lr"], group["lambd"], scalars["eta"]
     entry = group["weight_decay"], 1 - lambd * eta, -eta, scalars["mu"]
     scalars["eta"] = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"])).item()
@@ -41,19 +41,19 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
-    decay, shrink, step_size, mu = entry
+    """One step for one element or for a tensor of rows."""
+    weight_decay, decay_factor, step_size, mu = entry
     if flags[0]:
         g = -g
-    if decay != 0:
-        g = axpy(g, w, decay)
-    w = axpy(w * shrink, g, step_size)
+    if weight_decay != 0:
+        g = axpy(g, w, weight_decay)
+    w = axpy(w * decay_factor, g, step_size)
     ax = slots[0] + (w - slots[0]) * mu if mu != 1 else w
     return w, (ax,)
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Decay and averaging are linear in (w, ax)."""
+    """Linear: decay and averaging are linear in (w, ax)."""
     return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 

@@ -1,4 +1,4 @@
-"""The two moments of Adam, NAdam and RAdam.
+"""The weight decay and the two moments that Adam, NAdam and RAdam share.
 
 w = w * (1 - lr * weight_decay)               decoupled
 g = g + weight_decay * w                      coupled
@@ -15,25 +15,28 @@ from hotrow.optim.rule import ParamGroup
 
 
 def moment_slots(group: ParamGroup) -> dict[str, float]:
-    """Two moments, and the largest second moment for amsgrad."""
+    """The two moments, and with amsgrad the largest second moment."""
     names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group.get("amsgrad"))
     return dict.fromkeys(names, 0.0)
 
 
 def moment_entry(group: ParamGroup) -> tuple[float, float, float, float, float]:
-    """(decay, coupled decay, 1 - b1, b2, 1 - b2): the first numbers of an entry."""
+    """The start of an entry: (decay factor, coupled weight decay, 1 - b1, b2, 1 - b2).
+
+    The decay factor is 1 - lr * weight_decay if decay is decoupled, otherwise 1.
+    """
     lr, (b1, b2), weight_decay = group["lr"], group["betas"], group["weight_decay"]
     decoupled = group.get("decoupled_weight_decay", False)
-    decay = 1 - lr * weight_decay if decoupled and weight_decay != 0 else 1.0
-    return decay, 0.0 if decoupled else weight_decay, 1 - b1, b2, 1 - b2
+    decay_factor = 1 - lr * weight_decay if decoupled and weight_decay != 0 else 1.0
+    return decay_factor, 0.0 if decoupled else weight_decay, 1 - b1, b2, 1 - b2
 
 
 def update_moments(w: Any, g: Any, slots: Any, entry: Any, maximize: bool) -> Any:
-    """`(w, g, m, v)` after decay; `entry` is a `moment_entry`."""
-    decay, coupled, a1, b2, a2 = entry
+    """The decayed w, the gradient and the new moments `(w, g, m, v)`, from a `moment_entry`."""
+    decay_factor, coupled_decay, a1, b2, a2 = entry
     if maximize:
         g = -g
-    w = w * decay
-    if coupled != 0:
-        g = axpy(g, w, coupled)
+    w = w * decay_factor
+    if coupled_decay != 0:
+        g = axpy(g, w, coupled_decay)
     return w, g, lerp(slots[0], g, a1), addcmul(slots[1] * b2, g, g, a2)

@@ -1,4 +1,4 @@
-"""NAdam: the update of `torch/optim/nadam.py`, `_single_tensor_nadam`.
+"""The rule of NAdam, as in `_single_tensor_nadam` of `torch/optim/nadam.py`.
 
     w = w * (1 - lr * weight_decay)               decoupled
     g = g + weight_decay * w                      coupled
@@ -9,7 +9,7 @@
     w = w - lr * (1 - mu_t) / (1 - mu_1 ... mu_t) * g / d
     w = w - lr * mu_(t+1) / (1 - mu_1 ... mu_(t+1)) * m / d
 
-Dozat, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ.
+Source: Dozat, https://openreview.net/forum?id=OM0jvwB8jIp57ZJjtNEZ.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moment
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """The product of the momenta so far."""
+    """The product mu_1 ... mu_t of all momentum coefficients so far."""
     return {"mu_product": float(state.get("mu_product", 1.0))}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b2^t, eps, step size of g, step size of m)."""
+    """The entry (*`moment_entry`, 1 - b2^t, eps, step size of g, step size of m)."""
     lr, (b1, b2) = group["lr"], group["betas"]
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
-    # torch keeps the product in a tensor of the default dtype, and rounds it there.
+    # torch stores the product in a tensor of the default dtype, which rounds it.
     product = (torch.tensor(scalars["mu_product"], dtype=scalar_dtype()) * mu).item()
     scalars["mu_product"] = product
     gradient_step_size = -lr * (1.0 - mu) / (1.0 - product)
@@ -44,7 +44,7 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
+    """One step for one element or for a tensor of rows."""
     correction, eps, gradient_step_size, momentum_step_size = entry[5:]
     w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     d = sqrt(v / correction) + eps
@@ -52,13 +52,13 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
-    """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
+    """(h, root, eps): an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
     correction, eps, _, momentum_step_size = entry[5:]
     return -momentum_step_size, correction**0.5, eps
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Any number of idle steps at once, unless decay is coupled."""
+    """A power series for any number of idle steps, unless decay is coupled."""
     return PowerSeries(idle_step)
 
 

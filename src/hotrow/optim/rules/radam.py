@@ -1,4 +1,4 @@
-"""RAdam: the update of `torch/optim/radam.py`, `_single_tensor_radam`.
+"""The rule of RAdam, as in `_single_tensor_radam` of `torch/optim/radam.py`.
 
     w = w * (1 - lr * weight_decay)               decoupled
     g = g + weight_decay * w                      coupled
@@ -6,10 +6,10 @@
     v = b2 * v + (1 - b2) * g * g
     rho_t = rho - 2 t b2^t / (1 - b2^t),  rho = 2 / (1 - b2) - 1
     r_t = sqrt((rho_t - 4)(rho_t - 2) rho / ((rho - 4)(rho - 2) rho_t))
-    w = w - lr * m / (1 - b1^t) * sqrt(1 - b2^t) / (sqrt(v) + eps) * r_t     while rho_t > 5
-    w = w - lr * m / (1 - b1^t)                                              before
+    w = w - lr * m / (1 - b1^t) * sqrt(1 - b2^t) / (sqrt(v) + eps) * r_t     if rho_t > 5
+    w = w - lr * m / (1 - b1^t)                                              otherwise
 
-Liu et al., https://arxiv.org/abs/1908.03265.
+Source: Liu et al., https://arxiv.org/abs/1908.03265.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moment
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(decay, coupled decay, 1 - b1, b2, 1 - b2, 1 - b1^t, lr, sqrt(1 - b2^t), eps, r_t).
+    """The entry (*`moment_entry`, 1 - b1^t, lr, sqrt(1 - b2^t), eps, r_t).
 
-    r_t is 0 while the variance cannot be rectified.
+    r_t is 0 while rho_t <= 5, where the variance cannot be rectified.
     """
     b1, b2 = group["betas"]
     correction = 1 - b2**step
@@ -42,7 +42,7 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
+    """One step for one element or for a tensor of rows."""
     correction, lr, root, eps, rectification = entry[5:]
     w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     move = m / correction * lr
@@ -52,7 +52,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
-    """(h, root, eps) of a step: without a gradient it takes h * m / (sqrt(v) / root + eps)."""
+    """(h, root, eps): an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
     correction, lr, root, eps, rectification = entry[5:]
     if rectification == 0:
         return lr / correction, math.inf, 1.0
@@ -60,7 +60,7 @@ def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Any number of idle steps at once, unless decay is coupled."""
+    """A power series for any number of idle steps, unless decay is coupled."""
     return PowerSeries(idle_step)
 
 

@@ -1,13 +1,14 @@
-"""RMSprop: the update of `torch/optim/rmsprop.py`, `_single_tensor_rmsprop`.
+"""The rule of RMSprop, as in `_single_tensor_rmsprop` of `torch/optim/rmsprop.py`.
 
     g = g + weight_decay * w
     v = alpha * v + (1 - alpha) * g * g
     mean = lerp(mean, g, 1 - alpha)                        centered
-    d = sqrt(v) + eps, or sqrt(v - mean * mean) + eps      centered
+    d = sqrt(v) + eps
+    d = sqrt(v - mean * mean) + eps                        centered
     buf = momentum * buf + g / d;  w = w - lr * buf        with momentum
-    w = w - lr * g / d                                     without
+    w = w - lr * g / d                                     without momentum
 
-Hinton, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf.
+Source: Hinton, https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The mean square; the mean if centered; the buffer if there is momentum."""
+    """The mean square; if centered, the mean; with momentum, the momentum buffer."""
     names = ["square_avg"] + ["grad_avg"] * bool(group["centered"])
     return dict.fromkeys(names + ["momentum_buffer"] * (group["momentum"] > 0), 0.0)
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(weight decay, alpha, 1 - alpha, eps, momentum, -lr, 1, -1)."""
+    """The entry (weight decay, alpha, 1 - alpha, eps, momentum, -lr, 1, -1)."""
     alpha, lr = group["alpha"], group["lr"]
     averages = alpha, 1 - alpha, group["eps"], group["momentum"]
     return group["weight_decay"], *averages, -lr, 1.0, -1.0
 
 
 def flags(group: ParamGroup) -> tuple[bool, ...]:
-    """Whether the gradient changes sign; whether the mean is taken off."""
+    """The flags (maximize, centered)."""
     return bool(group["maximize"]), bool(group["centered"])
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
-    decay, alpha, one_minus_alpha, eps, momentum, step_size, one, minus_one = entry
+    """One step for one element or for a tensor of rows."""
+    weight_decay, alpha, one_minus_alpha, eps, momentum, step_size, one, minus_one = entry
     if flags[0]:
         g = -g
-    if decay != 0:
-        g = axpy(g, w, decay)
+    if weight_decay != 0:
+        g = axpy(g, w, weight_decay)
     v = addcmul(slots[0] * alpha, g, g, one_minus_alpha)
     if len(slots) == 1:
         return addcdiv(w, g, sqrt(v) + eps, step_size), (v,)
@@ -61,15 +62,16 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Without decay the averages shrink, and w moves by the buffer alone."""
+    """Linear without decay: an idle step shrinks the averages and the buffer, which moves w."""
     return LinearRecurrence(update, flags(group), len(initial_slots(group)))
 
 
 def needs_dense_step(group: ParamGroup) -> bool:
-    """With weight decay, which has no closed form, so that rows would gain nothing.
+    """True with weight decay, which also has no closed form.
 
-    Decay is the only gradient of an idle row. Divided by its own root, its step does not shrink
-    with w: the weights circle around 0, and one rounding error grows to their size.
+    Decay is the only gradient of an idle row. The step divides it by its own root mean square, so
+    the step does not shrink with w. The weights oscillate around 0, and a single rounding error
+    grows to their size.
     """
     return bool(group["weight_decay"] != 0)
 

@@ -1,12 +1,12 @@
-"""Rprop: the update of `torch/optim/rprop.py`, `_single_tensor_rprop`.
+"""The rule of Rprop, as in `_single_tensor_rprop` of `torch/optim/rprop.py`.
 
-    s = etaplus, 1 or etaminus as g * prev is positive, zero or negative
+    s = etaplus, 1 or etaminus                     if g * prev is positive, zero or negative
     step_size = clamp(step_size * s, smallest, largest)
-    g = 0 where g * prev is negative
+    g = 0                                          if g * prev is negative
     w = w - sign(g) * step_size
     prev = g
 
-Riedmiller and Braun, https://doi.org/10.1109/ICNN.1993.298623.
+Source: Riedmiller and Braun, https://doi.org/10.1109/ICNN.1993.298623.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The previous gradient, and the step size of each element, which starts at lr."""
+    """The previous gradient, and the step size of each element, initially lr."""
     return {"prev": 0.0, "step_size": float(group["lr"])}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(etaminus, 1, etaplus, smallest step size, largest step size, -1)."""
+    """The entry (etaminus, 1, etaplus, smallest step size, largest step size, -1)."""
     return group["etas"][0], 1.0, group["etas"][1], *group["step_sizes"], -1.0
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
+    """One step for one element or for a tensor of rows."""
     etaminus, one, etaplus, min_step, max_step, minus_one = entry
     if flags[0]:
         g = -g
@@ -47,7 +47,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Apply the first idle step, which clears the gradient and clamps the step size; no more."""
+    """Clear the gradient and clamp the step size, as the first idle step does; later ones don't."""
     first_step, min_step, max_step = coefficients
     if t < first_step:
         return t
@@ -59,7 +59,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 
 
 class RpropClosedForm:
-    """The step from which the limits of the step size have not changed."""
+    """The closed form of Rprop, valid from the last step at which the step size limits changed."""
 
     def __init__(self) -> None:
         self.fast_forward = fast_forward
@@ -68,7 +68,7 @@ class RpropClosedForm:
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients for `end_step`; None if a later step was computed already."""
+        """The coefficients for `end_step`; None if those of a later step were computed before."""
         if end_step < self.entry_count or not end_step:
             return None
         for i in range(max(self.entry_count, 1), end_step):
@@ -87,7 +87,7 @@ class RpropClosedForm:
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows, in plain torch."""
+        """`fast_forward` for many rows in plain torch."""
         first_step, min_step, max_step = coefficients
         step_sizes = clamp(slots[1], float(min_step), float(max_step))
         return (
@@ -98,7 +98,7 @@ class RpropClosedForm:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Without a gradient w stays, and the state changes in the first idle step only."""
+    """Idle steps leave w unchanged; only the first changes the state."""
     return RpropClosedForm()
 
 

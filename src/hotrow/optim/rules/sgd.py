@@ -1,11 +1,14 @@
-"""SGD: the update of `torch/optim/sgd.py`, `_single_tensor_sgd`.
+"""The rule of SGD, as in `_single_tensor_sgd` of `torch/optim/sgd.py`.
 
     g = g + weight_decay * w
-    buf = g                                        the parameter's first step with momentum
-    buf = momentum * buf + (1 - dampening) * g     every later one
-    w = w - lr * buf                               or lr * (g + momentum * buf) with nesterov
+    buf = g                                        in the first step with momentum
+    buf = momentum * buf + (1 - dampening) * g     in later steps
+    w = w - lr * buf
+    w = w - lr * (g + momentum * buf)              with nesterov
 
-Without momentum there is no buffer and w = w - lr * g.
+Without momentum there is no buffer, and w = w - lr * g.
+
+Source: Sutskever et al., https://proceedings.mlr.press/v28/sutskever13.html (momentum).
 """
 
 from __future__ import annotations
@@ -20,17 +23,17 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The momentum buffer, if there is momentum."""
+    """The momentum buffer; nothing without momentum."""
     return {"momentum_buffer": 0.0} if group["momentum"] != 0 else {}
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """Whether the buffer has begun."""
+    """1.0 if the momentum buffer exists already."""
     return {"_begun": float(state.get("momentum_buffer") is not None)}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """(weight decay, momentum, 1 - dampening, -lr, 1.0 if the buffer begins)."""
+    """The entry (weight decay, momentum, 1 - dampening, -lr, 1.0 if this step sets buf = g)."""
     momentum, lr = group["momentum"], group["lr"]
     begins = momentum != 0 and not scalars["_begun"]
     scalars["_begun"] = float(momentum != 0)
@@ -38,17 +41,17 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def flags(group: ParamGroup) -> tuple[bool, ...]:
-    """Whether the gradient changes sign; Nesterov's form."""
+    """The flags (maximize, nesterov)."""
     return bool(group["maximize"]), bool(group["nesterov"])
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step of one element, or of a tensor of rows."""
-    decay, momentum, one_minus_dampening, step_size, begins = entry
+    """One step for one element or for a tensor of rows."""
+    weight_decay, momentum, one_minus_dampening, step_size, begins = entry
     if flags[0]:
         g = -g
-    if decay != 0:
-        g = axpy(g, w, decay)
+    if weight_decay != 0:
+        g = axpy(g, w, weight_decay)
     if len(slots) == 0:
         return axpy(w, g, step_size), slots
     buf = g if begins != 0 else axpy(slots[0] * momentum, g, one_minus_dampening)
@@ -58,13 +61,13 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """Neither momentum nor decay: a row without a gradient does not move."""
+    """True without momentum and decay: a row without a gradient does not change."""
     moves = group["momentum"] != 0 or group["weight_decay"] != 0
     return not moves and math.isfinite(group["lr"])
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Decay and momentum are linear in (w, buf)."""
+    """Linear: decay and momentum are linear in (w, buf)."""
     return LinearRecurrence(update, flags(group), len(initial_slots(group)))
 
 
