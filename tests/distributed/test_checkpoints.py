@@ -1,4 +1,4 @@
-"""A run saved at one world size goes on at another, or in one process, with the same bits."""
+"""A run saved with one number of ranks continues with another, or alone, with the same bits."""
 
 import os
 import signal
@@ -33,19 +33,19 @@ from tests.support.ranks import RankProcesses, rank_processes
 from tests.support.tolerance import assert_same_bits
 
 HALF = STEPS // 2
-# Optimizers whose state is as large as the table, and one whose state begins away from zero.
+# Optimizers with different states; that of Adagrad starts above zero.
 SAVED = "SGD", "AdamW", "Adagrad"
 
 
-def whole(model, optimizer):
-    """What torch's checkpoints hold."""
+def full_state(model, optimizer):
+    """The state that torch's distributed checkpoints contain."""
     weights, state = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": state}
 
 
 def resume(model, optimizer, path):
-    """As torch's documentation does it."""
-    state = whole(model, optimizer)
+    """Load a checkpoint as torch's documentation does."""
+    state = full_state(model, optimizer)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one plain process
         dcp.load(state, checkpoint_id=path)
@@ -58,7 +58,7 @@ def first_half(name, count, path):
     model = distribute(converted_model(), "shard", count)
     optimizer = make_optimizer(name, model)
     train_rank(model, optimizer, count, dist.get_rank(), range(HALF))
-    dcp.save(whole(model, optimizer), checkpoint_id=path)
+    dcp.save(full_state(model, optimizer), checkpoint_id=path)
     train_rank(model, optimizer, count, dist.get_rank(), range(HALF, STEPS))
     return state_values(model, optimizer)
 
@@ -72,8 +72,8 @@ def second_half(name, count, path):
     return state_values(model, optimizer)
 
 
-def alone(name, before, after):
-    """One process, which adds up the shares of as many ranks in each half."""
+def train_alone(name, before, after):
+    """One process that sums the shares of `before` ranks, and after the save of `after` ranks."""
     model = converted_model()
     optimizer = make_optimizer(name, model)
     train_single_process(model, optimizer, before, range(HALF))
@@ -84,7 +84,7 @@ def alone(name, before, after):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """(path, what each rank ended with) of a run on two ranks, saved in its middle."""
+    """The path of a run on two ranks, saved halfway, and the final values of each rank."""
     found = {}
     for name in SAVED:
         path = tmp_path_factory.mktemp(name)
@@ -94,7 +94,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("name", SAVED)
 def test_saving_does_not_change_the_run(saved, name):
-    expected = alone(name, 2, 2)
+    expected = train_alone(name, 2, 2)
     for found in saved[name][1]:
         for key, value in expected.items():
             assert_same_bits(found[key], value)
@@ -102,26 +102,26 @@ def test_saving_does_not_change_the_run(saved, name):
 
 @pytest.mark.parametrize("count", grid([1, 3, 4], (3).__eq__))
 @pytest.mark.parametrize("name", SAVED)
-def test_a_run_goes_on_with_another_number_of_ranks(saved, name, count):
-    expected = alone(name, 2, count)
+def test_a_run_continues_with_another_number_of_ranks(saved, name, count):
+    expected = train_alone(name, 2, count)
     for found in rank_processes(count).run(second_half, name, count, saved[name][0]):
         for key, value in expected.items():
             assert_same_bits(found[key], value)
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_a_run_goes_on_in_one_plain_process(saved, name):
+def test_a_run_continues_in_a_single_process(saved, name):
     model = converted_model()
     optimizer = make_optimizer(name, model)
     resume(model, optimizer, saved[name][0])
     train_single_process(model, optimizer, 1, range(HALF, STEPS))
-    found, expected = state_values(model, optimizer), alone(name, 2, 1)
+    found, expected = state_values(model, optimizer), train_alone(name, 2, 1)
     for key, value in expected.items():
         assert_same_bits(found[key], value)
 
 
 def from_torch(name, count, path):
-    """What torch.save wrote in one process, into shards; and back as torch would have it."""
+    """Load a torch.save file of one process into shards, train, and return full state dicts."""
     model = distribute(converted_model(), "shard", count)
     optimizer = make_optimizer(name, model)
     weights, state = torch.load(path, weights_only=True)
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_torch_loads_into_shards_and_back(name, tmp_path):
     for found, _ in results:
         for key, value in expected.items():
             assert_same_bits(found[key], value)
-    weights, state = results[0][1]  # full, on the first rank
+    weights, state = results[0][1]  # only the first rank gets the full state dicts
     model.load_state_dict(weights)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
     for key, value in state_values(model, optimizer).items():
@@ -170,19 +170,19 @@ def wrong_tables(count):
     return error, all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_a_state_of_another_table_is_refused():
+def test_the_state_of_another_table_raises():
     for error, unchanged in rank_processes(2).run(wrong_tables, 2):
         assert "state[0]['exp_avg'] has shape (7, 6)" in error
         assert unchanged
 
 
-def dies(count, path):
-    """The last rank is killed in the middle of a step, after a checkpoint."""
+def kill_a_rank(count, path):
+    """Kill the last rank during a step, after a checkpoint."""
     rank = dist.get_rank()
     model = distribute(converted_model(), "shard", count)
     optimizer = make_optimizer("AdamW", model)
     train_rank(model, optimizer, count, rank, range(HALF))
-    dcp.save(whole(model, optimizer), checkpoint_id=path)
+    dcp.save(full_state(model, optimizer), checkpoint_id=path)
     inputs, gradient = rank_batch(make_batch(HALF), count, rank)
     output = model(*inputs)
     if rank == count - 1:
@@ -191,14 +191,14 @@ def dies(count, path):
         (output * gradient).sum().backward()
     except (RuntimeError, dist.DistBackendError) as error:
         return type(error).__name__
-    return "nothing was noticed"
+    return "no error"
 
 
-def test_a_rank_that_dies_ends_the_step_of_the_others_and_leaves_the_checkpoint(tmp_path):
+def test_a_killed_rank_ends_the_step_on_the_others_and_keeps_the_checkpoint(tmp_path):
     processes = RankProcesses(3)
     try:
         for pipe in processes.pipes:
-            pipe.send((dies, (3, tmp_path)))
+            pipe.send((kill_a_rank, (3, tmp_path)))
         first, second, last = processes.answers()
     finally:
         processes.close()
@@ -209,6 +209,6 @@ def test_a_rank_that_dies_ends_the_step_of_the_others_and_leaves_the_checkpoint(
     optimizer = make_optimizer("AdamW", model)
     resume(model, optimizer, tmp_path)
     train_single_process(model, optimizer, 1, range(HALF, STEPS))
-    found, expected = state_values(model, optimizer), alone("AdamW", 3, 1)
+    found, expected = state_values(model, optimizer), train_alone("AdamW", 3, 1)
     for key, value in expected.items():
         assert_same_bits(found[key], value)

@@ -1,4 +1,4 @@
-"""Tables of which every process has a whole one stay equal, bit for bit, and equal to one's."""
+"""Replicated tables stay equal on all ranks bit for bit, and match training in one process."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def assert_all_the_same(results):
 
 
 @pytest.mark.parametrize("count", grid(WORLD_SIZES, (3).__eq__))
-def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_process(count):
+def test_replicas_with_ddp_are_no_worse_than_torch_in_one_process(count):
     truth, rival = map(train_whole_batches, (torch.float64, torch.float32))
     results = rank_processes(count).run(train_with_ddp, "replicate", count)
     assert_all_the_same(results)
@@ -48,7 +48,7 @@ def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_proces
 
 
 def by_torch(count, name):
-    """Dense gradients, all of them averaged by torch."""
+    """Train with dense gradients that DistributedDataParallel averages."""
     rank = dist.get_rank()
     model = dense_model()
     trained = DistributedDataParallel(model)
@@ -70,7 +70,7 @@ def by_hotrow(count, name):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_it_is_what_ddp_makes_of_dense_gradients(name):
+def test_replicas_match_ddp_with_dense_gradients(name):
     expected = rank_processes(2).run(by_torch, 2, name)[0]
     results = rank_processes(2).run(by_hotrow, 2, name)
     assert_all_the_same([found for found, _ in results])
@@ -86,13 +86,13 @@ def gathered(count):
     return model[0].weight.grad.as_dense()
 
 
-def test_gradients_are_added_in_the_order_of_the_ranks():
-    """(2**24 + 1) - 2**24 is 0 in float32; from the last rank to the first it is 1."""
+def test_gradients_are_summed_in_rank_order():
+    """In float32, 2**24 + 1 - 2**24 is 0 from left to right, and 1 from right to left."""
     for found in rank_processes(3).run(gathered, 3):
         assert found.flatten().tolist() == [0, 0, 0, 0]
 
 
-LOOKS = {
+READS = {
     "a checkpoint": lambda model, optimizer: (model.state_dict(), optimizer.state_dict()),
     "a value": lambda model, optimizer: model.user.weight[5].tolist(),
     "an evaluation": lambda model, optimizer: model.eval()(*make_batch(2)[0]),
@@ -101,8 +101,8 @@ LOOKS = {
 }
 
 
-def looked_at(count, name, when):
-    """One rank reads its table, the others do not."""
+def read_on_one_rank(count, name, when):
+    """Train, and let only rank 0 read its table."""
     rank = dist.get_rank()
     model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
@@ -110,7 +110,7 @@ def looked_at(count, name, when):
     def look():
         if rank == 0:
             with torch.no_grad():
-                LOOKS[name](model, optimizer)
+                READS[name](model, optimizer)
             model.train()
 
     for t in range(40):
@@ -126,28 +126,28 @@ def looked_at(count, name, when):
 
 
 @pytest.mark.parametrize("when", ["before", "between"])
-@pytest.mark.parametrize("name", LOOKS)
-def test_replicas_keep_the_same_bits_whoever_looks(name, when):
-    assert_all_the_same(rank_processes(2).run(looked_at, 2, name, when))
+@pytest.mark.parametrize("name", READS)
+def test_replicas_keep_the_same_bits_when_one_rank_reads(name, when):
+    assert_all_the_same(rank_processes(2).run(read_on_one_rank, 2, name, when))
 
 
-def an_alias(count):
-    """One rank holds a table's storage, for which every step settles all of it there."""
+def train_with_an_alias(count):
+    """Train while rank 1 has an alias of a table, so that all its rows settle at every step."""
     rank = dist.get_rank()
     model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
-    held = model.user.weight.data if rank == 1 else None
+    alias = model.user.weight.data if rank == 1 else None
     for t in range(8):
         optimizer.zero_grad()
         backward(model, rank_batch(make_batch(t), count, rank), count)
         optimizer.step()
-    same = held is None or torch.equal(held, model.user.weight)
-    del held
+    same = alias is None or torch.equal(alias, model.user.weight)
+    del alias
     return state_values(model, optimizer) | {"same": torch.tensor(float(same))}
 
 
-def test_replicas_keep_the_same_bits_whoever_holds_the_storage():
-    results = rank_processes(3).run(an_alias, 3)
+def test_replicas_keep_the_same_bits_when_one_rank_has_an_alias():
+    results = rank_processes(3).run(train_with_an_alias, 3)
     assert_all_the_same(results)
     assert results[1]["same"]
 
@@ -160,7 +160,7 @@ def different_starts(count):
     return own, model[0].weight.detach().clone()
 
 
-def test_replicas_begin_with_the_values_of_the_first():
+def test_replicas_start_with_the_values_of_the_first_rank():
     results = rank_processes(2).run(different_starts, 2)
     assert not torch.equal(results[0][0], results[1][0])
     for _, found in results:
@@ -168,7 +168,7 @@ def test_replicas_begin_with_the_values_of_the_first():
 
 
 def bad_id(count):
-    """In one rank's forward pass; then all go on."""
+    """One rank has a bad id in its forward pass; then all ranks continue."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), "replicate", count)
     trained = DistributedDataParallel(model)
@@ -181,13 +181,13 @@ def bad_id(count):
     return error, state_values(model, optimizer)
 
 
-def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs():
+def test_a_bad_id_on_one_rank_raises_on_all_ranks():
     found = rank_processes(3).run(bad_id, 3)
     expected, _ = rank_processes(3).run(by_hotrow, 3, "AdamW")[0]
     for rank, (error, values) in enumerate(found):
         assert error.startswith("input[" if rank == 1 else "rank 1 of 3 could not look up in word")
         assert "but the table has 17 rows (valid 0..16)" in error
-        for name, value in expected.items():  # torch cuts its all-reduce into other parts
+        for name, value in expected.items():  # not the same bits: torch's buckets may differ
             torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-5)
     assert_all_the_same([values for _, values in found])
 
@@ -204,12 +204,12 @@ def refused(count):
     ]
 
 
-def test_what_cannot_be_replicated_is_refused_on_every_rank():
+def test_unsupported_models_raise_on_every_rank():
     texts = [
-        "0 has max_norm, which would shorten other rows on each rank",
-        "user.weight is replicated already",
-        "load_state_dict(assign=True) would put a plain parameter of this process in the place of",
-        "linear of a table that is sharded or replicated was to be differentiated",
+        "0 has max_norm, which replicate does not support",
+        "user.weight is already replicated",
+        "load_state_dict(assign=True) would replace the table user.weight",
+        "linear of a sharded or replicated table cannot be differentiated",
         "one-hots or probabilities",
     ]
     for found in rank_processes(2).run(refused, 2):

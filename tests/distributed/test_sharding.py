@@ -1,4 +1,4 @@
-"""Tables split over processes give the numbers of one, bit for bit."""
+"""Sharded tables give the same results as one process, bit for bit."""
 
 import copy
 import itertools
@@ -54,7 +54,7 @@ def sharded(name, count, dtype):
         lambda name, count: (name, count) in [("AdamW", 2), ("Adagrad", 3), ("RMSprop", 2)],
     ),
 )
-def test_a_sharded_run_ends_with_the_bits_of_one_process(name, count):
+def test_a_sharded_run_has_the_same_bits_as_one_process(name, count):
     dtype = torch.float64 if name == "Adagrad" else torch.float32
     model = converted_model(dtype)
     optimizer = make_optimizer(name, model)
@@ -67,7 +67,7 @@ def test_a_sharded_run_ends_with_the_bits_of_one_process(name, count):
 
 
 @pytest.mark.parametrize("count", grid(WORLD_SIZES, (2).__eq__))
-def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_process(count):
+def test_shards_with_ddp_are_no_worse_than_torch_in_one_process(count):
     truth, rival = map(train_whole_batches, (torch.float64, torch.float32))
     for found in rank_processes(count).run(train_with_ddp, "shard", count):
         for name, value in truth.items():
@@ -75,7 +75,7 @@ def test_with_ddp_for_the_rest_it_is_as_near_to_the_truth_as_torch_in_one_proces
 
 
 def several(count, together):
-    """Two tables, one of them twice, with repeated ids; as layers, or in one exchange."""
+    """Look up in two tables, one of them twice: as layers, or in one exchange."""
     torch.manual_seed(1)
     model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
     model[1].double()
@@ -94,7 +94,7 @@ def several(count, together):
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_several_tables_in_one_exchange_are_as_one_by_one(count):
+def test_one_exchange_for_several_tables_equals_separate_lookups(count):
     one_by_one = rank_processes(count).run(several, count, False)
     for found, expected in zip(
         rank_processes(count).run(several, count, True), one_by_one, strict=True
@@ -111,14 +111,14 @@ def gradient_of_padding(count, padding):
     return model[0].weight.grad.as_dense()[:, 0]
 
 
-@pytest.mark.parametrize("padding", [0, 2, 3])  # the first row of a rank, the last one
-def test_a_padding_row_has_no_gradient_wherever_it_is(padding):
+@pytest.mark.parametrize("padding", [0, 2, 3])  # the first and the last row of a rank
+def test_a_padding_row_has_no_gradient_on_any_rank(padding):
     found = torch.cat(rank_processes(2).run(gradient_of_padding, 2, padding))
     assert found.tolist() == [float(row != padding) for row in range(6)]
 
 
 def unused(count, users):
-    """Two tables in one exchange; some ranks use what the second gives, the others do not."""
+    """Look up in two tables in one exchange; only the ranks in `users` use the second output."""
     model = shard(
         hotrow.convert(nn.ModuleList([nn.Embedding(4, 2) for _ in "ab"])), mesh_of_all(count)
     )
@@ -131,12 +131,12 @@ def unused(count, users):
 
 
 @pytest.mark.parametrize("users", [(), (1,), (0, 1)])
-def test_a_table_whose_rows_nobody_used_makes_no_step(users):
+def test_a_table_whose_output_no_rank_used_makes_no_step(users):
     assert rank_processes(2).run(unused, 2, users) == [(bool(users), not users)] * 2
 
 
 def other_losses(count, many):
-    """Each rank's loss uses another of two look-ups, in tables of one size or of two."""
+    """Use a different one of two lookups in the loss of each rank."""
     sizes = (5, 7 if many else 5)
     model = shard(
         hotrow.convert(nn.ModuleList([nn.Embedding(n, 2) for n in sizes])), mesh_of_all(count)
@@ -146,9 +146,9 @@ def other_losses(count, many):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_gradients_do_not_go_to_another_table(many):
+def test_different_losses_on_the_ranks_raise(many):
     for error in rank_processes(2).run(other_losses, 2, many):
-        assert "the ranks do not do the same: rank 0 was to send back the gradients of" in error
+        assert "different operations (rank 0: send back the gradients of lookup" in error
 
 
 def norms(count):
@@ -163,7 +163,7 @@ def norms(count):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_the_norm_of_a_gradient_is_that_of_all_rows(count):
+def test_the_norm_of_a_gradient_includes_all_ranks(count):
     model = converted_model()
     backward(model, make_batch(1), 1)
     grads = [parameter.grad.as_dense() for parameter in trainable_parameters(model)]
@@ -174,7 +174,7 @@ def test_the_norm_of_a_gradient_is_that_of_all_rows(count):
 
 
 def scaled(count):
-    """A gradient that is infinite in a row of the last rank: no rank makes the step."""
+    """An infinite gradient in a row of the last rank: no rank may make the step."""
     model = shard(hotrow.convert(nn.Sequential(nn.Embedding(9, 2))), mesh_of_all(count))
     optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -186,7 +186,7 @@ def scaled(count):
     return scaler.get_scale(), torch.equal(model[0].weight, before)
 
 
-def test_a_scaler_finds_what_is_infinite_on_another_rank():
+def test_a_gradient_scaler_detects_infinities_on_another_rank():
     assert rank_processes(3).run(scaled, 3) == [(2.0, True)] * 3
 
 
@@ -200,7 +200,7 @@ def a_mesh_of_two_dimensions():
     return state_values(model, optimizer)
 
 
-def test_shards_may_be_replicated():
+def test_replicated_shards_are_no_worse_than_torch():
     model = dense_model().double()
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
     rival = dense_model()
@@ -219,7 +219,7 @@ def test_shards_may_be_replicated():
             assert_same_bits(found[name], results[0][name])
 
 
-# --- What is held, and how it is saved -----------------------------------------------------------
+# --- Memory, copies, initialization --------------------------------------------------------------
 
 
 def memory(count):
@@ -236,13 +236,13 @@ def memory(count):
     ]
 
 
-def test_a_rank_holds_its_rows_and_their_state_only():
+def test_a_rank_stores_only_its_rows_and_their_state():
     row = 6 * 4
     found = rank_processes(4).run(memory, 4)
     assert [each[0] for each in found] == [26 * row, 26 * row, 26 * row, 23 * row]  # of 101
     assert [each[1] for each in found] == [each[0] for each in found]
     assert [each[2] * row for each in found] == [each[0] for each in found]
-    assert [each[3] for each in found] == [1, 1, 0, 0]  # a table smaller than the world
+    assert [each[3] for each in found] == [1, 1, 0, 0]  # a table with fewer rows than ranks
 
 
 def copies(count):
@@ -253,10 +253,10 @@ def copies(count):
     return same, error_text(pickle.dumps, model.user.weight)
 
 
-def test_a_copy_is_sharded_and_a_pickle_is_refused():
+def test_a_copy_is_sharded_and_pickling_raises():
     for same, error in rank_processes(2).run(copies, 2):
         assert same
-        assert "a sharded table was to be pickled" in error
+        assert "a sharded table cannot be pickled" in error
         assert "torch.distributed.checkpoint" in error
 
 
@@ -267,19 +267,19 @@ def of_meta(count):
     return model(torch.arange(9)).detach()
 
 
-def test_a_table_that_no_process_could_hold_is_made_in_parts():
+def test_a_meta_table_is_initialized_in_shards():
     for found in rank_processes(2).run(of_meta, 2):
         assert found.device.type == "cpu"
         assert 0.3 < float(found[:8].std()) < 3
         assert not found[8].any()  # padding
-        assert len(found.unique(dim=0)) == 9  # one seed, but other rows on each rank
+        assert len(found.unique(dim=0)) == 9  # the rows differ, although the ranks' seeds are equal
 
 
-# --- Bad input: every rank gets the error, and goes on -------------------------------------------
+# --- Errors: every rank raises, and can continue -------------------------------------------------
 
 
 def bad_ids(count, bad):
-    """One rank's ids are bad in one look-up; then all go on."""
+    """One rank has bad ids in one lookup; then all ranks continue."""
     model = distribute(converted_model(), "shard", count)
     ids = torch.tensor([0, 5])
     mine = bad if dist.get_rank() == 1 else ids
@@ -296,7 +296,7 @@ def bad_ids(count, bad):
         ([7], "input is a list, but ids are a tensor: use torch.tensor(input)"),
     ],
 )
-def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
+def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
     found = rank_processes(3).run(bad_ids, 3, bad)
     assert text in found[1][0]
     for error, goes_on in (found[0], found[2]):
@@ -306,7 +306,7 @@ def test_a_bad_id_on_one_rank_is_an_error_on_all_and_nobody_hangs(bad, text):
 
 
 def bad_layers(count):
-    """The checks of hotrow's own layers, and of a bag of torch's."""
+    """The checks of hotrow's layers, and of a converted bag."""
     model = distribute(converted_model(), "shard", count)
     bag = shard(hotrow.convert(nn.EmbeddingBag(5, 2)), mesh_of_all(count))
     first = dist.get_rank() == 0
@@ -323,7 +323,7 @@ def bad_layers(count):
     ]
 
 
-def test_layers_of_hotrow_tell_the_others():
+def test_errors_of_layers_reach_the_other_ranks():
     mine, other = rank_processes(2).run(bad_layers, 2)
     assert "input[0] = 17, but the table has 17 rows" in mine[0]
     assert "offsets[1] = 9, but there are 2 ids" in mine[1]
@@ -332,11 +332,11 @@ def test_layers_of_hotrow_tell_the_others():
     assert "offsets[1] = 9, but there are 2 ids" in mine[4]
     assert "input[1] = 2, but the table has 2 rows" in mine[5]
     for a, b in zip(mine, other, strict=True):
-        assert a in b  # with who it was
+        assert a in b  # the other rank adds which rank failed
 
 
 def bad_id_on_a_mesh():
-    """Of two dimensions: whoever has the same rows is told as well; then all go on."""
+    """A bad id on a two-dimensional mesh also raises on the replicas; then all ranks continue."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
@@ -350,7 +350,7 @@ def bad_id_on_a_mesh():
     return errors, state_values(model, optimizer)
 
 
-def test_a_bad_id_on_a_mesh_of_two_dimensions_is_an_error_on_all():
+def test_a_bad_id_on_a_two_dimensional_mesh_raises_on_all_ranks():
     found = rank_processes(4).run(bad_id_on_a_mesh)
     for errors, values in found:
         for error in errors:
@@ -367,9 +367,9 @@ def one_evaluates_on_a_mesh():
         return error_text(model.user, torch.tensor([5]))
 
 
-def test_one_that_evaluates_on_a_mesh_of_two_dimensions_is_an_error_on_all():
+def test_one_evaluating_rank_on_a_two_dimensional_mesh_raises_on_all_ranks():
     for error in rank_processes(4).run(one_evaluates_on_a_mesh):
-        assert "the ranks do not do the same" in error
+        assert "the ranks run different operations" in error
 
 
 def other_look_ups(count):
@@ -378,10 +378,10 @@ def other_look_ups(count):
     return error_text(layer, torch.tensor([0]))
 
 
-def test_ranks_that_do_different_things_are_told_so():
+def test_different_operations_on_the_ranks_raise():
     for error in rank_processes(2).run(other_look_ups, 2):
-        assert "the ranks do not do the same: rank 0 was to look up in word to train; " in error
-        assert "rank 1 was to look up in user to train" in error
+        assert "different operations (rank 0: look up in word to train; rank 1: look up in" in error
+        assert "rank 1: look up in user to train): run the same model on every rank" in error
 
 
 def ids_of_other_dtypes(count):
@@ -391,7 +391,7 @@ def ids_of_other_dtypes(count):
     return rows.detach()
 
 
-def test_dtypes_of_ids_may_differ():
+def test_ids_may_have_different_dtypes_on_the_ranks():
     for found in rank_processes(2).run(ids_of_other_dtypes, 2):
         assert_same_bits(found, converted_model().user(torch.tensor([100, 3, 100])).detach())
 
@@ -429,7 +429,7 @@ def refused(count):
     ]
 
 
-def test_what_cannot_be_sharded_is_refused_on_every_rank():
+def test_unsupported_models_raise_on_every_rank():
     texts = [
         "shard needs the same tables on every rank, but rank 0 has 0.weight of Embedding(5, 2) "
         "in torch.float32 and rank 1 has 0.weight of Embedding(6, 2)",
@@ -440,14 +440,14 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
         "0 has scale_grad_by_freq",
         "shard found no tables in this Linear",
         "shard found no tables in this Linear",
-        "DistributedDataParallel has taken 0.weight for a dense parameter",
-        "one dimension, and this one has 2: use mesh['b']",
-        "shard takes a DeviceMesh, not a str",
-        "user.weight is sharded already",
-        "use DistributedDataParallel(shard(model))",
-        "load_state_dict(assign=True) would put a plain parameter of this process in the place of",
-        "norm of a table that is sharded or replicated was to be differentiated",
-        "linear of a table that is sharded or replicated was to be differentiated",
+        "DistributedDataParallel treats the table 0.weight as a dense parameter",
+        "the mesh has 2 dimensions, but shard takes a mesh with one: use mesh['b']",
+        "mesh is a str, but shard takes a DeviceMesh",
+        "user.weight is already sharded",
+        "use DistributedDataParallel(shard(model, mesh))",
+        "load_state_dict(assign=True) would replace the table user.weight",
+        "norm of a sharded or replicated table cannot be differentiated",
+        "linear of a sharded or replicated table cannot be differentiated",
         "Embedding(3, 2) is not sharded",
     ]
     for found in rank_processes(2).run(refused, 2):
@@ -456,14 +456,14 @@ def test_what_cannot_be_sharded_is_refused_on_every_rank():
             assert text in error
 
 
-# --- What would be other numbers -----------------------------------------------------------------
+# --- Stale rows, and parts of a table ------------------------------------------------------------
 
 
 def trained_before(count):
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(10, 3))
     optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
-    for t in range(5):  # rows lag behind
+    for t in range(5):  # leaves stale rows
         optimizer.zero_grad()
         layer(torch.tensor([t, 9 - t, 0])).sum().backward()
         optimizer.step()
@@ -477,20 +477,20 @@ def test_rows_settle_before_they_are_split():
         assert_same_bits(found, expected)
 
 
-def parts_for_the_whole(count):
+def use_a_part_as_the_whole(count):
     layer = shard(hotrow.convert(nn.Embedding(10, 3)), init_device_mesh("cpu", (count,)))
-    said = []
+    errors_found = []
     for attempt in (
         lambda: layer.load_state_dict({"weight": torch.zeros(5, 3)}),
         lambda: torch.vmap(layer)(torch.tensor([[1], [7]])),
     ):
         with pytest.raises(hotrow.HotrowError) as caught:
             attempt()
-        said.append(str(caught.value))
-    return said
+        errors_found.append(str(caught.value))
+    return errors_found
 
 
-def test_what_would_take_a_part_for_the_whole_is_refused():
-    for load, transform in rank_processes(2).run(parts_for_the_whole, 2):
-        assert "weight has 10 rows on all ranks, but what is loaded has 5" in load
-        assert "cannot be looked up in a transform of torch.func" in transform
+def test_using_a_part_as_the_whole_table_raises():
+    for load, transform in rank_processes(2).run(use_a_part_as_the_whole, 2):
+        assert "weight has 5 rows in the state dict, but the sharded table has 10" in load
+        assert "cannot be looked up inside a torch.func transform" in transform

@@ -1,10 +1,10 @@
-"""Collectives over the ranks of a process group, with sizes that differ and errors on all ranks.
+"""Collectives over the ranks of a process group, with different sizes and errors on all ranks.
 
-An exchange begins with a header of two numbers for each rank: a code of the operation, and how
-many rows follow. A rank with an error sends the code `FAILED`. A rank that receives it, or the
-code of another operation, raises, and no rank waits for data that will not be sent.
+An exchange starts with a header of two numbers for each rank: a code for the operation, and the
+number of rows that follow. A rank with an error sends the code `FAILED`. A rank that receives
+`FAILED`, or the code of another operation, raises. So no rank waits for data that is never sent.
 
-    bytes sent in the header of an exchange among W ranks     16 (W - 1)
+With W ranks, each rank sends 16 (W - 1) bytes for the header.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 
-FAILED = -1  # in place of the code of an operation
+FAILED = -1  # sent instead of the code of an operation
 
 
 class Ranks:
     """The ranks of a process group, and collectives over them.
 
     Arguments:
-        group: of torch.distributed.
-        device: of the tensors that its collectives take.
+        group: the process group of torch.distributed.
+        device: the device of the tensors in its collectives.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
         self.group, self.device = group, device
-        self.exchange_count = 0  # of exchanges with a backward pass; the same on all ranks
+        self.exchange_count = 0  # the number of differentiable exchanges; the same on all ranks
         self.count: int = dist.get_world_size(group)
         self.rank: int = dist.get_rank(group)
 
     def all_gather(
         self, operation: str, value: Any, failure: HotrowError | None = None
     ) -> list[Any]:
-        """The values of all ranks, any objects.
+        """Return the values of all ranks, which may be any objects.
 
         Raises:
-            HotrowError: `failure`, or the failure of another rank. Every rank raises.
+            HotrowError: on every rank, if a rank passed `failure`.
         """
         problem = None
         if failure is not None:
@@ -58,7 +58,7 @@ class Ranks:
         return [value for value, _ in answers]
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
-        """The norm over all ranks, from the norm of this rank's part."""
+        """The norm over all ranks, computed from the norm of each rank's part."""
         if math.isinf(order):
             dist.all_reduce(local_norm, dist.ReduceOp.MAX, group=self.group)
             return local_norm
@@ -73,11 +73,10 @@ class Ranks:
     def exchange_counts(
         self, operation: str, counts: Sequence[int], failure: HotrowError | None = None
     ) -> list[int]:
-        """Send rank r the r-th of `counts`; returns the counts that the ranks have sent this one.
+        """Send `counts[r]` to each rank r, and return the counts that this rank receives.
 
         Raises:
-            HotrowError: `failure`, the failure of another rank, or the operations differ. Every
-                rank raises.
+            HotrowError: on every rank, if a rank passed `failure` or the operations differ.
         """
         code = FAILED if failure is not None else zlib.crc32(operation.encode())
         header = torch.tensor([[code, count] for count in counts], device=self.device)
@@ -89,14 +88,12 @@ class Ranks:
         return list(received_counts)
 
     def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
-        """Raise the failure of this rank or of another, or that their operations differ."""
+        """Raise the failure of any rank, or an error about their different operations."""
         operations = self.all_gather(operation, operation, failure)
-        rank_operations = "; ".join(
-            f"rank {rank} was to {each}" for rank, each in enumerate(operations)
-        )
+        rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(
-            f"the ranks do not do the same: {rank_operations}",
-            fix="run the same model on every rank, with an empty batch where there is no data",
+            f"the ranks run different operations ({rank_operations})",
+            fix="run the same model on every rank, with an empty batch on ranks without data",
         )
         error.on_all_ranks = True
         raise error
@@ -107,16 +104,16 @@ class Ranks:
         send_counts: Sequence[Sequence[int]],
         receive_counts: Sequence[Sequence[int]],
     ) -> list[Tensor]:
-        """Send each rank some rows of each tensor, all in one exchange.
+        """Send each rank some rows of each tensor, in one exchange.
 
         Arguments:
-            tensors: (rows, ...) each, the rows for rank 0 first. The ranks agree on the dtypes and
-                the other sizes.
+            tensors: (rows, ...) each, ordered by the rank that receives the rows. Dtypes and the
+                other dimensions are the same on all ranks.
             send_counts: for each tensor, the number of rows for each rank.
             receive_counts: for each tensor, the number of rows from each rank.
 
         Returns:
-            For each tensor the received rows, those of rank 0 first.
+            For each tensor, the received rows, ordered by the rank that sent them.
         """
         send_bytes = _byte_counts(tensors, send_counts)
         receive_bytes = _byte_counts(tensors, receive_counts)
@@ -134,16 +131,16 @@ class Ranks:
         pieces = torch.split(received, piece_sizes)
         results = []
         for i, tensor in enumerate(tensors):
-            # Concatenation copies into new memory, which is aligned for any dtype.
+            # torch.cat copies to new memory, which is aligned for any dtype.
             raw = torch.cat(pieces[i :: len(tensors)]) if len(tensors) > 1 else received
             results.append(raw.view(tensor.dtype).view(sum(receive_counts[i]), *tensor.shape[1:]))
         return results
 
     def all_gather_rows(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """Gather the rows of all ranks on every rank; rank r has `counts[r]`.
+        """Gather the rows of all ranks on every rank; rank r has `counts[r]` rows.
 
         Returns:
-            For each of the tensors the rows of all ranks, those of rank 0 first.
+            For each tensor, the rows of all ranks, ordered by rank.
         """
         local = _concatenate([_as_bytes(tensor) for tensor in tensors])
         byte_counts = _byte_counts(tensors, [counts] * len(tensors))
@@ -170,7 +167,7 @@ class Ranks:
 
 
 class AllToAll(torch.autograd.Function):
-    """`Ranks.all_to_all`, whose gradients go back to the rows' ranks, averaged over the ranks."""
+    """`Ranks.all_to_all`; the backward pass sends gradients back, averaged over the ranks."""
 
     @staticmethod
     def forward(
@@ -180,7 +177,7 @@ class AllToAll(torch.autograd.Function):
         receive_counts: list[list[int]],
         *rows: Tensor,
     ) -> tuple[Tensor, ...]:
-        """For each of `rows`, the rows that this rank receives."""
+        """Return the rows that this rank receives, for each tensor in `rows`."""
         ctx.set_materialize_grads(False)
         ranks.exchange_count += 1
         ctx.exchange = ranks.exchange_count
@@ -192,16 +189,17 @@ class AllToAll(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Divide the gradients before they are added, as DistributedDataParallel does.
+        """Return the gradients of `rows`, divided by the number of ranks before they are summed.
 
-        The gradient of an output that no rank has used is None: its table makes no step.
+        DistributedDataParallel divides in the same order. The gradient of an output that no rank
+        has used is None, so that its table makes no step.
 
         Raises:
-            HotrowError: on every rank, if they differentiate different exchanges.
+            HotrowError: on every rank, if the ranks differentiate different exchanges.
         """
         ranks = ctx.ranks
         ranks.exchange_counts(
-            f"send back the gradients of look-up {ctx.exchange}", [0] * ranks.count
+            f"send back the gradients of lookup {ctx.exchange}", [0] * ranks.count
         )
         shares = [
             torch.zeros(shape, dtype=dtype, device=ranks.device)
@@ -210,7 +208,7 @@ class AllToAll(torch.autograd.Function):
             for gradient, (shape, dtype) in zip(gradients, ctx.output_metadata, strict=True)
         ]
         is_used = [[gradient is not None for gradient in gradients]]
-        ones = [1] * ranks.count  # a row of `is_used` for each rank
+        ones = [1] * ranks.count  # one row of `is_used` for each rank
         shares.append(torch.tensor(is_used * ranks.count, device=ranks.device))
         *row_gradients, used_by_rank = ranks.all_to_all(
             shares, [*ctx.receive_counts, ones], [*ctx.send_counts, ones]
@@ -239,5 +237,5 @@ def _byte_counts(tensors: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> 
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """The parts in one tensor; a single part is not copied."""
+    """The parts as one tensor; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -1,4 +1,8 @@
-"""Replicated tables: each rank has all rows, and the row gradients of all ranks are gathered."""
+"""Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
+
+A lookup announces itself to the other ranks; its backward pass exchanges the touched rows; before
+a step, the ranks settle together.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +32,50 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def replicate(model: _M, mesh: DeviceMesh) -> _M:
-    """Keep the tables of a converted model equal on all ranks of a mesh, as DDP keeps the rest.
+    """Keep a whole copy of each table on every rank of a mesh, equal bit for bit.
 
-    `DistributedDataParallel(replicate(model, mesh))` trains dense parameters as ever and leaves the
-    tables alone. A look-up's gradient, the rows that a rank's batch touched, is gathered from all
-    ranks, each divided by their number W, and added in the order of the ranks: what
-    DistributedDataParallel does to a dense gradient, V x D of zeros aside. The replicas keep the
-    same bits: rows are looked up in a copy, and what settles all of them on one rank, as a
-    checkpoint does, settles them on the others before the next step. An id that one rank cannot
-    look up is an error on all, in that look-up, and the run may go on.
+    Use `DistributedDataParallel(replicate(model, mesh))`: DistributedDataParallel trains the dense
+    parameters and ignores the tables. With W ranks, the gradient of a lookup is::
 
-    Every rank must make the same look-ups, an empty batch where it has no data. To differentiate
-    anything else of a table is refused.
+        gradient = gradient_0 / W + ... + gradient_(W - 1) / W
+
+    as in DistributedDataParallel, but the ranks send only the rows that their batches touched, and
+    add them in the order of the ranks.
+
+    All copies have the same bits after every step. If a read settles all rows on one rank, for
+    example for a checkpoint, the other ranks settle theirs before the next step.
+
+    Every rank must make the same lookups, with an empty batch if it has no data. If one rank has a
+    bad id, that lookup raises on all ranks, and training can continue. You can differentiate a
+    table only through lookups.
 
     Args:
-        model: changed in place; its tables get the values of the first rank.
-        mesh: of one dimension, as from `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
+        model: converted by `hotrow.convert`. Changed in place; its tables get the values of the
+            first rank.
+        mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
 
     Returns:
         The model.
 
     Raises:
-        HotrowError: on every rank. The model has no tables; they differ among ranks; they have
-            `max_norm`, which shortens other rows on each rank; the mesh has more dimensions.
+        HotrowError: on every rank. The model has no tables, the tables differ among ranks, a table
+            has `max_norm` or `scale_grad_by_freq` or is in files, or the mesh has more than one
+            dimension.
 
-    Cost: each look-up's gradient sends the distinct rows of a rank to W - 1 others, with two
-    headers of 16 bytes; a step sends 16 bytes for each table beside.
+    Cost: for each lookup, each rank sends its distinct rows and their ids to the W - 1 other ranks,
+    and two headers of 16 bytes to each. A step sends 16 more bytes for each table.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
+
+    >>> import torch, torch.distributed as dist, hotrow
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = hotrow.convert(torch.nn.Embedding(6, 2), min_entries=0)
+    >>> model = hotrow.distributed.replicate(model, init_device_mesh("cpu", (1,)))
+    >>> model(torch.tensor([5, 0, 5])).sum().backward()
+    >>> model.weight.grad.as_dense()[:, 0].tolist()
+    [1.0, 0.0, 0.0, 0.0, 0.0, 2.0]
+    >>> dist.destroy_process_group()
     """
     ranks, tables = agree_on_tables(model, mesh, "replicate", _find_problem)
     for path, modules in tables.items():
@@ -72,13 +92,16 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> HotrowError | None:
     if any(module.max_norm is not None for module in modules):
         return HotrowError(
-            f"{path} has max_norm, which would shorten other rows on each rank",
-            fix="leave it out of a model for replicate",
+            f"{path or 'the model'} has max_norm, which replicate does not support: each rank "
+            "would renormalize different rows",
+            fix="remove max_norm, or use hotrow.distributed.shard",
         )
     if shared_table(modules).backing is not None:
         return table_in_files(path)
     if shared_table(modules).replicas is not None:
-        return HotrowError(f"{path}.weight is replicated already", fix="replicate a model once")
+        return HotrowError(
+            f"{path}.weight is already replicated", fix="call replicate once for each model"
+        )
     return None
 
 
@@ -95,7 +118,7 @@ class _Replicas:
         return source
 
     def _gather(self, gradient: RowGradient) -> RowGradient:
-        """The rows of all ranks in their order; the rows of each rank are distinct."""
+        """Gather the row gradients of all ranks, ordered by rank, divided by their number."""
         ranks, storage = self.ranks, gradient.merge().row_storage
         operation = f"average the gradient of {self.path}"
         counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
@@ -105,21 +128,21 @@ class _Replicas:
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
-        """Before a look-up that trains: all ranks make it, or each raises."""
+        """Check before a lookup that gets a gradient that every rank makes it, or raise on each."""
         check_ddp_ignores(table, self.path)
         operation = f"look up in {self.path} to train"
         self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise on every rank that trains, in place of a look-up."""
+        """Raise the error of a lookup; if the lookup gets a gradient, on every rank."""
         if needs_gradient(table):
             self.prepare_look_up(table, error)
         raise error
 
     def settle_together(self, table: Table) -> None:
-        """Settle all rows, or close the lag, if another rank has since the last step.
+        """Settle all rows, or close the lag, if another rank has done so since the last step.
 
-        The rows of all ranks were equal after that step, and so are again.
+        The rows were equal on all ranks after that step, so they are equal again.
         """
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
         flags = torch.tensor([lag_ended, is_settled], dtype=torch.int64, device=self.ranks.device)

@@ -1,4 +1,4 @@
-"""Sharded tables: ids are sent to the rank that has their rows, and the rows are sent back."""
+"""Sharded tables: a lookup sends ids to the ranks that have their rows, and receives the rows."""
 
 from __future__ import annotations
 
@@ -25,42 +25,55 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def shard(model: _M, mesh: DeviceMesh) -> _M:
-    """Split the tables of a converted model by rows over the ranks of a mesh.
+    """Split the tables of a model by rows over the ranks of a mesh.
 
-    Rank r of W keeps rows r C .. (r + 1) C - 1, with C = ceil(V / W); the last ranks may have
-    fewer, or none. So DTensor's `Shard(0)` does it, and in `state_dict()` a table and its optimizer
-    state are such DTensors: `torch.distributed.checkpoint` saves them at one world size and loads
-    them at another, or in one plain process. A state dict with the whole tables loads as well, of
-    which each rank takes its rows.
+    With W ranks and C = ceil(V / W), rank r has the rows r C .. (r + 1) C - 1; the last ranks may
+    have fewer rows, or none. This is the layout of DTensor's `Shard(0)`.
 
-    A look-up sends the batch's distinct ids to their rows' ranks and gets the rows; backward, their
-    gradients go the same way, each distinct id once a rank, divided by W as
-    DistributedDataParallel divides. So a step is that of one process that adds up the gradients of
-    the ranks' batches, in their order. Dense parameters stay with DistributedDataParallel, which
-    leaves the tables alone; call `shard` before it, on the module that it gets.
+    A lookup sends each distinct id of the batch to the rank that has its row, and receives the row.
+    The backward pass sends the gradients the same way, one for each distinct id, divided by W like
+    in DistributedDataParallel. A step equals that of a single process that adds the gradients of
+    the ranks' batches in the order of the ranks.
 
-    Every rank must make the same look-ups, an empty batch where it has no data. What reads a
-    table's `weight` gets the rows of this rank; to differentiate that is refused. The norm of the
-    gradient is that of all ranks', so that `clip_grad_norm_` clips as one process would; every
-    rank has to ask for it. An optimizer is made after this.
+    Call `shard` before you create the optimizer, and before you pass the same module to
+    DistributedDataParallel, which trains the dense parameters and ignores the tables.
+
+    In `state_dict()`, a table and its optimizer state are DTensors. `torch.distributed.checkpoint`
+    can save them with one number of ranks and load them with another, or in one process. A state
+    dict with whole tables loads as well: each rank takes its rows.
+
+    Every rank must make the same lookups, with an empty batch if it has no data. A direct read of a
+    table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
+    gradient includes all ranks, so that `clip_grad_norm_` clips like a single process; every rank
+    must call it.
 
     Args:
-        model: changed in place. Each rank gives the same one, as from the same seed; of a model on
-            the "meta" device each rank makes its rows, by `reset_parameters`.
-        mesh: of one dimension, as from `init_device_mesh("cpu", (W,))` or `mesh["name"]`. With
-            `hotrow.distributed.replicate` over another dimension each shard is replicated.
+        model: converted by `hotrow.convert`. Changed in place. Every rank passes the same model,
+            for example created with the same seed. If it is on the "meta" device, each rank
+            initializes its rows with `reset_parameters`.
+        mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
+            To replicate each shard, call `hotrow.distributed.replicate` with another dimension of
+            the same mesh.
 
     Returns:
         The model.
 
     Raises:
-        HotrowError: on every rank. The model has no tables; they differ among ranks; an option
-            that a shard cannot honour; the mesh has more dimensions.
+        HotrowError: on every rank. The model has no tables, the tables differ among ranks, a table
+            has `scale_grad_by_freq` or is in files, or the mesh has more than one dimension.
 
-    Cost: of a step see docs/scale.md; here each rank copies its rows, and the rest is freed.
+    Cost: each rank copies its rows, and frees the others. docs/scale.md has the cost of a step.
 
-    Source: `torch.distributed.tensor.Shard`; hybrid parallelism as in
-    https://arxiv.org/abs/1906.00091.
+    Source: `torch.distributed.tensor.Shard`; hybrid parallelism, https://arxiv.org/abs/1906.00091.
+
+    >>> import torch, torch.distributed as dist, hotrow
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = hotrow.convert(torch.nn.Embedding(6, 2), min_entries=0)
+    >>> model = hotrow.distributed.shard(model, init_device_mesh("cpu", (1,)))
+    >>> model(torch.tensor([5, 0, 5])).shape, len(model.weight)
+    (torch.Size([3, 2]), 6)
+    >>> dist.destroy_process_group()
     """
     ranks, tables = agree_on_tables(model, mesh, "shard", _find_problem)
     for path, modules in tables.items():
@@ -77,14 +90,16 @@ def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> H
     if shared_table(modules).backing is not None:
         return table_in_files(path)
     if shared_table(modules).shards is not None:
-        return HotrowError(f"{path}.weight is sharded already", fix="shard a model once")
+        return HotrowError(
+            f"{path}.weight is already sharded", fix="call shard once for each model"
+        )
     return None
 
 
 def _split_table(
     path: str, modules: list[nn.Embedding | nn.EmbeddingBag], mesh: DeviceMesh, ranks: Ranks
 ) -> None:
-    """Keep only this rank's rows of a table."""
+    """Keep only the rows of this rank."""
     table = shared_table(modules)
     table.settle()
     shards = Shards(path, ranks, mesh, len(table))
@@ -101,7 +116,7 @@ def _split_table(
 
 
 def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
-    """Initialize this rank's rows, with other values than the other ranks' even for equal seeds."""
+    """Initialize the rows of this rank, with different values on each rank for the same seed."""
     seed = int(torch.randint(2**62, ())) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
     with torch.random.fork_rng(devices=[] if module.weight.is_cpu else None):
@@ -114,21 +129,36 @@ def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> 
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
-    """What several sharded embeddings give for their ids, in one exchange instead of one each.
+    """Look up in several sharded embeddings in one exchange, instead of one exchange for each.
 
-    Their gradients go back in one exchange, too. The numbers are those of the layers called one by
-    one.
+    Their gradients also return in one exchange. The results equal those of the separate calls.
 
     Args:
-        pairs: an embedding whose table is sharded, and its ids; all over the same mesh.
+        pairs: (layer, ids) pairs. The tables of the layers are sharded over the same mesh; ids are
+            int64 or int32, 0 .. V - 1, any shape.
 
     Returns:
-        For each pair what `layer(ids)` gives.
+        `layer(ids)` for each pair, of shape `(*ids.shape, D)`.
 
     Raises:
-        HotrowError: on every rank, as the layers do; a table is not sharded, or over other ranks.
+        HotrowError: a table is not sharded, or the meshes differ. On every rank, if an id on any
+            rank is invalid.
 
-    Cost: as of the layers, with five messages to each rank in place of four for each layer.
+    Cost: the data of the separate calls, in five messages to each rank instead of four for each
+    layer.
+
+    Source: the all-to-all exchange of embedding lookups in https://arxiv.org/abs/1906.00091.
+
+    >>> import torch, torch.distributed as dist, hotrow
+    >>> from torch.distributed.device_mesh import init_device_mesh
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> layers = torch.nn.ModuleList([torch.nn.Embedding(6, 2), torch.nn.Embedding(9, 3)])
+    >>> model = hotrow.convert(layers, min_entries=0)
+    >>> users, items = hotrow.distributed.shard(model, init_device_mesh("cpu", (1,)))
+    >>> ids = torch.tensor([5, 0])
+    >>> [rows.shape for rows in hotrow.distributed.look_up((users, ids), (items, ids))]
+    [torch.Size([2, 2]), torch.Size([2, 3])]
+    >>> dist.destroy_process_group()
     """
     for layer, _ in pairs:
         table = layer.weight
@@ -136,7 +166,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
             raise HotrowError(
                 f"{type(layer).__name__}({layer.num_embeddings}, {layer.embedding_dim}) is not "
                 "sharded",
-                fix="call hotrow.distributed.shard on the model before",
+                fix="call hotrow.distributed.shard on the model first",
             )
     requests = [
         LookUpRequest(layer.weight, ids, layer.padding_idx, layer.max_norm, layer.norm_type)  # type: ignore[arg-type]
@@ -144,7 +174,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     ]
     if len({request.shards.mesh for request in requests}) > 1:
         raise HotrowError(
-            "the tables are sharded over different meshes", fix="look up in those of one at a time"
+            "the tables are sharded over different meshes", fix="call look_up once for each mesh"
         )
     results = fetch(requests) if requests else []
     return [F.embedding(inverse, rows) for _, inverse, rows in results]
@@ -153,7 +183,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
 def _save_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """A hook after `state_dict`: the table becomes a DTensor."""
+    """Replace a sharded table by a DTensor; a hook that runs after `state_dict`."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and state_dict[name] is not table:
         state_dict[name] = table.shards.to_global(state_dict[name])
@@ -162,13 +192,13 @@ def _save_hook(
 def _load_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
 ) -> None:
-    """A hook before `load_state_dict`: take this rank's rows of a DTensor or a whole table."""
+    """Take the rows of this rank from a whole table or a DTensor, before `load_state_dict`."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and name in state_dict:
         count, rows = len(state_dict[name]), table.shards.rows
         if count != rows:
             raise HotrowError(
-                f"{name} has {rows} rows on all ranks, but what is loaded has {count}",
-                fix="load a state dict of a whole model, or of a sharded one",
+                f"{name} has {count} rows in the state dict, but the sharded table has {rows}",
+                fix="load the state dict of a whole model or of a sharded model",
             )
         state_dict[name] = table.shards.to_local(state_dict[name])

@@ -1,4 +1,4 @@
-"""The shards of a table, and look-ups in them."""
+"""The shards of a table, and the exchange of ids and rows in a lookup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hotrow.table.parameter import Table, needs_gradient
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks that have the rows of one table."""
+    """One table whose rows are split over ranks."""
 
     path: str
     ranks: Ranks
@@ -31,17 +31,17 @@ class Shards:
 
     @property
     def rows_per_rank(self) -> int:
-        """C, the number of rows of a rank; the last ranks may have fewer."""
+        """C, the number of rows on each rank; the last ranks may have fewer."""
         return max(1, -(-self.rows // self.ranks.count))
 
     @property
     def local_slice(self) -> slice:
-        """The rows of this rank, as a slice of all rows."""
+        """The rows of this rank as a slice of all rows."""
         begin = self.ranks.rank * self.rows_per_rank
         return slice(min(begin, self.rows), min(begin + self.rows_per_rank, self.rows))
 
     def to_global(self, rows: Tensor) -> Tensor:
-        """The DTensor of which `rows` is this rank's part; it shares their memory."""
+        """The DTensor whose local part is `rows`; it shares their memory."""
         shape = torch.Size((self.rows, *rows.shape[1:]))
         result: Tensor = DTensor.from_local(
             rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=rows.stride()
@@ -57,17 +57,17 @@ class Shards:
         return value[self.local_slice] if len(value) == self.rows else value
 
     def source(self, table: Tensor) -> Tensor:
-        """A tensor like the table, whose gradient refers to the other ranks."""
+        """A stand-in for the table, whose gradient refers to the ranks with the other rows."""
         source: Tensor = MapGradient.apply(table, self._mark_gradient)  # type: ignore[no-untyped-call]
         return source
 
     def _mark_gradient(self, gradient: RowGradient) -> RowGradient:
-        """Note in the gradient of this rank's rows which ranks have the others."""
+        """Store the ranks in the gradient of this rank's rows, for norms over all rows."""
         gradient.row_storage.shards = self.ranks
         return gradient
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise on every rank, in place of a look-up."""
+        """Raise the error of a lookup on every rank."""
         _exchange_counts(
             self.ranks, _describe_operation([self], table), [0] * self.ranks.count, [table], error
         )
@@ -81,13 +81,13 @@ class Shards:
         max_norm: float | None,
         norm_type: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The distinct ids (R,), the index of each id among them, and their rows (R, D)."""
+        """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
         return fetch([LookUpRequest(table, ids, padding_idx, max_norm, norm_type)])[0]
 
 
 @dataclass(frozen=True)
 class LookUpRequest:
-    """Ids to be looked up in a sharded table, and the options of `F.embedding`."""
+    """The ids to look up in a sharded table, and the options of `F.embedding`."""
 
     table: Table
     ids: Tensor
@@ -103,7 +103,7 @@ class LookUpRequest:
         return shards
 
     def look_up_locally(self, ids: Tensor) -> Tensor:
-        """The rows of this rank at `ids`, which count from its first row."""
+        """The rows of this rank at `ids`, which are relative to its first row."""
         padding, shards = self.padding_idx, self.shards
         local = shards.local_slice
         if padding is not None:
@@ -113,11 +113,11 @@ class LookUpRequest:
 
 
 def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The rows of several tables, in one exchange.
+    """Fetch the rows of several tables in one exchange.
 
     Returns:
-        For each request its distinct ids (R,), ascending; the index of each id among them; their
-        rows (R, D), differentiable.
+        For each request, its distinct ids (R,), ascending; the position of each id among them; and
+        their rows (R, D), differentiable.
     """
     first = requests[0].shards
     ranks, shards = first.ranks, [request.shards for request in requests]
@@ -126,7 +126,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
         check_ddp_ignores(request.table, request.shards.path)
-    send_counts = [[0] * ranks.count for _ in requests]  # distinct ids for each rank, by table
+    send_counts = [[0] * ranks.count for _ in requests]  # for each table, distinct ids by rank
     try:
         for i, request in enumerate(requests):
             ids = check_ids(request.ids, request.shards.rows, "input", refused_encoding="")
@@ -156,15 +156,15 @@ def _exchange_counts(
     tables: Sequence[Table],
     failure: HotrowError | None,
 ) -> list[int]:
-    """`Ranks.exchange_counts`, whose error is raised by the replicas of these shards as well.
+    """`Ranks.exchange_counts`; the replicas of these shards raise its error as well.
 
-    The replicas have the same rows of the tables, and look up at the same time.
+    The replicas have the same rows of the tables, and make the same lookup at the same time.
     """
     try:
         return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards are here; their replicas wait if one of them trains.
+        # All ranks of these shards get here. Their replicas wait if any rank needs a gradient.
         if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)
@@ -172,7 +172,7 @@ def _exchange_counts(
 
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
-    """The name of an exchange, which ranks compare and messages contain."""
+    """The name of an exchange, which the ranks compare and error messages contain."""
     names = ", ".join(shard.path for shard in shards)
     return f"look up in {names}{' to train' if any(map(needs_gradient, tables)) else ''}"
 
@@ -184,10 +184,10 @@ def _send_ids(
     send_counts: list[list[int]],
     received_totals: Sequence[int],
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of its rows, which count from its first row.
+    """Send each rank the ids of its rows, relative to its first row.
 
     Returns:
-        For each table the ids that this rank receives, and the number from each rank.
+        For each table, the ids that this rank receives, and the number of ids from each rank.
     """
     id_dtype = torch.int32 if max(shard.rows_per_rank for shard in shards) < 2**31 else torch.int64
     if len(shards) == 1:

@@ -1,4 +1,8 @@
-"""The tables of a model, and the ranks that they are sharded or replicated over."""
+"""Find the tables of a model, and check that all ranks of a mesh have the same ones.
+
+Also the parts that sharding and replication share: hooks, and the exclusion of tables from
+DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
@@ -20,30 +24,34 @@ TableModules = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 
 
 def _find_tables(model: nn.Module, operation: str) -> TableModules:
-    """The modules of each table, by the path of the first one."""
+    """The modules of each table, by the path of its first module."""
     if isinstance(model, DistributedDataParallel):
         raise HotrowError(
-            f"{operation} comes before DistributedDataParallel, which is to leave the tables alone",
-            fix=f"use DistributedDataParallel({operation}(model))",
+            f"the model is wrapped in DistributedDataParallel, but {operation} must come first, so "
+            "that DistributedDataParallel ignores the tables",
+            fix=f"use DistributedDataParallel({operation}(model, mesh))",
         )
     if not isinstance(model, nn.Module):
-        raise HotrowError(f"{operation} takes a torch.nn.Module, not a {type(model).__name__}")
+        raise HotrowError(
+            f"model is a {type(model).__name__}, but {operation} takes a torch.nn.Module",
+            fix="pass the model that hotrow.convert returns",
+        )
     tables: dict[int, tuple[str, list[nn.Embedding | nn.EmbeddingBag]]] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and isinstance(module.weight, Table):
             if module.scale_grad_by_freq:
                 raise HotrowError(
-                    f"{path or 'the model'} has scale_grad_by_freq, which would count the ids of "
-                    "one rank only",
-                    fix=f"leave it out of a model for {operation}",
+                    f"{path or 'the model'} has scale_grad_by_freq, which {operation} does not "
+                    "support: it would count only the ids of one rank",
+                    fix="remove scale_grad_by_freq",
                 )
             tables.setdefault(id(module.weight), (path, []))[1].append(module)
     if not tables:
         raise HotrowError(
             f"{operation} found no tables in this {type(model).__name__}",
-            fix="call model = hotrow.convert(model) before, with min_entries=0 if its embeddings "
-            "have fewer than 100,000 entries; those that share their weight with a dense layer are "
-            "no tables",
+            fix="call model = hotrow.convert(model) first, with min_entries=0 if its embeddings "
+            "have fewer than 100,000 entries; an embedding that shares its weight with a dense "
+            "layer does not become a table",
         )
     return dict(tables.values())
 
@@ -61,17 +69,17 @@ def agree_on_tables(
     operation: str,
     find_problem: Callable[[str, list[nn.Embedding | nn.EmbeddingBag]], HotrowError | None],
 ) -> tuple[Ranks, TableModules]:
-    """The ranks of a mesh, and the tables of a model, checked to be the same on all ranks.
+    """Return the ranks of a mesh and the tables of a model, the same on all ranks.
 
     Arguments:
-        model: to be sharded or replicated.
-        mesh: of one dimension.
-        operation: "shard" or "replicate", for a message.
-        find_problem: `find_problem(path, modules)`, the error of a table that cannot take part, or
-            None.
+        model: the model to shard or replicate.
+        mesh: a mesh with one dimension.
+        operation: "shard" or "replicate", for error messages.
+        find_problem: `find_problem(path, modules)`, the error for a table that is not supported,
+            or None.
 
     Raises:
-        HotrowError: on every rank.
+        HotrowError: on every rank, if the tables differ or a rank finds a problem.
     """
     ranks = _make_ranks(mesh, operation)
     tables: TableModules = {}
@@ -96,7 +104,7 @@ def agree_on_tables(
 
 
 def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> str:
-    """The properties of a table that are the same on all ranks."""
+    """The properties of a table that must be the same on all ranks."""
     table = shared_table(modules)
     uses = ", ".join(repr(module) for module in modules)
     options = "" if table.requires_grad else ", frozen"
@@ -106,20 +114,20 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
 
 
 def _make_ranks(mesh: Any, operation: str) -> Ranks:
-    """The ranks of a mesh of one dimension, as a new process group.
+    """The ranks of a mesh with one dimension, in a new process group.
 
-    DistributedDataParallel may use the mesh's group while a look-up uses this one.
+    A lookup uses the new group while DistributedDataParallel may use the group of the mesh.
     """
     if not isinstance(mesh, DeviceMesh):
         raise HotrowError(
-            f"{operation} takes a DeviceMesh, not a {type(mesh).__name__}",
+            f"mesh is a {type(mesh).__name__}, but {operation} takes a DeviceMesh",
             fix="use torch.distributed.init_device_mesh(device, (dist.get_world_size(),))",
         )
     if mesh.ndim != 1:
         names = mesh.mesh_dim_names
-        choice = f"mesh[{names[-1]!r}]" if names else "a mesh with mesh_dim_names, and one of them"
+        choice = f"mesh[{names[-1]!r}]" if names else "mesh_dim_names, and select one of them"
         raise HotrowError(
-            f"{operation} takes a mesh of one dimension, and this one has {mesh.ndim}",
+            f"the mesh has {mesh.ndim} dimensions, but {operation} takes a mesh with one",
             fix=f"use {choice}",
         )
     device = torch.device(mesh.device_type)
@@ -143,7 +151,7 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(parameter, Table) and parameter.spans_processes:
-                # torch looks up both forms for parameters of the model itself
+                # torch checks both forms of the name for parameters of the model itself
                 names |= {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         model, sorted(names)
@@ -151,9 +159,9 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
 
 
 def table_in_files(path: str) -> HotrowError:
-    """The error of a table of `hotrow.disk`, which belongs to one process."""
+    """The error for a table of `hotrow.disk`, which only one process can open."""
     return HotrowError(
-        f"{path}.weight is in files, which belong to one process",
+        f"{path}.weight is in files, which only one process can open",
         fix="shard or replicate a table in memory, or leave this one out of the model",
     )
 
@@ -165,36 +173,36 @@ def refuse_assignment(
     local_metadata: dict[str, Any],
     *others: Any,
 ) -> None:
-    """A hook before `load_state_dict`: raise if it would replace the table."""
+    """Raise if `load_state_dict` would replace the table; a hook that runs before it."""
     if f"{prefix}weight" in state_dict and local_metadata.get("assign_to_params_buffers"):
         raise HotrowError(
-            f"load_state_dict(assign=True) would put a plain parameter of this process in the "
-            f"place of {prefix}weight, which other processes share",
-            fix="leave assign out: the values are copied",
+            f"load_state_dict(assign=True) would replace the table {prefix}weight, which is "
+            "sharded or replicated, by a plain parameter",
+            fix="leave assign out, so that the values are copied",
         )
 
 
 def check_ddp_ignores(table: Table, path: str) -> None:
     """Raise if the DistributedDataParallel of this forward pass does not ignore a table.
 
-    It ignores the parameters that its own module names, not those that modules inside of it name.
+    It ignores only the parameters listed on the module that it wraps, not on inner modules.
     """
     wrapper = DistributedDataParallel._active_ddp_module
     if wrapper is not None and any(parameter is table for parameter in wrapper._module_parameters):
         raise HotrowError(
-            f"DistributedDataParallel has taken {path}.weight for a dense parameter, and given it "
-            "the first rank's values",
-            fix="build the model again, and call shard or replicate on the very module that "
-            "DistributedDataParallel gets",
+            f"DistributedDataParallel treats the table {path}.weight as a dense parameter, and has "
+            "replaced its values by those of the first rank",
+            fix="build the model again, and call shard or replicate on the same module that you "
+            "pass to DistributedDataParallel",
         )
 
 
 class MapGradient(torch.autograd.Function):
-    """A stand-in for a table, whose gradient goes through `function` to the table."""
+    """A stand-in for a table; its gradient passes through `function` on the way to the table."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, function: Callable[[RowGradient], RowGradient]) -> Tensor:
-        """A tensor of the table's shape with one value in memory: not an alias of the table."""
+        """Return a tensor of the table's shape with a single value in memory; no alias."""
         ctx.set_materialize_grads(False)
         ctx.function = function
         return table.new_empty(()).expand(table.shape)
