@@ -28,7 +28,7 @@ from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
 ALIAS_WARNING_STEPS = 10  # consecutive steps with a live alias before a warning
-MAX_LEDGER_ENTRIES = 1 << 16  # after so many steps, all rows settle and a new ledger starts
+MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, all rows settle and a new ledger starts
 
 
 def _caller_stack_level() -> int:

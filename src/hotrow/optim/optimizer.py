@@ -25,7 +25,7 @@ from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
-# The docstring of each optimizer: its own text, the formula of its rule, and this.
+# The docstring of each optimizer, with its own summary and the formula of its rule.
 _DOCSTRING = """{summary}
 
 The update of one element w with gradient g in step t = 1, 2, ... (with `maximize`, g is negated)::

@@ -185,7 +185,7 @@ class RowGradient(Tensor):
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        # Whether it writes to an argument or returns a view. Schemas of collectives don't tell.
+        # Whether it writes to an argument or returns a view; the schemas of collectives omit this.
         may_alias = func.namespace in ("c10d", "_c10d_functional") or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )

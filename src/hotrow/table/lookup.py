@@ -13,7 +13,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
-# A plain parameter with at least so many entries becomes a table once it is looked up. For a
+# A plain parameter with at least this many entries becomes a table once it is looked up. For a
 # smaller one, a dense step is about as fast.
 MIN_TABLE_ENTRIES = 1 << 20
 
