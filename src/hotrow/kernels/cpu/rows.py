@@ -43,7 +43,7 @@ from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, drop_owner, j
 from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
-# A lookup that replays at most so many steps for a row does not store the row: the next step
+# A lookup that replays at most this many steps for a row does not store the row: the next step
 # replays them again.
 MAX_UNSAVED_STEPS = 2
 
