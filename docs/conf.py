@@ -1,11 +1,17 @@
 """The documentation site: `make docs` builds it in build/docs."""
 
+import shutil
 import sys
 from pathlib import Path
 
 import hotrow
 
-sys.path.append(str(Path(__file__).parent / "_extensions"))
+HERE = Path(__file__).parent
+sys.path.append(str(HERE / "_extensions"))
+
+# The lesson is in lessons/, and git ignores these copies.
+for notebook in (HERE.parent / "lessons").glob("*.ipynb"):
+    shutil.copy2(notebook, HERE / "tutorials")
 
 project = "hotrow"
 author = "the hotrow authors"
@@ -13,7 +19,9 @@ copyright = "the hotrow authors"
 release = version = hotrow.__version__
 
 extensions = [
+    "docstrings",
     "mathml",
+    "outside_links",
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
@@ -25,8 +33,13 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 
-autodoc_typehints = "signature"
-nitpicky = True
+default_role = "code"  # the docstrings' `name`
+add_module_names = False
+autodoc_member_order = "bysource"
+python_use_unqualified_type_names = True
+napoleon_custom_sections = [("Shapes", "params_style")]
+# What torch and Python document is not linked: the site is built without a network.
+nitpick_ignore_regex = [("py:.*", r"(?!hotrow\.).*"), ("py:class", r"hotrow\..*\._[A-Z]")]
 
 html_theme = "furo"
 html_title = "hotrow"

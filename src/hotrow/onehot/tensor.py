@@ -222,7 +222,7 @@ def one_hot(
             to search over tokens. The forward pass still looks rows up.
 
     Returns:
-        A tensor of shape (*ids.shape, num_classes) on the device of the ids.
+        A tensor of shape `(*ids.shape, num_classes)` on the device of the ids.
 
     Raises:
         HotrowIndexError: an id is not in 0..num_classes-1. It is a `RuntimeError` too, as in torch.

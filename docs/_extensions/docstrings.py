@@ -1,0 +1,30 @@
+"""Docstrings: an indented block is a formula or a table, and is shown as it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sphinx.application import Sphinx
+
+
+def mark_blocks(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Put `::` before each indented block that follows a paragraph."""
+    result: list[str] = []
+    last, is_after_blank = "", False
+    for line in lines:
+        starts_block = line.startswith(" ") and is_after_blank and last and last[0] != " "
+        if starts_block and not last.endswith("::") and not last.startswith((">>>", "..", "=")):
+            result += ["::", ""]
+        result.append(line)
+        is_after_blank = not line.strip()
+        last = line or last
+    lines[:] = result
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Run before napoleon reads the sections."""
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-process-docstring", mark_blocks, priority=400)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

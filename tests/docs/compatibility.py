@@ -1,0 +1,944 @@
+"""What works with a converted model and hotrow's optimizers: a list whose entries are tests.
+
+`python -m tests.docs.compatibility` writes docs/reference/compatibility.md from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import pickle
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import hotrow
+import hotrow.distributed
+from hotrow.errors import HotrowError
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+from tests.support.paths import ROOT
+from tests.support.ranks import mesh_of_all, rank_processes
+
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
+WORKS, DENSE, REFUSED, UNSUPPORTED = "works", "dense cost", "refused", "not supported"
+ROWS, COLUMNS = 50, 4
+BATCHES = [torch.tensor(ids) for ids in ([[1, 2], [2, 7]], [[7, 9], [0, 9]], [[1, 1], [3, 0]])]
+Run = Callable[[nn.Module, Any], None]
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row of the table.
+
+    Attributes:
+        section: the table that it is in.
+        name: the feature, in Markdown.
+        verdict: WORKS: the same numbers as torch, at the cost of the touched rows. DENSE: the same
+            numbers, at torch's cost. REFUSED: a `HotrowError`. UNSUPPORTED: another error, or
+            numbers that are not torch's.
+        note: what to know.
+        test: raises unless all this is so.
+    """
+
+    section: str
+    name: str
+    verdict: str
+    note: str
+    test: Callable[[], None]
+
+
+FEATURES: list[Feature] = []
+
+
+def feature(section: str, name: str, verdict: str, note: str = "") -> Callable[[Any], Any]:
+    """Add a row to the table, whose test is the function below."""
+
+    def add(test: Callable[[], None]) -> Callable[[], None]:
+        FEATURES.append(Feature(section, name, verdict, note, test))
+        return test
+
+    return add
+
+
+class Model(nn.Module):
+    """Two ids in, two numbers out; the embedding is a table once it is converted."""
+
+    def __init__(self, embedding: nn.Module | None = None) -> None:
+        super().__init__()
+        self.embedding = embedding or nn.Embedding(ROWS, COLUMNS)
+        self.head = nn.Linear(COLUMNS, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        rows = self.embedding(ids)
+        return self.head(rows.mean(1) if rows.ndim == 3 else rows)
+
+
+def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
+    return (model(ids).float() - 1).pow(2).mean()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Step once for each batch, the first one again at the end; keeps the last gradient."""
+    for ids in (*BATCHES, BATCHES[0]):
+        optimizer.zero_grad()
+        loss_of(model, ids).backward()
+        optimizer.step()
+
+
+def adam(model: nn.Module, library: Any, **options: Any) -> torch.optim.Optimizer:
+    return library.AdamW(model.parameters(), lr=0.1, **options)
+
+
+def pair(make: Callable[[], nn.Module] = Model) -> Iterator[tuple[nn.Module, Any]]:
+    """(model, torch.optim), and (converted model, hotrow.optim) with the same weights."""
+    torch.manual_seed(0)
+    model = make()
+    converted = hotrow.convert(copy.deepcopy(model), min_entries=0)
+    yield model, torch.optim
+    yield converted, hotrow.optim
+
+
+def same(
+    run: Run, make: Callable[[], nn.Module] = Model, *, rows: bool = True, **limits: Any
+) -> None:
+    """Assert that a run ends with torch's weights, and whether its gradients have rows only."""
+    ends = []
+    with count_dense() as calls:
+        for model, library in pair(make):
+            torch.manual_seed(1)
+            run(model, library)
+            ends.append({name: value.clone() for name, value in model.state_dict().items()})
+    limits = limits or {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(*reversed(ends), **limits)
+    assert (has_rows(model) and not calls) == rows, calls
+
+
+def has_rows(model: nn.Module) -> bool:
+    """Whether the embedding is a table whose gradient has the touched rows only."""
+    weight = model.embedding.weight
+    if not (isinstance(weight, Table) and isinstance(weight.grad, RowGradient)):
+        return False
+    return 0 < len(weight.grad.rows) < ROWS
+
+
+@contextlib.contextmanager
+def count_dense() -> Iterator[list[int]]:
+    """A list that grows with each gradient of rows that is written out."""
+    calls: list[int] = []
+    before = RowGradient.as_dense
+
+    def as_dense(gradient: RowGradient) -> Tensor:
+        calls.append(1)
+        return before(gradient)
+
+    RowGradient.as_dense = as_dense
+    try:
+        yield calls
+    finally:
+        RowGradient.as_dense = before
+
+
+def converted(make: Callable[[], nn.Module] = Model) -> nn.Module:
+    *_, (model, _) = pair(make)
+    return model
+
+
+# --- Training -------------------------------------------------------------------------------------
+
+TRAINING = "Training loop"
+
+
+@feature(TRAINING, "`clip_grad_norm_`", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            loss_of(model, ids).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+
+    same(run)
+
+
+@feature(TRAINING, "`clip_grad_value_`", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            loss_of(model, ids).backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.001)
+            optimizer.step()
+
+    same(run)
+
+
+@feature(TRAINING, "Gradient accumulation", WORKS, "Touched rows of all batches are added.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES * 2:
+            loss_of(model, ids).backward()
+        optimizer.step()
+        train(model, optimizer)
+
+    same(run)
+
+
+@feature(TRAINING, "`zero_grad(set_to_none=False)`", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad(set_to_none=False)
+            loss_of(model, ids).backward()
+            optimizer.step()
+
+    same(run)
+
+
+@feature(TRAINING, "`torch.autocast`", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            train(model, adam(model, library))
+
+    same(run)
+
+
+@feature(TRAINING, "`torch.amp.GradScaler`", WORKS, "Skips the step of an overflow, as in torch.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer, scaler = adam(model, library), torch.amp.GradScaler("cpu")
+        for factor, ids in zip((1, float("inf"), 1), BATCHES, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, ids) * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    same(run)
+
+
+@feature(TRAINING, "Learning-rate schedulers", WORKS, "The ledger stores each step's rate.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=12)
+        for ids in BATCHES * 4:
+            optimizer.zero_grad()
+            loss_of(model, ids).backward()
+            optimizer.step()
+            with contextlib.suppress(ValueError):  # after the last
+                scheduler.step()
+
+    same(run)
+
+
+@feature(TRAINING, "Several optimizers", WORKS, "One for the tables and another for the rest.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        rest = torch.optim.SGD(model.head.parameters(), lr=0.1)
+        table = library.Adam(model.embedding.parameters(), lr=0.1)
+        for ids in BATCHES:
+            for each in (rest, table):
+                each.zero_grad()
+            loss_of(model, ids).backward()
+            for each in (rest, table):
+                each.step()
+
+    same(run)
+
+
+@feature(TRAINING, "`step(closure)`", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, BATCHES[0])
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    same(run)
+
+
+@feature(TRAINING, "Hooks of tensors, modules and optimizers", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        calls: list[str] = []
+        model.embedding.weight.register_hook(lambda gradient: gradient * 0.5)
+        model.embedding.weight.register_post_accumulate_grad_hook(lambda _: calls.append("grad"))
+        model.embedding.register_forward_hook(lambda *_: calls.append("forward"))
+        optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
+        train(model, optimizer)
+        assert calls == ["forward", "grad", "step"] * 4
+
+    same(run)
+
+
+@feature(TRAINING, "`torch.utils.checkpoint`", WORKS, "With `use_reentrant=False`.")
+def _() -> None:
+    class Checkpointed(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            return torch.utils.checkpoint.checkpoint(super().forward, ids, use_reentrant=False)
+
+    same(lambda model, library: train(model, adam(model, library)), Checkpointed)
+
+
+@feature(
+    TRAINING, "Early reads: `weight.norm()`, printing, evaluation", WORKS, "A read settles first."
+)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            loss_of(model, ids).backward()
+            optimizer.step()
+            model.embedding.weight.norm()
+            str(model.embedding.weight)
+            with torch.no_grad():
+                model(torch.arange(ROWS)[None])
+
+    same(run)
+
+
+# --- Options of optimizers ------------------------------------------------------------------------
+
+OPTIONS = "Optimizers and their options"
+
+
+@feature(OPTIONS, "Parameter groups", WORKS, "Each with its own options.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        groups = [
+            {"params": model.embedding.parameters(), "lr": 0.2, "weight_decay": 0.0},
+            {"params": model.head.parameters()},
+        ]
+        train(model, library.AdamW(groups, lr=0.01))
+
+    same(run)
+
+
+@feature(OPTIONS, "`add_param_group` during training", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = library.AdamW(model.head.parameters(), lr=0.1)
+        train(model, optimizer)
+        optimizer.add_param_group({"params": model.embedding.parameters(), "lr": 0.2})
+        train(model, optimizer)
+
+    same(run)
+
+
+@feature(OPTIONS, "Options that change during training", WORKS, "`group['weight_decay'] = 0.1`.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for decay in (0.1, 0.0, 0.3):
+            optimizer.param_groups[0]["weight_decay"] = decay
+            train(model, optimizer)
+
+    same(run)
+
+
+@feature(OPTIONS, "`maximize`, `amsgrad`, `nesterov`, `centered`, ...", WORKS)
+def _() -> None:
+    for name, options in [
+        ("AdamW", {"maximize": True}),
+        ("Adam", {"amsgrad": True}),
+        ("SGD", {"nesterov": True, "momentum": 0.9}),
+        ("RMSprop", {"centered": True, "momentum": 0.5}),
+    ]:
+        same(
+            lambda model, library, name=name, options=options: train(
+                model, getattr(library, name)(model.parameters(), lr=0.01, **options)
+            ),
+        )
+
+
+@feature(
+    OPTIONS, "`foreach`, `fused`", WORKS, "For the dense parameters; tables take the row path."
+)
+def _() -> None:
+    for option in ("foreach", "fused"):
+        same(lambda model, library, o=option: train(model, adam(model, library, **{o: True})))
+
+
+@feature(OPTIONS, "`capturable`, `differentiable`", REFUSED)
+def _() -> None:
+    for option in ("capturable", "differentiable"):
+        with pytest.raises(HotrowError, match=option):
+            adam(converted(), hotrow.optim, **{option: True})
+
+
+@feature(OPTIONS, "Learning rate as a tensor", WORKS)
+def _() -> None:
+    same(
+        lambda model, library: train(
+            model, library.AdamW(model.parameters(), lr=torch.tensor(0.1), foreach=False)
+        )
+    )
+
+
+@feature(
+    OPTIONS, "Adam with coupled `weight_decay`", WORKS, "Missed steps are replayed one by one."
+)
+def _() -> None:
+    same(
+        lambda model, library: train(
+            model, library.Adam(model.parameters(), lr=0.1, weight_decay=0.1)
+        )
+    )
+
+
+@feature(OPTIONS, "RMSprop with `weight_decay`", DENSE, "torch's own step, bit for bit.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        train(model, library.RMSprop(model.parameters(), lr=0.1, weight_decay=0.1))
+
+    same(run, rows=False)
+
+
+@feature(OPTIONS, "`torch.optim`'s own optimizers on a converted model", DENSE)
+def _() -> None:
+    same(lambda model, library: train(model, adam(model, torch.optim)), rows=False)
+
+
+@feature(OPTIONS, "`torch.optim.LBFGS`", DENSE)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, BATCHES[0])
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    same(run, rows=False, rtol=1e-3, atol=1e-4)
+
+
+@feature(OPTIONS, "`torch.optim.SparseAdam`", UNSUPPORTED, "Use `hotrow.optim.Adam`.")
+def _() -> None:
+    model = converted()
+    with pytest.raises(RuntimeError, match="does not support dense"):
+        train(model, torch.optim.SparseAdam(model.embedding.parameters()))
+
+
+@feature(OPTIONS, "`AveragedModel` (EMA and SWA)", DENSE, "Each update reads the whole table.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            loss_of(model, ids).backward()
+            optimizer.step()
+            average.update_parameters(model)
+        averages.append([value.clone() for value in average.module.parameters()])
+
+    averages: list[list[Tensor]] = []
+    same(run)
+    torch.testing.assert_close(*averages, rtol=1e-5, atol=1e-6)
+
+
+# --- The model ------------------------------------------------------------------------------------
+
+MODEL = "Models and layers"
+
+
+def embedding(**options: Any) -> Callable[[], nn.Module]:
+    return lambda: Model(nn.Embedding(ROWS, COLUMNS, **options))
+
+
+def plain(model: nn.Module, library: Any) -> None:
+    train(model, adam(model, library))
+
+
+for _option, _value in [("padding_idx", 1), ("max_norm", 1.0), ("scale_grad_by_freq", True)]:
+    feature(MODEL, f"`{_option}`", WORKS)(
+        lambda option=_option, value=_value: same(plain, embedding(**{option: value}))
+    )
+
+
+@feature(MODEL, "`sparse=True`", WORKS, "A table of any size. It trains as dense Adam does.")
+def _() -> None:
+    model = converted(embedding(sparse=True))
+    torch.manual_seed(0)
+    dense = Model()
+    plain(model, hotrow.optim)
+    plain(dense, torch.optim)
+    torch.testing.assert_close(model.state_dict(), dense.state_dict(), rtol=1e-5, atol=1e-6)
+    assert has_rows(model)
+
+
+@feature(MODEL, "`EmbeddingBag`: sum, mean, max", WORKS)
+def _() -> None:
+    for mode in ("sum", "mean", "max"):
+        same(plain, lambda mode=mode: Model(nn.EmbeddingBag(ROWS, COLUMNS, mode=mode)))
+
+
+@feature(MODEL, "`per_sample_weights`, `include_last_offset`", WORKS)
+def _() -> None:
+    class Bags(Model):
+        def __init__(self) -> None:
+            super().__init__(nn.EmbeddingBag(ROWS, COLUMNS, mode="sum", include_last_offset=True))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            weights = torch.arange(1.0, 1 + ids.numel())
+            bags = self.embedding(ids.flatten(), torch.tensor([0, 3, 4]), weights)
+            return self.head(bags)
+
+    same(plain, Bags)
+
+
+@feature(MODEL, "One table in several layers", WORKS)
+def _() -> None:
+    class Shared(Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Embedding(ROWS, COLUMNS)
+            self.other.weight = self.embedding.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) + self.head(self.other(ids.flip(1)).sum(1))
+
+    same(plain, Shared)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(ROWS, COLUMNS)
+        self.head = nn.Linear(COLUMNS, ROWS, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embedding(ids).mean(1))
+
+
+@feature(MODEL, "Tied output head", DENSE, "Every logit depends on every row.")
+def _() -> None:
+    same(plain, Tied, rows=False)
+
+
+@feature(MODEL, "Penalty on the whole weight in the loss", DENSE, "Use `weight_decay`.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            (loss_of(model, ids) + model.embedding.weight.pow(2).sum()).backward()
+            optimizer.step()
+
+    same(run, rows=False)
+
+
+@feature(MODEL, "Penalty on the rows in the batch", WORKS, "`model.embedding(ids).pow(2).sum()`.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            (loss_of(model, ids) + model.embedding(ids).pow(2).sum()).backward()
+            optimizer.step()
+
+    same(run)
+
+
+@feature(MODEL, "`parametrizations` of the table", DENSE, "`convert` leaves such a layer alone.")
+def _() -> None:
+    def make() -> nn.Module:
+        model = Model()
+        parametrizations.weight_norm(model.embedding)
+        return model
+
+    same(plain, make, rows=False)
+
+
+@feature(MODEL, "`nn.utils.prune` on the table", DENSE, "`convert` leaves such a layer alone.")
+def _() -> None:
+    def make() -> nn.Module:
+        model = Model()
+        prune.l1_unstructured(model.embedding, "weight", 0.3)
+        model.embedding.weight = model.embedding.weight.detach()
+        return model
+
+    same(plain, make, rows=False)
+
+
+@feature(MODEL, "Frozen tables", WORKS, "`requires_grad_(False)`.")
+def _() -> None:
+    def make() -> nn.Module:
+        model = Model()
+        model.embedding.requires_grad_(False)
+        return model
+
+    for model, library in pair(make):
+        before = model.embedding.weight.clone()
+        plain(model, library)
+        assert torch.equal(model.embedding.weight, before)
+
+
+@feature(MODEL, "`nn.Module.to(dtype)` before the optimizer is made", WORKS)
+def _() -> None:
+    same(lambda model, library: plain(model.double(), library))
+
+
+@feature(MODEL, "`nn.Module.to(dtype)` after its first step", REFUSED, "Make a new optimizer.")
+def _() -> None:
+    model = converted()
+    optimizer = adam(model, hotrow.optim)
+    train(model, optimizer)
+    model.double()
+    with pytest.raises(HotrowError, match="make a new optimizer"):
+        train(model, optimizer)
+
+
+# --- Checkpoints ----------------------------------------------------------------------------------
+
+CHECKPOINTS = "Checkpoints and copies"
+
+
+def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = converted()
+    optimizer = adam(model, hotrow.optim)
+    train(model, optimizer)
+    return model, optimizer
+
+
+@feature(CHECKPOINTS, "`state_dict` of model and optimizer, torch to hotrow and back", WORKS)
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        optimizer = adam(model, library)
+        train(model, optimizer)
+        file = io.BytesIO()
+        torch.save((model.state_dict(), optimizer.state_dict()), file)
+        file.seek(0)
+        states = torch.load(file, weights_only=True)
+        other = Model()
+        if library is torch.optim:
+            hotrow.convert(other, min_entries=0)
+        resumed = adam(other, hotrow.optim if library is torch.optim else torch.optim)
+        other.load_state_dict(states[0])
+        resumed.load_state_dict(states[1])
+        train(other, resumed)
+        model.load_state_dict(other.state_dict())
+
+    same(run)
+
+
+@feature(CHECKPOINTS, "`load_state_dict(assign=True)`", DENSE, "Convert the model again.")
+def _() -> None:
+    model, _ = _trained()
+    model.load_state_dict(Model().state_dict(), assign=True)
+    assert not isinstance(model.embedding.weight, Table)
+    hotrow.convert(model, min_entries=0)
+    plain(model, hotrow.optim)
+    assert has_rows(model)
+
+
+@feature(CHECKPOINTS, "`copy.deepcopy(model)`", WORKS, "The copy is converted.")
+def _() -> None:
+    model, _ = _trained()
+    copied = copy.deepcopy(model)
+    plain(copied, hotrow.optim)
+    assert has_rows(copied)
+
+
+@feature(CHECKPOINTS, "`pickle`, `torch.save(model)`", DENSE, "Convert the loaded model.")
+def _() -> None:
+    model, _ = _trained()
+    loaded = pickle.loads(pickle.dumps(model))
+    torch.testing.assert_close(loaded.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert not isinstance(loaded.embedding.weight, Table)
+    hotrow.convert(loaded, min_entries=0)
+    plain(loaded, hotrow.optim)
+    assert has_rows(loaded)
+
+
+@feature(CHECKPOINTS, "`safetensors`", WORKS)
+def _() -> None:
+    from safetensors.torch import load_file, save_file
+
+    model, _ = _trained()
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(model.state_dict(), f"{folder}/model.safetensors")
+        loaded = load_file(f"{folder}/model.safetensors")
+    torch.testing.assert_close(loaded, dict(model.state_dict()), rtol=0, atol=0)
+
+
+@feature(
+    CHECKPOINTS,
+    "Aliases: `weight.data`, `weight.numpy()`, `state_dict()`",
+    WORKS,
+    "They follow the training.",
+)
+def _() -> None:
+    model, optimizer = _trained()
+    alias = model.embedding.weight.data
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(model, optimizer)
+    torch.testing.assert_close(alias, model.embedding.weight.detach(), rtol=0, atol=0)
+
+
+# --- Autograd -------------------------------------------------------------------------------------
+
+AUTOGRAD = "Autograd and transforms"
+
+
+@feature(AUTOGRAD, "`torch.autograd.grad(loss, weight)`", WORKS)
+def _() -> None:
+    found = [
+        torch.autograd.grad(loss_of(model, BATCHES[0]), model.embedding.weight)[0]
+        for model, _ in pair()
+    ]
+    assert isinstance(found[1], RowGradient)
+    torch.testing.assert_close(found[1] + 0, found[0])
+
+
+@feature(
+    AUTOGRAD,
+    "Second derivatives of a table (`create_graph=True`)",
+    UNSUPPORTED,
+    "A `RuntimeError`. Leave that embedding unconverted.",
+)
+def _() -> None:
+    model = converted()
+    weight = model.embedding.weight
+    (gradient,) = torch.autograd.grad(loss_of(model, BATCHES[0]), weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        gradient.pow(2).sum().backward()
+
+
+@feature(AUTOGRAD, "`torch.autograd.detect_anomaly`", DENSE, "Its check for NaN is of all rows.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.autograd.detect_anomaly():
+                plain(model, library)
+
+    same(run, rows=False)
+
+
+@feature(AUTOGRAD, "Forward-mode derivatives (`torch.func.jvp`)", DENSE)
+def _() -> None:
+    found = []
+    for model, library in pair():
+        plain(model, library)
+        values = dict(model.named_parameters())
+        tangents = {name: torch.ones_like(value) for name, value in values.items()}
+
+        def output(values: dict[str, Tensor], model: nn.Module = model) -> Tensor:
+            return torch.func.functional_call(model, values, (BATCHES[0],))
+
+        found.append(torch.func.jvp(output, (values,), (tangents,)))
+    torch.testing.assert_close(*found)
+
+
+@feature(
+    AUTOGRAD,
+    "`torch.func`: `functional_call`, `grad`, `vmap`",
+    DENSE,
+    "Pass `weight.detach()`, or call `optimizer.settle()` first.",
+)
+def _() -> None:
+    found = []
+    for model, library in pair():
+        plain(model, library)
+        values = {name: value.detach() for name, value in model.named_parameters()}
+
+        def loss(values: dict[str, Tensor], ids: Tensor, model: nn.Module = model) -> Tensor:
+            return (torch.func.functional_call(model, values, (ids,)) - 1).pow(2).mean()
+
+        found.append(torch.func.grad(loss)(values, BATCHES[0]))
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(values, BATCHES[0][:, None])
+        found[-1] |= {f"each {name}": value for name, value in each.items()}
+    torch.testing.assert_close(*found)
+
+
+# --- Execution ------------------------------------------------------------------------------------
+
+EXECUTION = "Compilers and dtypes"
+PARALLEL = "Several processes"
+
+
+@feature(EXECUTION, "`torch.compile`", WORKS, "A lookup in a table ends a graph.")
+def _() -> None:
+    def run(model: nn.Module, library: Any) -> None:
+        torch._dynamo.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Dynamo's own, of `.grad` where a graph ends
+            train(torch.compile(model, backend="eager"), adam(model, library))
+
+    same(run)
+
+
+@feature(
+    EXECUTION,
+    "`torch.jit.script`",
+    UNSUPPORTED,
+    "It reads rows that have not been settled. Call `optimizer.settle()` first.",
+)
+def _() -> None:
+    model, optimizer = _trained()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        script = torch.jit.script(model)
+    stale = script(BATCHES[1])
+    optimizer.settle()
+    assert torch.equal(script(BATCHES[1]), model(BATCHES[1]))
+    assert not torch.equal(stale, script(BATCHES[1]))
+
+
+@feature(EXECUTION, "`torch.jit.trace`", UNSUPPORTED, "Use `torch.export`.")
+def _() -> None:
+    model, _ = _trained()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(AttributeError, match="bit_length"):
+            torch.jit.trace(model, BATCHES[0])
+
+
+@feature(EXECUTION, "`torch.export`", WORKS)
+def _() -> None:
+    model, _ = _trained()
+    exported = torch.export.export(model, (BATCHES[0],)).module()
+    torch.testing.assert_close(exported(BATCHES[1]), model(BATCHES[1]))
+
+
+@feature(EXECUTION, "float64 and bfloat16", WORKS)
+def _() -> None:
+    same(lambda model, library: plain(model.double(), library))
+    same(lambda model, library: plain(model.bfloat16(), library), rtol=0.05, atol=0.02)
+
+
+@feature(
+    EXECUTION,
+    "float16",
+    WORKS,
+    "Not compiled. `eps` must not round to 0: torch's Adam then makes every idle row NaN.",
+)
+def _() -> None:
+    same(
+        lambda model, library: train(model.half(), adam(model, library, eps=1e-4)),
+        rtol=0.01,
+        atol=0.01,
+    )
+
+
+@feature(
+    PARALLEL, "`share_memory()`, `torch.multiprocessing`", DENSE, "Each step settles all rows."
+)
+def _() -> None:
+    same(lambda model, library: plain(model.share_memory(), library))
+
+
+def ddp_on_a_rank() -> None:
+    rank = torch.distributed.get_rank()
+
+    def run(model: nn.Module, library: Any) -> None:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        optimizer = adam(model, library)
+        for ids in BATCHES:
+            optimizer.zero_grad()
+            loss_of(parallel, ids + 5 * rank).backward()
+            optimizer.step()
+
+    same(run, rows=False)
+
+
+@feature(
+    PARALLEL,
+    "`DistributedDataParallel`",
+    DENSE,
+    "It sends the whole gradient. `hotrow.distributed.replicate` sends touched rows.",
+)
+def _() -> None:
+    rank_processes(2).run(ddp_on_a_rank)
+
+
+def fsdp_on_a_rank() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    ends = []
+    for model, library in pair():
+        model = fully_shard(model, mesh=mesh_of_all(2))
+        assert type(model.embedding.weight) is torch.distributed.tensor.DTensor
+        plain(model, library)
+        ends.append([value.full_tensor() for value in model.parameters()])
+    torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
+
+
+@feature(
+    PARALLEL,
+    "`fully_shard` (FSDP2)",
+    DENSE,
+    "It replaces the table. `hotrow.distributed.shard` splits tables by rows.",
+)
+def _() -> None:
+    rank_processes(2).run(fsdp_on_a_rank)
+
+
+COLUMN_NAMES = "| feature | verdict | note |\n| --- | --- | --- |\n"
+INTRODUCTION = """\
+# Compatibility with PyTorch
+
+What works with a model that `hotrow.convert` has converted and an optimizer of `hotrow.optim`.
+
+works
+: The result is torch's, and the cost follows the touched rows.
+
+dense cost
+: The result is torch's, at the cost of dense training.
+
+refused
+: hotrow raises a `HotrowError` that names the fix.
+
+not supported
+: Another error, or a result that isn't torch's. The note has the alternative.
+
+Each row of these tables is a test (`tests/docs/compatibility.py`), run with torch {torch} on a CPU.
+CUDA, MPS and `nn.DataParallel` on several GPUs aren't tested. Devices other than CPUs run in
+plain torch.
+
+<!-- Written by `python -m tests.docs.compatibility`: change the list there. -->
+"""
+
+
+def page() -> str:
+    """The page, made from the list."""
+    parts = [INTRODUCTION.format(torch=torch.__version__.split("+")[0])]
+    for section in dict.fromkeys(each.section for each in FEATURES):
+        rows = [
+            f"| {each.name} | {each.verdict} | {each.note} |\n"
+            for each in FEATURES
+            if each.section == section
+        ]
+        parts.append(f"## {section}\n\n{COLUMN_NAMES}{''.join(rows)}")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,18 @@
+"""Every row of docs/reference/compatibility.md holds."""
+
+import pytest
+
+from tests.docs import compatibility
+from tests.docs.compatibility import FEATURES, PARALLEL
+from tests.support.exhaustive import grid
+
+QUICK = grid(FEATURES, lambda each: each.section != PARALLEL)
+
+
+@pytest.mark.parametrize("each", QUICK, ids=[each.name.replace("`", "") for each in FEATURES])
+def test_the_row_holds(each):
+    each.test()
+
+
+def test_the_page_is_made_from_the_list():
+    assert compatibility.PAGE.read_text() == compatibility.page()
