@@ -1,4 +1,4 @@
-"""The comparison of two tensors: it counts bits, and nothing gets past it."""
+"""Comparing two tensors finds and counts every difference."""
 
 import math
 
@@ -18,7 +18,7 @@ def next_up(x, steps=1):
     return x
 
 
-def test_equal():
+def test_equal_tensors():
     x = torch.randn(4, 5)
     found = compare_tensors("output", x, x.clone())
     assert (found.verdict, found.equal, found.bitwise_count, found.value_count) == (
@@ -51,11 +51,11 @@ def test_one_value_off_by_some_ulp(steps, dtype):
 
 
 @given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
-def test_ulp_counts_the_floats_between(x, y):
+def test_ulp_distance_counts_the_floats_between(x, y):
     a, b = torch.tensor([x], dtype=torch.float32), torch.tensor([y], dtype=torch.float32)
     found = compare_tensors("x", a, b)
 
-    def place(value):  # of a float among all floats: bits are sign and magnitude
+    def place(value):  # the rank of a float among all floats; its bits are sign and magnitude
         bits = int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
         return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
@@ -77,7 +77,7 @@ def test_signs_of_zeros():
 
 
 @pytest.mark.parametrize("other", [1.0, math.inf, -math.inf])
-def test_a_nan_on_one_side_is_a_difference(other):
+def test_nan_on_one_side_is_a_difference(other):
     a, b = torch.tensor([math.nan, 2.0]), torch.tensor([other, 2.0])
     for found in (compare_tensors("x", a, b), compare_tensors("x", b, a)):
         assert not found.equal
@@ -93,14 +93,14 @@ def test_infinities():
     assert compare_tensors("x", inf, -inf).max_error == math.inf
 
 
-def test_two_nan_of_other_bits_are_no_difference():
+def test_nans_with_different_bits_are_equal():
     a = torch.tensor([0x7FC00000, 0x7FC00000], dtype=torch.int32).view(torch.float32)
     b = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
     found = compare_tensors("x", a, b)
     assert (found.equal, found.bitwise_count, found.max_error) == (True, 1, 0.0)
 
 
-def test_a_bound_permits_rounding_where_it_says_so():
+def test_bound_permits_rounding_only_where_it_is_large_enough():
     a = torch.ones(3, 2)
     b = a.clone()
     b[1, 0] += 1e-3
@@ -111,7 +111,7 @@ def test_a_bound_permits_rounding_where_it_says_so():
 
     found = compare_tensors("x", a, b, bound)
     assert found.verdict == "different"
-    assert found.first_difference.position == (2, 1)  # the first one differs, but may
+    assert found.first_difference.position == (2, 1)  # the one before is within the bound
     b[2, 1] = 1.0
     found = compare_tensors("x", a, b, bound)
     assert (found.verdict, found.equal, found.first_difference.position) == (
@@ -122,7 +122,7 @@ def test_a_bound_permits_rounding_where_it_says_so():
     assert str(found).startswith("equal within rounding, 5 of 6 values bit for bit")
 
 
-def test_where_the_bound_says_nothing_it_cannot_tell():
+def test_infinite_bound_makes_the_result_inconclusive():
     a, b = torch.ones(2, 1), torch.tensor([[1.0], [2.0]])
 
     def bound(places):
@@ -134,7 +134,7 @@ def test_where_the_bound_says_nothing_it_cannot_tell():
         False,
         (1, 0),
     )
-    assert str(found).startswith("CANNOT TELL, 1 of 2 values bit for bit; ")
+    assert str(found).startswith("inconclusive, 1 of 2 values bit for bit; ")
     assert compare_tensors("x", a, a.clone(), bound).equal
 
 
@@ -146,7 +146,7 @@ def test_nan_is_never_within_a_bound():
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_parts_are_put_together(monkeypatch, chunk):
+def test_chunks_are_combined(monkeypatch, chunk):
     monkeypatch.setattr(agreement_module, "_CHUNK", chunk)
     a = torch.randn(5, 4)
     b = a.clone()
@@ -161,7 +161,7 @@ def test_parts_are_put_together(monkeypatch, chunk):
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), ()])
-def test_empty_and_scalar(shape):
+def test_empty_and_scalar_tensors(shape):
     assert compare_tensors("x", torch.zeros(shape), torch.zeros(shape)).equal
     if not shape:
         assert (
@@ -182,13 +182,13 @@ def test_empty_and_scalar(shape):
         (torch.zeros(2), torch.zeros(2, device="meta"), "output: device cpu against meta"),
     ],
 )
-def test_what_cannot_be_compared(a, b, message):
+def test_different_shapes_dtypes_and_devices_raise(a, b, message):
     with pytest.raises(HotrowError) as caught:
         compare_tensors("output", a, b)
     assert message in str(caught.value)
 
 
-def test_json_has_no_infinity():
+def test_infinity_is_a_string_in_json():
     found = compare_tensors("x", torch.tensor([math.inf]), torch.tensor([1.0])).to_dict()
     assert found["max_error"] == "inf"
     assert found["first_difference"] == {"position": [0], "a": "inf", "b": 1.0}

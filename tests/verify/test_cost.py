@@ -1,4 +1,4 @@
-"""cost: the formulas, against counting every product, and against what is really allocated."""
+"""cost: the formulas against counted products and measured allocations."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hotrow.verify.sides import Batch, make_lookup_side, make_matmul_side
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.integers(0, 5))
-def test_products_are_counted_one_by_one(rows, columns, count):
+def test_formulas_match_counted_products(rows, columns, count):
     ids = torch.randint(0, rows, (count,))
     one_hot = torch.nn.functional.one_hot(ids, rows)
     products = by_zero = 0
@@ -36,27 +36,27 @@ def test_example_a():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_bytes_are_those_that_torch_allocates(dtype):
+def test_bytes_match_torchs_allocations(dtype):
     table, ids = torch.randn(1000, 40).to(dtype), torch.arange(300)
     gradient = torch.randn(300, 40).to(dtype)
     found = cost(1000, 40, 300, dtype=dtype)
     matmul, lookup = make_matmul_side(table, Batch(ids)), make_lookup_side(table, Batch(ids))
     _, dense = measure_peak_memory(lambda: matmul.compute_results(gradient))
-    if dtype == torch.bfloat16:  # its matmul converts, in memory of its own
+    if dtype == torch.bfloat16:  # its matmul allocates converted copies
         assert dense >= found.matmul.bytes_written
     else:
         assert dense == found.matmul.bytes_written
     _, rows = measure_peak_memory(lambda: lookup.compute_results(gradient))
-    # Beside output, rows and ids: a checked copy of the ids, and what sorting them takes.
+    # Also allocated: a checked copy of the ids, and temporaries of sorting them.
     assert found.lookup.bytes_written <= rows <= found.lookup.bytes_written + 8 * 8 * 300
 
 
-def test_the_gpt2_sized_ratio():
+def test_gpt2_sized_table_writes_over_100x_fewer_bytes():
     found = cost(50_257, 768, 300)
     assert found.matmul.bytes_written / found.lookup.bytes_written > 100
 
 
-def test_nothing_costs_nothing():
+def test_empty_sizes_cost_nothing():
     for sizes in ((0, 5, 3), (4, 5, 0), (4, 0, 3)):
         found = cost(*sizes)
         assert min(found.matmul.by_zero, found.matmul.additions, found.lookup.additions) >= 0
@@ -65,11 +65,11 @@ def test_nothing_costs_nothing():
 
 
 @pytest.mark.parametrize("bad", [-1, 2.0, True, "4", None])
-def test_what_is_no_count(bad):
-    with pytest.raises(HotrowError, match="counts, and must be an int of 0 or more"):
+def test_invalid_counts_raise(bad):
+    with pytest.raises(HotrowError, match=r"D = .*, but must be an int of 0 or more"):
         cost(4, bad, 3)
 
 
-def test_it_prints_in_eighty_columns():
+def test_prints_within_80_columns():
     assert max(map(len, str(cost(10**9, 4096, 65_536)).splitlines())) <= 80
     assert cost(4, 5, 3).to_dict()["matmul"]["by_zero"] == 90

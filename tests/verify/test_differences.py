@@ -1,4 +1,4 @@
-"""Where dense and lookup are not the same: each difference is pinned here."""
+"""Documented differences between the dense product and the lookup."""
 
 import pytest
 import torch
@@ -11,15 +11,15 @@ IDS = torch.tensor([2, 0])
 
 
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
-def test_a_value_that_is_not_finite_poisons_the_matmul_and_not_the_look_up(value):
+def test_non_finite_value_spreads_in_the_matmul_but_not_in_the_lookup(value):
     table = torch.randn(4, 3)
-    table[3, 1] = value  # a row that nobody selected
+    table[3, 1] = value  # no id selects this row
     assert reference.embedding(IDS, table)[:, 1].isnan().all()
     assert Embedding.from_pretrained(table)(IDS).isfinite().all()
     assert not check(table, Embedding.from_pretrained(table), IDS)
 
 
-def test_a_value_that_is_not_finite_stays_in_its_row():
+def test_non_finite_value_stays_in_its_row():
     table = torch.randn(4, 3)
     table[2, 1] = torch.inf
     output = Embedding.from_pretrained(table)(IDS)
@@ -34,16 +34,16 @@ def test_negative_zero_loses_its_sign_in_the_matmul():
     assert check(table, Embedding.from_pretrained(table), IDS).agreements[0].verdict == "zeros"
 
 
-def test_an_id_out_of_range_is_an_error_and_not_a_row_of_zeros():
+def test_id_out_of_range_raises_instead_of_giving_a_row_of_zeros():
     ids = torch.tensor([2, 9])
     table = torch.randn(4, 3)
-    by_comparison = (ids[:, None] == torch.arange(4)).float()  # a usual way to write a one-hot
+    by_comparison = (ids[:, None] == torch.arange(4)).float()  # a common way to write a one-hot
     assert (by_comparison @ table)[1].tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(HotrowError):
         Embedding.from_pretrained(table)(ids)
 
 
-def test_a_sum_depends_on_its_order_and_the_look_ups_is_the_batchs():
+def test_lookup_adds_repeated_ids_in_batch_order():
     ids, gradient = torch.zeros(500, dtype=torch.int64), torch.randn(500, 3)
     sums = []
     for order in (torch.arange(500), torch.arange(500).flip(0)):
@@ -65,20 +65,20 @@ def test_low_precision_gradients_round_at_each_addition():
     layer(ids).backward(gradient)
     leaf = table.clone().requires_grad_()
     reference.embedding(ids, leaf).backward(gradient)
-    assert layer.weight.grad[0] == 256  # 256 + 1 is 256 with 8 bits
-    assert leaf.grad[0] == 1000  # the matmul adds in float32, and rounds once
+    assert layer.weight.grad[0] == 256  # 256 + 1 rounds to 256 with 8 bits
+    assert leaf.grad[0] == 1000  # the matmul adds in float32 and rounds once
 
 
-def test_one_and_two_uses_of_a_row_have_one_sum():
+def test_gradient_of_a_row_used_at_most_twice_is_equal_bit_for_bit():
     table, ids = torch.randn(4, 3), torch.tensor([1, 3, 1])
     report = check(table, Embedding.from_pretrained(table), ids)
     assert [each.verdict for each in report.agreements] == ["bitwise", "bitwise"]
     assert_same_bits(Embedding.from_pretrained(table)(ids), table[ids])
 
 
-def test_a_single_id_gives_the_matmul_s_gradient_negative_zeros():
+def test_single_id_gives_the_matmuls_gradient_negative_zeros():
     table = torch.randn(4, 3)
     report = check(table, Embedding.from_pretrained(table), [2])
-    assert report  # 0 x -c is -0.0, and nothing is added to it; some libraries add a 0.0 first
+    assert report  # 0 x -c is -0.0, and nothing is added to it, unless a library adds 0.0 first
     assert report.agreements[1].verdict in ("bitwise", "zeros")
     assert report.agreements[1].max_error == 0

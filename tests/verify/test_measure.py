@@ -1,4 +1,4 @@
-"""Measuring: what is counted as memory, and how many rounds are run."""
+"""Measuring peak memory, times and free memory."""
 
 import psutil
 import pytest
@@ -8,12 +8,12 @@ from hotrow.verify import measure
 from hotrow.verify.measure import Measurement, free_memory, measure_peak_memory, time_interleaved
 
 
-def test_peak_is_the_most_held_at_once():
+def test_peak_is_the_most_memory_in_use_at_once():
     def work():
         first = torch.ones(1000)  # 4,000 bytes
-        second = torch.ones(1000)  # 8,000 held
+        second = torch.ones(1000)  # 8,000 in use
         del first
-        third = torch.ones(3000)  # 16,000 held
+        third = torch.ones(3000)  # 16,000 in use
         del second
         return third.sum()
 
@@ -22,14 +22,14 @@ def test_peak_is_the_most_held_at_once():
     assert result.item() == 3000
 
 
-def test_peak_of_nothing_is_nothing(capfd):
+def test_peak_without_allocations_is_zero(capfd):
     assert measure_peak_memory(lambda: 5) == (5, 0)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that only the works move, in seconds."""
+    """A clock in seconds that only the measured functions advance."""
     now = [0.0]
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
 
@@ -43,7 +43,7 @@ def clock(monkeypatch):
     return work
 
 
-def test_works_run_in_turn(clock):
+def test_functions_run_in_turn(clock):
     runs = []
     works = [clock("a", 1.0, runs), clock("b", 2.0, runs)]
     rounds = list(time_interleaved(works, seconds=60, max_rounds=3))
@@ -51,7 +51,7 @@ def test_works_run_in_turn(clock):
     assert rounds == [[1000.0, 2000.0]] * 3
 
 
-def test_a_short_work_runs_several_times_in_its_turn(clock):
+def test_short_function_runs_several_times_in_its_turn(clock):
     runs = []
     works = [clock("long", 1.0, runs), clock("short", 0.001, runs)]
     (times,) = time_interleaved(works, seconds=0, max_rounds=5)
@@ -59,7 +59,7 @@ def test_a_short_work_runs_several_times_in_its_turn(clock):
     assert times == pytest.approx([1000, 1])
 
 
-def test_rounds_stop_when_time_is_over(clock):
+def test_rounds_stop_after_the_given_seconds(clock):
     assert len(list(time_interleaved([clock("a", 1.0, [])], seconds=2.5, max_rounds=5))) == 3
     assert len(list(time_interleaved([clock("a", 1.0, [])], seconds=0, max_rounds=5))) == 1
 
@@ -68,14 +68,14 @@ def test_median():
     assert Measurement((3.0, 1.0, 200.0), 0).median_ms == 3.0
 
 
-def test_free_memory_is_below_all_memory():
+def test_free_memory_is_less_than_total_memory():
     assert 0 < free_memory() <= psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize(
     ("limit", "used", "expected"), [("1000", "400", [600]), ("max", "400", []), ("10", "40", [0])]
 )
-def test_a_control_group_lowers_it(monkeypatch, limit, used, expected):
+def test_control_group_limits_free_memory(monkeypatch, limit, used, expected):
     files = {"/sys/fs/cgroup/memory.max": limit, "/sys/fs/cgroup/memory.current": used}
 
     class FakePath:

@@ -1,4 +1,4 @@
-"""The oracle, against loops a reader can follow."""
+"""The dense reference against simple loops."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from tests.support.tolerance import assert_no_worse, assert_same_bits
 
 
 @case_table
-def test_one_hot_is_torchs(case):
+def test_one_hot_matches_torch(case):
     ids = case.ids()
     expected = torch.nn.functional.one_hot(ids.long(), case.rows).float()
     assert_same_bits(reference.one_hot(ids, case.rows, torch.float32), expected)
 
 
-def test_embedding_is_the_sum_of_every_product():
+def test_embedding_is_the_sum_of_all_products():
     ids, table = torch.tensor([2, 3, 1]), torch.randn(4, 5)
     output = reference.embedding(ids, table)
     for n, id in enumerate(ids.tolist()):

@@ -1,4 +1,4 @@
-"""The measure of sameness: its figures are right, and a wrong optimizer does not pass."""
+"""Measuring sameness: the numbers are correct, and a wrong optimizer fails."""
 
 import importlib
 import inspect
@@ -42,11 +42,11 @@ STRONG = {"lr": 0.01, "weight_decay": 0.1}
 DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
 
 
-# --- the figures ------------------------------------------------------------------------------
+# --- the numbers ------------------------------------------------------------------------------
 
 
-def test_the_figures_are_those_of_runs_below_the_public_path():
-    """The dense gradient written out by hand, and the kernels driven by hand."""
+def test_errors_match_runs_without_the_public_api():
+    """One run uses explicit dense gradients, the other calls the kernels directly."""
     for name, kwargs in [("AdamW", STRONG), ("RMSprop", {"momentum": 0.9})]:
         found = measure_sameness(name, kwargs, Batches(**SMALL), scales=(1.0, 1e-4))
         for each in found.distances:
@@ -60,8 +60,8 @@ def test_the_figures_are_those_of_runs_below_the_public_path():
             assert each.value_count == ours.numel() == 200
 
 
-def test_the_truth_is_the_formulas():
-    """SGD with momentum, decay and the schedule, in numpy's float64."""
+def test_float64_reference_follows_the_formula():
+    """SGD with momentum, decay and the schedule, in NumPy's float64."""
     batches = Batches(**SMALL)
     options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
     [found] = train(torch.optim.SGD, options, batches, [0.5], torch.float64)
@@ -76,27 +76,27 @@ def test_the_truth_is_the_formulas():
     assert np.abs(found.numpy() - w).max() < 1e-13
 
 
-def test_a_distance():
+def test_distance_between_three_tables():
     truth = torch.tensor([[1.0, -3.0, 0.5]], dtype=torch.float64)
     rival = torch.tensor([[1.0, -3.0, 0.75]])
     ours = torch.tensor([[1.0, -3.5, 0.5]])
     found = measure_distance(1e-4, ours, rival, truth)
     assert (found.scale, found.hotrow_error, found.torch_error) == (1e-4, 0.5, 0.25)
     assert (found.bitwise_count, found.value_count) == (1, 3)
-    assert found.ulp == 2.0**-22  # of 3.0
+    assert found.ulp == 2.0**-22  # the ulp of 3.0
     assert not found.within_bound
     assert 0 < SLACK * found.ulp <= 2 * tolerance.ulp(truth, torch.float32)
 
 
 @pytest.mark.parametrize(("ulps", "within"), [(0, True), (2, True), (3, False)])
-def test_two_ulp_are_granted_and_no_more(ulps, within):
+def test_slack_is_two_ulp(ulps, within):
     truth = torch.tensor([[1.0, 0.25]], dtype=torch.float64)
     rival = truth.float() + torch.tensor([[0.0, 2.0**-10]])
     ours = truth.float() + torch.tensor([[2.0**-10 + ulps * 2.0**-23, 0.0]])
     assert measure_distance(1.0, ours, rival, truth).within_bound == within
 
 
-def test_weights_that_are_not_finite_are_not_within():
+def test_non_finite_weights_are_not_within_the_bound():
     truth = torch.ones(1, 2, dtype=torch.float64)
     found = measure_distance(1.0, torch.tensor([[1.0, math.nan]]), truth.float(), truth)
     assert found.hotrow_error == math.inf
@@ -104,7 +104,7 @@ def test_weights_that_are_not_finite_are_not_within():
     assert found.to_dict()["hotrow_error"] is None
 
 
-def test_rows_that_are_idle_are_counted():
+def test_idle_rows_are_counted():
     batches = Batches(steps=90, rows=30, ids=3)
     seen = [[t for t, ids in enumerate(batches.all_ids) if row in ids] for row in range(30)]
     never = sum(not steps for steps in seen)
@@ -116,7 +116,7 @@ def test_rows_that_are_idle_are_counted():
     assert longest > 2000
 
 
-def test_each_scale_is_trained_alone():
+def test_scales_are_trained_independently():
     batches = Batches(**SMALL)
     for package, dtype in [(torch.optim, torch.float64), (hotrow.optim, torch.float32)]:
         together = train(package.Adam, {}, batches, SCALES, dtype)
@@ -126,7 +126,7 @@ def test_each_scale_is_trained_alone():
             assert table.dtype == dtype
 
 
-def test_one_thread_is_used_and_the_number_of_threads_restored(threads, monkeypatch):
+def test_runs_on_one_thread_and_restores_the_number_of_threads(threads, monkeypatch):
     torch.set_num_threads(3)
     seen = []
     real = torch.optim.SGD.step
@@ -160,7 +160,7 @@ def test_options_are_not_changed_and_progress_is_reported():
 
 
 def off_by_one(monkeypatch):
-    """The last step is left out when rows are settled."""
+    """Settling rows omits the last step."""
     real = lag.settle
 
     def settle(ledger, table, slots, last, rows, now=None):
@@ -170,7 +170,7 @@ def off_by_one(monkeypatch):
 
 
 def untouched_rows_stay(monkeypatch):
-    """As SparseAdam does: a row that was never touched does not decay."""
+    """A row that was never touched does not decay, as in SparseAdam."""
     real = lag.settle
 
     def settle(ledger, table, slots, last, rows, now=None):
@@ -180,7 +180,7 @@ def untouched_rows_stay(monkeypatch):
 
 
 def dropped_entry(monkeypatch):
-    """Rows that are idle in step 21 miss it for good."""
+    """Rows that are idle in step 21 never make that step."""
     real = lag.step
 
     def step(ledger, table, slots, last, grads):
@@ -200,7 +200,7 @@ def decay_twice(monkeypatch):
 
 
 def dropped_duplicate(monkeypatch):
-    """Of an id that is given twice only the first gradient is kept."""
+    """Only the first gradient of a repeated id counts."""
     real = gradient.group
 
     def group(ids, grads, rows):
@@ -213,14 +213,14 @@ def dropped_duplicate(monkeypatch):
 MUTANTS = [off_by_one, untouched_rows_stay, dropped_entry, decay_twice, dropped_duplicate]
 
 
-def test_the_right_optimizer_is_within():
+def test_correct_optimizer_is_within_the_bound():
     found = measure_sameness("AdamW", STRONG, Batches(**SMALL))
     assert found
     assert all(each.within_bound for each in found.distances)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_optimizer_is_not_within(mutant, monkeypatch):
+def test_wrong_optimizer_is_not_within_the_bound(mutant, monkeypatch):
     mutant(monkeypatch)
     found = measure_sameness("AdamW", STRONG, Batches(**SMALL))
     assert not found
@@ -228,7 +228,7 @@ def test_a_wrong_optimizer_is_not_within(mutant, monkeypatch):
     assert not any(each.within_bound for each in found.distances)
 
 
-def test_one_scale_outside_is_enough():
+def test_one_scale_outside_the_bound_fails():
     found = measure_sameness("SGD", {}, Batches(**SMALL), scales=(1.0, 1e-4))
     assert found
     truth = torch.ones(1, 1, dtype=torch.float64)
@@ -255,17 +255,17 @@ def test_every_option_that_changes_numbers_can_be_set(name):
             assert set(kwargs) <= set(known), label(kwargs)
 
 
-def test_torchs_refusals_are_passed_on():
-    with pytest.raises(HotrowError, match=r"torch.optim.SGD refuses nesterov=True: Nesterov"):
+def test_options_that_torch_rejects_raise():
+    with pytest.raises(HotrowError, match=r"torch.optim.SGD rejects nesterov=True: Nesterov"):
         measure_sameness("SGD", {"nesterov": True}, Batches(steps=2))
 
 
-def test_runs_that_cannot_be_judged_are_refused():
-    with pytest.raises(HotrowError, match="SGD, float64 ends in weights that are inf or NaN with"):
+def test_runs_that_fail_or_diverge_raise():
+    with pytest.raises(HotrowError, match="SGD, float64 ends with inf or NaN in the weights at"):
         measure_sameness("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=60))
-    with pytest.raises(HotrowError, match="SGD, float32 ends in weights that are inf or NaN with"):
+    with pytest.raises(HotrowError, match="SGD, float32 ends with inf or NaN in the weights at"):
         measure_sameness("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=10))
-    with pytest.raises(HotrowError, match="ASGD, float64 does not get through with these options"):
+    with pytest.raises(HotrowError, match="ASGD, float64 fails with these options"):
         measure_sameness("ASGD", {"lambd": 1.0, "alpha": 1e9}, Batches(steps=20))
     with pytest.raises(HotrowError, match=r"100,000,000 x 19 with 12 ids each take about .* GB"):
         Batches(rows=100_000_000)
@@ -281,7 +281,7 @@ def script():
 
 @pytest.fixture
 def generate(script, monkeypatch, capsys, tmp_path, threads):
-    """Run the script in this process: (exit code, page, record, what it printed)."""
+    """Run the script in this process; return exit code, page, record and printed output."""
 
     def run(*arguments):
         monkeypatch.setattr(
@@ -302,7 +302,7 @@ def generate(script, monkeypatch, capsys, tmp_path, threads):
     return run
 
 
-def test_the_document_lists_every_configuration(generate):
+def test_document_lists_every_configuration(generate):
     code, page, record, printed = generate("--only", "Adagrad", "--steps", "4")
     count = sum(name == "Adagrad" for name, _ in configurations())
     assert code == 0
@@ -319,7 +319,7 @@ def test_the_document_lists_every_configuration(generate):
     assert f"{count} of {count} (Adagrad), " in printed.err
 
 
-def test_the_document_hides_no_miss(generate, script, monkeypatch):
+def test_document_shows_every_miss(generate, script, monkeypatch):
     decay_twice(monkeypatch)
     three = [("AdamW", {}), ("AdamW", {"betas": (0.8, 0.95), "weight_decay": 0}), ("SGD", {})]
     monkeypatch.setattr(script, "configurations", lambda: three)
@@ -335,20 +335,20 @@ def test_the_document_hides_no_miss(generate, script, monkeypatch):
     )
 
 
-def test_a_cell_of_the_document(script):
+def test_cell_of_the_document(script):
     scale = {"hotrow_error": 0.0, "torch_float32_error": 3.0, "ulp": 2.0, "bitwise": 2, "values": 3}
     assert script.cell(scale | {"within": True}) == "0.0 / 1.5, 66%"
     assert script.cell(scale | {"within": False, "hotrow_error": None}) == "**inf / 1.5, 66%**"
 
 
-def test_the_document_in_docs_is_its_records(script):
+def test_document_in_docs_matches_its_records(script):
     record = json.loads((ROOT / "docs/sameness.json").read_text())
     assert (ROOT / "docs/sameness.md").read_text() == script.document(record)
     assert {each["optimizer"] for each in record["configurations"]} == set(hotrow.optim.__all__)
     assert {each["steps"] for each in record["configurations"]} == {2500}
 
 
-def test_the_table_is_one_whatever_the_size_that_convert_leaves_alone(monkeypatch):
+def test_small_table_is_converted_too(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
     steps_taken = []
     step = operators.step

@@ -1,7 +1,7 @@
-"""The interactive lesson: one self-contained page, built from the files of this folder.
+"""The interactive lesson: a self-contained page, built from the files in this folder.
 
-It is built on request, in a few milliseconds. So no built copy can go stale, and the user's tokens
-and rows are included in the same way as the examples.
+Each request builds the page, which takes a few milliseconds. So no built copy can become outdated,
+and the user's tokens and rows are included in the same way as the examples.
 """
 
 from hotrow.lesson import times

@@ -1,4 +1,4 @@
-"""The excerpt of a table that the page shows: a few rows and columns, and the whole sizes."""
+"""The excerpt of a table that the page shows: a few rows and columns, and the table's full size."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from hotrow.inputs.text import elide, escape_unprintable
 
 MAX_IDS, MAX_ROWS, MAX_COLUMNS = 12, 16, 5
 _TOKEN_COLUMNS = 20
-_CHUNK = 2**24  # values of a table looked at in one go
+_CHUNK = 2**24  # search this many values of a table at a time
 C_ROWS, C_COLUMNS, C_BATCH = 50_257, 256, (8, 4)
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Rows of a table, by id, and the ids that the page starts with.
+    """Some rows of a table, and the ids that the page starts with.
 
     Attributes:
-        name: of the view, for its address and its button: "A", "B", "C" or "own".
-        V: rows of the whole table.
-        D: columns of the whole table.
-        labels: the id of each row of the excerpt, ascending.
-        rows: (rows, columns) of the excerpt, float32.
-        ids: to start with; each is among the labels.
-        tokens: the text of each label, or None. The examples have theirs in words/*.json.
+        name: the name of the view in its address and on its button: "A", "B", "C" or "own".
+        V: the number of rows of the whole table.
+        D: the number of columns of the whole table.
+        labels: the id of each row of the excerpt, in ascending order.
+        rows: the (rows, columns) values of the excerpt, float32.
+        ids: the ids to start with; each is one of the labels.
+        tokens: the text of each label, or None. The texts of the examples are in words/*.json.
         title: where the table comes from, or "" for an example.
-        omitted_count: how many ids of the user's text the page leaves out.
-        linear: (columns, rows), what `torch.nn.Linear` starts with, or None.
-        positions: a position table of one row for each id, or None.
-        random: whether the rows are random, because no table was given.
-        non_finite_count: how many rows of the whole table have an inf or nan outside the excerpt.
-        first_non_finite: the id of the first of them, or None.
-        rounded: whether the table has more precision than float32, in which the page calculates.
+        omitted_count: the number of ids of the user's text that the page omits.
+        linear: the (columns, rows) initial weight of `torch.nn.Linear`, or None.
+        positions: a position table with one row for each id, or None.
+        random: whether the rows are random, because the user passed no table.
+        non_finite_count: the number of rows with an inf or nan outside the excerpt.
+        first_non_finite: the id of the first such row, or None.
+        rounded: whether the table has more precision than float32, in which the page computes.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Excerpt:
     rounded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON. Numbers are the hexadecimal digits of their bits: exact, and NaN has some."""
+        """Return the excerpt for JSON. Numbers are the hex digits of their bits, even for NaN."""
         return {
             "name": self.name,
             "V": self.V,
@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Examples A and B whole, with the linear layer of their seed, and an excerpt of C."""
+    """Return examples A and B completely, with the linear layer of their seed, and part of C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small
@@ -106,7 +106,7 @@ def _whole_excerpt(name: str, example: examples.Example) -> Excerpt:
 
 
 def _token_and_position_excerpt() -> Excerpt:
-    """Example C: GPT-2's vocabulary, a batch of 8 x 4 ids, a position table of 4 rows."""
+    """Return example C: GPT-2's vocabulary, a batch of 8 x 4 ids, a position table of 4 rows."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
         tokens = torch.nn.Embedding(C_ROWS, C_COLUMNS).weight.detach()
@@ -127,29 +127,29 @@ def user_excerpt(
     vocabulary: Sequence[str] | None = None,
     title: str = "",
 ) -> Excerpt:
-    """The user's ids and rows, cut to what a page can show.
+    """Return the part of the user's ids and rows that a page can show.
 
     Args:
-        tokens: the ids of the user's text, and their texts; None for the first rows.
-        table: (V, D), the user's table; without it the rows are random, and the page says so.
-        vocabulary: the text of each id, for the rows beside the selected ones.
+        tokens: the ids of the user's text and their texts; None to show the first rows.
+        table: (V, D), the user's table; without it, the rows are random, and the page says so.
+        vocabulary: the text of each id, for rows that are not selected.
         title: where the table comes from.
 
     Raises:
-        HotrowError: no id, no row, or no column; ids outside the table; a value of the excerpt
-            that is finite in float64 and not in float32.
+        HotrowError: no id, no row or no column; an id out of range; a value of the excerpt that
+            overflows float32.
 
-    Cost: every value of the table is read once, for an inf or nan outside the excerpt.
+    Cost: it reads every value of the table once, to find an inf or nan outside the excerpt.
     """
     if table is not None:
         check_table(table, "table")
     V = len(table) if table is not None else len(vocabulary or ())
     D = table.shape[1] if table is not None else MAX_COLUMNS
     if V == 0 or D == 0:
-        raise HotrowError(f"the table is {V} x {D}, and the page needs a row and a column")
+        raise HotrowError(f"the table is {V} x {D}, but the page needs a row and a column")
     all_ids = list(range(min(V, 3))) if tokens is None else tokens.ids
     if not all_ids:
-        raise HotrowError("the text has no tokens", fix="give a text with a word in it")
+        raise HotrowError("the text has no tokens", fix="pass a text with at least one word")
     check_ids(as_ids(all_ids), V)
     ids = all_ids[:MAX_IDS]
     labels = _add_neighbours(ids, V)
@@ -184,7 +184,7 @@ def user_excerpt(
 
 
 def _float32_excerpt(table: Tensor, labels: list[int]) -> Tensor:
-    """The rows and columns of the excerpt, in float32."""
+    """Return the rows and columns of the excerpt in float32."""
     exact = table[labels, :MAX_COLUMNS].cpu()
     rows = exact.float()
     lost = (exact.isfinite() & ~rows.isfinite()).nonzero()
@@ -192,14 +192,14 @@ def _float32_excerpt(table: Tensor, labels: list[int]) -> Tensor:
         place, column = lost[0].tolist()
         raise HotrowError(
             f"the table has {exact[place, column].item():.3g} in row {labels[place]}, column "
-            f"{column}, beyond float32, in which the page calculates",
+            f"{column}, which overflows float32, in which the page computes",
             fix="scale the table down",
         )
     return rows
 
 
 def _find_non_finite_rows(table: Tensor, labels: list[int]) -> list[int]:
-    """The ids of rows with an inf or nan outside the excerpt; the table is read in parts."""
+    """Return the ids of rows with an inf or nan outside the excerpt; reads the table in chunks."""
     found: list[int] = []
     stored = set(labels)
     height = max(1, _CHUNK // table.shape[1])
@@ -213,7 +213,7 @@ def _find_non_finite_rows(table: Tensor, labels: list[int]) -> list[int]:
 
 
 def _add_neighbours(ids: list[int], V: int) -> list[int]:
-    """The ids and, as far as there is room, unselected neighbouring rows."""
+    """Return the ids plus unselected neighboring rows, if there is room."""
     stored = set(ids)
     for id in dict.fromkeys(ids):
         for neighbour in (id + 1, id - 1):

@@ -1,4 +1,4 @@
-"""The folder of the lesson's files: the user's cache folder, as the package may be read-only."""
+"""The folder of the lesson's files: the user's cache, because the package may be read-only."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hotrow.inputs.files import write_text
 
 
 def write_page(text: str, name: str) -> Path:
-    """Write the page to the cache folder, or else to a temporary one, and return its path.
+    """Write the page to the cache folder, or to a temporary folder if that fails; return its path.
 
-    The name stays the same, so that pages do not pile up.
+    The name stays the same, so pages don't accumulate.
     """
     try:
-        # A browser is given the whole path, whatever the variables say.
+        # A browser needs the absolute path, but the environment variables may be relative.
         folder = cache_folder().resolve()
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, text)
         return folder / name
-    except (HotrowError, OSError, RuntimeError):  # a user without a home is a RuntimeError
+    except (HotrowError, OSError, RuntimeError):  # RuntimeError: the user has no home folder
         path = Path(tempfile.mkdtemp(prefix="hotrow-")).resolve() / name
         write_text(path, text)
         return path
 
 
 def cache_folder() -> Path:
-    """The folder of hotrow among the user's caches, as each system has them."""
+    """Return hotrow's folder in the user's cache folder, by the convention of each system."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":

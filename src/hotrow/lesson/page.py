@@ -1,4 +1,4 @@
-"""Build the lesson as one HTML file: style, script, words and data inline, and a strict policy."""
+"""Build the lesson as one HTML file with inline style, script and data, and a strict policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hotrow.lesson.times import Timing
 
 LANGUAGES = ("en", "zh-CN")
 
-SCRIPTS = (  # in the order in which they are read
+SCRIPTS = (  # in the order of execution
     "float32.js",
     "elements.js",
     "words.js",
@@ -53,12 +53,12 @@ _DOCUMENTS = {
 def build_page(
     lang: str | None = None, excerpt: Excerpt | None = None, timings: Sequence[Timing] = ()
 ) -> str:
-    """The lesson as one HTML document that makes no network requests.
+    """Return the lesson as one HTML document that makes no network requests.
 
     Args:
-        lang: "en" or "zh-CN", the language it starts in; None for the browser's. Both are in it.
-        excerpt: the user's tokens and rows, to start with.
-        timings: points measured on this machine, for the section on cost.
+        lang: "en" or "zh-CN", the initial language; None for the browser's. The page has both.
+        excerpt: the user's tokens and rows to start with.
+        timings: times measured on this machine, for the section on cost.
 
     Raises:
         HotrowError: an unknown language.
@@ -92,7 +92,7 @@ def build_page(
 
 
 def escape_json(data: Any) -> str:
-    r"""JSON in which nothing can end a script element or be taken for markup.
+    r"""Return JSON that can't end a script element or be parsed as markup.
 
     >>> escape_json({"token": "</script>"})
     '{"token":"\\u003c/script\\u003e"}'
@@ -106,12 +106,12 @@ def _read_source(name: str) -> str:
 
 
 def _csp_hash(text: str) -> str:
-    """The hash source of a content security policy that allows exactly this inline text."""
+    """Return the content security policy source that allows exactly this inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _colour_variables() -> str:
-    """The colours of the figures, as variables, in light and in dark."""
+    """Return the colors of the figures as CSS variables, for light and dark mode."""
     light, dark = (
         "".join(f"--{name}:{pair[place]};" for name, pair in COLOURS.items()) for place in (0, 1)
     )
@@ -119,7 +119,7 @@ def _colour_variables() -> str:
 
 
 def _link_document(name: str) -> dict[str, str | None]:
-    """A document of the project, with its address where hotrow runs from a copy that has it."""
+    """Return a document of the project, with its address if hotrow runs from a source checkout."""
     root = Path(__file__).resolve().parents[3]
     found = next((each for each in (root / name, root / "lessons" / name) if each.is_file()), None)
     return {"name": name, "href": None if found is None else found.as_uri()}

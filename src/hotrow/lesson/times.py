@@ -1,4 +1,4 @@
-"""Times measured on this machine, shown as points in the page's section on cost."""
+"""Times measured on this machine, which the page's section on cost shows as points."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NAME = "times.json"
 
 @dataclass(frozen=True)
 class Timing:
-    """What one forward and gradient took here, both ways, for V rows, D columns and N ids.
+    """The times of forward and gradient with both methods, for V rows, D columns and N ids.
 
     Raises:
-        HotrowError: V, D or N is no whole number in 1..2**53, or a time cannot be one.
+        HotrowError: V, D or N is not an int in 1..2**53, or a time is out of range.
     """
 
     V: int
@@ -33,17 +33,20 @@ class Timing:
         for name in ("V", "D", "N"):
             count = getattr(self, name)
             if type(count) is not int or not 1 <= count <= 2**53:
-                raise HotrowError(f"{name} is {count!r:.30}, but it counts, in 1..2**53")
+                raise HotrowError(f"{name} is {count!r:.30}, but must be an int in 1..2**53")
         for name in ("matmul_ms", "lookup_ms"):
             time = getattr(self, name)
             if not is_time(time):
                 raise HotrowError(
-                    f"{name} is {time!r:.30}, but a time is {MIN_MS:g} to {MAX_MS:g} ms"
+                    f"{name} is {time!r:.30}, but must be in {MIN_MS:g}..{MAX_MS:g} ms"
                 )
 
 
 def from_comparisons(content: Any) -> list[Timing]:
-    """The times in the output of `hotrow compare --json`; KeyError, TypeError or HotrowError."""
+    """Return the times in the output of `hotrow compare --json`.
+
+    Raises KeyError, TypeError or HotrowError for other content.
+    """
     return [
         Timing(
             V=each["rows"],
@@ -57,7 +60,7 @@ def from_comparisons(content: Any) -> list[Timing]:
 
 
 def from_record(record: dict[str, Any]) -> Timing | None:
-    """The times in a record of `hotrow bench`, if it has both methods' forward and gradient."""
+    """Return the times in a record of `hotrow bench`, or None if it lacks one of the methods."""
     peers = record.get("peers", {})
     try:
         matmul, lookup = (
@@ -70,7 +73,7 @@ def from_record(record: dict[str, Any]) -> Timing | None:
 
 
 def save_times(timings: Iterable[Timing]) -> None:
-    """Save the times for the next `hotrow learn`, with those of other sizes."""
+    """Save the times for the next `hotrow learn`, and keep those of other sizes."""
     by_size = {(each.V, each.D, each.N): each for each in (*load_times(), *timings)}
     content = [asdict(each) for each in by_size.values()]
     folder = cache_folder()
@@ -79,7 +82,7 @@ def save_times(timings: Iterable[Timing]) -> None:
 
 
 def load_times() -> list[Timing]:
-    """Load what `save_times` wrote; none where nothing can be read."""
+    """Load the times that `save_times` wrote; return an empty list if they can't be read."""
     try:
         content = json.loads((cache_folder() / _NAME).read_text("utf-8"))
         return [Timing(**each) for each in content]

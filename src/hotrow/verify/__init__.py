@@ -1,1 +1,1 @@
-"""Compare lookup and one-hot arithmetic: the same numbers, and at what cost."""
+"""Compare lookups with one-hot arithmetic: the numbers and the cost."""

@@ -1,4 +1,4 @@
-"""How far two tensors agree: bit for bit, but for the sign of zeros, within rounding, or not."""
+"""Compare two tensors: equal bit for bit, except for signs of zeros, within rounding, or not."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hotrow.errors import HotrowError
 
 Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
-# (m, 2) positions -> (m,) float64: how far apart two correct results may be there; inf where
-# the bound is too large to decide anything.
+# Maps (m, 2) positions to (m,) float64: the largest difference between two correct results there,
+# or inf where the bound is too large to decide anything.
 Bound = Callable[[Tensor], Tensor]
 
-_CHUNK = 1 << 22  # values compared at a time, to keep the temporaries small
-_NAN_ULP = torch.iinfo(torch.int64).max  # the ulp distance to a NaN
+_CHUNK = 1 << 22  # compare this many values at a time, to keep temporaries small
+_NAN_ULP = torch.iinfo(torch.int64).max  # stands for the ulp distance to a NaN
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One place where two tensors differ."""
+    """A position where two tensors differ, and both values."""
 
     position: tuple[int, ...]
     a: float
@@ -36,20 +36,20 @@ class Difference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far tensors `a` and `b` agree.
+    """The result of comparing tensors `a` and `b`.
 
     Attributes:
-        name: of the two, such as "output".
-        value_count: the number of values in each.
-        bitwise_count: how many of them have the same bits.
-        verdict: "bitwise", all have; "zeros", the rest are 0.0 against -0.0 (or two NaN);
-            "rounding", the rest are sums of the same terms in another order, and within what
-            that can change; "unsure", that could change so much that nothing follows;
-            "different", otherwise.
-        max_ulp: the largest distance in units in the last place (floats of the dtype between
-            the two, plus one); 2**63 - 1 if one of the two is NaN.
+        name: the name of both, such as "output".
+        value_count: the number of values in each tensor.
+        bitwise_count: the number of values with the same bits.
+        verdict: "bitwise": all values have the same bits. "zeros": the others are 0.0 and -0.0, or
+            two NaNs. "rounding": the others are sums of the same terms in another order, within the
+            bound of its rounding. "unsure": that bound is too large to decide. "different":
+            anything else.
+        max_ulp: the largest distance in units in the last place (the floats of the dtype between
+            two values, plus one); 2**63 - 1 if one of the two is NaN.
         max_error: the largest absolute difference; inf if one of the two is NaN.
-        first_difference: the first place where they differ; for "different", by too much.
+        first_difference: the first difference; if "different", the first that exceeds the bound.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether the two are the same numbers, as far as arithmetic can tell."""
+        """Whether the two are equal, except for signs of zeros and rounding."""
         return self.verdict in ("bitwise", "zeros", "rounding")
 
     def __str__(self) -> str:
@@ -72,15 +72,15 @@ class Agreement:
         size = f"max {self._ulp_text()} ulp, max error {self.max_error:.3g}"
         if self.verdict == "zeros":
             first = self.first_difference
-            return f"equal, {count}, the rest but for the sign of a zero; first at {first}"
+            return f"equal, {count}; the others differ in the sign of zeros, first at {first}"
         if self.verdict == "unsure":
             return (
-                f"CANNOT TELL, {count}; so many terms are added that rounding in this dtype hides "
-                f"any fault ({size}); check in a wider dtype"
+                f"inconclusive, {count}; rounding in this dtype could hide an error ({size}); use "
+                "a wider dtype"
             )
         if self.verdict == "rounding":
             return (
-                f"equal within rounding, {count}, the rest sums added in another order "
+                f"equal within rounding, {count}; the others are sums added in another order "
                 f"({size}; first at {self.first_difference})"
             )
         return f"NOT equal, {count}; {size}; first difference at {self.first_difference}"
@@ -89,7 +89,7 @@ class Agreement:
         return "NaN" if self.max_ulp == _NAN_ULP else f"{self.max_ulp:,}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON, which has no infinity: a string stands for it."""
+        """Return all values for JSON, with infinities as strings."""
         first = self.first_difference and {
             "position": list(self.first_difference.position),
             "a": json_number(self.first_difference.a),
@@ -107,19 +107,19 @@ class Agreement:
 
 
 def json_number(value: float) -> float | str:
-    """The number, or its name where JSON has none."""
+    """Return the number, or a string if JSON can't represent it."""
     return value if abs(value) < float("inf") else str(value)
 
 
 def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Agreement:
-    """Compare two tensors of one shape and dtype.
+    """Compare two tensors of the same shape and dtype.
 
     Args:
-        name: what the tensors are, for the report and for errors.
-        a: any floating dtype, (..., D).
+        name: the name of both tensors in the report and in errors.
+        a: any floating-point dtype, (..., D).
         b: the same shape, dtype and device.
-        bound: from positions (m, 2) in the tensors seen as (rows, D) to the difference that
-            rounding can make there, (m,) float64. None: none.
+        bound: maps positions (m, 2) in the tensors, viewed as (rows, D), to the largest difference
+            that rounding can make there, (m,) float64. None means no difference.
 
     Cost: one pass, with temporaries of a few million values.
     """
@@ -130,8 +130,8 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
     ):
         if property_a != property_b:
             raise HotrowError(
-                f"{name}: {property_name} {property_a} against {property_b}, "
-                "so there is no comparing"
+                f"{name}: cannot compare {property_name} {property_a} with {property_b}",
+                fix=f"give both sides the same {property_name}",
             )
     columns = a.shape[-1] if a.ndim else 1
     flat_a, flat_b = a.detach().reshape(-1), b.detach().reshape(-1)
@@ -156,7 +156,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
         allowed: Tensor | float = 0.0
         if bound is not None and columns:
             allowed = bound(torch.stack([index // columns, index % columns], -1))
-        # Rounding alone makes no NaN or infinity, whatever the bound says.
+        # Rounding alone makes no NaN or infinity, so a bound never permits one.
         exceeding = ((error > allowed) | error.isinf()).nonzero().flatten()
         undecided |= isinstance(allowed, Tensor) and bool((allowed.isinf() & (error > 0)).any())
         first = first or _difference_at(a, index, x, y, 0)
@@ -183,13 +183,13 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
 
 
 def _measure_errors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """|x - y| in float64 and the distance in ulp: 0 between two NaN, infinite to one."""
+    """Return |x - y| in float64 and the ulp distance; two NaNs are equal, one is infinitely far."""
     nan_x, nan_y = x.isnan(), y.isnan()
     error = (x.double() - y.double()).abs()
     error = torch.where(error.isnan() | (nan_x != nan_y), torch.inf, error)
     error = torch.where((nan_x & nan_y) | (x == y), 0.0, error)
     rank_x, rank_y = _float_rank(x), _float_rank(y)
-    # float64 ranks of opposite sign can be further apart than int64 can hold.
+    # The distance between float64 ranks of opposite sign can overflow int64.
     overflows = ((rank_x >> 1) - (rank_y >> 1)).abs() >= 1 << 61
     ulp = torch.where(overflows, _NAN_ULP - 1, (rank_x - rank_y).abs())
     ulp = torch.where(nan_x != nan_y, _NAN_ULP, ulp)
@@ -197,7 +197,7 @@ def _measure_errors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _float_rank(x: Tensor) -> Tensor:
-    """The rank of each float among all floats of its dtype; both zeros have rank 0."""
+    """Return the rank of each float among all floats of its dtype; both zeros have rank 0."""
     bits = x.view(_BITS[x.element_size()]).long()
     lowest = torch.iinfo(_BITS[x.element_size()]).min
     return torch.where(bits < 0, lowest - bits, bits)

@@ -1,4 +1,4 @@
-"""Bounds on how far apart two correct orders of adding the same terms can be."""
+"""Bounds on the rounding difference between two orders of adding the same terms."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from hotrow.verify.sides import Batch, Side
 
 
 def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bound]:
-    """For each result of `side`, the largest difference that rounding alone can make.
+    """Return, for each result of `side`, the largest difference that rounding alone can make.
 
-    The output is S W + b and the gradient S.T c, with S the (B, V) coefficients: ones for
-    lookups, the weights or 1 / count in bags. So the number of terms x that are added, k, and
-    their magnitudes are known. Each order of adding k of them is within (k - 1) u sum|x| of the
-    true sum (u the unit roundoff; k u where the terms are products, (k + 1) u in a mean), so two
-    are within twice that. It is 0 for one term; for two in float32 and float64, since a + b = b + a
-    (half precision is rounded twice by some); and for integers whose magnitudes sum to no more than
-    1 / u, which add up exactly in any order: such is c. Where the bound reaches an eighth of
-    sum|x|, it is inf.
+    The output is S W + b and the gradient is S.T c. S is the (B, V) matrix of coefficients: ones
+    for lookups, the weights or 1 / count for bags. So the number k of added terms x and their
+    magnitudes are known.
 
-    It assumes that both sides add the same terms: compare their tables first.
+    Any order of adding k terms is within (k - 1) u sum|x| of the exact sum, where u is the unit
+    roundoff. The factor is k u if the terms are products, and (k + 1) u in a mean. Two orders
+    differ by at most twice that. The bound is 0 in three cases:
+
+    - one term
+    - two terms in float32 or float64, because a + b = b + a (some libraries round half precision
+      twice)
+    - integers whose magnitudes sum to at most 1 / u, which add up exactly in any order; c is such
+
+    If the bound reaches an eighth of sum|x|, it is inf: it decides nothing.
+
+    Both sides must add the same terms, so compare their tables first.
 
     Source: C.-P. Jeannerod and S. M. Rump, Improved error bounds for inner products in
     floating-point arithmetic, SIAM J. Matrix Anal. Appl. 34 (2013).
@@ -39,12 +45,12 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     if batch.mode == "mean":
         scale = scale / bag_sizes[segments]
     products = batch.weights is not None or batch.mode == "mean"
-    averaged = int(batch.mode == "mean")  # the division by the count: one rounding more
+    averaged = int(batch.mode == "mean")  # dividing by the count rounds once more
     info = torch.finfo(table.dtype)
     unit, smallest = info.eps / 2, info.smallest_normal * info.eps
 
     def bound(terms: Tensor, magnitudes: Tensor, products: bool, integers: bool = False) -> Tensor:
-        """(R,) numbers of terms, (R, D) sums of their magnitudes -> (R, D)."""
+        """Map (R,) numbers of terms and (R, D) sums of their magnitudes to (R, D) bounds."""
         roundings = (terms + averaged if products else terms - 1)[:, None]
         allowed = 2 * roundings * (unit * magnitudes + smallest)
         allowed = torch.where(allowed >= magnitudes / 8, torch.inf, allowed)
@@ -56,7 +62,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     def sum_by_slot(slots: Tensor, values: Tensor, length: int) -> Tensor:
         return values.new_zeros(length, columns).index_add(0, slots, values)
 
-    # A maximum selects: nothing is added.
+    # A maximum selects a row and adds nothing.
     terms = bag_sizes.clamp(max=1) if batch.mode == "max" else bag_sizes
     output = sum_by_slot(segments, rows * scale[:, None], outputs)
     touched, slots, use_counts = torch.unique(ids, return_inverse=True, return_counts=True)
@@ -78,7 +84,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
             if name != "gradient":
                 return tables[name][row, column]
             slot = torch.searchsorted(touched, row.contiguous()).clamp(max=len(touched) - 1)
-            # In a row that is not touched there is nothing to add, and so no rounding.
+            # An untouched row is a sum of no terms, so nothing rounds.
             return torch.where(touched[slot] == row, tables[name][slot, column], 0.0)
 
         return bound_at

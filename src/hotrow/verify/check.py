@@ -14,8 +14,8 @@ from hotrow.verify.agreement import Agreement, compare_tensors
 from hotrow.verify.bounds import rounding_bounds
 from hotrow.verify.sides import Batch, Side, make_side
 
-# The largest integer in the output's gradient: a few dozen uses of a row add up exactly in
-# bfloat16, a thousand in float16, 16,000 in float32.
+# The largest integer in the output's gradient. With it, a few dozen uses of a row add up exactly in
+# bfloat16, a thousand in float16, and 16,000 in float32.
 _LARGEST_COTANGENT = {
     torch.float64: 1 << 20,
     torch.float32: 1 << 10,
@@ -26,13 +26,13 @@ _LARGEST_COTANGENT = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check`; true if the two sides are equal, and prints as a short report.
+    """The result of `check`. It is true if the two sides are equal, and prints as a short report.
 
     Attributes:
-        a: the first side, in words.
-        b: the second side, in words.
+        a: the name of the first side.
+        b: the name of the second side.
         agreements: one for the output and one for each gradient.
-        notes: why they differ, where the cause is known.
+        notes: the cause of a difference, if it is known.
     """
 
     a: str
@@ -42,8 +42,15 @@ class Check:
 
     @property
     def equal(self) -> bool:
-        """Whether output and gradients are the same numbers."""
+        """Whether the output and all gradients are equal."""
         return all(agreement.equal for agreement in self.agreements)
+
+    @property
+    def _verdict(self) -> str:
+        if self.equal:
+            return "equal"
+        different = any(agreement.verdict == "different" for agreement in self.agreements)
+        return "NOT equal" if different else "inconclusive"
 
     def __bool__(self) -> bool:
         return self.equal
@@ -51,24 +58,22 @@ class Check:
     def __str__(self) -> str:
         width = max(len(agreement.name) for agreement in self.agreements)
         lines = [f"{agreement.name:<{width}}  {agreement}" for agreement in self.agreements]
-        verdict = "equal" if self.equal else "NOT equal"
-        return "\n".join([f"{self.a} and {self.b}: {verdict}", *lines, *self.notes])
+        return "\n".join([f"{self.a} and {self.b}: {self._verdict}", *lines, *self.notes])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        verdict = "equal" if self.equal else "NOT equal"
         rows = "".join(
             f'<tr><th scope="row">{html.escape(agreement.name)}</th>'
             f"<td>{html.escape(str(agreement))}</td></tr>"
             for agreement in self.agreements
         )
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        caption = html.escape(f"{self.a} and {self.b}: {verdict}")
+        caption = html.escape(f"{self.a} and {self.b}: {self._verdict}")
         return f"<table><caption>{caption}</caption>{rows}</table>{notes}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
+        """Return all values for JSON."""
         return {
             "equal": self.equal,
             "a": self.a,
@@ -90,40 +95,44 @@ def check(
     per_sample_weights: Tensor | None = None,
     seed: int = 0,
 ) -> Check:
-    """Run two layers on the same ids and say whether output and gradients are the same.
+    """Run two layers on the same ids and check that outputs and gradients are equal.
 
-    Each side is one of:
+    Each side is one of these:
 
-        (V, D) Tensor        a table; the literal one-hot matmul with it
-        nn.Linear            the layer on the ids' one-hot (on their multi-hot, for a bag)
-        nn.Embedding, nn.EmbeddingBag, hotrow.OneHotLinear       the layer on the ids
+    - a (V, D) tensor: a table, multiplied by the dense one-hot
+    - `nn.Linear`: the layer applied to the dense one-hot (to the multi-hot for a bag)
+    - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
-    A linear layer's weight gradient is transposed, so that both are V x D. The gradient is
-    that of sum(output * c) with c drawn from the integers, none of them 0: integers add up exactly
-    in any order, so that even a row used a thousand times has one gradient, to the bit.
+    The gradients are those of sum(output * c), where c contains random integers other than 0.
+    Integers add up exactly in any order, so even a row that is used a thousand times has the same
+    gradient bit for bit. The weight gradient of a linear layer is transposed, so that both are
+    V x D.
 
-    Equal means: the same bits; or the same numbers but for the sign of a zero; or, where
-    rows are added or scaled (a bag's output, and its gradient if it is weighted or a mean), no
-    further apart than adding the same k terms x in another order can bring them:
-    2 (k - 1) u sum|x| with u the dtype's unit roundoff. That is granted only if both sides hold
-    the same rows, bit for bit. Where it says nothing (a bfloat16 bag of dozens), the verdict is
-    that it cannot tell, and not that they are equal.
+    Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
+    rows (a bag's output, and its gradient if it is weighted or a mean) are also equal if they
+    differ by at most 2 (k - 1) u sum|x|, the largest rounding difference between two orders of
+    adding k terms x, where u is the dtype's unit roundoff. This bound applies only if both sides
+    have the same rows bit for bit. If it is too large to decide (as for a bfloat16 bag of dozens of
+    ids), the result is inconclusive, which is not equal.
 
     Args:
-        a: one side.
-        b: the other.
-        ids: int64 or int32, (...,); for bags (B, L), or (N,) with offsets. A list will do.
-        offsets: (B,), where each bag starts.
-        per_sample_weights: shaped as the ids, floating; "sum" bags only. Its gradient is
-            compared too.
-        seed: of c.
+        a: the first side.
+        b: the second side.
+        ids: int64 or int32 tensor or list, (...,); for bags (B, L), or (N,) with offsets.
+        offsets: (B,), the start of each bag.
+        per_sample_weights: the shape of the ids, floating point; only for "sum" bags. Its gradient
+            is compared too.
+        seed: the seed of c.
+
+    Returns:
+        A `Check`. It is true if the sides are equal, and prints as a report.
 
     Raises:
-        HotrowError: a side of another type; sides whose shapes, dtypes or devices differ; ids
-            as for `Embedding`.
+        HotrowError: a side of another type; sides whose shapes, dtypes or devices differ; invalid
+            ids, as for `Embedding`.
 
-    Cost: both sides' forward and gradient, each V x D, and the one-hot for the dense sides.
-    Neither layer is changed, its gradients included.
+    Cost: the forward and backward passes of both sides, each with a V x D gradient, and the dense
+    one-hot for tables and linear layers. The layers and their gradients don't change.
 
     >>> table = torch.tensor([[1., 2.], [3., 4.], [5., 6.]])
     >>> check(table, torch.nn.Embedding.from_pretrained(table), [2, 0, 2])
@@ -131,7 +140,7 @@ def check(
     output    equal, 6 of 6 values bit for bit
     gradient  equal, 6 of 6 values bit for bit
 
-    Source: C.-P. Jeannerod and S. M. Rump (2013) for the bound; see `verify/bounds.py`.
+    Source: C.-P. Jeannerod and S. M. Rump (2013) for the bound; see `hotrow/verify/bounds.py`.
     """
     batch = Batch.of(a, b, ids, offsets, per_sample_weights)
     side_a, side_b = make_side(a, batch), make_side(b, batch)
@@ -147,11 +156,11 @@ def check(
 
 
 def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
-    """Integers of either sign, none of them 0, shaped as the output of `side`.
+    """Draw positive and negative integers in the shape of the output of `side`.
 
-    Integers add up exactly, in any order, while their sum keeps to the dtype's digits: so a
-    gradient that is not the same to the bit is wrong, however often a row is used. Drawn on the
-    CPU, so that every device gets the same.
+    Integers add up exactly in any order as long as the dtype represents their sum. So a gradient
+    that differs in any bit is wrong, however often a row is used. The CPU draws them, so that all
+    devices get the same numbers.
     """
     shape = batch.ids.shape if batch.offsets is None else batch.offsets.shape
     generator = torch.Generator().manual_seed(seed)
@@ -175,8 +184,8 @@ def compare_results(
     for one, other, results in ((a, b, results_b), (b, a, results_a)):
         if "bias" in one.tensors and "gradient of bias" not in results:
             raise HotrowError(
-                f"{one.name} has a bias and {other.name} has none, so they train differently",
-                fix="give both or neither one; OneHotLinear can have it",
+                f"{one.name} has a bias but {other.name} has none, so they train differently",
+                fix="use a bias on both sides (OneHotLinear supports it) or on neither",
             )
     bounds = rounding_bounds(b, batch, cotangent) if _have_same_terms(a, b, batch) else {}
     agreements = tuple(
@@ -191,7 +200,7 @@ def compare_results(
 
 
 def _have_same_terms(a: Side, b: Side, batch: Batch) -> bool:
-    """Whether both have the same rows for these ids, and the same bias, bit for bit."""
+    """Whether both sides have the same rows for these ids and the same bias, bit for bit."""
     tables = [(x.tensors["weight"].t() if x.transposed else x.tensors["weight"]) for x in (a, b)]
     if tables[0].shape != tables[1].shape or tables[0].dtype != tables[1].dtype:
         return False
@@ -207,14 +216,14 @@ def _to_dense(values: Tensor) -> Tensor:
 
 
 def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
-    """Why they differ, where the tables show it."""
+    """Explain a difference if a table has non-finite rows."""
     for each in (a, b):
         table = each.tensors["weight"].detach()
         rows = (~table.isfinite()).any(0 if each.transposed else 1).nonzero().flatten()
         if len(rows):
-            others = f" and {len(rows) - 1:,} more rows hold" if len(rows) > 1 else " holds"
+            others = f" and {len(rows) - 1:,} more rows contain" if len(rows) > 1 else " contains"
             return (
-                f"row {int(rows[0])} of the table{others} inf or NaN: 0 x inf is NaN, so in a "
-                "matmul it reaches every output; a lookup reads only the rows it selects",
+                f"row {int(rows[0])} of the table{others} inf or NaN. 0 x inf is NaN, so it "
+                "spreads to every output of a matmul; a lookup reads only the selected rows",
             )
     return ()

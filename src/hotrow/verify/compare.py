@@ -1,4 +1,4 @@
-"""Compare the one-hot matmul and the lookup on one table: their results, time and memory."""
+"""Compare the one-hot matmul and the lookup on a table: results, time and memory."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _ROUNDS = 7
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The result of `compare`; true if both ways are equal, and prints as a report.
+    """The result of `compare`. It is true if both methods are equal, and prints as a report.
 
     Attributes:
-        title: what was compared.
+        title: the title of the report.
         table: (V, D).
-        ids: (N,), all that were given.
-        tokens: their texts, or None.
-        compared_count: how many of the ids, from the first on, were compared.
-        budget: bytes that the dense way might take.
-        needed_bytes: what the dense way would take with all ids, estimated before the run.
-        check: whether output and gradient are the same.
-        cost: products, bytes and memory as formulas of what was compared.
-        matmul: time and memory of the one-hot matmul, forward and gradient, as measured.
-        lookup: the same of the lookup.
+        ids: (N,), all ids that were passed.
+        tokens: the texts of the ids, or None.
+        compared_count: the number of ids compared, starting with the first.
+        budget: the memory that the matmul was allowed to use, in bytes.
+        needed_bytes: the estimated memory of the matmul with all ids, in bytes.
+        check: the comparison of outputs and gradients.
+        cost: the multiplications, additions and bytes of both methods, by formula.
+        matmul: the measured time and memory of the one-hot matmul, forward and gradient.
+        lookup: the measured time and memory of the lookup.
     """
 
     title: str
@@ -60,20 +60,20 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether output and gradient are the same numbers."""
+        """Whether the output and the gradient are equal."""
         return self.check.equal
 
     @property
     def ratio(self) -> float:
-        """How many times longer the one-hot matmul took, median against median."""
+        """The median time of the one-hot matmul divided by that of the lookup."""
         return self.matmul.median_ms / self.lookup.median_ms
 
     def __bool__(self) -> bool:
         return self.equal
 
     def __str__(self) -> str:
-        times = f"{self.matmul.median_ms:.3g} ms by matmul, {self.lookup.median_ms:.3g} by lookup"
-        return f"{self.title}\n{self.check}\n{self.cost}\n{times}: {self.ratio:.1f} x"
+        times = f"matmul {self.matmul.median_ms:.3g} ms, lookup {self.lookup.median_ms:.3g} ms"
+        return f"{self.title}\n{self.check}\n{self.cost}\n{times}: {self.ratio:.1f}x"
 
     __repr__ = __str__
 
@@ -81,7 +81,7 @@ class Comparison:
         return f"{self.check._repr_html_()}<pre>{html.escape(str(self.cost))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the table's values, for JSON. Units are in the names."""
+        """Return all values but the table's entries for JSON. Names include the units."""
         return {
             "title": self.title,
             "equal": self.equal,
@@ -119,33 +119,38 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Run the literal one-hot matmul and the lookup, forward and gradient; compare and measure.
+    """Compare the dense one-hot matmul with the lookup on a table, and measure both.
 
-        matmul   one_hot(ids) @ table      and  one_hot(ids).T @ c
-        lookup  table[ids]                and  c added into the rows of ids
+    The two methods compute::
 
-    with c, the output's gradient, drawn from the integers, which add up exactly in any order: both
-    gradients are the same to the bit, or one is wrong. Both run once, with their memory watched
-    and their results compared, and then in turn to be timed.
+        matmul   output = one_hot(ids) @ table    gradient = one_hot(ids).T @ c
+        lookup   output = table[ids]              gradient[ids] += c
 
-    The memory of the dense way is estimated first. Where it is over the budget, both ways get
-    the longest run of ids from the first on that keeps to it.
+    The output's gradient c contains random integers, which add up exactly in any order. So both
+    gradients are equal bit for bit, or one is wrong. Each method runs once to compare the results
+    and to measure its memory. Then both run in turn to measure their times.
+
+    If the estimated memory of the matmul exceeds the budget, both methods get only the first ids,
+    as many as fit.
 
     Args:
-        table: (V, D), float64, float32, bfloat16 or float16; not changed.
-        ids: int64 or int32 or a list, any shape; taken in order.
-        tokens: the ids' texts, in the same order.
-        title: what to call it.
-        budget: bytes that the dense way may take; default: half of what is free.
-        seconds: how long to go on timing: one round at least, 7 at most, both ways in turn.
-        seed: of c.
-        progress: called with (what is being done, steps done, steps in all).
+        table: (V, D), float64, float32, bfloat16 or float16, on the CPU; not changed.
+        ids: int64 or int32 tensor or list of any shape; flattened in order.
+        tokens: the texts of the ids, in the same order.
+        title: the title of the report.
+        budget: the memory that the matmul may use, in bytes; half of the free memory by default.
+        seconds: how long to measure times. At least 1 round runs, and at most 7.
+        seed: the seed of c.
+        progress: called with (the current activity, steps done, total steps).
+
+    Returns:
+        A `Comparison`. It is true if both methods are equal, and prints as a report.
 
     Raises:
-        HotrowError: not a table, not ids, an id out of range, or a budget that one
-            id is too much for.
+        HotrowError: an invalid table; invalid ids; a budget that is too small for a single id.
+        HotrowIndexError: an id out of range.
 
-    Cost: `hotrow.cost(V, D, N)` gives that of a run of each.
+    Cost: several runs of both methods. `hotrow.cost(V, D, N)` gives the cost of one run.
 
     >>> torch.manual_seed(123)  # doctest: +ELLIPSIS
     <torch._C.Generator object at ...>
@@ -160,7 +165,7 @@ def compare(
     table = check_table(table, "the table").detach()
     if table.device.type != "cpu":
         raise HotrowError(
-            f"the table is on {table.device}, and compare measures on the CPU",
+            f"the table is on {table.device}, but compare runs on the CPU",
             fix="use table.cpu()",
         )
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
@@ -168,7 +173,7 @@ def compare(
     rows, columns = table.shape
     ids = check_ids(as_ids(ids), rows).reshape(-1)
     if isinstance(tokens, str):
-        raise HotrowError("tokens is a str, but must be a list of them, one for each id")
+        raise HotrowError("tokens is a str, but must be a list of str, one for each id")
     if tokens is not None and len(tokens) != len(ids):
         raise HotrowError(f"there are {len(tokens)} tokens for {len(ids)} ids")
     if budget is None:
@@ -202,10 +207,9 @@ def compare(
         if "can't allocate memory" not in str(error):
             raise
         raise HotrowError(
-            f"the system refused the memory that {compared_count:,} ids in a "
-            f"{rows:,} x {columns:,} table need, "
-            f"about {estimate_bytes(table, compared_count):,} bytes",
-            fix="give fewer ids or a smaller budget",
+            f"out of memory: {compared_count:,} ids in a {rows:,} x {columns:,} table need about "
+            f"{estimate_bytes(table, compared_count):,} bytes",
+            fix="pass fewer ids or a smaller budget",
         ) from None
     matmul_times, lookup_times = zip(*times, strict=True)
     return Comparison(
@@ -224,21 +228,21 @@ def compare(
 
 
 def estimate_bytes(table: Tensor, count: int) -> int:
-    """Estimate the peak memory of comparing `count` ids, without the table."""
+    """Estimate the peak memory of comparing `count` ids in bytes, without the table."""
     fixed, per_id = _fixed_and_per_id_bytes(table)
     return fixed + per_id * count
 
 
 def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
-    """The bytes that do not depend on the ids, and the bytes for each id."""
+    """Estimate the bytes that do not depend on the ids, and the bytes for each id."""
     rows, columns = table.shape
     itemsize = table.dtype.itemsize
-    # Two gradients, and the temporaries of comparing them a part at a time.
+    # Two gradients, and the temporaries of comparing them in chunks.
     fixed = 2 * itemsize * rows * columns + 64 * min(rows * columns, 1 << 22)
     if itemsize == 2:  # a half precision matmul converts the table and its gradient
         fixed += 8 * rows * columns
-    # A row of the one-hot, and where a half precision matmul converts, of its copy; two outputs
-    # and their gradient; the bounds on rounding; ids, counts and what sorting them takes.
+    # A row of the one-hot, and of its copy if a half precision matmul converts it; two outputs and
+    # their gradient; the rounding bounds; ids, counts and the temporaries of sorting them.
     one_hot = (itemsize if itemsize > 2 else itemsize + 4) * rows
     return fixed, one_hot + 3 * itemsize * columns + 64 * columns + 192
 
@@ -248,8 +252,8 @@ def _count_fitting(table: Tensor, count: int, budget: int) -> int:
     fits = min(count, max(budget - fixed, 0) // per_id) if per_id else count
     if fits == 0 and count > 0:
         raise HotrowError(
-            f"the dense way needs {fixed + per_id:,} bytes for a single id in this "
-            f"{table.shape[0]:,} x {table.shape[1]:,} table, over the budget of {budget:,}",
-            fix="give it a larger budget, or a smaller table",
+            f"the one-hot matmul needs {fixed + per_id:,} bytes for a single id in this "
+            f"{table.shape[0]:,} x {table.shape[1]:,} table, but the budget is {budget:,}",
+            fix="pass a larger budget or a smaller table",
         )
     return fits

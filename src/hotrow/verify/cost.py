@@ -1,4 +1,4 @@
-"""The cost of a one-hot matmul and of a lookup, as formulas of V rows, D columns and N ids."""
+"""Formulas for the cost of a one-hot matmul and of a lookup: V rows, D columns, N ids."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Work:
     """The arithmetic and memory of one method, forward and gradient together.
 
     Attributes:
-        multiplications: how many products are formed.
-        by_zero: how many of them have a zero of the one-hot as a factor.
-        additions: how many sums of two numbers are formed.
-        bytes_written: one-hot, output and gradient, each written once. All exist at once,
-            with the table and the output's gradient.
+        multiplications: the number of multiplications.
+        by_zero: the number of multiplications by a zero of the one-hot.
+        additions: the number of additions of two numbers.
+        bytes_written: the bytes of one-hot, output and gradient, each written once. They exist at
+            the same time as the table and the output's gradient.
     """
 
     multiplications: int
@@ -30,7 +30,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of both methods, for one table and one batch; prints as a table."""
+    """The cost of both methods for one table and one batch. Prints as a table.
+
+    Attributes:
+        rows: V.
+        columns: D.
+        ids: N.
+        itemsize: the bytes of a number.
+        matmul: the work of the one-hot matmul.
+        lookup: the work of the lookup.
+    """
 
     rows: int
     columns: int
@@ -40,11 +49,11 @@ class Cost:
     lookup: Work
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
+        """Return all values for JSON."""
         return asdict(self)
 
     def lines(self) -> list[tuple[str, int, int]]:
-        """(what, by matmul, by lookup) for each figure."""
+        """Return (name, by matmul, by lookup) for each value."""
         matmul, lookup = asdict(self.matmul), asdict(self.lookup)
         names = {
             "multiplications": "multiplications",
@@ -61,32 +70,35 @@ class Cost:
 
 
 def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
-    """What a one-hot matmul and a lookup cost, forward and gradient.
+    """Compute the cost of a one-hot matmul and of a lookup, forward and gradient, by formula.
 
-    With s bytes a number:
+    For numbers of s bytes::
 
-        matmul   output = one_hot @ table        N V D products, N (V-1) D of them by zero
+        matmul   output = one_hot @ table        N V D products, of which N (V-1) D by zero
                  gradient = one_hot.T @ dOutput  the same again
-                 written: s (N V + N D + V D)    one-hot, output, gradient
-        lookup  output = table[ids]             no product
+                 bytes: s (N V + N D + V D)      one-hot, output, gradient
+        lookup   output = table[ids]             no products
                  gradient[ids] += dOutput        N D additions
-                 written: s (N D + N D) + 8 N    output, rows of the gradient and their ids
+                 bytes: s (N D + N D) + 8 N      output, rows of the gradient and their ids
 
-    The lookup's gradient is counted as the rows that it touches (`sparse=True`), at most N of
-    them; all others are zero. By default torch writes those out too, s V D bytes.
+    The gradient of the lookup counts only the touched rows, at most N, as in a sparse gradient.
+    torch's default dense gradient writes s V D bytes.
 
     Args:
         V: rows of the table.
         D: columns of the table.
         N: ids looked up.
-        dtype: of the table, for the bytes.
+        dtype: the table's dtype, which determines the bytes.
+
+    Returns:
+        A `Cost`. It prints as a table.
 
     Raises:
-        HotrowError: a count that is not an int, or negative.
+        HotrowError: a count that is not an int of 0 or more.
 
     >>> print(cost(50_257, 768, 300))
     300 ids, table 50,257 x 768, 4 bytes
-                                    one-hot matmul         lookup
+                                    one-hot matmul          lookup
     multiplications                 23,158,425,600               0
       of them by zero               23,157,964,800               0
     additions                       23,119,597,824         230,400

@@ -1,4 +1,4 @@
-"""Measure a function: its time and the memory that it allocates; and the memory that is free."""
+"""Measure the time and memory of a function, and the free memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import psutil
 import torch
 
 T = TypeVar("T")
-Progress = Callable[[str, int, int], None]  # what is being done, steps done, steps in all
+Progress = Callable[[str, int, int], None]  # current activity, steps done, total steps
 _MAX_RUNS_PER_TURN = 9
 _SHORT_MS = 250.0
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The times of a function's runs, and the peak of the memory that torch allocated for it."""
+    """The times of a function's runs, and the peak memory that torch allocated for it."""
 
     milliseconds: tuple[float, ...]
     bytes_peak: int
 
     @property
     def median_ms(self) -> float:
-        """The median time of a run."""
+        """The median time of a run in milliseconds."""
         return statistics.median(self.milliseconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON. Units are in the names."""
+        """Return all values for JSON. Names include the units."""
         return {
             "measured_bytes_peak": self.bytes_peak,
             "median_ms": self.median_ms,
@@ -41,12 +41,12 @@ class Measurement:
 
 
 def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
-    """The result of `work`, and the peak of the bytes torch allocated for it, result included.
+    """Return the result of `work` and the peak bytes that torch allocated, including the result.
 
-    Every allocation and release of torch's allocators is counted, by torch's profiler; what
-    a linear algebra library takes for itself is not.
+    torch's profiler counts every allocation and release of torch's allocators. It does not count
+    memory that a linear algebra library allocates.
     """
-    # The profiler announces itself on standard error at any level below this one.
+    # Below this level, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         result = work()
@@ -62,11 +62,11 @@ def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
 def time_interleaved(
     works: Sequence[Callable[[], object]], seconds: float, max_rounds: int
 ) -> Iterator[list[float]]:
-    """Time `works` in turn, A B A B: a list of milliseconds for each round.
+    """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
 
-    At least one round is run; then rounds until `seconds` are over or there are `max_rounds`. A
-    short work runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the median of these counts:
-    the first run is slow while the threads of the previous work wind down.
+    It runs at least one round, until `seconds` have passed or `max_rounds` rounds are done. A short
+    function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the median counts, because the
+    first run is slow while the threads of the previous function wind down.
     """
     start = time.perf_counter()
     for _ in range(max_rounds):
@@ -85,12 +85,12 @@ def _time_turn(work: Callable[[], object]) -> list[float]:
 
 
 def free_memory() -> int:
-    """Bytes this process can still allocate: what the system has, or its control group allows."""
+    """Return the bytes this process can still allocate, limited by the system and its cgroup."""
     return min([psutil.virtual_memory().available, *_cgroup_free_memory()])
 
 
 def _cgroup_free_memory() -> Iterator[int]:
-    """What is left under the memory limits of Linux control groups, version 2 and 1."""
+    """Yield the bytes left under the memory limits of Linux control groups, versions 2 and 1."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (

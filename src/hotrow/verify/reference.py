@@ -1,6 +1,6 @@
-"""The reference: dense one-hot arithmetic, written out literally.
+"""The dense reference: literal one-hot arithmetic.
 
-It is slow and obvious, and checks nothing. `check` compares the fast code with it; no other part
+It is slow, obvious and checks no input. `check` compares the fast code with it, and no other part
 of hotrow uses it. V rows, D columns, N ids, B bags.
 """
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 
 def one_hot(ids: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """(...,) ids -> (..., V): zeros, and a single one at the id."""
+    """Map (...,) ids to (..., V): zeros, with a 1 at the id."""
     zeros = torch.zeros(*ids.shape, rows, dtype=dtype, device=ids.device)
     return zeros.scatter_(-1, ids.long().unsqueeze(-1), 1.0)
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
-    """(...,) ids, (V, D) table -> (..., D): one-hot @ table."""
+    """Map (...,) ids and a (V, D) table to (..., D): one-hot @ table."""
     return one_hot(ids, len(table), table.dtype) @ table
 
 
 def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
-    """(N, V) one-hots, or rows of anything, cut at (B,) offsets -> (B, V).
+    """Pool (N, V) one-hots or other rows into bags that start at (B,) offsets; returns (B, V).
 
-    Each bag is the sum, mean or maximum of its members; an empty one is zeros.
+    Each bag is the sum, mean or maximum of its members. An empty bag is zeros.
     """
     bags = [members[:0]]
     for start, end in pairwise([*offsets.tolist(), len(members)]):
@@ -43,10 +43,10 @@ def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
 def bag(
     ids: Tensor, offsets: Tensor, table: Tensor, mode: str = "sum", weights: Tensor | None = None
 ) -> Tensor:
-    """(N,) ids cut at (B,) offsets, (V, D) table, (N,) weights -> (B, D).
+    """Pool (N,) ids into bags that start at (B,) offsets, with a (V, D) table; returns (B, D).
 
-    Each bag's one-hots are scaled by their weights, then summed or averaged and multiplied
-    by the table; for "max" they are multiplied first.
+    The one-hots are scaled by their (N,) weights, summed or averaged, and multiplied by the table.
+    For "max", they are multiplied first.
     """
     one_hots = one_hot(ids, len(table), table.dtype)
     if weights is not None:

@@ -1,7 +1,8 @@
-"""Measure whether a step of hotrow.optim is the same as torch.optim's.
+"""Measure whether the steps of hotrow.optim equal those of torch.optim.
 
-One table is trained three times. torch.optim in float64 is the reference. Of the two float32
-runs, hotrow.optim may end no further from it than torch.optim does, plus 2 ulp.
+A table is trained three times: with torch.optim in float64 as the reference, and in float32 with
+torch.optim and with hotrow.optim. The error of hotrow.optim must be at most that of torch.optim
+plus 2 ulp.
 """
 
 from __future__ import annotations
@@ -25,23 +26,22 @@ from hotrow.optim.optimizer import RowOptimizer
 from hotrow.verify.measure import Progress, free_memory
 
 SCALES = (1.0, 1e-4, 1e-7, 1e-9)
-SLACK = 2  # ulp of the largest weight: torch may be closer by chance by that much
-_PROGRESS_STEPS = 50  # steps between two reports of progress
-_BYTES_PER_VALUE = 96  # of the table: weights, gradient, state and temporaries in float64
+SLACK = 2  # in ulp of the largest weight; torch may be closer by that much by chance
+_PROGRESS_STEPS = 50  # steps between two progress reports
+_BYTES_PER_VALUE = 96  # weights, gradient, state and temporaries in float64
 
 
 @dataclass
 class Batches:
-    """The ids and gradients of a run: one row in every batch, some in none, the rest by Zipf.
+    """The ids and gradients of a run: row 0 is in every batch, some rows in none, others by Zipf.
 
-    The gradients are given, not computed from the table, so that no rounding feeds back through
-    a model: what is measured is the optimizer alone. Raises `HotrowError` if a run would not fit
-    into the free memory.
+    The gradients don't depend on the table, so no rounding feeds back through a model, and the run
+    measures only the optimizer. Raises `HotrowError` if the free memory is too small for the run.
     """
 
     steps: int = 250
     rows: int = 40
-    columns: int = 19  # a vector or two of float32, and a rest
+    columns: int = 19  # one or two SIMD vectors of float32, plus a remainder
     ids: int = 12
     scale: float = 1.0
     seed: int = 0
@@ -52,7 +52,7 @@ class Batches:
     def __post_init__(self) -> None:
         self._check_size()
         random = np.random.default_rng(self.seed)
-        touched_rows = self.rows * 3 // 4  # the others are in no batch
+        touched_rows = self.rows * 3 // 4  # the other rows are in no batch
         frequencies = 1 / np.arange(1, touched_rows + 1) ** 1.6
         drawn_ids = random.choice(
             touched_rows, (self.steps, self.ids - 1), p=frequencies / frequencies.sum()
@@ -67,20 +67,20 @@ class Batches:
         free = free_memory()
         if needed > free:
             raise HotrowError(
-                f"{self.steps:,} steps of a table of {self.rows:,} x {self.columns:,} with "
-                f"{self.ids:,} ids each take about {needed / 1e9:,.1f} GB of memory, and "
+                f"{self.steps:,} steps of a {self.rows:,} x {self.columns:,} table with "
+                f"{self.ids:,} ids each need about {needed / 1e9:,.1f} GB of memory, but only "
                 f"{free / 1e9:,.1f} GB are free",
-                fix="take fewer rows, columns, ids or steps",
+                fix="use fewer rows, columns, ids or steps",
             )
 
     def gradients(self, t: int) -> Tensor:
-        """(N, D), the same float32 numbers for every dtype."""
+        """Return the (N, D) gradient of step t, in float32 for every dtype."""
         random = torch.Generator().manual_seed(1000 * self.seed + t)
         shape = self.ids, self.columns
         return torch.randn(shape, generator=random) * self.scale
 
     def learning_rate_factor(self, t: int) -> float:
-        """The factor of the learning rate at step t: warm-up, then cosine."""
+        """Return the learning rate's factor at step t: warm-up, then cosine decay."""
         if not self.schedule:
             return 1.0
         warmup = self.steps // 10
@@ -89,8 +89,8 @@ class Batches:
         return 0.55 + 0.45 * float(np.cos(np.pi * (t - warmup) / (self.steps - warmup)))
 
     def count_idle(self) -> tuple[int, int]:
-        """Count the rows in no batch, and the longest run of steps that any other row missed."""
-        last = np.full(self.rows, self.steps)  # of a row in no batch yet
+        """Count the rows in no batch, and the most steps in a row that any other row missed."""
+        last = np.full(self.rows, self.steps)  # self.steps stands for "in no batch yet"
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))
@@ -101,14 +101,14 @@ class Batches:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two float32 runs ended from float64, at one scale of the gradients.
+    """The errors of two float32 runs against float64, at one scale of the gradients.
 
     Attributes:
-        scale: what the gradients, standard normal numbers, were multiplied with.
-        hotrow_error: max |w - w64| over the table, of hotrow.optim; inf if any w is not finite.
-        torch_error: the same of torch.optim.
+        scale: the factor of the standard normal gradients.
+        hotrow_error: max |w - w64| of hotrow.optim; inf if any w is not finite.
+        torch_error: max |w - w64| of torch.optim.
         ulp: the spacing of float32 at the largest |w64|.
-        bitwise_count: how many of the two runs' weights have the same bits.
+        bitwise_count: the number of weights with the same bits in both runs.
         value_count: the number of weights.
     """
 
@@ -121,11 +121,11 @@ class Distance:
 
     @property
     def within_bound(self) -> bool:
-        """Whether hotrow is no further from float64 than torch, plus 2 ulp."""
+        """Whether hotrow's error is at most torch's error plus 2 ulp."""
         return self.hotrow_error <= self.torch_error + SLACK * self.ulp
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
+        """Return all values for JSON."""
         return {
             "scale": self.scale,
             "within": self.within_bound,
@@ -139,12 +139,12 @@ class Distance:
 
 @dataclass(frozen=True)
 class Sameness:
-    """The result of `measure_sameness`; true if hotrow is within the rule at every scale.
+    """The result of `measure_sameness`. It is true if hotrow is within the bound at every scale.
 
     Attributes:
-        optimizer: the name that torch and hotrow have for it.
-        options: given to both, under torch's names.
-        batches: what all runs were trained on, before scaling.
+        optimizer: the optimizer's name in torch and hotrow.
+        options: the options of both optimizers.
+        batches: the training data, before scaling.
         distances: one for each scale.
     """
 
@@ -155,14 +155,14 @@ class Sameness:
 
     @property
     def within_bound(self) -> bool:
-        """Whether hotrow is within the rule at every scale."""
+        """Whether hotrow is within the bound at every scale."""
         return all(distance.within_bound for distance in self.distances)
 
     def __bool__(self) -> bool:
         return self.within_bound
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON."""
+        """Return all values for JSON."""
         never, longest = self.batches.count_idle()
         return {
             "optimizer": self.optimizer,
@@ -194,19 +194,19 @@ def measure_sameness(
     scales: Sequence[float] = SCALES,
     progress: Progress | None = None,
 ) -> Sameness:
-    """Train a table for each scale of the gradients, three ways, and compare the results.
+    """Train a table for each scale of the gradients in three ways, and compare the results.
 
     Args:
         optimizer: a name in `hotrow.optim`.
-        options: of both constructors; not changed.
-        batches: what to train on.
-        scales: what their gradients are multiplied with; a table is trained for each.
-        progress: called with (what is being done, steps done, steps in all).
+        options: the options of both constructors; not changed.
+        batches: the training data.
+        scales: factors of the gradients; a table is trained for each.
+        progress: called with (the current activity, steps done, total steps).
 
     Raises:
-        HotrowError: options that torch refuses, or with which it does not get through.
+        HotrowError: torch rejects the options, fails with them, or ends in inf or NaN.
 
-    Cost: two dense trainings and one by rows, of a table for each scale.
+    Cost: two dense training runs and one with hotrow, of a table for each scale.
     """
     check_options(optimizer, options)
     runs = [
@@ -229,13 +229,13 @@ def measure_sameness(
             if package is hotrow.optim:
                 raise
             raise HotrowError(
-                f"{what} does not get through with these options: {error}", fix=_OPTIONS_FIX
+                f"{what} fails with these options: {error}", fix=_OPTIONS_FIX
             ) from None
         for scale, table in zip(scales, tables, strict=True):
             if package is torch.optim and not bool(table.isfinite().all()):
                 raise HotrowError(
-                    f"{what} ends in weights that are inf or NaN with gradients of scale "
-                    f"{scale:g}, so that nothing can be compared with it",
+                    f"{what} ends with inf or NaN in the weights at gradient scale {scale:g}, so "
+                    "there is nothing to compare with",
                     fix=_OPTIONS_FIX,
                 )
         results.append(tables)
@@ -244,19 +244,19 @@ def measure_sameness(
     return Sameness(optimizer, dict(options), batches, tuple(distances))
 
 
-_OPTIONS_FIX = "take options nearer to the defaults, a smaller lr first"
+_OPTIONS_FIX = "use options closer to the defaults; try a smaller lr first"
 
 
 def check_options(optimizer: str, options: Mapping[str, Any]) -> None:
-    """Raise `HotrowError` if torch's constructor refuses the options."""
+    """Raise `HotrowError` if torch's constructor rejects the options."""
     optimizer_class = getattr(hotrow.optim, optimizer).torch_class
     try:
         optimizer_class([nn.Parameter(torch.zeros(1))], **options)
     except (TypeError, ValueError) as error:
         settings = ", ".join(f"{name}={value}" for name, value in options.items())
         raise HotrowError(
-            f"torch.optim.{optimizer} refuses {settings}: {error}",
-            fix="change what it names, or leave it at its default",
+            f"torch.optim.{optimizer} rejects {settings}: {error}",
+            fix="change that option, or leave it at its default",
         ) from None
 
 
@@ -268,17 +268,17 @@ def train(
     dtype: torch.dtype,
     report_step: Callable[[int], None] = lambda t: None,
 ) -> list[Tensor]:
-    """Train a table for each scale, with an ordinary training loop; returns (V, D) each."""
+    """Train a (V, D) table for each scale in an ordinary training loop, and return the tables."""
     tables = [
         nn.Embedding(batches.rows, batches.columns, _weight=batches.weights.to(dtype, copy=True))
         for _ in scales
     ]
     model = nn.ModuleList(tables)
-    kwargs = copy.deepcopy(dict(options))  # a schedule writes into a learning rate's tensor
+    kwargs = copy.deepcopy(dict(options))  # a schedule writes into a learning rate tensor
     if issubclass(optimizer_class, RowOptimizer):
         convert(model, min_entries=0)
     else:
-        kwargs["foreach"] = False  # the plain code, tensor by tensor
+        kwargs["foreach"] = False  # the reference implementation, one tensor at a time
     make_optimizer: Callable[..., torch.optim.Optimizer] = optimizer_class
     optimizer = make_optimizer(model.parameters(), **kwargs)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, batches.learning_rate_factor)
@@ -299,7 +299,7 @@ def train(
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Run torch on one thread: in small steps a second one costs more than it saves."""
+    """Run torch on one thread: in small steps, a second thread costs more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -311,7 +311,7 @@ def _single_thread() -> Iterator[None]:
 def measure_distance(
     scale: float, hotrow_weights: Tensor, torch_weights: Tensor, float64_weights: Tensor
 ) -> Distance:
-    """How far two float32 tables are from the float64 one; (V, D) each, and that one finite."""
+    """Measure the errors of two float32 (V, D) tables against a finite float64 table."""
 
     def error(weights: Tensor) -> float:
         found = float((weights.double() - float64_weights).abs().max())

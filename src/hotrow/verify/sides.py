@@ -1,6 +1,6 @@
-"""The two sides that `check` compares, each with how it computes a batch.
+"""The two sides that `check` compares: how each computes its output and gradients.
 
-Only this file imports the reference.
+Only this file may import the reference.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Batch:
 
     Attributes:
         ids: (...,); for bags (B, L) or (N,).
-        mode: of the bag, or None if there is none.
-        offsets: (B,) of the bags, or None if there are none.
-        weights: (N,) of the flat ids, or None.
+        mode: the mode of the bags, or None without bags.
+        offsets: (B,), the start of each bag, or None without bags.
+        weights: (N,), the weight of each flat id, or None.
     """
 
     ids: Tensor
@@ -38,12 +38,15 @@ class Batch:
 
     @classmethod
     def of(cls, a: Any, b: Any, ids: Any, offsets: Any, weights: Tensor | None) -> Batch:
-        """The batch for two sides; it is of bags if one of them is a bag."""
+        """Build the batch for two sides; it contains bags if one of them is a bag layer."""
         ids = as_ids(ids)
         bags = [x for x in (a, b) if isinstance(x, nn.EmbeddingBag)]
         if not bags:
             if offsets is not None or weights is not None:
-                raise HotrowError("offsets and per_sample_weights are for bags, and neither is one")
+                raise HotrowError(
+                    "offsets and per_sample_weights need an EmbeddingBag, but neither side is one",
+                    fix="leave them out, or check an EmbeddingBag",
+                )
             return cls(ids)
         bag = bags[0]
         if offsets is not None:
@@ -64,7 +67,7 @@ class Batch:
         return cls(ids, bag.mode, offsets, weights)
 
     def segments(self) -> Tensor:
-        """(N,): the output row that each flat id goes to."""
+        """Return the output row of each flat id, (N,)."""
         flat = torch.arange(self.ids.numel(), device=self.ids.device)
         if self.offsets is None:
             return flat
@@ -76,9 +79,9 @@ class Side:
     """One side of a comparison: its name, its tensors, and a function that computes its output.
 
     Attributes:
-        name: in words, for the report.
-        tensors: what gradients are taken of.
-        run: from leaves with the same names and storages to the output.
+        name: the name in the report.
+        tensors: the tensors to differentiate with respect to.
+        run: computes the output from leaves with the same names and storages.
         transposed: whether the weight is (D, V).
     """
 
@@ -88,19 +91,19 @@ class Side:
     transposed: bool = False
 
     def leaves(self) -> dict[str, Tensor]:
-        """The tensors as new leaves of a graph, also the frozen ones, on the same storages."""
-        # An inference tensor cannot be part of a graph; its copy can.
+        """Return the tensors as new leaves that require grad and share the storages."""
+        # An inference tensor can't be part of a graph, but its copy can.
         return {
             name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
             for name, t in self.tensors.items()
         }
 
     def compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
-        """The output, and the gradients of sum(output * cotangent), tables as V x D.
+        """Compute the output and the gradients of sum(output * cotangent), with tables as V x D.
 
-        A sparse gradient stays so: the touched rows, repeated ids added up.
+        A sparse gradient stays sparse: the touched rows, with repeated ids added up.
         """
-        # Whatever modes the caller has set, this needs a graph and the table's dtype.
+        # This needs a graph and the table's dtype in any mode that the caller has set.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -113,8 +116,8 @@ class Side:
         output = self.run(leaves)
         if output.shape != cotangent.shape:
             raise HotrowError(
-                f"{self.name} gives an output of shape {tuple(output.shape)}, "
-                f"the other side {tuple(cotangent.shape)}"
+                f"the output of {self.name} has shape {tuple(output.shape)}, but that of the other "
+                f"side has shape {tuple(cotangent.shape)}"
             )
         results = {"output": output.detach()}
         gradients = torch.autograd.grad(output, list(leaves.values()), cotangent)
@@ -126,9 +129,9 @@ class Side:
 
 
 def _coalesce_in_order(gradient: Tensor) -> Tensor:
-    """A sparse gradient with each row once, repeated ids added in batch order.
+    """Coalesce a sparse gradient, adding repeated ids in batch order.
 
-    torch's own `coalesce` adds them in the order that its sort leaves them in.
+    torch's own `coalesce` adds them in the order of its sort, which may differ.
     """
     ids, values = gradient._indices()[0], gradient._values()
     touched, slots = torch.unique(ids, return_inverse=True)
@@ -139,27 +142,27 @@ def _coalesce_in_order(gradient: Tensor) -> Tensor:
 
 
 def make_side(x: Any, batch: Batch) -> Side:
-    """The side for `x`; see `check` for what `x` may be."""
+    """Return the side for `x`; see `check` for its types."""
     if isinstance(x, Tensor):
         return make_matmul_side(check_table(x, "the table"), batch)
     if not isinstance(x, nn.Linear | nn.Embedding | nn.EmbeddingBag):
         raise HotrowError(
             f"check cannot compare a {type(x).__name__}",
-            fix="give a (V, D) tensor, Linear, Embedding, EmbeddingBag or OneHotLinear",
+            fix="pass a (V, D) tensor, Linear, Embedding, EmbeddingBag or OneHotLinear",
         )
     kind = type(x).__name__
     if "weight" not in x._parameters:
         raise HotrowError(
             f"the weight of the {kind} is computed from other parameters (a parametrization), "
-            "which a check would run and change",
-            fix="check a plain layer with that weight",
+            "which check does not support",
+            fix="check a plain layer with the same weight",
         )
     check_table(x.weight, f"the weight of the {kind}")
     if isinstance(x, nn.Linear):
         return _make_linear_side(x, batch)
     name = f"{kind}({x.num_embeddings}, {x.embedding_dim})"
     check_ids(batch.ids, x.num_embeddings)
-    # A layer with max_norm rescales its table in place: give it a copy.
+    # A layer with max_norm rescales its table in place, so give it a copy.
     weight = x.weight if x.max_norm is None else x.weight.detach().clone()
     if isinstance(x, nn.EmbeddingBag):
         return _make_bag_side(name, x, weight, batch)
@@ -167,7 +170,7 @@ def make_side(x: Any, batch: Batch) -> Side:
 
 
 def make_matmul_side(table: Tensor, batch: Batch) -> Side:
-    """The literal one-hot matmul with a (V, D) table."""
+    """Return the side of the dense one-hot matmul with a (V, D) table."""
     ids = check_ids(batch.ids, len(table))
     if batch.mode is None:
         name = "one-hot @ table"
@@ -188,11 +191,11 @@ def _weight_tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def make_lookup_side(table: Tensor, batch: Batch) -> Side:
-    """The lookup of `Embedding` in a (V, D) table; the gradient has touched rows only."""
+    """Return the side of an `Embedding` lookup; its gradient contains only touched rows."""
     layer = Embedding(table.shape[0], table.shape[1], sparse=True, _weight=table)
 
     def run(t: dict[str, Tensor]) -> Tensor:
-        # Not by functional_call, which takes longer than a small lookup.
+        # functional_call would take longer than a small lookup.
         del layer.weight
         layer.weight = t["weight"]
         output: Tensor = layer(batch.ids)
@@ -224,7 +227,7 @@ def _make_linear_side(layer: nn.Linear, batch: Batch) -> Side:
         members = one_hots
         if "per_sample_weights" in t:
             members = members * t["per_sample_weights"].unsqueeze(-1)
-        if mode == "max":  # of the members' outputs
+        if mode == "max":  # the maximum is over the members' outputs
             return reference.multi_hot(call(t, members), offsets, mode)
         return call(t, reference.multi_hot(members, offsets, mode))
 

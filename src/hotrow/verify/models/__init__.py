@@ -1,1 +1,1 @@
-"""Compare a plain model and its converted copy."""
+"""Compare a plain model with its converted copy."""

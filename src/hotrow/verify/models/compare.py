@@ -1,4 +1,4 @@
-"""Compare a model with its converted copy: their results on the same inputs, time and memory."""
+"""Compare a model with its converted copy on the same inputs: results, time and memory."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class ModelCost:
 
     Attributes:
         name: "forward", or "forward and gradient".
-        plain_multiplications: those of the one-hot products that became lookups.
-        converted_multiplications: those that remain after converting.
+        plain_multiplications: the multiplications of the one-hot products that became lookups.
+        converted_multiplications: the multiplications that remain in the converted model.
         plain: the measured time and memory of the plain model.
-        converted: the same of the converted one.
+        converted: the measured time and memory of the converted model.
     """
 
     name: str
@@ -52,11 +52,11 @@ class ModelCost:
 
     @property
     def ratio(self) -> float:
-        """How many times longer the plain model took, median against median."""
+        """The median time of the plain model divided by that of the converted model."""
         return self.plain.median_ms / self.converted.median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON. Units are in the names."""
+        """Return all values for JSON. Names include the units."""
         return {
             "what": self.name,
             "plain": {"one_hot_multiplications": self.plain_multiplications} | self.plain.to_dict(),
@@ -68,18 +68,18 @@ class ModelCost:
 
 @dataclass(frozen=True, eq=False)
 class ModelComparison:
-    """The result of `compare_models`; true if both models are equal.
+    """The result of `compare_models`. It is true if both models are equal.
 
     Attributes:
         title: the name of the model.
-        inputs: the inputs, in words.
-        seed: of both runs, and of the outputs' gradients.
+        inputs: a description of the inputs.
+        seed: the seed of both runs and of the outputs' gradients.
         training: whether the model was in training mode.
-        tables: the weights with lookups, which were made tables, as a first step does.
+        tables: the weights that were made tables for the run, as an optimizer's first step does.
         findings: what was converted and what was not, where, and why.
         agreements: one for each output, gradient, and buffer that the run changed.
-        costs: products, memory and time; of the forward run alone where it has no gradient.
-        notes: why they differ or the result is inconclusive, where the cause is known.
+        costs: multiplications, memory and time of the forward run, and of forward and gradient.
+        notes: the cause of a difference or an inconclusive result, if it is known.
     """
 
     title: str
@@ -94,17 +94,17 @@ class ModelComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether outputs and gradients are the same numbers."""
+        """Whether all outputs, gradients and buffers are equal."""
         return all(agreement.equal for agreement in self.agreements)
 
     @property
     def verdict(self) -> str:
-        """The one line to remember."""
+        """The result in one line."""
         verdicts = {agreement.verdict for agreement in self.agreements}
         if "different" in verdicts:
-            return "NOT equal: the converted model gives different numbers here"
+            return "NOT equal: the converted model gives different numbers"
         if "unsure" in verdicts:
-            return "CANNOT TELL: no bound on rounding says whether they are the same"
+            return "inconclusive: it is not proven that the differences are only rounding"
         if not any(finding.converted for finding in self.findings):
             return "equal: nothing was converted, so nothing is saved"
         if "rounding" in verdicts:
@@ -115,7 +115,7 @@ class ModelComparison:
         return self.equal
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure, for JSON. Units are in the names."""
+        """Return all values for JSON. Names include the units."""
         return {
             "title": self.title,
             "equal": self.equal,
@@ -144,38 +144,44 @@ def compare_models(
     seconds: float = 2.0,
     progress: Progress | None = None,
 ) -> ModelComparison:
-    """Run a model as it is and converted, on the same inputs; compare and measure.
+    """Compare a model with its converted copy on the same inputs, and measure both.
 
-    Two copies of the model run, one as it is and one that `hotrow.convert` has converted, with the
-    same random numbers, forward, and backward from a gradient of the outputs that is drawn from the
-    integers. Every output, every gradient of a parameter, and every buffer that the run changed is
-    compared: as converted, and again with the weights that are looked up in as tables, as an
-    optimizer of `hotrow.optim` has them from its first step on. That is also what is measured.
+    A plain copy of the model and a copy converted by `hotrow.convert` run with the same random
+    numbers, forward and backward. The gradients of the outputs are random integers. It compares
+    every output, every gradient of a parameter, and every buffer that the run changed. It then
+    repeats this with the looked-up weights as tables, as in training with `hotrow.optim`, and
+    measures that form.
 
-    Equal means: the same bits; or the same numbers but for the sign of a zero; or within rounding,
-    in two steps. Each product that became a lookup is no further from it than adding the same
-    terms in another order can bring it. And with the products put back in their places, all the
-    rest of the model gives the same bits, the gradients of weights but for the order of their
-    terms. Where that cannot be shown (the parameters of a computed weight, a model that does not
-    repeat itself, a step that amplifies rounding), the result is inconclusive.
+    Results are equal if they have the same bits, or differ only in the sign of zeros. They are
+    equal within rounding if both of these hold:
+
+    - Each lookup differs from its one-hot product by at most the rounding bound of adding the same
+      terms in another order.
+    - With the products in place of the lookups, the rest of the model gives the same bits, except
+      for the order of the terms in the weights' gradients.
+
+    Otherwise a small difference is inconclusive, for example if a weight is computed from other
+    parameters, if the model is not deterministic, or if a step amplifies rounding.
 
     Args:
-        model: a module, which is copied and not changed, or what makes one.
-        inputs: what it is called with: a tensor, a tuple or list of positional arguments, or a
-            dict of keyword arguments.
-        title: what to call it.
-        to: which way it is converted, as for `hotrow.convert`.
-        seed: of both runs, and of the outputs' gradient.
-        seconds: how long to go on timing each kind of run: one round at least, 7 at most, both
-            models in turn.
-        progress: called with (what is being done, steps done, steps in all).
+        model: a module, which is copied and not changed, or a function that returns one.
+        inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        title: the name of the model in the report.
+        to: the direction of the conversion, as for `hotrow.convert`.
+        seed: the seed of both runs and of the outputs' gradients.
+        seconds: how long to measure the times of each kind of run. At least 1 round runs, and at
+            most 7.
+        progress: called with (the current activity, steps done, total steps).
+
+    Returns:
+        A `ModelComparison`. It is true if both models are equal.
 
     Raises:
-        HotrowError: not a module, a model that is converted already or cannot be copied, inputs
-            that it does not take, or outputs without a tensor.
-        RuntimeError: the converted model fails where the plain one does not, an internal error.
+        HotrowError: not a module; a model that is already converted or can't be copied; inputs that
+            the model doesn't accept; outputs without a tensor.
+        RuntimeError: only the converted model fails, which is an internal error.
 
-    Cost: a dozen runs of each, and three or four copies of the model.
+    Cost: a dozen runs of each model, and three or four copies of the model.
 
     >>> class Policy(nn.Module):
     ...     def __init__(self):
@@ -205,8 +211,8 @@ def compare_models(
         if not _is_out_of_memory(error):
             raise
         raise HotrowError(
-            f"the system refused the memory that {name} needs on these inputs, written out",
-            fix="give smaller inputs",
+            f"out of memory: {name} with dense one-hots needs more than is free on these inputs",
+            fix="pass smaller inputs",
         ) from None
 
 
@@ -219,13 +225,12 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         if isinstance(error, HotrowError) or _is_out_of_memory(error):
             raise
         raise HotrowError(
-            f"{trial.name} cannot be run on these inputs ({trial.inputs.description}): "
-            f"{one_line(error)}",
-            fix=f"give what it takes{_signature_text(trial.model)}",
+            f"{trial.name} fails on these inputs ({trial.inputs.description}): {one_line(error)}",
+            fix=f"pass the arguments that it accepts{_signature_text(trial.model)}",
         ) from error
     if not expected:
         raise HotrowError(
-            f"{trial.name} returns no tensor, but {plain.output_type}, so there is nothing to "
+            f"{trial.name} returns a {plain.output_type} without tensors, so there is nothing to "
             "compare",
             fix="compare a module that returns tensors, or tuples, dicts or dataclasses of them",
         )
@@ -276,15 +281,15 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise HotrowError(
-            f"the model is a {type(model).__name__}, and no torch.nn.Module",
-            fix="give a module, or a function without arguments that returns one",
+            f"the model is a {type(model).__name__}, but must be a torch.nn.Module",
+            fix="pass a module, or a function without arguments that returns one",
         )
     for path, module in model.named_modules():
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]
         if direction_of(module) is not None or tables:
             raise HotrowError(
-                f"{name} is converted already, at {path or 'the model itself'}",
-                fix="give it as it was before hotrow.convert",
+                f"{name} is already converted, at {path or 'the model itself'}",
+                fix="pass the model before hotrow.convert",
             )
 
 
@@ -296,12 +301,12 @@ def _signature_text(model: nn.Module) -> str:
 
 
 class _InternalErrors(AbstractContextManager[None]):
-    """Raises what only the converted model raises as an internal error."""
+    """Re-raise an exception of the converted model as an internal error."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not _is_out_of_memory(error):
             raise RuntimeError(
-                f"the converted model raises what the plain one does not: {one_line(error)}"
+                f"internal error: only the converted model raises {one_line(error)}"
             ) from error
 
 
@@ -320,9 +325,9 @@ def _measure_cost(
     peaks = []
     for side in (plain, converted):
         with _InternalErrors() if side is converted else nullcontext():
-            side.run(gradient)  # what is allocated once is not counted
+            side.run(gradient)  # one-time allocations must not count
             side.clear_gradients()
-            _references = side.state_tensors()  # the profiler warns if they are released
+            _references = side.state_tensors()  # the profiler warns if these are released
             result, peak = measure_peak_memory(lambda side=side: side.run(gradient))  # type: ignore[misc]
             del result
             side.clear_gradients()

@@ -20,14 +20,14 @@ TensorMap = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Product:
-    """A call of torch that multiplies by a one-hot.
+    """A call of a torch function that multiplies by a one-hot.
 
     Attributes:
-        func: of torch.
-        args: of the call.
-        kwargs: of the call.
-        x: the one-hot among them.
-        autocast_dtype: the dtype in which products are computed around it, if that is another.
+        func: the torch function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        x: the one-hot among the arguments.
+        autocast_dtype: the dtype of products under autocast; None without autocast.
     """
 
     func: Any
@@ -38,12 +38,12 @@ class Product:
 
     @property
     def name(self) -> str:
-        """The name of the call."""
+        """The name of the function."""
         return str(self.func.__name__).strip("_")
 
     @property
     def other_input(self) -> Tensor | None:
-        """The second input of a bilinear product."""
+        """The dense input of a bilinear product, otherwise None."""
         if self.func is not F.bilinear:
             return None
         inputs = [*self.args[:2], *map(self.kwargs.get, ("input1", "input2"))]
@@ -65,7 +65,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Multiplications:
-    """Numbers of multiplications that have a one-hot as a factor, forward and gradient."""
+    """The numbers of multiplications by a one-hot, forward and gradient."""
 
     forward: int = 0
     gradient: int = 0
@@ -75,10 +75,10 @@ class Multiplications:
 
 
 class ProductMode(TorchFunctionMode):
-    """A torch mode that intercepts each product of a converted model that is a lookup."""
+    """A torch mode that intercepts each product that a converted model computes as a lookup."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of the call, or for a lookup that of `on_product`."""
+        """Return the result of the call, or of `on_product` if it is a lookup."""
         kwargs = kwargs or {}
         x = next(find_instances((args, kwargs), OneHot), None)
         lookups = 0 if x is None else _count_lookups(x)
@@ -92,7 +92,7 @@ class ProductMode(TorchFunctionMode):
         return self.on_product(Product(func, args, kwargs, x, dtype), result)
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Called for every call that is no lookup."""
+        """Called for every call that is not a lookup."""
 
     def on_product(self, product: Product, result: Tensor) -> Tensor:
         """Called for every lookup; returns the result that the model continues with."""
@@ -100,11 +100,11 @@ class ProductMode(TorchFunctionMode):
 
 
 class ProductCounter(ProductMode):
-    """Counts the multiplications of the products, as they were and as lookups.
+    """Counts the multiplications of the one-hot products, plain and as lookups.
 
-    For x (N, C) and a weight (C, D): N C D forward, as many for the weight's gradient, and as many
-    for that of x if there is one. As lookups: those of dense columns beside the one-hots, and of
-    the one-hots' weights.
+    A product of x (N, C) and a weight (C, D) takes N C D multiplications forward, as many for the
+    weight's gradient, and as many for the gradient of x if it is needed. A lookup takes only those
+    of dense columns next to the one-hots, and of the one-hots' weights.
     """
 
     def __init__(self) -> None:
@@ -135,5 +135,5 @@ class ProductCounter(ProductMode):
 
 
 def _count_lookups(x: OneHot) -> int:
-    """How often a product with one of the origins of `x` was a lookup."""
+    """Count the lookups of one-hots with an origin in common with `x`."""
     return sum(sum(origin.product_counts.values()) for origin in x.origins)

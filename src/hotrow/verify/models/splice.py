@@ -1,7 +1,7 @@
-"""Run a converted model with the literal product in place of each lookup, and compare the two.
+"""Run a converted model with the dense product in place of each lookup, and compare the two.
 
-Everything after a product then has the bits of the plain model. Only the lookups can differ, and
-each is compared with its product on the same numbers.
+The rest of the model then computes the same bits as the plain model. Only the lookups can differ,
+and each is compared with its product on the same numbers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hotrow.verify.models.products import Product, ProductMode, TensorMap
 
 
 class ProductSplice(ProductMode):
-    """Continues the model with each product, and compares its lookup with it.
+    """Compares each lookup with its product, and continues the model with the product.
 
-    The gradient of a weight that is a parameter, or a view of one, is the lookup's; all others
-    are the product's. After the backward pass, `finish` compares the gradients of the lookups
-    with the products', and `gradient_bound` bounds how far those of the weights may differ.
+    The gradient of a weight that is a parameter, or a view of one, comes from the lookup. All other
+    gradients come from the product. After the backward pass, `finish` compares the gradients of
+    lookups and products, and `gradient_bound` bounds the differences of the weights' gradients.
 
     Attributes:
         agreements: one for each result of each product.
-        epsilon: the largest eps of the dtypes that a product was computed in.
+        epsilon: the largest eps of the dtypes in which products were computed.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class ProductSplice(ProductMode):
         self._result_gradients: list[tuple[Product, Tensor]] = []
         self._used_elsewhere: set[int] = set()
         self._weight_sums: dict[int, tuple[Tensor, Tensor, bool, torch.dtype]] = {}
-        self._references: list[Any] = []  # keeps alive the tensors whose id is a key
+        self._references: list[Any] = []  # keeps tensors alive whose id() is a key
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Record which parameters are used by another operation."""
+        """Record the parameters that another operation uses."""
         if func not in METADATA_FUNCTIONS:
             self._used_elsewhere.update(map(id, find_instances((args, kwargs), nn.Parameter)))
 
@@ -68,7 +68,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.append((product, gradient))
 
     def finish(self) -> None:
-        """Compare the gradients of each product and lookup, from the recorded ones."""
+        """Compare the gradients of each product and lookup from the recorded gradients."""
         with torch.enable_grad():
             for product, gradient in self._result_gradients:
                 self._add_weight_terms(product, gradient)
@@ -76,7 +76,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.clear()
 
     def _result_bound(self, product: Product, result: Tensor) -> Bound:
-        """How far apart two orders of adding the terms of this result may be."""
+        """Bound the rounding difference between two orders of adding the terms of this result."""
         with torch.no_grad():
             magnitudes = _run_in_float64(product, lambda t: t.detach().double().abs())
             terms = _run_in_float64(product, lambda t: (t.detach() != 0).double())
@@ -114,7 +114,7 @@ class ProductSplice(ProductMode):
             self._weight_sums[id(leaf)] = all_terms, all_magnitudes, rounds_terms, dtype
 
     def gradient_bound(self, parameter: Tensor, gradient: Tensor) -> Bound | None:
-        """How far apart two orders of adding its gradient may be; None if no lookup is in it."""
+        """Bound the rounding difference of a parameter's gradient; None if it has no lookup."""
         if id(parameter) not in self._weight_sums:
             return None
         terms, magnitudes, rounds_terms, dtype = self._weight_sums[id(parameter)]
@@ -180,7 +180,7 @@ class ProductSplice(ProductMode):
 
 
 class _SplicedGradient(torch.autograd.Function):
-    """The product's values; the gradient goes to the product and to the lookup."""
+    """Return the product's values, and pass the gradient to both the product and the lookup."""
 
     @staticmethod
     def forward(
@@ -197,7 +197,7 @@ class _SplicedGradient(torch.autograd.Function):
 
 
 def compare_any_tensors(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Agreement:
-    """`compare_tensors`, also of complex tensors, and of two shapes or dtypes, which differ."""
+    """Compare like `compare_tensors`, also complex tensors; other shapes or dtypes differ."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return Agreement(what, max(a.numel(), b.numel()), 0, "different", 0, float("inf"), None)
     if a.is_complex():
@@ -206,7 +206,7 @@ def compare_any_tensors(what: str, a: Tensor, b: Tensor, bound: Bound | None = N
 
 
 def _elementwise_bound(values: Tensor) -> Bound:
-    """The bound that `values` has at each position."""
+    """Return the bound that is `values` at each position."""
     columns = values.shape[-1] if values.ndim else 1
     by_row = values.reshape(-1, max(columns, 1))
     return lambda places: by_row[places[:, 0], places[:, 1]]
@@ -215,9 +215,9 @@ def _elementwise_bound(values: Tensor) -> Bound:
 def _rounding_bound(
     terms: Tensor, magnitudes: Tensor, rounds_terms: bool, dtype: torch.dtype
 ) -> Bound:
-    """The bound for numbers of terms and sums of their magnitudes; see `verify/bounds.py`.
+    """Return the bound for numbers of terms and sums of their magnitudes; see `verify/bounds.py`.
 
-    A product is rounded once more, and so is half precision, by some.
+    A product rounds once more, and so does half precision in some libraries.
     """
     info = torch.finfo(dtype)
     roundings = (terms + 1 if rounds_terms or info.bits < 32 else terms - 1).clamp(min=0)
@@ -229,13 +229,13 @@ def _rounding_bound(
 
 
 def _coarsest_dtype(product: Product, result: Tensor) -> torch.dtype:
-    """The dtype of the product's tensors that rounds most."""
+    """Return the least precise dtype of the product's tensors."""
     dtypes = {result.dtype, *(weight.dtype for weight in product.weights)}
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _rounds_terms(product: Product) -> bool:
-    """Whether each term is itself rounded; with ones only, it is an entry of the weight."""
+    """Whether each term is itself rounded; if all factors are 1, it is an entry of the weight."""
     if product.other_input is not None:
         return True
     return any(isinstance(p, DenseColumns) or p.weights is not None for p in product.x.parts)
@@ -249,7 +249,7 @@ def _run_in_float64(product: Product, transform: TensorMap) -> Tensor:
 def _weight_gradients(
     product: Product, cotangent: Tensor, direct: list[Tensor], transform: TensorMap
 ) -> tuple[Tensor, ...]:
-    """The gradients, for the weights in `direct`, of the product of the transformed tensors."""
+    """Return the gradients of the weights in `direct`, for the product of transformed tensors."""
     replaced = {id(weight): transform(weight.detach()).requires_grad_() for weight in direct}
 
     def replace(t: Tensor) -> Any:
@@ -264,21 +264,21 @@ def _weight_gradients(
 
 
 def _to_plain(t: Tensor) -> Tensor:
-    """The tensor as in the plain model: dense and contiguous."""
+    """Return the tensor as in the plain model: dense and contiguous."""
     if isinstance(t, Table):
         return t.detach().contiguous()
     return t.materialize() if isinstance(t, OneHot) else t
 
 
 def _is_parameter_weight(product: Product, t: Tensor) -> bool:
-    """Whether it is a weight whose gradient goes to a parameter unchanged."""
+    """Whether it is a weight whose gradient is that of a parameter, unchanged."""
     if isinstance(t, OneHot) or t is product.other_input or not t.requires_grad:
         return False
     return _parameter_of(t) is not None
 
 
 def _parameter_of(t: Tensor) -> Tensor | None:
-    """The parameter that `t` is, or is a view of."""
+    """Return the parameter that `t` is, or is a view of; None for other tensors."""
     if t.is_leaf:
         return t
     base = t._base

@@ -1,4 +1,4 @@
-"""Run copies of a model, plain and converted, from one seed: outputs, gradients and buffers."""
+"""Run plain and converted copies of a model from one seed, for outputs, gradients and buffers."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from hotrow.verify.models.splice import ProductSplice, compare_any_tensors
 
-_LARGEST = 8  # of the outputs' gradients
+_LARGEST = 8  # the largest integer in the outputs' gradients
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The arguments of a call of a model."""
+    """The arguments of a model call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @classmethod
     def of(cls, inputs: Any) -> Inputs:
-        """From a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
+        """Convert a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
         if isinstance(inputs, Mapping):
             other_key = next((key for key in inputs if not isinstance(key, str)), None)
             if other_key is not None:
                 raise HotrowError(
-                    f"the inputs are a dict with the key {other_key!r}, but keyword arguments "
-                    "have names",
-                    fix="give a tuple for positional arguments; ({...},) for one that is a dict",
+                    f"the inputs are a dict with the key {other_key!r}, but the keys must be "
+                    "names of keyword arguments",
+                    fix="pass a tuple of positional arguments; for a single dict, ({...},)",
                 )
             return cls((), dict(inputs))
         return cls(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
 
     def copy(self) -> Inputs:
-        """A deep copy, of the tensors too."""
+        """Return a deep copy, including the tensors."""
         return Inputs(_copy_value(self.args), _copy_value(self.kwargs))
 
     @property
@@ -62,7 +62,7 @@ class Inputs:
 
     @property
     def description(self) -> str:
-        """The dtypes and shapes."""
+        """The dtypes and shapes of the tensors."""
         texts = []
         for name, tensor in self.tensors:
             kind = str(tensor.dtype).removeprefix("torch.")
@@ -87,7 +87,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in a value with its path; numbers count as tensors."""
+    """Yield every tensor in a value with its path; numbers count as tensors."""
     if isinstance(value, OneHot):
         value = value.materialize()
     if isinstance(value, Tensor):
@@ -121,12 +121,12 @@ class Trial:
             return ModelCopy(deepcopy(self.model), self)
         except Exception as error:
             raise HotrowError(
-                f"{self.name} cannot be copied, and both ways need a copy each: {one_line(error)}",
-                fix="keep no tensor with a history in it, nor anything that deepcopy refuses",
+                f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
+                fix="store no tensor with a graph in it, and nothing else that deepcopy rejects",
             ) from error
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
-        """Copy and convert the model, with these parameters as tables, by columns or not."""
+        """Copy and convert the model, and make tables of these parameters, by columns or not."""
         side = self.make_plain()
         convert(side.model, self.to, min_entries=0)
         for name, columns in tables:
@@ -137,7 +137,7 @@ class Trial:
 
 
 def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
-    """The parameters that a first step of `hotrow.optim` makes tables, and whether by columns."""
+    """Return the parameters that a first step of `hotrow.optim` makes tables, with by-columns."""
     return tuple(
         (name, parameter.lookup_axis == "columns")
         for name, parameter in model.named_parameters()
@@ -149,7 +149,7 @@ class ModelCopy:
     """One copy of the model, and its runs.
 
     Attributes:
-        output_type: the name of the type that it returned.
+        output_type: the name of the type that the model returned.
         magnitudes: the largest finite magnitude in each result.
     """
 
@@ -162,7 +162,7 @@ class ModelCopy:
         self._differentiable = False
 
     def compute_results(self, mode: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
-        """Outputs, gradients and buffers of one run from the seed, under a torch mode."""
+        """Run once from the seed under a torch mode; return outputs, gradients and buffers."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         inputs = self.trial.inputs.copy()
         versions = [tensor._version for _, tensor in inputs.tensors]
@@ -172,7 +172,7 @@ class ModelCopy:
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
             found = {name: output.detach().clone() for name, output in outputs}
-            # What the backward pass recomputes must be the same as in the forward pass.
+            # Recomputation in the backward pass must give the same values as the forward pass.
             with mode if isinstance(mode, ProductSplice) else nullcontext():
                 self._differentiate(outputs)
         self._mutates_inputs = versions != [tensor._version for _, tensor in inputs.tensors]
@@ -190,19 +190,19 @@ class ModelCopy:
         return found
 
     def can_run(self, gradient: bool) -> bool:
-        """Whether the model can run with a gradient, or without."""
+        """Whether the model can run with (or without) a gradient."""
         if gradient:
             return self._differentiable
         if not self._differentiable:
             return True
         try:
             self.run(False)
-        except RuntimeError:  # a model that needs a graph inside, as forces do
+        except RuntimeError:  # the model differentiates inside forward, for example for forces
             return False
         return True
 
     def run(self, gradient: bool) -> Any:
-        """One run, to be measured."""
+        """Run once, for a measurement."""
         given = self._given.copy() if self._mutates_inputs else self._given
         with torch.set_grad_enabled(gradient):
             outputs = self._run_forward(given)
@@ -211,12 +211,12 @@ class ModelCopy:
         return outputs
 
     def state_tensors(self) -> list[Tensor]:
-        """The tensors of the model that are not parameters."""
+        """Return the tensors of the model that are not parameters."""
         attributes = [each for m in self.model.modules() for each in vars(m).values()]
         return [*self.model.buffers(), *(each for each in attributes if isinstance(each, Tensor))]
 
     def clear_gradients(self) -> None:
-        """Clear the gradients."""
+        """Clear the gradients of the model and the inputs."""
         self._drop_gradients(self._given)
 
     def _drop_gradients(self, inputs: Inputs) -> None:
@@ -237,7 +237,7 @@ class ModelCopy:
             torch.autograd.backward([output for _, output in trained], cotangents)
 
     def _cotangent(self, name: str, output: Tensor) -> Tensor:
-        """Integers of either sign, none of them 0; 1 for a loss."""
+        """Return random positive and negative integers; 1 for a loss."""
         key = name, output.shape
         if output.numel() == 1:
             return torch.ones_like(output)
@@ -250,7 +250,7 @@ class ModelCopy:
 
 
 def _to_dense(gradient: Tensor) -> Tensor:
-    """The gradient written out; repeated ids of a sparse one are added in batch order."""
+    """Return the dense gradient; repeated ids of a sparse gradient add up in batch order."""
     if isinstance(gradient, RowGradient):
         return gradient.as_dense()
     if not gradient.is_sparse:

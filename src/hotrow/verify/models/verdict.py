@@ -1,4 +1,4 @@
-"""Judge whether a plain and a converted run agree: bit for bit, or provably by rounding."""
+"""Decide whether a plain and a converted run are equal, bit for bit or provably up to rounding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def judge_results(
     tables: tuple[tuple[str, bool], ...],
     magnitudes: dict[str, float],
 ) -> tuple[list[Agreement], list[str]]:
-    """One agreement for each result, and notes on the cause where they differ."""
+    """Return an agreement for each result, and notes on the cause of differences."""
     missing = torch.zeros(0)
     names = list(dict.fromkeys([*expected, *results]))
-    # A weight of which nothing was selected may have no gradient, or one of zeros.
+    # A weight without selected rows may have no gradient, or a gradient of zeros.
     pairs = {name: (expected.get(name, missing), results.get(name, missing)) for name in names}
     for name, (a, b) in pairs.items():
         if name.startswith("gradient") and (name in expected) != (name in results):
@@ -42,7 +42,7 @@ def judge_results(
         for name in expected
     ):
         notes.append(
-            "the plain model does not repeat itself: two runs of it with one seed differ as well"
+            "the plain model is not deterministic: two of its runs with the same seed differ too"
         )
         return [_with_verdict(each, "unsure") for each in agreements], notes
     splice = ProductSplice()
@@ -52,11 +52,11 @@ def judge_results(
     except Exception as error:
         spliced = {}
         reason = elide(one_line(error), 200)
-        notes.append(f"the products could not be put back in their places to tell: {reason}")
+        notes.append(f"the run with the original products failed: {reason}")
     parameters = dict(side.model.named_parameters())
     failed = [each for each in splice.agreements if each.verdict == "different"]
     proven = bool(spliced) and all(each.equal for each in splice.agreements)
-    notes += [f"{each.name}: the lookup and the product are {each}" for each in failed[:3]]
+    notes += [f"{each.name}, lookup against product: {each}" for each in failed[:3]]
     judgements = []
     for each in agreements:
         name = each.name
@@ -69,8 +69,8 @@ def judge_results(
             bound = splice.gradient_bound(parameter, expected[name])
         spliced_result = spliced.get(name, missing)
         remainder = compare_any_tensors(name, pairs[name][0], spliced_result, bound)
-        # Half of the digits: beyond, something is wrong, or amplifies rounding too much.
-        epsilon = _epsilon_of(pairs[name][0])  # an integer is not rounded
+        # A difference in more than half of the digits is an error, or rounding amplified too much.
+        epsilon = _epsilon_of(pairs[name][0])  # integers don't round
         tolerated = (max(splice.epsilon, epsilon) if epsilon else 0.0) ** 0.5
         is_near = each.max_error <= tolerated * magnitudes.get(name, 0.0)
         if proven and remainder.equal:
@@ -91,7 +91,7 @@ def _with_verdict(agreement: Agreement, verdict: Verdict) -> Agreement:
 
 
 def merge_agreements(*groups: list[Agreement]) -> tuple[Agreement, ...]:
-    """For each result, the worst of its agreements."""
+    """Return the worst agreement of each result."""
     by_name: dict[str, list[Agreement]] = {}
     for each in (agreement for agreements in groups for agreement in agreements):
         by_name.setdefault(each.name, []).append(each)
@@ -108,7 +108,7 @@ def _find_non_finite(model: nn.Module) -> list[str]:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return [
-                f"{name} holds inf or NaN: 0 x inf is NaN, so in a matmul it reaches every output; "
-                "a lookup reads only the rows it selects"
+                f"{name} contains inf or NaN. 0 x inf is NaN, so it spreads to every output of a "
+                "matmul; a lookup reads only the selected rows"
             ]
     return []
