@@ -123,8 +123,8 @@ def test_the_taxis_go_the_same_ways():
 @exhaustive
 @pytest.mark.parametrize(("example", "width"), [("flights", 352), ("letters", 128), ("taxi", 16)])
 def test_one_hots_are_looked_up(example, width):
-    where = rf"one_hot, [\d,to ]+ columns, .*\.py:\d+  linear\(\d+, {width}\) looks up"
-    where += "(: from 100,000 entries on)?"
+    where = rf"one_hot, [\d,to ]+ columns, .*\.py:\d+  linear\(\d+, {width}\) looked up"
+    where += "(; only from 100,000 entries on)?"
     assert len(re.findall(rf"^\(the model\)  {where}$", run(example).stdout, re.MULTILINE)) == 1
 
 

@@ -140,7 +140,7 @@ def test_a_peer_without_room_is_left_out(run, monkeypatch):
         (["--zipf", "0"], "--zipf '0' is not a number above 0 and up to 10", "--uniform"),
         (["--zipf", "nan"], "--zipf 'nan' is not a number", "write it as 1.1"),
         (["--zipf", "1.2", "--uniform"], "--uniform and --zipf 1.2 exclude each other", "one of"),
-        (["--json", "no/such/file"], "no/such/file cannot be written", "make it first"),
+        (["--json", "no/such/file"], "no/such/file cannot be written", "create it first"),
         (
             ["--rows", "2_000_000_000", "--columns", "2_000_000_000"],
             "--rows 2,000,000,000 --columns 2,000,000,000 --ids 16,384 with AdamW do not fit",

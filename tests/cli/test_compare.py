@@ -105,13 +105,13 @@ def launch(folder: Path, *arguments: str, **options: Any) -> Result:
 # --- input that cannot be used ----------------------------------------------------------------
 
 ONE = "--table one.safetensors"
-NO_TENSOR = "and one of F64, F32, F16, BF16; no tensor in it is a table"
+NO_TENSOR = "and one of F64, F32, F16, BF16; none of its tensors is a table"
 INCOMPLETE = (
-    "is it complete? Pickled files (.pt, .bin) are never opened; "
+    "is the file complete? hotrow never opens pickled files (.pt, .bin); "
     "save the tensor with safetensors.torch.save_file"
 )
 WHOLE = "ids are whole numbers of at most 18 digits, separated by commas or spaces"
-MAY_READ = "name a file that you may read"
+MAY_READ = "check the path and the permissions"
 SIZE = "write it as 500MB or 2GiB"
 LONG = "x" * 300
 
@@ -122,22 +122,22 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --ids 1,2,4",
         "ids[2] = 4, but the table has 4 rows (valid 0..3)\n",
-        "ids count from 0; were these counted from 1, or is a row missing?",
+        "ids start at 0; do yours start at 1, or does the table lack a row?",
     ),
     (
         f"{ONE} --ids '9 1 7'",
-        "ids[0] = 9, but the table has 4 rows (valid 0..3), and 1 more like it\n",
-        "were these ids made with another, larger vocabulary?",
+        "ids[0] = 9, but the table has 4 rows (valid 0..3), and 1 more out of range\n",
+        "do these ids come from a larger vocabulary?",
     ),
     (
         f"{ONE} --ids 1,-3",
         "ids[1] = -3, but the table has 4 rows (valid 0..3)\n",
-        "a negative id is often a padding or ignore mark; mask it or give it a row of its own",
+        "negative ids often mark padding or ignored positions; mask them or give them a row",
     ),
     (
         f"{ONE} --tokenizer words.json --ids {2**40}",
         f"ids[0] = {2**40}, but the table has 4 rows (valid 0..3)\n",
-        "were these ids made with another, larger vocabulary?",
+        "do these ids come from a larger vocabulary?",
     ),
     (f"{ONE} --ids 1.5", "--ids, line 1: '1.5' is not an id\n", WHOLE),
     (f"{ONE} --ids True", "--ids, line 1: 'True' is not an id\n", WHOLE),
@@ -146,7 +146,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --ids-file latin1.txt",
         "latin1.txt is not UTF-8 text: byte 2 is 0xef\n",
-        "convert it, with iconv -f ENCODING -t UTF-8",
+        "convert it with iconv -f ENCODING -t UTF-8",
     ),
     # the table's file
     (
@@ -167,33 +167,33 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     # the tensor in it
     (
         "--table two.safetensors --ids 1",
-        "two.safetensors holds 2 tables; name one with --tensor:\n"
+        "two.safetensors has 2 tables; name one with --tensor:\n"
         "  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
     (
         "--table two.safetensors --tensor wtf.weight --ids 1",
         "no tensor wtf.weight in two.safetensors (did you mean wte.weight?); "
-        "the tables in it are:\n  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
+        "its tables are:\n  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
     (
         "--table two.safetensors --tensor zzz --ids 1",
-        "no tensor zzz in two.safetensors; the tables in it are:\n"
+        "no tensor zzz in two.safetensors; its tables are:\n"
         "  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
     (
         "--table two.safetensors --tensor bias --ids 1",
-        "tensor bias in two.safetensors is F32 of shape (3,), but a table is 2-D and one of "
-        "F64, F32, F16, BF16; the tables in it are:\n"
+        "tensor bias in two.safetensors is F32 of shape (3,), but a table must be 2-D and one of "
+        "F64, F32, F16, BF16; its tables are:\n"
         "  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
     *(
         (
             f"--table none.safetensors --tensor {name} --ids 1",
-            f"tensor {name} in none.safetensors is {found}, but a table is 2-D {NO_TENSOR}\n",
+            f"tensor {name} in none.safetensors is {found}, but a table must be 2-D {NO_TENSOR}\n",
             None,
         )
         for name, found in (
@@ -205,7 +205,8 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         "--table none.safetensors --ids 1",
-        "none.safetensors holds no table: no tensor in it is 2-D and one of F64, F32, F16, BF16\n",
+        "none.safetensors has no table: none of its tensors is 2-D and one of F64, F32, F16, "
+        "BF16\n",
         None,
     ),
     # the tokenizer
@@ -219,12 +220,12 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --text the --tokenizer not-a-tokenizer.json",
         "not-a-tokenizer.json cannot be read as a tokenizer (",
-        "give a tokenizer.json, as the tokenizers library writes it",
+        "pass a tokenizer.json file written by the tokenizers library",
     ),
     (
         f"{ONE} --text the --tokenizer larger.json",
         "larger.json has ids up to 4, but the table wte.weight has 4 rows (valid 0..3)\n",
-        "the table and the tokenizer belong to different models",
+        "use the table and the tokenizer of the same model",
     ),
     # the text
     (
@@ -245,12 +246,12 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --tokenizer words.json --text-file latin1.txt",
         "latin1.txt is not UTF-8 text: byte 2 is 0xef\n",
-        "convert it, with iconv -f ENCODING -t UTF-8",
+        "convert it with iconv -f ENCODING -t UTF-8",
     ),
     (
         f"{ONE} --tokenizer words.json --text the\udcff",
         r"the text is not Unicode: character 3 is '\udcff'" + "\n",
-        "give it as UTF-8",
+        "pass UTF-8 text",
     ),
     # options that do not go together
     (ONE, "a table alone has nothing to look up\n", "give one of --text, --text-file, --ids"),
@@ -270,12 +271,16 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         f"{ONE} --ids 1 --budget 10",
-        "the dense way needs 2,028 bytes for a single id in this 4 x 5 table, over the budget",
-        "give it a larger budget, or a smaller table",
+        "the one-hot matmul needs 2,028 bytes for a single id in this 4 x 5 table, but the bud",
+        "pass a larger budget or a smaller table",
     ),
     # the page
-    ("--html absent/page.html", "absent/page.html cannot be written: there is no", "make it first"),
-    ("--html .", ". is a folder\n", "name a file in it"),
+    (
+        "--html absent/page.html",
+        "absent/page.html cannot be written: there is no",
+        "create it first",
+    ),
+    ("--html .", ". is a folder\n", "pass the path of a file"),
 ]
 
 
@@ -438,7 +443,7 @@ def test_a_negative_zero_differs_by_its_sign_only(run: Run) -> None:
     found = run("--table", "signed.safetensors", "--ids", "2")
     assert (found.code, found.err) == (0, "")
     wording = (
-        "output equal, 4 of 5 values bit for bit, the rest but for the sign of a zero; "
+        "output equal, 4 of 5 values bit for bit; the others are zeros of opposite sign, "
         "first at [0, 0]: 0.0 against -0.0"
     )
     assert wording in " ".join(found.out.split())
@@ -661,13 +666,13 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
     ),
     (
         "--optimizer Adam --set betas=0.9,1.5",
-        "torch.optim.Adam refuses betas=(0.9, 1.5): Invalid beta parameter at index 1: 1.5",
-        "change what it names, or leave it at its default",
+        "torch.optim.Adam rejects betas=(0.9, 1.5): Invalid beta parameter at index 1: 1.5",
+        "change that option, or leave it at its default",
     ),
     (
         f"{SGD} lr=1e30 --set weight_decay=1 --steps 60",
-        "torch.optim.SGD, float64 ends in weights that are inf or NaN with gradients of scale 1",
-        "take options nearer to the defaults, a smaller lr first",
+        "torch.optim.SGD, float64 ends with inf or NaN in the weights at gradient scale 1",
+        "use options closer to the defaults; try a smaller lr first",
     ),
     (
         "--optimizer SGD --scales 1,0",
@@ -677,8 +682,8 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
     ("--optimizer SGD --scales 1,,2", "--scales '1,,2': '' is not a positive number", "write them"),
     (
         "--optimizer SGD --rows 1000000000",
-        "2,500 steps of a table of 1,000,000,000 x 5 with 12 ids each take about 480.0 GB of",
-        "take fewer rows, columns, ids or steps",
+        "2,500 steps of a 1,000,000,000 x 5 table with 12 ids each need about 480.0 GB of",
+        "use fewer rows, columns, ids or steps",
     ),
 ]
 

@@ -177,7 +177,7 @@ def test_a_model_is_compared_within_80_columns(run: Run) -> None:
         "  inputs int64 (4,); training mode, seed 0",
     ]
     assert f"one_hot, 16 columns, nets{os.sep}models.py:11" in found.out
-    assert "      linear(16, 8) looks up\n" in found.out
+    assert "      linear(16, 8) looked up\n" in found.out
     assert "  run with linear.weight as a table, as hotrow.optim's first step makes" in found.out
     assert "  output       equal, 8 of 8 values bit for bit\n" in found.out
     assert "  4 gradients  equal, 154 of 154 values bit for bit\n" in found.out
@@ -237,7 +237,7 @@ def test_nothing_converted_is_equal_and_says_so(run: Run) -> None:
 def test_the_other_way(run: Run) -> None:
     found = run("@Words --inputs @states --to matmul")
     assert (found.code, found.err) == (0, "")
-    assert "\n    words  Embedding(16, 4)\n      product\n" in found.out
+    assert "\n    words  Embedding(16, 4)\n      one-hot matmul\n" in found.out
     assert "output  " in found.out
     assert "equal, 16 of 16 values bit for bit" in found.out
 
@@ -245,8 +245,8 @@ def test_the_other_way(run: Run) -> None:
 def test_a_nan_in_a_row_nobody_selected_exits_1_and_says_why(run: Run) -> None:
     found = run("@poisoned --inputs @states")
     assert (found.code, found.err) == (1, "")
-    assert "linear.weight holds inf or NaN: 0 x inf is NaN" in " ".join(found.out.split())
-    assert found.out.endswith("\n  NOT equal: the converted model gives different numbers here\n")
+    assert "linear.weight contains inf or NaN. 0 x inf is NaN" in " ".join(found.out.split())
+    assert found.out.endswith("\n  NOT equal: the converted model gives different numbers\n")
     assert run("@poisoned --inputs @states --json").code == 1
 
 
@@ -254,7 +254,7 @@ def test_a_fault_of_hotrows_own_exits_3(run: Run, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(products, "product", lambda *_: 1 / 0)
     found = run("@built --inputs @states")
     assert (found.code, found.out) == (3, "")
-    assert "the converted model raises what the plain one does not: ZeroDivisionError" in found.err
+    assert "internal error: only the converted model raises ZeroDivisionError" in found.err
 
 
 def test_in_a_process_of_its_own_the_current_directory_is_importable(folder: Path) -> None:
@@ -294,15 +294,15 @@ def test_progress_says_what_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
 # --- input that cannot be used ----------------------------------------------------------------
 
-ONE = "call it in Python by itself to see the whole traceback"
+ONE = "call it directly in Python to see the full traceback"
 AGAIN = "save a tensor, a tuple or a dict of tensors, or name a function that returns them"
-COMPLETE = "is it complete? Write it with torch.save"
+COMPLETE = "is the file complete? Write it with torch.save"
 
 # (arguments, how the message begins or what is in it, the remedy)
 UNUSABLE: list[tuple[str, str, str]] = [
     # the model's name
-    ("nots:build --inputs @states", "there is no module nots here (", "run it where the module"),
-    ("nets.mod:build --inputs @states", "there is no module nets.mod here (", "run it where"),
+    ("nots:build --inputs @states", "there is no module nots in ", "run the command in"),
+    ("nets.mod:build --inputs @states", "there is no module nets.mod in ", "run the"),
     (
         "nets/models.py:build --inputs @states",
         "'nets/models.py:build' is not module:function",
@@ -323,9 +323,9 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@bild --inputs @states",
         "nets.models:bild: there is no bild in nets.models (",
-        "name one that it has",
+        "check the name",
     ),
-    ("@Held.bild --inputs @states", "there is no bild in Held (did you mean build?)", "name one"),
+    ("@Held.bild --inputs @states", "there is no bild in Held (did you mean build?)", "check"),
     # its code
     ("broken:build --inputs @states", "broken cannot be imported: SyntaxError: ", ONE),
     (
@@ -346,47 +346,51 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "nets.models:takes() fails: TypeError: takes() missing 1 required positional argument",
         ONE,
     ),
-    ("@number --inputs @states", "nets.models:number is a int, and cannot be called", "name a fun"),
+    (
+        "@number --inputs @states",
+        "nets.models:number is a int, which can't be called",
+        "name a fun",
+    ),
     (
         "@states --inputs @states",
-        "nets.models:states returns a Tensor, and no torch.nn.Module",
+        "nets.models:states returns a Tensor, but must return a torch.nn.Module",
         "return the model itself",
     ),
     (
         "@Stuck --inputs @states",
-        r"nets.models:Stuck cannot be copied, and both ways need a copy each: RuntimeError: "
+        r"nets.models:Stuck cannot be copied, but the comparison needs copies: RuntimeError: "
         r"[bold]no\x1b[31m copies (",
-        "keep no tensor with a history in it",
+        "store no tensor with a graph in it",
     ),
     # the inputs
     ("@built --inputs @fails", "nets.models:fails() fails: KeyError: 'vocabulary'", ONE),
-    ("@built --inputs @plane", "there is no plane in nets.models", "name one that it has"),
-    ("@built --inputs nots:batch", "there is no module nots here (", "run it where the module is"),
+    ("@built --inputs @plane", "there is no plane in nets.models", "check the name"),
+    ("@built --inputs nots:batch", "there is no module nots in ", "run the command in the folder"),
     (
         "@built --inputs @plain",
-        "nets.models:plain gives a Plain, but inputs are a tensor, a tuple or list of positional",
-        "give it as one of these",
+        "nets.models:plain gives a Plain, but inputs must be a tensor, a tuple or list of",
+        "return or save one of these",
     ),
-    ("@built --inputs number.pt", "number.pt gives a int, but inputs are a tensor", "give it as"),
+    ("@built --inputs number.pt", "number.pt gives a int, but inputs must be a tensor", "return"),
     (
         "@built --inputs inputs.npz",
         "--inputs 'inputs.npz' is neither module:function nor a .pt or .safetensors file",
-        "name a function that returns them, or save them with torch.save",
+        "name a function that returns the inputs, or save them with torch.save",
     ),
     (
         "@built --inputs absent.pt",
         "the inputs: absent.pt cannot be read (No such file or directory)",
-        "name a file that you may read",
+        "check the path and the permissions",
     ),
     (
         "@built --inputs absent.safetensors",
         "the inputs: absent.safetensors cannot be read (No such file or directory)",
-        "name a file that you may read",
+        "check the path and the permissions",
     ),
     (
         "@built --inputs classes.pt",
-        "classes.pt holds a tests.cli.test_compare_models.Batch, and nothing but tensors is ever "
-        "unpickled",
+        "classes.pt contains a tests.cli.test_compare_models.Batch, but hotrow loads only tensors "
+        "from a pickle",
         AGAIN,
     ),
     ("@built --inputs text.pt", "text.pt cannot be read as ", "save a tensor"),
@@ -395,37 +399,41 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs text.safetensors",
         "text.safetensors cannot be read as a safetensors file (",
-        "is it complete? Write it with safetensors.torch.save_file",
+        "is the file complete? Write it with safetensors.torch.save_file",
     ),
     (
         "@built --inputs mixed.safetensors",
-        "the tensors in mixed.safetensors are named 0, scale: neither all by keyword nor all 0, 1",
-        "name them as the model's arguments, or by their places from 0",
+        "the tensors in mixed.safetensors are named 0, scale, which mixes keywords",
+        "name all of them after the model's arguments, or all of them 0, 1, 2",
     ),
     # inputs that the model does not take
     (
         "@built --inputs @three",
-        "nets.models:built cannot be run on these inputs (no tensors): TypeError: "
+        "nets.models:built fails on these inputs (no tensors): TypeError: "
         "Policy.forward() takes from 2 to 3 positional arguments but 4 were given",
-        "give what it takes, forward(states, scale=None)",
+        "pass the arguments that it accepts, forward(states, scale=None)",
     ),
     (
         "@built --inputs @floats",
-        "nets.models:built cannot be run on these inputs (float32 (4,)): RuntimeError: one_hot is",
-        "give what it takes, forward(states, scale=None)",
+        "nets.models:built fails on these inputs (float32 (4,)): RuntimeError: one_hot is",
+        "pass the arguments that it accepts, forward(states, scale=None)",
     ),
     (
         "@Picky --inputs @states",
-        "nets.models:Picky cannot be run on these inputs (int64 (4,)): ValueError: expected states "
+        "nets.models:Picky fails on these inputs (int64 (4,)): ValueError: expected states "
         "of another kind xxx",
-        "give what it takes, forward(states)",
+        "pass the arguments that it accepts, forward(states)",
     ),
     # options that do not go together
     ("@built", "nets.models:built alone has nothing to run on", "give --inputs, as module:funct"),
     ("--inputs @states", "--inputs needs a model", "name it first, as in hotrow compare models:"),
     ("--seed 3", "--seed needs a model", "name it first"),
     ("--to matmul", "--to needs a model", "name it first"),
-    ("@built --inputs @states --to matmull", "'lookup' or to 'matmul', not to 'matmull'", "give"),
+    (
+        "@built --inputs @states --to matmull",
+        "to = 'matmull', but must be 'lookup' or 'matmul'",
+        "pass",
+    ),
     (
         "@built --inputs @states --table t.safetensors",
         "--table is for comparing a table, and nets.models:built is a model",
@@ -463,7 +471,7 @@ def test_nothing_else_is_ever_unpickled(run: Run, folder: Path) -> None:
     torch.save({"states": Trap()}, folder / "trap.pt")
     found = run("@built --inputs trap.pt")
     assert found.code == 2
-    assert "nothing but tensors is ever unpickled" in found.err
+    assert "hotrow loads only tensors from a pickle" in found.err
     assert not (folder / "sprung").exists()
 
 

@@ -73,7 +73,7 @@ def test_float64_at_opposite_ends_does_not_overflow():
 def test_signs_of_zeros():
     found = compare_tensors("output", torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))
     assert (found.verdict, found.equal, found.max_ulp, found.bitwise_count) == ("zeros", True, 0, 1)
-    assert "but for the sign of a zero; first at [0]: 0.0 against -0.0" in str(found)
+    assert "the others are zeros of opposite sign, first at [0]: 0.0 against -0.0" in str(found)
 
 
 @pytest.mark.parametrize("other", [1.0, math.inf, -math.inf])

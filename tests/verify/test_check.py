@@ -428,7 +428,12 @@ def test_seed_determines_the_output_gradient():
     [
         (nn.Conv1d(1, 1, 1), torch.ones(7, 3), {}, "check cannot compare a Conv1d"),
         (torch.ones(7), torch.ones(7, 3), {}, "the table has shape (7,), but a table must be 2-D"),
-        (torch.ones(7, 3).int(), torch.ones(7, 3), {}, "the table is int32, but a table is one of"),
+        (
+            torch.ones(7, 3).int(),
+            torch.ones(7, 3),
+            {},
+            "the table is int32, but a table must be",
+        ),
         (torch.ones(7, 3), torch.ones(7, 4), {}, "(2, 4, 4)"),
         (torch.ones(7, 3), torch.ones(8, 3), {}, "gradient: shape (7, 3) against (8, 3)"),
         (torch.ones(7, 3), torch.ones(7, 3).double(), {}, "output: dtype"),

@@ -78,7 +78,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     if not isinstance(model, nn.Module):
         raise HotrowError(f"model is a {type(model).__name__}, but convert takes a torch.nn.Module")
     if to not in DIRECTIONS:
-        raise HotrowError(f"to = {to!r}, but must be 'lookup' or 'matmul'")
+        raise HotrowError(f"to = {to!r}, but must be 'lookup' or 'matmul'", fix="pass one of these")
     min_entries = None if min_entries is None else check_count("min_entries", min_entries)
     for function in (encode, *graph_functions()):
         torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]

@@ -61,7 +61,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
     except (SafetensorError, OSError) as error:
         raise HotrowError(
             f"{path} cannot be read as a safetensors file ({error})",
-            fix="is it complete? Pickled files (.pt, .bin) are never opened; "
+            fix="is the file complete? hotrow never opens pickled files (.pt, .bin); "
             "save the tensor with safetensors.torch.save_file",
         ) from None
 

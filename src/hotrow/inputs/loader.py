@@ -157,7 +157,7 @@ def _read_pt(path: str) -> Any:
     except UnpicklingError as error:
         classes = re.search(r"GLOBAL (\S+)", str(error))
         content = escape_unprintable(classes[1]) if classes else ""
-        what = f"contains a {content}" if content else "contains more than tensors"
+        what = f"contains a {content}" if content else "cannot be read as tensors"
         raise HotrowError(
             f"{path} {what}, but hotrow loads only tensors from a pickle",
             fix="save a tensor, a tuple or a dict of tensors, or name a function that returns them",

@@ -72,7 +72,7 @@ class Agreement:
         size = f"max {self._ulp_text()} ulp, max error {self.max_error:.3g}"
         if self.verdict == "zeros":
             first = self.first_difference
-            return f"equal, {count}; the others differ in the sign of zeros, first at {first}"
+            return f"equal, {count}; the others are zeros of opposite sign, first at {first}"
         if self.verdict == "unsure":
             return (
                 f"inconclusive, {count}; rounding in this dtype could hide an error ({size}); use "

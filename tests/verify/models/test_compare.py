@@ -129,7 +129,8 @@ def test_finding_says_why_a_one_hot_is_not_converted():
     found = run(Normed, STATES)
     assert found
     assert found.verdict == "equal: nothing was converted, so nothing is saved"
-    assert [each.why for each in found.findings] == ["reaches layer_norm, which needs every column"]
+    outcome = "falls back to a dense one-hot: layer_norm needs every column"
+    assert [each.outcome for each in found.findings] == [outcome]
     assert "\n  left\n" in to_text(found)
     assert "nothing was converted" in to_text(found)
 
