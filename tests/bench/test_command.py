@@ -1,6 +1,7 @@
 """`hotrow bench`, from the arguments to the report and the files."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -15,13 +16,13 @@ from hotrow.lesson import times
 from tests.bench.test_measurement import build_broken
 from tests.support.exhaustive import exhaustive
 
-# Of torch's own sparse gradients.
+# torch warns about its own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 SMALL = "--rows", "3_00", "--columns", "8", "--ids", "64"
 
 
 def run_job(function, arguments, threads, report_progress):
-    """As the child process does, in this one."""
+    """Run the job in this process instead of a child process."""
     assert function == "hotrow.cli.bench:run_workload"
     try:
         arguments = json.loads(json.dumps(arguments))
@@ -32,7 +33,7 @@ def run_job(function, arguments, threads, report_progress):
 
 @pytest.fixture
 def run(capsys, monkeypatch, tmp_path):
-    """Run `hotrow bench` here; its exit code, output and errors."""
+    """Run `hotrow bench` in this process; return its exit code, output and errors."""
     monkeypatch.setattr(bench, "run_job", run_job)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -75,16 +76,16 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
         "hotrow", "torch sparse", "torch fused", "torch foreach", "torch default",
         "one-hot matmul",
     ]  # fmt: skip
-    for label in ("hotrow", "torch SparseAdam *", "torch fused", "torch foreach", "torch default"):
-        assert out.count(f"\n  {label}  ") == 2, label  # among the times, and the memory
+    for label in ("hotrow", "SparseAdam*", "torch fused", "torch foreach", "torch default"):
+        assert out.count(f"\n  {label}  ") == 2, label  # in both tables
     text = one_line(out)
-    assert "milliseconds forward backward step all three x hotrow" in text
-    assert "memory table and state peak of a step above them" in text
-    assert "Bandwidth floor: a step must move" in text
+    assert "milliseconds forward backward optimizer total range ratio" in text
+    assert "memory table and state extra during a step" in text
+    assert re.search(r"Bandwidth floor: \S+ ms to move \S+ kB at \S+ GB/s; hotrow takes", text)
     assert "hotrow: equal to dense torch.optim.AdamW on" in text
-    assert "torch SparseAdam *: not equal to dense torch.optim.Adam on" in text
+    assert "SparseAdam*: not equal to dense torch.optim.Adam on" in text
     assert "* SparseAdam trains a different model: it skips rows without a gradient" in text
-    assert "than torch's fastest dense AdamW (" in text  # which of them is a matter of time
+    assert "than torch's fastest dense AdamW (" in text  # which form is the fastest varies
 
 
 def test_sparse_sgd_trains_the_same_model(run):
@@ -107,48 +108,48 @@ def test_an_optimizer_without_fused_or_sparse_form_has_fewer_peers(run, tmp_path
     assert list(record["peers"]) == peers
 
 
-def test_rows_that_are_not_equal_are_a_failure(run, monkeypatch, tmp_path):
+def test_rows_that_are_not_equal_exit_1(run, monkeypatch, tmp_path):
     monkeypatch.setitem(PEER_TYPES, "hotrow", build_broken("hotrow"))
     path = tmp_path / "bench.json"
     code, out, err = run(*SMALL, "--json", path)
     assert (code, err) == (1, "")
-    assert out.startswith("NOT equal: hotrow is not what dense training gives: the largest error ")
+    assert out.startswith("NOT equal: hotrow differs from dense training: max error ")
     assert not path.exists()
 
 
-def test_a_peer_without_room_is_left_out(run, monkeypatch):
+def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
     table = 4 * 300 * 8
-    # Of six tables that are needed, the second three; torch's dense ones come first.
+    # Room for the first peers only.
     monkeypatch.setattr(measurement, "free_memory", lambda: 8 * table)
     code, out, _ = run(*SMALL)
     assert code == 0
     text = one_line(out)
-    assert "torch default is left out: MemoryError: it needs about" in text
+    assert "torch default was not measured: MemoryError: it needs about" in text
     assert "than torch's fastest dense AdamW" not in text
 
 
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        (["--rows", "many"], "--rows 'many' is not a whole number from 1 to", "1_000_000"),
-        (["--rows", "0"], "--rows '0' is not a whole number from 1 to 2,147,483,647", "1000000"),
-        (["--columns", "-3"], "--columns '-3' is not a whole number", ""),
-        (["--ids", "1.5"], "--ids '1.5' is not a whole number", ""),
-        (["--threads", "1000000"], "--threads '1000000' is not a whole number from 1 to", ""),
-        (["--optimizer", "AdamV"], "--optimizer 'AdamV'", "one of Adadelta"),
-        (["--dtype", "float16"], "--dtype 'float16'", "one of float32, bfloat16, float64"),
-        (["--zipf", "0"], "--zipf '0' is not a number above 0 and up to 10", "--uniform"),
+        (["--rows", "many"], "--rows 'many' is not an integer from 1 to", "1_000_000"),
+        (["--rows", "0"], "--rows '0' is not an integer from 1 to 2,147,483,647", "1000000"),
+        (["--columns", "-3"], "--columns '-3' is not an integer", ""),
+        (["--ids", "1.5"], "--ids '1.5' is not an integer", ""),
+        (["--threads", "1000000"], "--threads '1000000' is not an integer from 1 to", ""),
+        (["--optimizer", "AdamV"], "--optimizer 'AdamV'", "choose one of Adadelta"),
+        (["--dtype", "float16"], "--dtype 'float16'", "choose one of float32, bfloat16, float64"),
+        (["--zipf", "0"], "--zipf '0' is not a number greater than 0 and at most 10", "--uniform"),
         (["--zipf", "nan"], "--zipf 'nan' is not a number", "write it as 1.1"),
         (["--zipf", "1.2", "--uniform"], "--uniform and --zipf 1.2 exclude each other", "one of"),
         (["--json", "no/such/file"], "no/such/file cannot be written", "create it first"),
         (
             ["--rows", "2_000_000_000", "--columns", "2_000_000_000"],
             "--rows 2,000,000,000 --columns 2,000,000,000 --ids 16,384 with AdamW do not fit",
-            "take fewer rows, columns or ids",
+            "use fewer rows, columns or ids",
         ),
     ],
 )
-def test_input_that_cannot_be_used(run, monkeypatch, words, problem, fix):
+def test_invalid_input_gets_a_message_and_exit_code_2(run, monkeypatch, words, problem, fix):
     monkeypatch.setattr(bench, "run_job", lambda *_: 1 / 0)
     code, out, err = run(*words)
     assert (code, out) == (2, "")
@@ -159,11 +160,11 @@ def test_input_that_cannot_be_used(run, monkeypatch, words, problem, fix):
 @pytest.mark.parametrize(
     ("error", "code", "problem"),
     [
-        (JobError("its process ended with signal 9"), 2, "the measurement ended without a result"),
-        (JobError("KeyError: 'x'", "KeyError"), 3, "hotrow failed, by a fault of its own"),
+        (JobError("the process ended with signal 9"), 2, "the measurement ended without a result"),
+        (JobError("KeyError: 'x'", "KeyError"), 3, "internal error in hotrow"),
     ],
 )
-def test_a_child_that_fails_is_reported(run, monkeypatch, error, code, problem):
+def test_a_failed_child_process_is_reported(run, monkeypatch, error, code, problem):
     def fail(*arguments):
         raise error
 
@@ -175,17 +176,17 @@ def test_a_child_that_fails_is_reported(run, monkeypatch, error, code, problem):
 
 
 def test_the_peers_of_a_large_table_and_the_default(run, monkeypatch):
-    asked = []
+    requested = []
 
     def note(function, arguments, threads, report_progress):
-        asked.append(arguments["workload"])
+        requested.append(arguments["workload"])
         raise JobError("noted")
 
     monkeypatch.setattr(bench, "run_job", note)
     monkeypatch.setattr(bench, "free_memory", lambda: 1e12)
     run()
     run("--rows", "10", "--columns", "1000000")
-    default, wide = asked
+    default, wide = requested
     assert [default[key] for key in ("optimizer", "rows", "columns", "ids")] == [
         "AdamW", 1_000_000, 64, 16_384,
     ]  # fmt: skip
@@ -194,10 +195,10 @@ def test_the_peers_of_a_large_table_and_the_default(run, monkeypatch):
     assert wide["dense_steps_per_turn"] == 10
 
 
-def test_times_of_both_ways_are_kept_for_the_lesson(run):
+def test_times_of_lookup_and_matmul_are_saved_for_the_lesson(run):
     assert times.load_times() == []
     _, out, _ = run(*SMALL)
-    assert "hotrow learn shows the times of look-up and matmul" in out
+    assert "hotrow learn shows the times of lookup and matmul" in out
     (timing,) = times.load_times()
     assert (timing.V, timing.D, timing.N) == (300, 8, 64)
     run("--rows", "400", *SMALL[2:])
@@ -221,7 +222,7 @@ def test_times_need_forward_and_backward_of_both():
 
 
 @pytest.mark.parametrize("content", ["", "[", "{}", "[1]", '[{"V": 1}]', "[" * 100_000])
-def test_times_that_cannot_be_read_are_none(monkeypatch, tmp_path, content):
+def test_unreadable_times_are_ignored(monkeypatch, tmp_path, content):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "hotrow").mkdir()
     (tmp_path / "hotrow" / "times.json").write_text(content)

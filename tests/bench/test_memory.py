@@ -84,16 +84,16 @@ def test_every_peer_keeps_its_table_and_the_largest_step_needs_its_memory():
         budget.check(table, step)
         budget.reserve(table, step)
     for table, step, left in ((1, 1, 1), (1, 30, 30), (0, 31, 30)):
-        with pytest.raises(MemoryError, match=f"about {table + step} B, and {left} B are left"):
+        with pytest.raises(MemoryError, match=f"about {table + step} B, but {left} B are free"):
             budget.check(table, step)
     budget.check(0, 30)
 
 
 def test_a_peer_that_does_not_fit_is_left_out(monkeypatch):
-    # Of two tables that would fit alone, the second is left out.
+    # Each of the two tables fits alone; the second does not fit beside the first.
     monkeypatch.setattr(measurement, "free_memory", lambda: 5 * 4 * 300 * 8)
     record = Measurement(ADAMW).run()
-    expected = "MemoryError: it needs about 28.8 kB, and 19.2 kB are left"
+    expected = "MemoryError: it needs about 28.8 kB, but 19.2 kB are free"
     assert record["peers"]["torch sparse"]["error"] == expected
 
 

@@ -1,4 +1,4 @@
-"""`hotrow compare` and `hotrow check` as their user meets them: what is printed, the code."""
+"""`hotrow compare` and `hotrow check`: output, messages and exit codes."""
 
 import io
 import json
@@ -34,7 +34,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every file, good and bad, that the tests name."""
+    """A folder with all valid and invalid files that the tests use."""
     folder = tmp_path_factory.mktemp("inputs")
     table = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
     poisoned = table.clone()
@@ -75,19 +75,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, run_hotrow: Run) -> Run:
-    """`hotrow compare` in the folder of the inputs."""
+    """Run `hotrow compare` in the folder of the inputs."""
     monkeypatch.chdir(inputs)
     return partial(run_hotrow, "compare")
 
 
 @pytest.fixture
 def check(run_hotrow: Run) -> Run:
-    """`hotrow check` on a small table, unless told otherwise."""
+    """Run `hotrow check`, by default on a small table."""
     return partial(run_hotrow, "check", "--rows", "40", "--columns", "5")
 
 
 def launch(folder: Path, *arguments: str, **options: Any) -> Result:
-    """`python -m hotrow` in a process of its own, with pipes for a terminal."""
+    """Run `python -m hotrow` in its own process, with pipes instead of a terminal."""
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     done = subprocess.run(
         [sys.executable, "-m", "hotrow", *arguments],
@@ -102,7 +102,7 @@ def launch(folder: Path, *arguments: str, **options: Any) -> Result:
     return Result(done.returncode, done.stdout, done.stderr)
 
 
-# --- input that cannot be used ----------------------------------------------------------------
+# --- invalid input ----------------------------------------------------------------
 
 ONE = "--table one.safetensors"
 NO_TENSOR = "and one of F64, F32, F16, BF16; none of its tensors is a table"
@@ -115,8 +115,7 @@ MAY_READ = "check the path and the permissions"
 SIZE = "write it as 500MB or 2GiB"
 LONG = "x" * 300
 
-# (arguments, how the message begins, the remedy); of a message with a remedy the beginning may
-# stop where another library's words begin.
+# (arguments, start of the message, fix). The start may end where another library's message begins.
 UNUSABLE: list[tuple[str, str, str | None]] = [
     # ids
     (
@@ -210,8 +209,12 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         None,
     ),
     # the tokenizer
-    (f"{ONE} --text the", "--text needs a tokenizer\n", "name it with --tokenizer"),
-    (f"{ONE} --text-file words.txt", "--text-file needs a tokenizer\n", "name it with --tokenizer"),
+    (f"{ONE} --text the", "--text needs a tokenizer\n", "add --tokenizer tokenizer.json"),
+    (
+        f"{ONE} --text-file words.txt",
+        "--text-file needs a tokenizer\n",
+        "add --tokenizer tokenizer.json",
+    ),
     (
         f"{ONE} --text the --tokenizer absent.json",
         "the tokenizer: absent.json cannot be read (No such file or directory)\n",
@@ -254,14 +257,14 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         "pass UTF-8 text",
     ),
     # options that do not go together
-    (ONE, "a table alone has nothing to look up\n", "give one of --text, --text-file, --ids"),
+    (ONE, "--table needs ids or a text to look up\n", "add one of --text, --text-file, --ids"),
     (
         f"{ONE} --ids 1 --text the",
-        "--text and --ids were given, but the ids come from one of them\n",
-        "give one",
+        "--text and --ids exclude each other\n",
+        "use one of them",
     ),
     *(
-        (f"{option} 1", f"{option} needs a table\n", "name its file with --table")
+        (f"{option} 1", f"{option} needs a table\n", "add --table model.safetensors")
         for option in ("--ids", "--text", "--tensor", "--tokenizer")
     ),
     # the budget
@@ -287,7 +290,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
 @pytest.mark.parametrize(
     ("arguments", "problem", "fix"), UNUSABLE, ids=[row[0][:60] or "-" for row in UNUSABLE]
 )
-def test_unusable_input_gets_its_message_and_exit_code_2(
+def test_invalid_input_gets_a_message_and_exit_code_2(
     run: Run, arguments: str, problem: str, fix: str | None
 ) -> None:
     found = run(*shlex.split(arguments))
@@ -320,7 +323,7 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("arguments", "problem", "hint"), USAGE, ids=[row[0] for row in USAGE])
-def test_a_command_that_is_not_understood_exits_2_and_says_why(
+def test_wrong_usage_exits_2_with_a_message(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: str,
@@ -337,7 +340,7 @@ def test_a_command_that_is_not_understood_exits_2_and_says_why(
 
 
 @pytest.mark.parametrize("place", ["absent/page.html", "."])
-def test_the_place_of_the_page_is_tried_before_any_work(
+def test_the_path_of_the_page_is_checked_before_any_work(
     run: Run, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def work(*_: object) -> None:
@@ -349,7 +352,7 @@ def test_the_place_of_the_page_is_tried_before_any_work(
     assert run(*ONE.split(), "--ids-file", "ids.txt", "--html", place).code == 2
 
 
-# Root may do anything: first it gives that up, for the process that runs this.
+# Root can read every file: the process first drops its capabilities.
 FORBIDDEN = """
 import ctypes, os, sys
 if os.geteuid() == 0:
@@ -365,7 +368,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-def test_files_without_permission_are_refused(inputs: Path, tmp_path: Path) -> None:
+def test_files_without_permission_are_rejected(inputs: Path, tmp_path: Path) -> None:
     for name in ("one.safetensors", "words.json", "words.txt"):
         (tmp_path / name).write_bytes((inputs / name).read_bytes())
         (tmp_path / name).chmod(0)
@@ -398,10 +401,10 @@ def test_files_without_permission_are_refused(inputs: Path, tmp_path: Path) -> N
         assert message.startswith(f"Error: {problem}")
 
 
-# --- what it finds ----------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------
 
 
-def test_alone_it_compares_the_two_examples_within_80_columns(tmp_path: Path) -> None:
+def test_without_arguments_it_compares_two_examples_within_80_columns(tmp_path: Path) -> None:
     found = launch(tmp_path, "compare")
     assert found.err == ""  # no progress into a pipe either
     assert found.code == 0
@@ -431,15 +434,15 @@ def test_a_table_without_columns_is_equal(run: Run, ids: str) -> None:
     assert "output    equal, 0 of 0 values bit for bit" in found.out
 
 
-def test_a_nan_in_a_row_nobody_selected_is_not_equal_and_says_why(run: Run) -> None:
+def test_a_nan_in_an_unselected_row_is_reported(run: Run) -> None:
     found = run("--table", "poisoned.safetensors", "--ids", "1")
     assert (found.code, found.err) == (1, "")
     assert "output    NOT equal, 4 of 5 values bit for bit" in found.out
     assert re.search(r"row 3 .*inf or NaN", " ".join(found.out.split()))
-    assert found.out.endswith("NOT equal: the two ways give different numbers here\n")
+    assert found.out.endswith("NOT equal: lookup and one-hot matmul give different numbers\n")
 
 
-def test_a_negative_zero_differs_by_its_sign_only(run: Run) -> None:
+def test_a_negative_zero_differs_only_in_its_sign(run: Run) -> None:
     found = run("--table", "signed.safetensors", "--ids", "2")
     assert (found.code, found.err) == (0, "")
     wording = (
@@ -496,9 +499,9 @@ def test_json_is_one_object_with_every_figure(run: Run) -> None:
     assert comparison["output"]["bitwise"] == comparison["output"]["values"] == 15
     work = {"multiplications", "by_zero", "additions", "bytes_written"}
     measured = {"measured_bytes_peak", "median_ms", "runs_ms"}
-    for way in ("matmul", "lookup"):
-        assert comparison[way].keys() == work | measured
-        assert comparison[way]["median_ms"] > 0
+    for method in ("matmul", "lookup"):
+        assert comparison[method].keys() == work | measured
+        assert comparison[method]["median_ms"] > 0
     assert comparison["matmul"]["by_zero"] == 90
     assert comparison["lookup"]["multiplications"] == 0
 
@@ -514,7 +517,7 @@ def test_json_has_no_nan_literal_even_for_a_nan(run: Run) -> None:
     assert len(comparison["notes"]) == 1
 
 
-def test_over_the_budget_the_first_ids_are_compared_and_the_report_says_so(run: Run) -> None:
+def test_over_the_budget_the_first_ids_are_compared(run: Run) -> None:
     arguments = [*ONE.split(), "--ids", "1,2,3,1,2,3", "--budget", "3.4kB"]
     [comparison] = strict_json(run(*arguments, "--json").out)["comparisons"]
     assert comparison["ids"] == [1, 2, 3, 1, 2, 3]
@@ -524,8 +527,8 @@ def test_over_the_budget_the_first_ids_are_compared_and_the_report_says_so(run: 
     found = run(*arguments)
     assert found.code == 0
     assert (
-        "6 ids; compared on the first 3: for all of them the dense way would need about "
-        "4.97 kB, and the budget is 3.4 kB"
+        "6 ids; compared the first 3: all of them would need about 4.97 kB for the one-hot matmul, "
+        "over the budget of 3.4 kB"
     ) in " ".join(found.out.split())
 
 
@@ -582,7 +585,7 @@ def test_a_dash_reads_standard_input(inputs: Path, option: str, text: str) -> No
     assert comparison["tokens"] == ["same", "numbers"]
 
 
-def test_hostile_tokens_and_names_are_shown_harmlessly(run: Run) -> None:
+def test_hostile_tokens_and_names_are_escaped(run: Run) -> None:
     arguments = ["--table", "hostile.safetensors", "--tokenizer", "hostile.json"]
     found = run(*arguments, "--ids", "0,1,2,3")
     assert (found.code, found.err) == (0, "")
@@ -591,14 +594,14 @@ def test_hostile_tokens_and_names_are_shown_harmlessly(run: Run) -> None:
         assert shown in found.out
     as_json = run(*arguments, "--ids", "0,1,2,3", "--json")
     assert strict_json(as_json.out)["comparisons"][0]["tokens"] == HOSTILE
-    refused = run(*arguments, "--ids", "0", "--tensor", "x")
-    assert "\n  \\x1b[31m\\u202e[bold]w\\nx  4 x 5\n" in refused.err
-    for text in (found.out, as_json.out, refused.err):
+    rejected = run(*arguments, "--ids", "0", "--tensor", "x")
+    assert "\n  \\x1b[31m\\u202e[bold]w\\nx  4 x 5\n" in rejected.err
+    for text in (found.out, as_json.out, rejected.err):
         assert all(char == "\n" or char.isprintable() for char in text)
 
 
 @pytest.mark.parametrize("text", ["naïve 词元 ─", "\udcff"])
-def test_printing_survives_a_terminal_that_lacks_the_characters(
+def test_printing_works_on_a_terminal_without_unicode(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     bytes = io.BytesIO()
@@ -612,16 +615,16 @@ def test_printing_survives_a_terminal_that_lacks_the_characters(
 # --- the page ---------------------------------------------------------------------------------
 
 
-def test_the_page_is_written_and_the_report_says_where(run: Run, tmp_path: Path) -> None:
+def test_the_page_is_written_and_its_path_printed(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     found = run(*ONE.split(), "--ids", "2,3,1", "--html", str(page))
     assert (found.code, found.err) == (0, "")
-    assert found.out.endswith(f"\nThe page with the figures is in {page}\n")
+    assert found.out.endswith(f"\nWrote the page with the figures to {page}\n")
     assert page.read_text(encoding="utf-8").count("<figure>") == 5
     assert list(tmp_path.iterdir()) == [page]
 
 
-def test_with_json_the_page_is_written_and_only_json_printed(run: Run, tmp_path: Path) -> None:
+def test_with_json_only_json_is_printed(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     found = run(*ONE.split(), "--ids", "1", "--html", str(page), "--json")
     assert found.code == 0
@@ -632,36 +635,42 @@ def test_with_json_the_page_is_written_and_only_json_printed(run: Run, tmp_path:
 # --- the optimizer's step ---------------------------------------------------------------------
 
 SGD = "--optimizer SGD --set"
-ALL = "one of Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD"
-SGDS = "its options are lr, momentum, dampening, weight_decay, nesterov, maximize"
+ALL = (
+    "choose one of Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop, Rprop, SGD"
+)
+SGDS = "choose one of lr, momentum, dampening, weight_decay, nesterov, maximize"
 
-# (arguments, the message, the remedy)
+# (arguments, message, fix)
 UNCHECKABLE: list[tuple[str, str, str]] = [
-    ("", "check needs an optimizer", "name it, as in hotrow check --optimizer AdamW"),
-    ("--optimizer Muon", "--optimizer 'Muon' is none of hotrow.optim's", ALL),
+    ("", "--optimizer is missing", "hotrow check --optimizer AdamW"),
+    ("--optimizer Muon", "--optimizer 'Muon' is not in hotrow.optim", ALL),
     (
         "--optimizer adanw",
-        "--optimizer 'adanw' is none of hotrow.optim's (did you mean AdamW?)",
+        "--optimizer 'adanw' is not in hotrow.optim (did you mean AdamW?)",
         ALL,
     ),
     (f"{SGD} momentum", "--set 'momentum' is not NAME=VALUE", "write it as lr=0.01 or betas="),
     (f"{SGD} =1", "--set '=1' is not NAME=VALUE", "write it as lr=0.01"),
     (f"{SGD} lr=", "--set 'lr=' is not NAME=VALUE", "write it as lr=0.01"),
-    (f"{SGD} betas=0.9,0.99", "--set 'betas=0.9,0.99': SGD takes no betas", SGDS),
+    (f"{SGD} betas=0.9,0.99", "--set 'betas=0.9,0.99': SGD has no option betas", SGDS),
     (
         f"{SGD} momemtum=0.9",
-        "--set 'momemtum=0.9': SGD takes no momemtum (did you mean momentum?)",
+        "--set 'momemtum=0.9': SGD has no option momemtum (did you mean momentum?)",
         SGDS,
     ),
-    (f"{SGD} foreach=true", "--set 'foreach=true': foreach is how torch computes, not", "leave it"),
+    (f"{SGD} foreach=true", "--set 'foreach=true': foreach changes how torch computes", "remove"),
     (f"{SGD} lr=1 --set lr=2", "--set 'lr=2': lr is set twice", "set it once"),
-    (f"{SGD} lr=fast", "--set 'lr=fast': lr is a finite number", "write it as lr=0.001"),
-    (f"{SGD} lr=nan", "--set 'lr=nan': lr is a finite number", "write it as lr=0.001"),
-    (f"{SGD} lr=1,2", "--set 'lr=1,2': lr is a finite number", "write it as lr=0.001"),
-    (f"{SGD} nesterov=1", "--set 'nesterov=1': nesterov is true or false", "write it as nesterov="),
+    (f"{SGD} lr=fast", "--set 'lr=fast': lr must be a finite number", "write it as lr=0.001"),
+    (f"{SGD} lr=nan", "--set 'lr=nan': lr must be a finite number", "write it as lr=0.001"),
+    (f"{SGD} lr=1,2", "--set 'lr=1,2': lr must be a finite number", "write it as lr=0.001"),
+    (
+        f"{SGD} nesterov=1",
+        "--set 'nesterov=1': nesterov must be true or false",
+        "write it as nesterov=",
+    ),
     (
         "--optimizer Adam --set betas=0.9",
-        "--set 'betas=0.9': betas is 2 finite numbers",
+        "--set 'betas=0.9': betas must be 2 finite numbers",
         "write it as betas=0.9,0.999",
     ),
     (
@@ -691,7 +700,7 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(
     ("arguments", "problem", "fix"), UNCHECKABLE, ids=[row[0] or "-" for row in UNCHECKABLE]
 )
-def test_what_cannot_be_checked_gets_its_message_and_exit_code_2(
+def test_invalid_checks_get_a_message_and_exit_code_2(
     check: Run, arguments: str, problem: str, fix: str
 ) -> None:
     found = check(*shlex.split(arguments))
@@ -704,7 +713,7 @@ def test_what_cannot_be_checked_gets_its_message_and_exit_code_2(
 CHECKED = shlex.split("--optimizer adamw --set weight_decay=0.1 --set lr=0.01 --steps 60")
 
 
-def test_the_same_step_exits_0_and_every_scale_has_its_line(check: Run) -> None:
+def test_the_same_step_exits_0_with_a_line_per_scale(check: Run) -> None:
     found = check(*CHECKED)
     assert (found.code, found.err) == (0, "")
     title, setting, *_ = found.out.splitlines()
@@ -714,30 +723,28 @@ def test_the_same_step_exits_0_and_every_scale_has_its_line(check: Run) -> None:
     )
     figure = r"\d\S*"
     for scale in ("1", "0.0001", "1e-07", "1e-09"):
-        line = rf"^ +{scale}(?: +{figure}){{4}} +\d+\.\d % +yes$"
+        line = rf"^ +{scale}(?: +{figure}){{4}} +\d+\.\d% +yes$"
         assert re.search(line, found.out, re.MULTILINE)
-    assert found.out.endswith("\n  the same step: as near to float64 as torch's own float32\n")
+    assert found.out.endswith("\n  same step: as close to float64 as torch's own float32\n")
     assert max(map(len, found.out.splitlines())) <= 80
     assert not re.search(r"[ \t]$", found.out, re.MULTILINE)
 
 
-def test_another_step_exits_1_and_says_so(check: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_step_exits_1(check: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Ledger.append
     monkeypatch.setattr(
         Ledger, "append", lambda self, entry: real(self, (entry[0] ** 2, *entry[1:]))
     )
     found = check(*CHECKED)
     assert (found.code, found.err) == (1, "")
-    assert len(re.findall(r" % +NO$", found.out, re.MULTILINE)) == 4
-    assert found.out.endswith(
-        "\n  NOT the same step: further from float64 than torch's own float32\n"
-    )
+    assert len(re.findall(r"% +NO$", found.out, re.MULTILINE)) == 4
+    assert found.out.endswith("\n  NOT the same step: less accurate than torch's own float32\n")
     as_json = check(*CHECKED, "--json")
     assert as_json.code == 1
     assert strict_json(as_json.out)["within"] is False
 
 
-def test_the_json_of_check_has_the_figures_that_are_printed(check: Run) -> None:
+def test_the_json_of_check_has_the_printed_figures(check: Run) -> None:
     arguments = [*CHECKED, "--scales", "1,1e-6", "--seed", "3"]
     content = strict_json(check(*arguments, "--json").out)
     assert content["within"] is True
@@ -752,11 +759,11 @@ def test_the_json_of_check_has_the_figures_that_are_printed(check: Run) -> None:
         cells = [f"{given:g}"]
         for error in errors:
             cells += [f"{error:.3g}", f"{error / scale['ulp']:,.1f}"]
-        cells += [f"{scale['bitwise'] / 2:.1f}", "%", "yes"]
+        cells += [f"{scale['bitwise'] / 2:.1f}%", "yes"]
         assert cells in [line.split() for line in printed.splitlines()]
 
 
-# --- manners ----------------------------------------------------------------------------------
+# --- help, errors and pipes --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["check", "--help"]])
@@ -778,7 +785,7 @@ def test_help_shows_examples_and_every_option(run: Run) -> None:
     options = {"table", "tensor", "tokenizer", "text", "text-file", "ids", "ids-file"}
     for option in options | {"budget", "json", "html"}:
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
-    assert "0 equal, 1 not equal, 2 input that cannot be used" in out
+    assert "0 equal, 1 not equal, 2 invalid input, 3 internal error" in out
     assert "[bold]" not in out
 
 
@@ -789,7 +796,7 @@ def test_the_help_of_check_shows_examples_optimizers_and_every_option(check: Run
     assert set(hotrow.optim.__all__) <= set(re.findall(r"\w+", named))
     for option in ("optimizer", "set", "steps", "rows", "columns", "ids", "scales", "seed", "json"):
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
-    assert "0 the same step, 1 not, 2 input that cannot be used" in out
+    assert "0 same step, 1 different step, 2 invalid input, 3 internal error" in out
 
 
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -799,7 +806,7 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == (f"hotrow {hotrow.__version__}\n", "")
 
 
-def test_a_pipe_whose_reader_left_keeps_the_verdict_and_no_traceback(inputs: Path) -> None:
+def test_a_closed_pipe_keeps_the_exit_code_without_a_traceback(inputs: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "hotrow", "compare", *ONE.split(), "--ids", "1"],
         cwd=inputs,
@@ -816,12 +823,12 @@ def test_a_pipe_whose_reader_left_keeps_the_verdict_and_no_traceback(inputs: Pat
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (RuntimeError("odd"), 3, "hotrow failed, by a fault of its own: RuntimeError: odd\n"),
+        (RuntimeError("odd"), 3, "internal error in hotrow: RuntimeError: odd\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
-    ids=["fault", "interrupt"],
+    ids=["error", "interrupt"],
 )
-def test_other_ends_show_no_traceback(
+def test_errors_and_interrupts_show_no_traceback(
     run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, message: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -834,7 +841,7 @@ def test_other_ends_show_no_traceback(
     assert "Traceback" not in found.err
 
 
-def test_a_fault_can_be_traced_on_request(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hotrow_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_compare, "compare", lambda *_, **__: 1 / 0)
     monkeypatch.setenv("HOTROW_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
@@ -847,9 +854,9 @@ def test_a_fault_can_be_traced_on_request(run: Run, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("is_terminal", "seconds", "shown"),
     [(True, 1.0, True), (True, 0.0, False), (False, 1.0, False)],
-    ids=["slow on a terminal", "quick on a terminal", "slow into a pipe"],
+    ids=["slow on a terminal", "fast on a terminal", "slow into a pipe"],
 )
-def test_progress_is_shown_on_a_terminal_for_long_work_only(
+def test_progress_is_shown_only_on_a_terminal_for_long_work(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, seconds: float, shown: bool
 ) -> None:
     screen = io.StringIO()
@@ -882,7 +889,7 @@ cli.main()
 
 
 @exhaustive
-def test_on_a_real_terminal_progress_comes_after_two_seconds_and_goes(inputs: Path) -> None:
+def test_on_a_real_terminal_progress_appears_after_two_seconds_and_is_cleared(inputs: Path) -> None:
     master, slave = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", SLOW, "compare", *ONE.split(), "--ids", "1"],
@@ -896,7 +903,7 @@ def test_on_a_real_terminal_progress_comes_after_two_seconds_and_goes(inputs: Pa
         try:
             while chunk := os.read(master, 4096):
                 seen += chunk
-        except OSError:  # Linux's way to say that the other end has closed
+        except OSError:  # on Linux: the other end is closed
             pass
         assert process.stdout is not None
         out = process.stdout.read().decode()
@@ -905,7 +912,7 @@ def test_on_a_real_terminal_progress_comes_after_two_seconds_and_goes(inputs: Pa
     assert "one-hot matmul" in seen.decode()
     assert "0:00:02" in seen.decode()
     assert "0:00:01" not in seen.decode()
-    assert seen.rstrip().endswith(b"\x1b[2K")  # the line is cleared again
+    assert seen.rstrip().endswith(b"\x1b[2K")  # the line is cleared
     assert "output    equal" in out
 
 
@@ -935,7 +942,7 @@ def test_the_real_table_with_real_text_is_equal(run: Run, real: list[str]) -> No
     assert max(map(len, found.out.splitlines())) <= 80
 
 
-def test_the_real_tokenizer_truncates_nothing(run: Run, real: list[str]) -> None:
+def test_the_real_tokenizer_does_not_truncate(run: Run, real: list[str]) -> None:
     found = run(*real, "--text", "the " * 300, "--json")
     assert found.code == 0
     [comparison] = strict_json(found.out)["comparisons"]

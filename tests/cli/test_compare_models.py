@@ -1,4 +1,4 @@
-"""`hotrow compare module:function` as its user meets it: what is printed and refused, the code."""
+"""`hotrow compare module:function`: output, messages and exit codes."""
 
 import json
 import os
@@ -109,12 +109,12 @@ Run = Callable[..., Result]
 
 
 class Batch:
-    """What a .pt file may not hold."""
+    """A class that a .pt file must not contain."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current directory, with modules and files of inputs."""
+    """The current directory, with modules and input files."""
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "__init__.py").touch()
     (tmp_path / "nets" / "models.py").write_text(MODELS)
@@ -147,7 +147,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`hotrow compare` in that folder, with `nets.models:` written as `@`; quickly."""
+    """Run `hotrow compare` in that folder, without timing; `@` stands for `nets.models:`."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
     real = cli_compare.compare_models
@@ -164,21 +164,21 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return run
 
 
-# --- what it finds ----------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------
 
 
 def test_a_model_is_compared_within_80_columns(run: Run) -> None:
     found = run("@build --inputs @states")
     assert found.code == 0
-    assert found.err == "building\n"  # what the model's own code prints is not the report
+    assert found.err == "building\n"  # the model's own output
     lines = found.out.splitlines()
     assert lines[:2] == [
-        "nets.models:build, plain and converted",
+        "nets.models:build, before and after convert",
         "  inputs int64 (4,); training mode, seed 0",
     ]
     assert f"one_hot, 16 columns, nets{os.sep}models.py:11" in found.out
     assert "      linear(16, 8) looked up\n" in found.out
-    assert "  run with linear.weight as a table, as hotrow.optim's first step makes" in found.out
+    assert "  linear.weight ran as a table, as in training with hotrow.optim\n" in found.out
     assert "  output       equal, 8 of 8 values bit for bit\n" in found.out
     assert "  4 gradients  equal, 154 of 154 values bit for bit\n" in found.out
     assert re.search(r"^  products with one-hots +512 +0$", found.out, re.MULTILINE)
@@ -189,7 +189,7 @@ def test_a_model_is_compared_within_80_columns(run: Run) -> None:
 
 
 def swapped(described: str) -> str:
-    """A .safetensors file has its own order."""
+    """Return the names in the order of a .safetensors file."""
     first, _, second = described.partition("), ")
     return f"{second}, {first})"
 
@@ -218,7 +218,7 @@ def test_models_and_inputs_of_every_kind(run: Run, model: str, inputs: str, desc
     assert content["findings"][0]["converted"] is True
 
 
-def test_the_seed_is_of_everything_random(run: Run) -> None:
+def test_the_seed_sets_all_random_numbers(run: Run) -> None:
     def first(seed: str) -> object:
         content = json.loads(run(f"@poisoned --inputs @pair --json {seed}").out)
         return [each["first_difference"] for each in content["agreements"]]
@@ -227,14 +227,14 @@ def test_the_seed_is_of_everything_random(run: Run) -> None:
     assert json.loads(run("@build --inputs @states --json --seed 7").out)["seed"] == 7
 
 
-def test_nothing_converted_is_equal_and_says_so(run: Run) -> None:
+def test_a_model_without_one_hots_is_equal(run: Run) -> None:
     found = run("@plain --inputs @states")
     assert (found.code, found.err) == (0, "")
-    assert "\n  nothing was converted: no one-hots were multiplied\n" in found.out
+    assert "\n  nothing was converted: the model multiplies no one-hots\n" in found.out
     assert found.out.endswith("\n  equal: nothing was converted, so nothing is saved\n")
 
 
-def test_the_other_way(run: Run) -> None:
+def test_converting_to_matmul(run: Run) -> None:
     found = run("@Words --inputs @states --to matmul")
     assert (found.code, found.err) == (0, "")
     assert "\n    words  Embedding(16, 4)\n      one-hot matmul\n" in found.out
@@ -242,7 +242,7 @@ def test_the_other_way(run: Run) -> None:
     assert "equal, 16 of 16 values bit for bit" in found.out
 
 
-def test_a_nan_in_a_row_nobody_selected_exits_1_and_says_why(run: Run) -> None:
+def test_a_nan_in_an_unselected_row_exits_1(run: Run) -> None:
     found = run("@poisoned --inputs @states")
     assert (found.code, found.err) == (1, "")
     assert "linear.weight contains inf or NaN. 0 x inf is NaN" in " ".join(found.out.split())
@@ -250,14 +250,14 @@ def test_a_nan_in_a_row_nobody_selected_exits_1_and_says_why(run: Run) -> None:
     assert run("@poisoned --inputs @states --json").code == 1
 
 
-def test_a_fault_of_hotrows_own_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "product", lambda *_: 1 / 0)
     found = run("@built --inputs @states")
     assert (found.code, found.out) == (3, "")
     assert "internal error: only the converted model raises ZeroDivisionError" in found.err
 
 
-def test_in_a_process_of_its_own_the_current_directory_is_importable(folder: Path) -> None:
+def test_the_current_directory_is_importable(folder: Path) -> None:
     command = [Path(sys.executable).parent / "hotrow", "compare", "nets.models:plain"]
     done = subprocess.run(
         [*command, "--inputs", "nets.models:states", "--json"],
@@ -271,7 +271,7 @@ def test_in_a_process_of_its_own_the_current_directory_is_importable(folder: Pat
     assert json.loads(done.stdout)["verdict"].startswith("equal: nothing was converted")
 
 
-def test_progress_says_what_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_names_the_current_activity(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[tuple[str, int, int]] = []
     real = cli_compare.compare_models
 
@@ -292,13 +292,13 @@ def test_progress_says_what_is_done(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert reported[-1][1] == reported[-1][2]
 
 
-# --- input that cannot be used ----------------------------------------------------------------
+# --- invalid input ----------------------------------------------------------------
 
 ONE = "call it directly in Python to see the full traceback"
 AGAIN = "save a tensor, a tuple or a dict of tensors, or name a function that returns them"
 COMPLETE = "is the file complete? Write it with torch.save"
 
-# (arguments, how the message begins or what is in it, the remedy)
+# (arguments, part of the message, fix)
 UNUSABLE: list[tuple[str, str, str]] = [
     # the model's name
     ("nots:build --inputs @states", "there is no module nots in ", "run the command in"),
@@ -406,7 +406,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "the tensors in mixed.safetensors are named 0, scale, which mixes keywords",
         "name all of them after the model's arguments, or all of them 0, 1, 2",
     ),
-    # inputs that the model does not take
+    # inputs that the model does not accept
     (
         "@built --inputs @three",
         "nets.models:built fails on these inputs (no tensors): TypeError: "
@@ -425,10 +425,10 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "pass the arguments that it accepts, forward(states)",
     ),
     # options that do not go together
-    ("@built", "nets.models:built alone has nothing to run on", "give --inputs, as module:funct"),
-    ("--inputs @states", "--inputs needs a model", "name it first, as in hotrow compare models:"),
-    ("--seed 3", "--seed needs a model", "name it first"),
-    ("--to matmul", "--to needs a model", "name it first"),
+    ("@built", "nets.models:built needs inputs", "add --inputs with module:function"),
+    ("--inputs @states", "--inputs needs a model", "hotrow compare models:build --inputs"),
+    ("--seed 3", "--seed needs a model", "hotrow compare models:"),
+    ("--to matmul", "--to needs a model", "hotrow compare models:"),
     (
         "@built --inputs @states --to matmull",
         "to = 'matmull', but must be 'lookup' or 'matmul'",
@@ -436,13 +436,13 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "@built --inputs @states --table t.safetensors",
-        "--table is for comparing a table, and nets.models:built is a model",
-        "give one or the other",
+        "--table cannot be used with the model nets.models:built: only with a table",
+        "remove --table, or compare a table",
     ),
     (
         "@built --inputs @states --ids 1,2 --table t --tensor w --html x.html --budget 2GB",
-        "--table and --tensor and --ids and --budget and --html are for comparing a table, and",
-        "give one or the other",
+        "--table and --tensor and --ids and --budget and --html cannot be used with the model",
+        "remove --table and --tensor and --ids",
     ),
 ]
 
@@ -450,7 +450,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(
     ("arguments", "problem", "fix"), UNUSABLE, ids=[row[0][:60] for row in UNUSABLE]
 )
-def test_unusable_input_gets_its_message_and_exit_code_2(
+def test_invalid_input_gets_a_message_and_exit_code_2(
     run: Run, arguments: str, problem: str, fix: str
 ) -> None:
     found = run(arguments)
@@ -463,7 +463,7 @@ def test_unusable_input_gets_its_message_and_exit_code_2(
     assert all(char == "\n" or char.isprintable() for char in found.err)
 
 
-def test_nothing_else_is_ever_unpickled(run: Run, folder: Path) -> None:
+def test_only_tensors_are_unpickled(run: Run, folder: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return os.system, (f"touch {folder / 'sprung'}",)
@@ -475,10 +475,10 @@ def test_nothing_else_is_ever_unpickled(run: Run, folder: Path) -> None:
     assert not (folder / "sprung").exists()
 
 
-def test_an_argument_that_is_no_model_is_a_matter_of_usage(run: Run) -> None:
+def test_an_argument_that_is_not_a_model_is_a_usage_error(run: Run) -> None:
     found = run("stray")
     assert (found.code, found.out) == (2, "")
-    assert "unexpected extra argument (stray); a model is module:function" in found.err
+    assert "unexpected extra argument (stray); write a model as module:function" in found.err
     assert "hotrow compare -h" in found.err
 
 
@@ -488,7 +488,7 @@ def test_the_help_has_an_example(run: Run) -> None:
     assert "hotrow compare [OPTIONS] [MODEL]\n" in out
     for option in ("inputs", "seed"):
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
-    assert "module:function, and the function" in " ".join(out.split())
+    assert "module:function; the function takes no arguments" in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
 
 

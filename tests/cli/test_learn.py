@@ -1,4 +1,4 @@
-"""`hotrow learn` as its user meets it: what is opened, what is printed, the code."""
+"""`hotrow learn`: the page, the output and the exit codes."""
 
 import json
 import re
@@ -21,7 +21,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that a browser was asked to open."""
+    """The addresses that the browser opens."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: found.append(url) or True)
     return found
@@ -51,17 +51,17 @@ def data_of(path: Path) -> Any:
     return json.loads(found[1])
 
 
-def test_the_page_is_made_and_opened(learn: Run, opened: list[str]) -> None:
+def test_the_page_is_written_and_opened(learn: Run, opened: list[str]) -> None:
     found = learn()
     page = cache_folder() / "learn.html"
     assert (found.code, found.err) == (0, "")
-    assert found.out == f"The lesson is open in your browser: {page}\n"
+    assert found.out == f"Opened the lesson: {page}\n"
     assert opened == [page.as_uri()]
     assert [table["name"] for table in data_of(page)["tables"]] == ["A", "B", "C"]
     assert data_of(page)["lang"] is None
 
 
-def test_print_path_prints_the_path_alone(learn: Run, opened: list[str]) -> None:
+def test_print_path_prints_only_the_path(learn: Run, opened: list[str]) -> None:
     found = learn("--print-path", "--lang", "zh-CN")
     assert (found.code, found.out) == (0, f"{cache_folder() / 'learn.html'}\n")
     assert opened == []
@@ -69,20 +69,18 @@ def test_print_path_prints_the_path_alone(learn: Run, opened: list[str]) -> None
 
 
 def test_no_open_opens_nothing(learn: Run, opened: list[str]) -> None:
-    assert learn("--no-open").out.startswith("The lesson is there to open: ")
+    assert learn("--no-open").out.startswith("Open the lesson in a browser: ")
     assert opened == []
 
 
-def test_without_a_browser_it_says_where_the_page_is(
-    learn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_browser_it_prints_the_path(learn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
     found = learn()
     assert (found.code, found.err) == (0, "")
-    assert found.out.startswith("The lesson is there to open: ")
+    assert found.out.startswith("Open the lesson in a browser: ")
 
 
-def test_a_text_starts_with_its_tokens(learn: Run) -> None:
+def test_a_text_gives_the_first_tokens(learn: Run) -> None:
     arguments = "--print-path", "--text", "the same the same", "--tokenizer", "words.json"
     own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
     assert (own["name"], own["V"], own["random"]) == ("own", 4, True)
@@ -90,7 +88,7 @@ def test_a_text_starts_with_its_tokens(learn: Run) -> None:
     assert own["tokens"] == ["[UNK]", "the", "same", "numbers"]
 
 
-def test_a_table_brings_its_rows(learn: Run) -> None:
+def test_a_table_gives_its_rows(learn: Run) -> None:
     arguments = ["--print-path", "--table", "one.safetensors"]
     own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
     assert (own["V"], own["D"], own["ids"], own["random"]) == (4, 5, [0, 1, 2], False)
@@ -103,7 +101,7 @@ def test_a_table_brings_its_rows(learn: Run) -> None:
     assert own["rows"] == rows.numpy().astype(">f4").tobytes().hex()
 
 
-def test_what_compare_measured_joins_the_page(learn: Run, run_hotrow: Run, tmp_path: Path) -> None:
+def test_times_of_compare_are_on_the_page(learn: Run, run_hotrow: Run, tmp_path: Path) -> None:
     compared = run_hotrow("compare", "--table", "one.safetensors", "--ids", "2,3", "--json")
     (tmp_path / "times.json").write_text(compared.out)
     [timing] = data_of(Path(learn("--print-path", "--times", "times.json").out.strip()))["timings"]
@@ -113,16 +111,14 @@ def test_what_compare_measured_joins_the_page(learn: Run, run_hotrow: Run, tmp_p
     assert timing["lookup_ms"] == measured["lookup"]["median_ms"] > 0
 
 
-def test_what_bench_left_joins_the_page(learn: Run) -> None:
+def test_times_of_bench_are_on_the_page(learn: Run) -> None:
     assert data_of(Path(learn("--print-path").out.strip()))["timings"] == []
     times.save_times([times.Timing(10, 4, 3, 2.5, 0.5)])
     [timing] = data_of(Path(learn("--print-path").out.strip()))["timings"]
     assert timing == {"V": 10, "D": 4, "N": 3, "matmul_ms": 2.5, "lookup_ms": 0.5}
 
 
-def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(
-    learn: Run, tmp_path: Path
-) -> None:
+def test_without_a_writable_cache_a_temporary_folder_is_used(learn: Run, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     path = Path(learn("--print-path").out.strip())
     assert path.is_file()
@@ -131,7 +127,7 @@ def test_where_the_cache_cannot_be_written_a_temporary_folder_serves(
     path.parent.rmdir()
 
 
-def test_a_relative_cache_folder_is_opened_by_its_whole_path(
+def test_a_relative_cache_folder_is_opened_by_its_absolute_path(
     learn: Run, monkeypatch: pytest.MonkeyPatch, opened: list[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "near")
@@ -176,9 +172,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("name", [*TIMES, "deep.json"])
-def test_times_that_are_none_get_a_message_and_exit_code_2(
-    learn: Run, tmp_path: Path, name: str
-) -> None:
+def test_invalid_times_get_a_message_and_exit_code_2(learn: Run, tmp_path: Path, name: str) -> None:
     if name == "deep.json":
         text = "[" * 100_000
     else:
@@ -190,15 +184,15 @@ def test_times_that_are_none_get_a_message_and_exit_code_2(
     (tmp_path / name).write_text(text)
     found = learn("--times", name)
     assert (found.code, found.out) == (2, "")
-    assert found.err.startswith(f"Error: --times {name} is not what hotrow compare --json prints")
-    assert "\n  try: make it with hotrow compare --json > times.json" in found.err
+    assert found.err.startswith(f"Error: --times {name} is not the output of hotrow compare --json")
+    assert "\n  try: hotrow compare --json > times.json" in found.err
 
 
 UNUSABLE = [
     (["--lang", "fr"], "lang is 'fr', but must be one of en, zh-CN", None),
-    (["--text", "the"], "--text needs a tokenizer", "name it with --tokenizer"),
-    (["--tensor", "w"], "--tensor needs a table", "name its file with --table"),
-    (["--tokenizer", "words.json"], "--tokenizer needs a text", "give --text or --table"),
+    (["--text", "the"], "--text needs a tokenizer", "add --tokenizer tokenizer.json"),
+    (["--tensor", "w"], "--tensor needs a table", "add --table model.safetensors"),
+    (["--tokenizer", "words.json"], "--tokenizer needs a text", "add --text or --table"),
     (["--text", "", "--tokenizer", "words.json"], "the text has no tokens", "pass a text"),
     (["--table", "two.safetensors"], "two.safetensors has 2 tables", None),
     (
@@ -207,14 +201,14 @@ UNUSABLE = [
         "check the path",
     ),
     (["--times", "none.json"], "the text: none.json cannot be read", "check the path"),
-    (["--times", "words.json"], "--times words.json is not what", "make it with hotrow compare"),
-    (["--times", "odd.json"], "--times odd.json is not what", "make it with hotrow compare"),
+    (["--times", "words.json"], "--times words.json is not the output", "hotrow compare --json"),
+    (["--times", "odd.json"], "--times odd.json is not the output", "hotrow compare --json"),
     (["--times", "one.safetensors"], "", None),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "problem", "fix"), UNUSABLE, ids=lambda each: str(each)[:40])
-def test_what_cannot_be_used_gets_its_message_and_exit_code_2(
+def test_invalid_arguments_get_a_message_and_exit_code_2(
     learn: Run, opened: list[str], arguments: list[str], problem: str, fix: str | None
 ) -> None:
     found = learn(*arguments)

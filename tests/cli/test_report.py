@@ -1,4 +1,4 @@
-"""What a report says: its figures of cost, its words, and the page with the five drawings."""
+"""The report on a table: its costs, its wording, and the HTML page with five figures."""
 
 import dataclasses
 import io
@@ -128,7 +128,7 @@ def test_example_a_on_a_terminal(example_a: Comparison) -> None:
     cells = [re.split(r"\s{2,}", line.strip()) for line in lines]
     assert ["multiplications", "120", "0"] in cells
     assert ["of them by zero", "90", "0"] in cells
-    assert ["bytes written", "188 B", "144 B", "1.3 x"] in cells
+    assert ["bytes written", "188 B", "144 B", "1.3x"] in cells
     assert any(row[0] == "time (median of 1 run)" for row in cells)
     assert lines[-2] == "  equal: the same numbers, none of the zeros"
 
@@ -139,12 +139,10 @@ def test_example_a_on_a_terminal(example_a: Comparison) -> None:
         ("bitwise", "equal: the same numbers, none of the zeros"),
         ("zeros", "equal: the same numbers, none of the zeros"),
         ("rounding", "equal within rounding: the same sums, none of the zeros"),
-        ("different", "NOT equal: the two ways give different numbers here"),
+        ("different", "NOT equal: lookup and one-hot matmul give different numbers"),
     ],
 )
-def test_the_verdict_says_no_more_than_was_found(
-    example_a: Comparison, verdict: str, line: str
-) -> None:
+def test_the_verdict_matches_the_agreements(example_a: Comparison, verdict: str, line: str) -> None:
     output, gradient = example_a.check.agreements
     changed = dataclasses.replace(gradient, verdict=verdict)
     check = dataclasses.replace(example_a.check, agreements=(output, changed))
@@ -154,7 +152,7 @@ def test_the_verdict_says_no_more_than_was_found(
     assert line in report.to_html([comparison])
 
 
-def test_many_ids_are_shortened_and_counted() -> None:
+def test_many_ids_are_cut_and_counted() -> None:
     comparison = compared(50, 3, list(range(50)))
     text = on_terminal(comparison)
     assert re.search(r" 17 *\n  and 32 more *\n", text)
@@ -162,7 +160,7 @@ def test_many_ids_are_shortened_and_counted() -> None:
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])
-def test_no_line_is_wider_than_the_terminal_and_no_number_cut(width: int) -> None:
+def test_lines_fit_the_terminal_and_numbers_are_complete(width: int) -> None:
     tokens = ["word " * 20, "词元" * 30, *HOSTILE, "x"]
     comparison = compared(3000, 8, list(range(9)), tokens=tokens, title="title " * 30)
     text = on_terminal(comparison, width)
@@ -172,10 +170,10 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_cut(width: int) -> Non
     assert width < 80 or "432,000" in numbers
 
 
-def test_a_prefix_is_said_to_be_one() -> None:
+def test_a_partial_comparison_is_reported() -> None:
     comparison = compared(100, 4, [1, 2, 3, 4, 5, 6], budget=32_000)
     assert 0 < comparison.compared_count < 6
-    expected = f"6 ids; compared on the first {comparison.compared_count}: for all of them"
+    expected = f"6 ids; compared the first {comparison.compared_count}: all of them would need"
     assert expected in " ".join(on_terminal(comparison).split())
     assert expected in report.to_html([comparison])
 
@@ -190,7 +188,7 @@ ROWS = {
 
 
 def drawings(page: str) -> list[tuple[list[str], str]]:
-    """The texts of each figure, in order, and its caption."""
+    """Return the texts and the caption of each figure."""
     found = []
     for figure in re.findall(r"<figure>.*?</figure>", page, re.DOTALL):
         svg = re.search(r"<svg.*</svg>", figure, re.DOTALL)
@@ -207,7 +205,7 @@ def drawings(page: str) -> list[tuple[list[str], str]]:
 
 
 def count(texts: list[str], run: list[str]) -> int:
-    """How often the texts stand there one after the other."""
+    """Count how often the texts occur in a row."""
     return sum(texts[start : start + len(run)] == run for start in range(len(texts)))
 
 
@@ -215,12 +213,12 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
     one, another, several, product, second = drawings(report.to_html([example_a]))
     for (texts, caption), number, id in ((one, 1, 2), (another, 2, 3)):
         assert caption.startswith(f"Figure {number}. ")
-        assert f"id {id} picks row {id}" in caption
+        assert f"id {id} selects row {id}" in caption
         assert {row: count(texts, ROWS[row]) for row in ROWS} == {
             row: 2 if row == id else 1 for row in ROWS
-        }  # in the table, and the one picked in the output as well
+        }  # in the table; the selected row also in the output
     texts, caption = several
-    assert caption == "Figure 3. The ids pick their rows, in their order."
+    assert caption == "Figure 3. The ids select their rows, in order."
     assert all(count(texts, ROWS[row]) == 2 for row in ROWS)
     outputs = [text for text in texts if text in ("0.7953", "-0.6315", "-0.4015")][-3:]
     assert outputs == ["-0.6315", "0.7953", "-0.4015"]  # rows 2, 3, 1
@@ -229,12 +227,12 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert f"the one-hot row of id {id} times column 0" in caption
         entry = ROWS[id][0]
         assert count(texts, ["1", "×", entry, "=", entry]) == 1
-        assert texts.count("0") >= 6  # a zero and a product by it for each other row
+        assert texts.count("0") >= 6  # a zero and its product for each other row
         assert texts[texts.index("sum") + 1 :][:2] == ["=", entry]
         assert "3 of 4 products are by zero." in texts
 
 
-def test_the_page_of_example_a_says_what_was_found(example_a: Comparison) -> None:
+def test_the_page_of_example_a_has_the_results(example_a: Comparison) -> None:
     page = Page(report.to_html([example_a]))
     assert page.open == []
     for text in (
@@ -253,7 +251,7 @@ def test_the_page_of_example_a_says_what_was_found(example_a: Comparison) -> Non
 
 
 @pytest.mark.parametrize(
-    ("different", "title"), [(False, "look-up, equal"), (True, "look-up, NOT equal")]
+    ("different", "title"), [(False, "lookup, equal"), (True, "lookup, NOT equal")]
 )
 def test_the_title_of_the_page_has_the_verdict(
     example_a: Comparison, different: bool, title: str
@@ -267,7 +265,7 @@ def test_the_title_of_the_page_has_the_verdict(
     assert page.count("<section>") == 1 + different
 
 
-def test_hostile_words_are_shown_and_never_obeyed() -> None:
+def test_hostile_texts_are_escaped() -> None:
     comparison = compared(9, 3, list(range(6)), tokens=HOSTILE, title=f"<b>{HOSTILE[1]} &amp;")
     text = report.to_html([comparison])
     page = Page(text)
@@ -282,7 +280,7 @@ def test_hostile_words_are_shown_and_never_obeyed() -> None:
     assert all(char == "\n" or char.isprintable() for char in text)
 
 
-def test_the_page_asks_nothing_of_anyone(example_a: Comparison) -> None:
+def test_the_page_has_no_scripts_and_no_links(example_a: Comparison) -> None:
     page = Page(report.to_html([example_a]))
     assert "script" not in page.tags
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -310,7 +308,7 @@ def test_the_page_asks_nothing_of_anyone(example_a: Comparison) -> None:
         "no columns",
         "no rows",
         "one id",
-        "an id twice",
+        "a duplicate id",
         "one row",
         "two ids",
         "many ids",
@@ -327,4 +325,4 @@ def test_every_size_has_its_report_and_its_figures(
     assert [caption.split(".")[0] for caption in captions] == [
         f"Figure {number}" for number in range(1, figures + 1)
     ]
-    assert ("Why?" in page) == bool(figures)
+    assert ("How it works" in page) == bool(figures)

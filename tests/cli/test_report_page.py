@@ -1,4 +1,4 @@
-"""The report page in a real browser: self-contained, harmless, readable, and usable by all."""
+"""The report page in a browser: self-contained, safe, readable and accessible."""
 
 import re
 from collections.abc import Callable
@@ -32,7 +32,7 @@ Open = Callable[..., RecordedPage]
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of three reports: Example A, hostile words, and one that is not equal."""
+    """A page of three reports: Example A, hostile texts, and one that is not equal."""
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(5000, 300, generator=generator)
     poisoned = torch.randn(40, 3, generator=generator)
@@ -53,7 +53,7 @@ def open_page(open_recorded: OpenPage, file: Path) -> Open:
     return partial(open_recorded, file.as_uri())
 
 
-def test_it_opens_from_disk_with_no_request_and_no_complaint(open_page: Open, file: Path) -> None:
+def test_it_opens_from_disk_without_requests_or_messages(open_page: Open, file: Path) -> None:
     recorded = open_page()
     recorded.page.mouse.wheel(0, 20_000)
     for item in recorded.page.locator(".ids li").all():
@@ -63,21 +63,21 @@ def test_it_opens_from_disk_with_no_request_and_no_complaint(open_page: Open, fi
     assert recorded.messages == []
 
 
-def test_the_watch_would_see_a_request_and_a_dialog(open_page: Open) -> None:
+def test_requests_and_dialogs_are_recorded(open_page: Open) -> None:
     recorded = open_page()
-    recorded.page.goto("about:blank")  # away from the page's own policy
+    recorded.page.goto("about:blank")  # leave the page's content security policy
     recorded.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
     recorded.page.wait_for_timeout(200)
     assert "http://127.0.0.1:9/x" in recorded.requests
     assert "seen" in recorded.messages
 
 
-def test_hostile_words_are_text_and_nothing_else(open_page: Open) -> None:
+def test_hostile_texts_stay_text(open_page: Open) -> None:
     page = open_page().page
     assert page.locator("script, img, iframe, object, embed, form, b").count() == 0
     handlers = "[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())"
     assert not [name for name in page.evaluate(handlers) if name.startswith("on")]
-    assert page.title() == "hotrow: one-hot matmul against look-up, NOT equal"
+    assert page.title() == "hotrow: one-hot matmul and lookup, NOT equal"
     expect(page.get_by_role("heading", level=2)).to_have_text(TITLES)
     shown = page.locator("section").nth(1).locator(".ids bdi").all_text_contents()
     assert shown[:2] == [HOSTILE[0][:23] + "…", HOSTILE[1][:23] + "…"]
@@ -87,7 +87,7 @@ def test_hostile_words_are_text_and_nothing_else(open_page: Open) -> None:
 
 def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, tmp_path: Path) -> None:
     page = open_page(360).page
-    page.screenshot(path=tmp_path / "narrow.png", full_page=True)  # for people to look at
+    page.screenshot(path=tmp_path / "narrow.png", full_page=True)  # to inspect by eye
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("document.documentElement.clientWidth") == 360
     too_wide = page.evaluate(
@@ -106,7 +106,7 @@ def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_drawings_keep_a_size_that_can_be_read(open_page: Open, width: int) -> None:
+def test_figures_keep_a_readable_size(open_page: Open, width: int) -> None:
     heights = open_page(width).page.evaluate(
         """() => [...document.querySelectorAll('figure svg text')]
             .filter(e => e.textContent.trim())
@@ -116,7 +116,7 @@ def test_drawings_keep_a_size_that_can_be_read(open_page: Open, width: int) -> N
     assert min(heights) >= 11
 
 
-# The least contrast of any text outside the drawings with what is painted behind it (WCAG 2.2).
+# The lowest contrast of text outside the figures with its background (WCAG 2.2).
 CONTRAST = """() => {
   const parse = color => {
     const [r, g, b, a = 1] = color.match(/[0-9.]+/g).map(Number);
@@ -152,16 +152,16 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_has_contrast_enough(open_page: Open, tmp_path: Path, scheme: str) -> None:
+def test_all_text_has_enough_contrast(open_page: Open, tmp_path: Path, scheme: str) -> None:
     page = open_page(scheme=scheme).page
-    page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)  # for people to look at
+    page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)  # to inspect by eye
     found = page.evaluate(CONTRAST)
     assert found["texts"] > 50
     assert found["least"][0] >= 4.5, found["least"]
     assert (found["paper"] < 0.1) == (scheme == "dark")
 
 
-def test_verdicts_are_told_by_words_and_not_by_colour_alone(open_page: Open) -> None:
+def test_verdicts_do_not_depend_on_color(open_page: Open) -> None:
     verdicts = open_page().page.locator(".verdict").all_text_contents()
     assert [text.split(":")[0] for text in verdicts] == ["equal", "equal", "NOT equal"]
 
@@ -181,7 +181,7 @@ def test_language_landmarks_and_headings(open_page: Open) -> None:
     assert levels == [1, *[2, 3, 3, 3] * len(TITLES)]
 
 
-def test_each_figure_and_each_drawing_has_a_name(open_page: Open) -> None:
+def test_each_figure_and_image_has_a_name(open_page: Open) -> None:
     page = open_page().page
     figures, drawings = page.get_by_role("figure"), page.get_by_role("img")
     assert figures.count() == drawings.count() == 15
@@ -198,7 +198,7 @@ def test_tables_have_headers(open_page: Open) -> None:
     page = open_page().page
     costs = page.locator("section").first.locator("table.numbers")
     headers = costs.get_by_role("columnheader").all_text_contents()
-    assert headers == ["forward and gradient", "one-hot matmul", "look-up", "ratio"]
+    assert headers == ["forward and gradient", "one-hot matmul", "lookup", "ratio"]
     expect(costs.get_by_role("rowheader")).to_have_count(5)
     same = page.locator("section").first.locator("table").first
     assert same.get_by_role("rowheader").all_text_contents() == ["output", "gradient"]

@@ -1,4 +1,4 @@
-"""The settings under which every peer is at its best, the machine, and the versions."""
+"""The settings that suit every peer best, the machine, and the versions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Huge pages for torch, and for everybody else (JAX's dense step takes two thirds of its time with
-# them); and glibc keeps what a step frees for the next one, up to 64 MB a tensor: whether it does
-# so by itself depends on the order of the last two.
+# The first two enable huge pages, for torch and for the rest (JAX's dense step takes two thirds of
+# its time with them). The last two make glibc keep freed tensors of up to 64 MB for the next step.
 SETTINGS = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -23,7 +22,7 @@ PACKAGES = ("hotrow", "torch", "numba", "numpy")
 
 
 def describe_environment(threads: int, packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """The versions and the machine."""
+    """Return the versions, the settings and the machine."""
     memory = _line("/proc/meminfo", "MemTotal").split()
     return {
         "date": time.strftime("%Y-%m-%d"),

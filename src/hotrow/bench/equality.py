@@ -1,4 +1,4 @@
-"""Some rows of a peer's table compared with dense torch's, after the same steps."""
+"""Compare sampled rows of a peer's table with dense training."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hotrow.verify.sameness import SLACK
 
 
 class EqualityError(AssertionError):
-    """hotrow's rows are not those of dense training."""
+    """hotrow's rows differ from dense training."""
 
 
 def sample_rows(batches: Batches, size: int = 128) -> Tensor:
-    """Distinct rows, ascending: the most frequent ones, some of a batch, and rare ones."""
+    """Return distinct rows in order: the most frequent, some of a batch, and rare ones."""
     third = size // 3
     rare = np.random.default_rng(1).integers(0, batches.rows, third)
     frequent = batches.ids_of_ranks(np.arange(third))
@@ -37,9 +37,10 @@ def train_rows(
     gradient: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """The sampled rows after torch's dense optimizer; without an optimizer, their gradient.
+    """Train the sampled rows with torch's dense optimizer; return them, or their gradient.
 
-    An elementwise optimizer treats each row alone, so it is enough to train a table of these rows.
+    Without an optimizer, return the gradient. An elementwise optimizer treats each row
+    separately, so a table of the sampled rows suffices.
     """
     table = nn.Parameter(initial.to(dtype, copy=True))
     optimizer = (
@@ -63,11 +64,11 @@ def train_rows(
 def compare_rows(
     values: Tensor, initial: Tensor, train_dense: Callable[[torch.dtype], Tensor]
 ) -> dict[str, Any]:
-    """How far `values` and dense torch in their dtype are from dense torch in float64.
+    """Compare the errors of `values` and of dense torch against dense torch in float64.
 
-    Equal means: the largest error to float64 is at most that of dense torch, plus 2 ulp of the
-    largest value. Nothing wider than float64 is at hand: there, dense torch's error is twice that
-    of float32, scaled by the ratio of the two ulps, as either side may round otherwise.
+    Equal means: the max error of `values` is at most that of dense torch in their dtype, plus 2
+    ulp of the largest value. For float64 there is no wider reference: its dense error is taken as
+    twice that of float32, scaled by the ratio of the two ulps.
     """
     truth = train_dense(torch.float64)
     eps = torch.finfo(values.dtype).eps

@@ -1,9 +1,9 @@
-"""The bandwidth floor: the bytes a step must move over this machine's copy speed.
+"""The bandwidth floor: the bytes that a step must move, divided by the copy speed.
 
 A training step reads and writes each touched row's weight and state once, reads each row of the
 output's gradient once, and writes each row of the output once. Forward alone reads the touched
 rows and writes the output; forward and backward also read the output's gradient and write the
-gradient of each touched row. The ids themselves are left out.
+gradient of each touched row. The ids are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COPY_BYTES = 128 << 20  # several times the caches
 def bytes_moved(
     task: str, optimizer_name: str | None, columns: int, ids: int, distinct: int, itemsize: int
 ) -> int:
-    """By one step over `distinct` rows, in values of `itemsize` bytes."""
+    """Return the bytes that a step over `distinct` rows must move."""
     row = columns * itemsize
     if task == "forward":
         return row * (distinct + ids)
@@ -35,7 +35,7 @@ def bytes_moved(
 
 @functools.cache
 def state_count(optimizer_name: str) -> int:
-    """How many values an optimizer keeps for each weight."""
+    """Return the number of state values that an optimizer stores per weight."""
     weight = nn.Parameter(torch.zeros(2, 3))
     optimizer = getattr(hotrow.optim, optimizer_name).torch_class([weight])
     weight.grad = torch.ones(2, 3)
@@ -44,14 +44,14 @@ def state_count(optimizer_name: str) -> int:
 
 
 class CopySpeed:
-    """How fast this machine copies memory, measured between the peers' turns."""
+    """The machine's copy speed, measured between the peers' turns."""
 
     def __init__(self) -> None:
         self.source, self.target = (torch.ones(COPY_BYTES, dtype=torch.uint8) for _ in range(2))
         self.seconds: list[float] = []
 
     def measure(self, times: int = 5) -> None:
-        """Time a few more copies, after one that is not timed."""
+        """Time more copies, after an untimed one."""
         for number in range(times + 1):
             begin = time.perf_counter()
             self.target.copy_(self.source)
@@ -59,5 +59,5 @@ class CopySpeed:
                 self.seconds.append(time.perf_counter() - begin)
 
     def bytes_per_second(self) -> float:
-        """Read and written, at the median."""
+        """Return the bytes read and written per second, at the median."""
         return 2 * self.source.nbytes / statistics.median_high(self.seconds)

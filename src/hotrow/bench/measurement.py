@@ -1,4 +1,4 @@
-"""Equality, memory and times of a workload's peers, in turn A B A B in one process."""
+"""Measure equality, memory and times of a workload's peers, in turns A B A B, in one process."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from hotrow.bench.workload import (
 from hotrow.inputs.text import one_line
 from hotrow.verify.measure import free_memory
 
-Turns = list[list[dict[str, float]]]  # of a peer: its turns, their steps, milliseconds by part
-WARMUP_SHARE = 0.65  # of the time that everything takes
+Turns = list[list[dict[str, float]]]  # of a peer: turns, steps, milliseconds by part
+WARMUP_SHARE = 0.65  # share of the warm-up in the total time
 
 
 def case_of(workload: TableWorkload, config: PeerConfig = HOTROW) -> Case:
-    """What a peer of the workload is built for."""
+    """Return the task, optimizer and sizes that a peer is built for."""
     return Case(
         workload.task,
         workload.optimizer,
@@ -49,7 +49,7 @@ def case_of(workload: TableWorkload, config: PeerConfig = HOTROW) -> Case:
 
 
 class Measurement:
-    """One workload, its peers, and the results of each so far."""
+    """The measurement of one workload: its peers and their results so far."""
 
     def __init__(
         self,
@@ -77,10 +77,10 @@ class Measurement:
         self.copy_speed = floor.CopySpeed()
 
     def run(self) -> Record:
-        """The workload's record, without the environment.
+        """Measure all peers and return the record, without the environment.
 
         Raises:
-            EqualityError: hotrow's rows are not those of dense training.
+            EqualityError: hotrow's rows differ from dense training.
         """
         self.prepare_peers()
         turns = self.time_rounds()
@@ -115,15 +115,15 @@ class Measurement:
         }
 
     def prepare_peers(self) -> None:
-        """Make each peer ready; one that cannot take part is left out, and its result says why.
+        """Prepare each peer; the result of a peer that fails contains the reason.
 
-        The memory they need is estimated: much of it is only allocated when they step.
+        The memory that peers need is estimated, because a step allocates much of it later.
         """
         budget = memory.MemoryBudget(free_memory())
         references: dict[Any, Tensor] = {}
         for number, (name, config) in enumerate(self.configs.items()):
             share = WARMUP_SHARE * number / len(self.configs)
-            self.report_progress(share, f"{name}: steps before the timing")
+            self.report_progress(share, f"{name}: warm-up")
             sizes = {"ids": config.ids, "threads": config.threads}
             rows = self.cases[name].rows
             self.results[name] = {"rows": rows} | {k: v for k, v in sizes.items() if v}
@@ -133,7 +133,7 @@ class Measurement:
     def prepare(
         self, name: str, budget: memory.MemoryBudget, references: dict[Any, Tensor]
     ) -> None:
-        """Build a peer, run its warm-up, compare its numbers and measure its memory."""
+        """Build a peer, warm it up, compare its rows and measure its memory."""
         type_name, case = self.configs[name].type_name, self.cases[name]
         peer_type = self.peer_types[type_name]
         needed = estimate_bytes(type_name, peer_type, case, self.peers)
@@ -149,11 +149,11 @@ class Measurement:
                 "peak_extra_bytes": peak + peer.bookkeeping_bytes(),
                 "table_and_state_bytes": peer.table_and_state_bytes(),
             }
-        peer.zero_grad()  # the others need the memory
+        peer.zero_grad()  # frees memory for the other peers
         budget.reserve(*needed)
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
-        """The result; or None where a peer fails, which then is left out."""
+        """Return the result of `work`; or None if the peer fails, which removes it."""
         type_name = self.configs[name].type_name
         try:
             return work()
@@ -168,10 +168,10 @@ class Measurement:
             return None
 
     def warm_up(self, name: str, peer: Peer, references: dict[Any, Tensor]) -> None:
-        """Run the steps before the timing, and compare the peer's rows with dense torch's."""
+        """Run the warm-up steps, and compare the peer's rows with dense training."""
         workload = self.workload
         steps = workload.dense_warmup_steps if peer.is_dense else workload.warmup_steps
-        if peer.is_reference:  # torch's own: nothing to compare
+        if peer.is_reference:
             self.run_steps(name, peer, steps)
             return
         case, rows = self.cases[name], equality.sample_rows(self.batches[name])
@@ -206,19 +206,18 @@ class Measurement:
         if not comparison["equal"] and self.configs[name].type_name == HOTROW.type_name:
             error, allowed = comparison["max_error"], comparison["max_error_of_dense"]
             raise equality.EqualityError(
-                f"{name} is not what dense training gives: the largest error to "
-                f"{reference or 'torch'} in float64 is {error:.3g}, on "
-                f"{comparison['rows_compared']} rows; torch's own in {workload.dtype} is "
-                f"{allowed:.3g}"
+                f"{name} differs from dense training: max error {error:.3g} against "
+                f"{reference or 'torch'} in float64 on {comparison['rows_compared']} rows; torch's "
+                f"own {workload.dtype} error is {allowed:.3g}"
             )
 
     def run_steps(self, name: str, peer: Peer, count: int) -> list[dict[str, float]]:
-        """Run so many steps of one peer; milliseconds of each part of each step."""
+        """Run `count` steps of one peer; return the milliseconds of each part of each step."""
         torch.set_num_threads(self.configs[name].threads or self.thread_count)
         gradient = self.gradient[: self.cases[name].ids]
         times = []
         try:
-            # Ids are drawn before any step is timed, a few batches at a time.
+            # Draw the ids before the steps, so that drawing is not timed.
             for begin in range(0, count, 32):
                 first = self.next_batch[name] + begin
                 for ids in [self.batches[name][first + k] for k in range(min(32, count - begin))]:
@@ -230,7 +229,7 @@ class Measurement:
         return times
 
     def time_rounds(self) -> dict[str, Turns]:
-        """The timed steps of each peer by turn, in rounds A B A B."""
+        """Time the peers in turns A B A B; return each peer's steps by turn."""
         workload = self.workload
         turns: dict[str, Turns] = {name: [] for name in self.peers}
         for number in range(workload.rounds):
@@ -242,12 +241,12 @@ class Measurement:
                 work = functools.partial(self.run_steps, name, peer, 1 + steps)
                 times = self.attempt(name, work)
                 if times is not None:
-                    turns[name].append(times[1:])  # the first finds another peer's caches
+                    turns[name].append(times[1:])  # the first step runs with another peer's caches
                     peer.zero_grad()
         return {name: peer_turns for name, peer_turns in turns.items() if name in self.peers}
 
     def summarize(self, turns: Turns) -> dict[str, Any]:
-        """Percentiles of the steps' times, and of their parts where these are known."""
+        """Return percentiles of the steps' times, and of their parts if these are timed."""
         steps = [step for turn in turns for step in turn]
         summary = {"step": percentiles([sum(step.values()) for step in steps])}
         for part in TASK_PARTS[self.workload.task]:
@@ -256,11 +255,11 @@ class Measurement:
         return summary
 
     def distinct_ids(self, name: str) -> int:
-        """How many different ids a step of this peer has."""
+        """Return the number of distinct ids in this peer's first batch."""
         return len(torch.unique(self.batches[name][0]))
 
     def compare_with_floor(self, name: str, copy_speed: float) -> dict[str, Any]:
-        """The bytes a step must move, the time to copy as many, and the step's ratio to it."""
+        """Return the bytes a step must move, the time to copy them, and the step's ratio to it."""
         case, step = self.cases[name], self.results[name]["step"]
         moved = floor.bytes_moved(
             case.task,

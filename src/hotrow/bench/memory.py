@@ -1,7 +1,7 @@
-"""The peak memory of a step (Linux with glibc only), and how much memory the peers need.
+"""The peak memory of a step (Linux with glibc only), and the memory that peers need.
 
-The peak is of the process's resident memory during the step (VmHWM, reset just before by writing 5
-to /proc/self/clear_refs), less what is resident between steps, when gradients are released.
+The peak is the process's peak resident memory during a step (VmHWM, reset by writing 5 to
+/proc/self/clear_refs) minus the resident memory between steps, without gradients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hotrow.inputs.text import format_size
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PAGE_FLOATS = 1024
-# What `mallopt` sets, and the variables that set it for the whole process.
+# Environment variables and the `mallopt` options that they set.
 THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
-RETURN_BYTES = 128 << 10  # what is larger goes back to the system when it is freed
+RETURN_BYTES = 128 << 10  # larger blocks go back to the system when freed
 
 
 def is_supported() -> bool:
-    """Whether this system shows the peak, and its allocator can return memory at once."""
+    """Return whether the system reports the peak and its allocator can return memory at once."""
     try:
         CLEAR.write_text("5")
         return bool(ctypes.CDLL(None).mallopt and ctypes.CDLL(None).malloc_trim)
@@ -34,7 +34,7 @@ def is_supported() -> bool:
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system at once, which is not done while time is measured."""
+    """Return freed memory to the system at once; time measurements don't do this."""
     libc = ctypes.CDLL(None)
     for option in THRESHOLDS.values():
         libc.mallopt(option, RETURN_BYTES)
@@ -46,7 +46,7 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def measure_peak(work: Callable[[], object]) -> int:
-    """The most bytes that the work needs over what is in use when it begins."""
+    """Return the peak bytes that `work` needs on top of those in use before."""
     with return_freed_memory():
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -57,13 +57,13 @@ def measure_peak(work: Callable[[], object]) -> int:
 
 
 def make_state_resident(peer: Peer) -> None:
-    """Write to all of the state: zeros that were never written to may not be resident."""
+    """Write to the whole state: zeros that were never written may not be resident."""
     for state in peer.state():
         state.view(-1)[::PAGE_FLOATS].add_(0)
 
 
 def resident_bytes(field: str, status: str | None = None) -> int:
-    """VmRSS (now) or VmHWM (the peak) of this process, or of the one with this status."""
+    """Return VmRSS (current) or VmHWM (peak) of this process, or from the given status."""
     for line in (status or STATUS.read_text()).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -71,24 +71,24 @@ def resident_bytes(field: str, status: str | None = None) -> int:
 
 
 class MemoryBudget:
-    """Free memory for all peers: each keeps table and state, one at a time makes a step."""
+    """Free memory, shared by peers: each keeps table and state, one at a time makes a step."""
 
     def __init__(self, free_bytes: float) -> None:
         self.free_bytes, self.step_bytes = free_bytes, 0.0
 
     def check(self, table_and_state_bytes: float, step_bytes: float) -> None:
-        """Raise if there is not enough for one more peer.
+        """Raise if one more peer does not fit.
 
         Raises:
-            MemoryError: with what it needs and what is left.
+            MemoryError: the message has the needed and the free bytes.
         """
-        # The largest step of the others needs its memory as well.
+        # Keep room for the largest step of the other peers.
         left = self.free_bytes - max(self.step_bytes - step_bytes, 0.0)
         if table_and_state_bytes + step_bytes > left:
             needed = format_size(table_and_state_bytes + step_bytes)
             raise MemoryError(f"it needs about {needed}, but {format_size(max(left, 0))} are free")
 
     def reserve(self, table_and_state_bytes: float, step_bytes: float) -> None:
-        """Set memory aside for one more peer."""
+        """Reserve memory for one more peer."""
         self.free_bytes -= table_and_state_bytes
         self.step_bytes = max(self.step_bytes, step_bytes)

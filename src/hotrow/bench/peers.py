@@ -1,4 +1,4 @@
-"""A table and its optimizer behind one step: hotrow's, torch's, and the one-hot matmul."""
+"""Peers: hotrow, torch's optimizers and the one-hot matmul behind one interface."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import hotrow
 from hotrow.bench.floor import state_count
 from hotrow.table.parameter import Table
 
-# What is timed of each task.
+# The timed parts of each task.
 TASK_PARTS = {
     "forward": ("forward",),
     "gradient": ("zero_grad", "forward", "backward"),
     "step": ("zero_grad", "forward", "backward", "optimizer_step"),
 }
-FUSED_OPTIMIZERS = ("SGD", "Adagrad", "Adam", "AdamW")  # those that torch fuses on CPUs
+FUSED_OPTIMIZERS = ("SGD", "Adagrad", "Adam", "AdamW")  # fused by torch on CPUs
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a peer is built for: a task of `TASK_PARTS`, its optimizer if it steps, the sizes."""
+    """A task of `TASK_PARTS`, its optimizer or None, and the sizes."""
 
     task: str
     optimizer: str | None
@@ -37,42 +37,42 @@ class Case:
 
     @property
     def table_bytes(self) -> int:
-        """Of the weight."""
+        """The bytes of the weight."""
         return self.rows * self.columns * self.dtype.itemsize
 
 
 def initial_weight(case: Case) -> Tensor:
-    """The same initial table for every peer."""
+    """Return the initial table, the same for every peer."""
     weight = torch.empty(case.rows, case.columns, dtype=case.dtype)
     return weight.uniform_(generator=torch.Generator().manual_seed(0))
 
 
 class GivenGradient(torch.autograd.Function):
-    """Stands for the layers above: a loss with a given gradient.
+    """A loss with a given gradient, in place of a model's other layers.
 
-    As in a model, backward holds the only reference to that gradient.
+    As in a model, backward owns the only reference to that gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, gradients: list[Tensor]) -> Tensor:
-        """Any number: it is not used."""
+        """Return a placeholder."""
         ctx.gradients = gradients
         return output.new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Any:
-        """The given gradient."""
+        """Return the given gradient."""
         return ctx.gradients.pop(), None
 
 
 class Peer:
-    """An embedding and an optimizer, trained by the usual loop.
+    """An embedding and an optimizer in the usual training loop.
 
     Attributes:
-        label: its name in reports.
-        counterpart: torch's dense optimizer that its numbers are compared with.
-        is_dense: whether a step updates the whole table; then earlier steps don't affect its time.
-        is_reference: whether its numbers are the dense ones by definition.
+        label: the name in reports.
+        counterpart: torch's dense optimizer to compare the rows with.
+        is_dense: whether a step updates the whole table; its time doesn't depend on earlier steps.
+        is_reference: whether this is torch's dense optimizer itself.
     """
 
     is_dense = False
@@ -85,9 +85,9 @@ class Peer:
         self.label, self.counterpart = label, counterpart
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """The whole task once; the seconds of each of its `TASK_PARTS`.
+        """Run the task once; return the seconds of each of its `TASK_PARTS`.
 
-        The output and its graph are released within backward's time.
+        Backward's time includes freeing the output and its graph.
         """
         names = TASK_PARTS[self.case.task]
         if names == ("forward",):
@@ -113,41 +113,41 @@ class Peer:
 
     @torch.no_grad()
     def forward_only(self, ids: Tensor) -> float:
-        """Seconds of the look-up."""
+        """Return the seconds of the lookup."""
         begin = time.perf_counter()
         self.forward(ids)
         return time.perf_counter() - begin
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(N, D): the rows of the ids."""
+        """Return the rows of the ids, (N, D)."""
         output: Tensor = self.module(ids)
         return output
 
     @torch.no_grad()
     def read(self, rows: Tensor) -> Tensor:
-        """A copy of some rows, read as a user reads them: by looking them up."""
+        """Return a copy of some rows, read with a lookup."""
         return self.forward(rows).detach().clone()
 
     @torch.no_grad()
     def gradient(self, rows: Tensor) -> Tensor:
-        """Some rows of the gradient that the last step left."""
+        """Return some rows of the last step's gradient."""
         gradient = self.module.weight.grad
         dense: Tensor = gradient.to_dense() if gradient.is_sparse else gradient
         return dense[rows]
 
     def state(self) -> Iterator[Tensor]:
-        """The optimizer's state that is as large as the table; lagging rows are not settled."""
+        """Yield the optimizer state that is as large as the table, without settling it."""
         for values in self.optimizer.state.values() if self.optimizer else ():
             for value in dict.values(values):
                 if isinstance(value, Tensor) and value.ndim == 2:
                     yield value
 
     def table_and_state_bytes(self) -> int:
-        """Of the table and the state."""
+        """Return the bytes of table and state."""
         return self.case.table_bytes + sum(s.nbytes for s in self.state())
 
     def bookkeeping_bytes(self) -> int:
-        """Of what is kept from step to step besides table and state."""
+        """Return the bytes of other data that is kept between steps."""
         return 0
 
 
@@ -155,14 +155,14 @@ Build = Callable[[Case, dict[str, Peer]], Peer]
 
 
 class OneHot(nn.Module):
-    """The literal product, with its one-hot written directly in the table's dtype."""
+    """The literal product with a dense one-hot of the table's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(N,) -> (N, D)."""
+        """Multiply the one-hots of the ids by the table, (N,) -> (N, D)."""
         rows = len(self.weight)
         one_hot = torch.zeros(len(ids), rows, dtype=self.weight.dtype)
         output: Tensor = one_hot.scatter_(1, ids[:, None], 1) @ self.weight
@@ -170,24 +170,24 @@ class OneHot(nn.Module):
 
 
 def torch_embedding(case: Case, sparse: bool = False) -> nn.Embedding:
-    """Torch's layer around `initial_weight`."""
+    """Return torch's layer with `initial_weight`."""
     weight = initial_weight(case)
     return nn.Embedding(case.rows, case.columns, sparse=sparse, _weight=weight)
 
 
 class HotrowPeer(Peer):
-    """hotrow's table."""
+    """hotrow's table and optimizer."""
 
     def bookkeeping_bytes(self) -> int:
-        """Of the count of steps that each row has been through."""
+        """Return the bytes of the last steps of the rows."""
         lag = getattr(self.module.weight, "lag", None)
         return 0 if lag is None else int(lag.row_steps.nbytes)
 
 
 def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:
-    """The two lines of the README; a small table is converted as well."""
+    """Build hotrow's peer with the two lines of the README; convert small tables too."""
     module = hotrow.convert(torch_embedding(case), min_entries=0)
-    assert isinstance(module.weight, Table), "convert left the embedding to torch"
+    assert isinstance(module.weight, Table), "convert did not convert the embedding"
     if case.optimizer is None:
         return HotrowPeer(case, module, None, "hotrow.convert(nn.Embedding)", None)
     optimizer = getattr(hotrow.optim, case.optimizer)(module.parameters())
@@ -195,10 +195,10 @@ def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:
 
 
 def build_torch_dense(**options: bool) -> Build:
-    """The dense optimizer: fused, foreach, or as its constructor chooses (a tensor at a time)."""
+    """Return a function that builds torch's dense optimizer: fused, foreach or default."""
 
     def build(case: Case, others: dict[str, Peer]) -> Peer:
-        # Its forms take turns on one table and state, which would not fit several times.
+        # The dense forms share one table and state, to save memory.
         other = next((p for p in others.values() if p.is_reference and p.case == case), None)
         module = other.module if other else torch_embedding(case)
         optimizer, label = None, "nn.Embedding"
@@ -217,7 +217,7 @@ def build_torch_dense(**options: bool) -> Build:
 
 
 def build_torch_sparse(case: Case, others: dict[str, Peer]) -> Peer:
-    """`nn.Embedding(sparse=True)` and the optimizer that takes its gradient."""
+    """Build `nn.Embedding(sparse=True)` with an optimizer for sparse gradients."""
     module = torch_embedding(case, sparse=True)
     if case.optimizer is None:
         return Peer(case, module, None, "nn.Embedding(sparse=True)", None)
@@ -230,7 +230,7 @@ def build_torch_sparse(case: Case, others: dict[str, Peer]) -> Peer:
 
 
 def build_one_hot(case: Case, others: dict[str, Peer]) -> Peer:
-    """The matmul with a one-hot, with torch's quickest optimizer."""
+    """Build the one-hot matmul with torch's fastest optimizer."""
     module = OneHot(initial_weight(case))
     optimizer, label = None, "one-hot matmul"
     if case.optimizer is not None:
@@ -244,13 +244,13 @@ def build_one_hot(case: Case, others: dict[str, Peer]) -> Peer:
 
 @dataclass(frozen=True)
 class PeerType:
-    """A kind of peer that can take part.
+    """A kind of peer.
 
     Attributes:
-        about: what it is, in a line.
-        build: makes a peer, given those that exist already.
-        gradient_tables: the tables' worth of memory a step takes over table and state, at most.
-        install_command: how to install it, if it is a package of its own.
+        about: a description of one line.
+        build: builds the peer, given the peers that exist already.
+        gradient_tables: the peak memory of a step on top of table and state, in table sizes.
+        install_command: the command that installs it, if it needs another package.
     """
 
     about: str
@@ -260,20 +260,20 @@ class PeerType:
 
 
 PEER_TYPES = {
-    "hotrow": PeerType("hotrow.convert and hotrow.optim; always takes part", build_hotrow),
+    "hotrow": PeerType("hotrow.convert and hotrow.optim; always measured", build_hotrow),
     "torch fused": PeerType(
         "nn.Embedding, torch.optim(fused=True)", build_torch_dense(fused=True), 1.0
     ),
     "torch foreach": PeerType(
         "nn.Embedding, torch.optim(foreach=True)", build_torch_dense(foreach=True), 3.0
     ),
-    "torch default": PeerType("nn.Embedding, torch.optim as it comes", build_torch_dense(), 3.0),
+    "torch default": PeerType(
+        "nn.Embedding, torch.optim with its defaults", build_torch_dense(), 3.0
+    ),
     "torch sparse": PeerType(
         "nn.Embedding(sparse=True), with SGD, Adagrad or SparseAdam", build_torch_sparse
     ),
-    "one-hot matmul": PeerType(
-        "the product with a one-hot that is written out", build_one_hot, 1.0
-    ),
+    "one-hot matmul": PeerType("the product with a dense one-hot", build_one_hot, 1.0),
 }
 DENSE_TYPES = ("torch fused", "torch foreach", "torch default")
 
@@ -281,7 +281,7 @@ DENSE_TYPES = ("torch fused", "torch foreach", "torch default")
 def estimate_bytes(
     type_name: str, peer_type: PeerType, case: Case, others: dict[str, Peer]
 ) -> tuple[float, float]:
-    """About: for table and state, and for a step, with its one-hot where there is one.
+    """Estimate the bytes of table and state, and of a step with its one-hot if it has one.
 
     torch's dense forms share a table.
     """

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
-    """The median, the 20th and the 80th percentile, to five digits."""
+    """Return the median, the 20th and the 80th percentile, to five digits."""
     return {f"{name}_ms": value for name, value in _percentiles(milliseconds).items()}
 
 
 def turn_ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> dict[str, float]:
-    """The times of `a` over those of `b`, turn by turn, each turn by its median."""
+    """Return percentiles of the ratios of a's to b's median times, turn by turn."""
     pairs = zip(a, b, strict=True)
     return _percentiles([statistics.median(x) / statistics.median(y) for x, y in pairs])
 

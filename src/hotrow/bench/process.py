@@ -1,7 +1,7 @@
-"""A measurement in a child process, where settings apply from the start.
+"""Run a measurement in a child process, so that its settings apply from the start.
 
-The child is `python -m hotrow.bench.process JOB`. It writes its progress to standard output, a
-JSON line each, and its result into a file that the job names.
+The child is `python -m hotrow.bench.process JOB`. It writes its progress to standard output as
+JSON lines, and its result to a file named in the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class JobError(Exception):
     """A child process ended without a result.
 
     Attributes:
-        kind: the name of the exception's type, or "" if the process died of something else.
+        kind: the name of the exception's type; "" if the process died without an exception.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:
@@ -37,7 +37,7 @@ class JobError(Exception):
 def run_job(
     function: str, arguments: dict[str, Any], threads: int, report_progress: ReportProgress
 ) -> Record:
-    """What `module:function` returns in a child process; it takes `arguments` and a callback.
+    """Call `module:function` with `arguments` and a callback in a child process.
 
     Raises:
         JobError: with the exception's message, or the last line that the process wrote.
@@ -46,8 +46,10 @@ def run_job(
     environment = (
         os.environ
         | SETTINGS
-        | {"OMP_NUM_THREADS": count, "NPROC": count}  # torch's, and JAX's
-        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what this process can import
+        | {"OMP_NUM_THREADS": count, "NPROC": count}  # of torch and of JAX
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
+        }  # the child imports from the same places
     )
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         path = Path(folder) / "result"
@@ -65,7 +67,7 @@ def run_job(
             lines = errors.read().strip().splitlines()
             code = process.returncode
             ending = f"signal {-code}" if code < 0 else f"exit code {code}"
-            raise JobError(lines[-1] if lines else f"its process ended with {ending}")
+            raise JobError(lines[-1] if lines else f"the process ended with {ending}")
         result: Record = json.loads(path.read_text())
         if "error" in result:
             raise JobError(result["error"], result["kind"])
@@ -73,7 +75,7 @@ def run_job(
 
 
 def _run(job: dict[str, Any]) -> Record:
-    """The result of a job, in the child."""
+    """Run a job in the child process and return its result."""
     for name, value in SETTINGS.items():
         assert os.environ.get(name) == value, f"{name}={value} must be set before torch is loaded"
     torch.set_num_threads(job["threads"])

@@ -1,4 +1,4 @@
-"""What is measured: one table, one batch size, one optimizer, and the peers that train it."""
+"""A workload: one table, one batch size, one optimizer, and the peers that train it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from hotrow.bench.batches import ZIPF_EXPONENT
 
 Record = dict[str, Any]
-ReportProgress = Callable[[float, str], None]  # the share that is done, 0 to 1, and what is next
+ReportProgress = Callable[[float, str], None]  # completed share, 0 to 1, and next activity
 
 
 def ignore_progress(share: float, activity: str) -> None:
-    """Report nothing."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True)
 class PeerConfig:
-    """A peer by the name of its type, with sizes of its own where they differ."""
+    """A peer: the name of its type, and sizes that differ from the workload's."""
 
     type_name: str
     rows: int | None = None
@@ -27,7 +27,7 @@ class PeerConfig:
 
     @property
     def name(self) -> str:
-        """Its key in records and goals."""
+        """The key in records and goals."""
         sizes = {"rows": self.rows, "ids": self.ids, "threads": self.threads}
         texts = [f"{value:,} {size}" for size, value in sizes.items() if value]
         return ", ".join([self.type_name, *texts])
@@ -38,12 +38,12 @@ HOTROW = PeerConfig("hotrow")
 
 @dataclass(frozen=True)
 class TableWorkload:
-    """One table and one task, and how many steps are run.
+    """One table, one task, and the number of steps.
 
     `task` is one of `peers.TASK_PARTS`; without an optimizer it is "forward" or "gradient". Each
-    peer runs `warmup_steps` before the timing, `dense_warmup_steps` if it is dense: then its time
-    does not depend on earlier steps. `rounds` rounds follow, each with `steps_per_turn` timed
-    steps of every peer, `dense_steps_per_turn` of a dense one. A turn begins with an untimed step.
+    peer first runs `warmup_steps`; dense peers, whose time does not depend on earlier steps, run
+    `dense_warmup_steps`. Then `rounds` rounds follow. In each, every peer times `steps_per_turn`
+    steps, or `dense_steps_per_turn` if it is dense, after an untimed step.
     """
 
     name: str

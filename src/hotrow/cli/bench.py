@@ -1,4 +1,4 @@
-"""`hotrow bench`: a training step on a table of the user's size, beside torch's optimizers."""
+"""`hotrow bench`: benchmark a training step against torch's optimizers."""
 
 from __future__ import annotations
 
@@ -27,70 +27,67 @@ from hotrow.inputs.text import format_size
 from hotrow.lesson import times
 from hotrow.verify.measure import free_memory
 
-# A line with nothing but \b keeps the lines up to the next blank one as they are.
-BENCH_HELP = f"""Measure a training step on a table of your size, hotrow beside torch's optimizers.
+# A line with only \b keeps the following paragraph as it is.
+BENCH_HELP = f"""Benchmark a training step of one table against torch's optimizers.
 
-All train the same table on the same ids: hotrow; torch's dense optimizer by default, with
-foreach=True and with fused=True; and nn.Embedding(sparse=True) with SGD, Adagrad or SparseAdam.
-SparseAdam trains a different model: it skips rows without a gradient. hotrow's rows are first
-compared with dense torch's. Then all take turns in one process, with the settings that are best
-for torch. Times are medians, with the 20th and 80th percentile in brackets.
+Measures hotrow, torch's dense optimizer (default, foreach=True and fused=True), and
+nn.Embedding(sparse=True) with SGD, Adagrad or SparseAdam, on the same table and ids. SparseAdam
+trains a different model: it skips rows without a gradient. hotrow's rows are first compared with
+dense training. Times are medians; the range is the 20th to the 80th percentile.
 
-\\b
+\b
 Examples:
   hotrow bench
-  hotrow bench --rows 1_000_000 --columns 256 --ids 16384 \\\\
+  hotrow bench --rows 1_000_000 --columns 256 --ids 16384 \\
       --optimizer AdamW
   hotrow bench --rows 50257 --columns 768 --ids 4096 --dtype bfloat16
   hotrow bench --optimizer SGD --uniform --threads 1 --json bench.json
 
-\\b
-The ids of a batch follow Zipf's law, as words and products do: the id
-of rank k is drawn with a probability proportional to 1 / k^{ZIPF_EXPONENT}.
---zipf sets another exponent, --uniform draws all ids equally often.
+\b
+The ids of a batch follow Zipf's law, like words and products: the id of
+rank k is drawn with a probability proportional to 1 / k^{ZIPF_EXPONENT}.
+--zipf sets another exponent; --uniform draws all ids equally often.
 
-\\b
+\b
 Exit code:
-  0 measured, and hotrow's rows equal dense torch's; 1 they are not equal;
-  2 input that cannot be used; 3 a fault of hotrow's own
+  0 measured and equal to dense training, 1 not equal, 2 invalid input,
+  3 internal error
 """
 NOT_EQUAL = terminal.DIFFERENT
 DTYPES = ("float32", "bfloat16", "float64")
 MAX_COUNT = 2**31 - 1  # of rows, columns and ids
 MAX_EXPONENT = 10.0
-# Above this a one-hot matmul takes too long to be measured along with the others.
+# Above this, the one-hot matmul takes too long to measure with the others.
 MAX_ONE_HOT_MULTIPLICATIONS = 2_000_000_000
-DENSE_VALUES_PER_TURN = 100_000_000  # table values that a dense peer updates in a turn
+DENSE_VALUES_PER_TURN = 100_000_000  # table values that a dense peer updates per turn
 MAX_STEPS_PER_TURN = 20
 
 
 def bench_command(
-    rows: Annotated[
-        str, typer.Option(help="Rows of the table, as in 1_000_000.", metavar="N")
-    ] = "1_000_000",
+    rows: Annotated[str, typer.Option(help="Rows of the table.", metavar="N")] = "1_000_000",
     columns: Annotated[str, typer.Option(help="Columns of the table.", metavar="N")] = "64",
-    ids: Annotated[str, typer.Option(help="Ids in a batch.", metavar="N")] = "16384",
+    ids: Annotated[str, typer.Option(help="Ids per batch.", metavar="N")] = "16384",
     optimizer: Annotated[
-        str, typer.Option(help="The optimizer, as torch names it.", metavar="NAME")
+        str, typer.Option(help="Name of the optimizer, as in torch.optim.", metavar="NAME")
     ] = "AdamW",
     dtype: Annotated[
-        str, typer.Option(help="Of the table: float32, bfloat16 or float64.", metavar="DTYPE")
+        str, typer.Option(help="Dtype: float32, bfloat16 or float64.", metavar="DTYPE")
     ] = "float32",
     zipf: Annotated[
         str | None,
-        typer.Option(help=f"Exponent of Zipf's law; {ZIPF_EXPONENT} by default.", metavar="X"),
+        typer.Option(help=f"Exponent of Zipf's law.  [default: {ZIPF_EXPONENT}]", metavar="X"),
     ] = None,
     uniform: Annotated[bool, typer.Option("--uniform", help="Draw ids uniformly.")] = False,
     threads: Annotated[
         str | None,
-        typer.Option(help="Threads of every peer; torch's own number by default.", metavar="N"),
+        typer.Option(help="Number of threads. Default: torch's.", metavar="N"),
     ] = None,
     json: Annotated[
         str | None,
-        typer.Option(help="Also write every number into this JSON file.", metavar="FILE"),
+        typer.Option(help="Also write all results to this file.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Measure, print, and exit with whether hotrow's rows equal dense torch's."""
+    """Run the benchmark and print it; exit 1 if hotrow's rows differ from dense training."""
     workload = make_workload(rows, columns, ids, optimizer, dtype, zipf, uniform)
     thread_count = (
         torch.get_num_threads()
@@ -118,18 +115,18 @@ def make_workload(
     zipf: str | None,
     uniform: bool,
 ) -> TableWorkload:
-    """The workload of these options.
+    """Return the workload of these options.
 
     Raises:
-        HotrowError: an option cannot be used.
+        HotrowError: an option is invalid.
     """
     if dtype not in DTYPES:
         raise HotrowError(
-            f"--dtype {dtype!r:.60} is none of the dtypes that are measured",
-            fix=f"one of {', '.join(DTYPES)}",
+            f"--dtype {dtype!r:.60} is not supported",
+            fix=f"choose one of {', '.join(DTYPES)}",
         )
     if uniform and zipf is not None:
-        raise HotrowError(f"--uniform and --zipf {zipf} exclude each other", fix="give one of them")
+        raise HotrowError(f"--uniform and --zipf {zipf} exclude each other", fix="use one of them")
     name = parse_optimizer(optimizer)
     row_count, column_count, id_count = (
         parse_count(option, text, MAX_COUNT)
@@ -158,7 +155,7 @@ def make_workload(
 
 
 def parse_count(option: str, text: str, most: int) -> int:
-    """A whole number from 1 to `most`, with or without underscores.
+    """Parse an integer from 1 to `most`, with or without underscores.
 
     >>> parse_count("--rows", "1_000_000", MAX_COUNT), parse_count("--rows", "1000000", MAX_COUNT)
     (1000000, 1000000)
@@ -169,14 +166,14 @@ def parse_count(option: str, text: str, most: int) -> int:
         count = 0
     if not 1 <= count <= most:
         raise HotrowError(
-            f"{option} {text!r:.60} is not a whole number from 1 to {most:,}",
+            f"{option} {text!r:.60} is not an integer from 1 to {most:,}",
             fix="write it as 1000000 or 1_000_000" if most == MAX_COUNT else None,
         )
     return count
 
 
 def parse_exponent(text: str | None) -> float:
-    """The exponent of Zipf's law."""
+    """Parse the exponent of Zipf's law."""
     if text is None:
         return ZIPF_EXPONENT
     try:
@@ -185,17 +182,17 @@ def parse_exponent(text: str | None) -> float:
         exponent = math.nan
     if not 0 < exponent <= MAX_EXPONENT:
         raise HotrowError(
-            f"--zipf {text!r:.60} is not a number above 0 and up to {MAX_EXPONENT:g}",
-            fix=f"write it as {ZIPF_EXPONENT}, or give --uniform",
+            f"--zipf {text!r:.60} is not a number greater than 0 and at most {MAX_EXPONENT:g}",
+            fix=f"write it as {ZIPF_EXPONENT}, or use --uniform",
         )
     return exponent
 
 
 def check_memory(workload: TableWorkload) -> None:
-    """Raise if hotrow itself does not fit into free memory."""
+    """Raise HotrowError if hotrow's own training does not fit into free memory."""
     case = case_of(workload)
     table_and_state, step = estimate_bytes(HOTROW.type_name, PEER_TYPES[HOTROW.type_name], case, {})
-    # Output, its gradient and its copies; the odds of the rows and their count of steps.
+    # Output, its gradient and copies; the probabilities of the rows and their last steps.
     batch = case.ids * (4 * case.columns * case.dtype.itemsize + 64) + 24 * case.rows
     try:
         memory.MemoryBudget(free_memory()).check(table_and_state, step + batch)
@@ -204,20 +201,20 @@ def check_memory(workload: TableWorkload) -> None:
             f"--rows {case.rows:,} --columns {case.columns:,} --ids {case.ids:,} with "
             f"{case.optimizer} do not fit into free memory ({error}; table and state alone are "
             f"{format_size(table_and_state)})",
-            fix="take fewer rows, columns or ids",
+            fix="use fewer rows, columns or ids",
         ) from None
 
 
 def measure(workload: TableWorkload, threads: int) -> Record:
-    """The record of the workload, measured in a child process."""
+    """Measure the workload in a child process and return its record."""
     environment = describe_environment(threads)
     arguments = {
         "workload": vars(workload) | {"peers": [config.type_name for config in workload.peers]}
     }
-    with terminal.show_progress() as tell:
+    with terminal.show_progress() as show:
 
         def report_progress(share: float, activity: str) -> None:
-            tell(activity, round(100 * share), 100)
+            show(activity, round(100 * share), 100)
 
         try:
             record = run_job("hotrow.cli.bench:run_workload", arguments, threads, report_progress)
@@ -225,7 +222,7 @@ def measure(workload: TableWorkload, threads: int) -> Record:
             if not error.kind:
                 raise HotrowError(
                     f"the measurement ended without a result ({error})",
-                    fix="it may have run out of memory: take fewer rows, columns or ids",
+                    fix="it may have run out of memory: use fewer rows, columns or ids",
                 ) from None
             if error.kind != EqualityError.__name__:
                 raise
@@ -242,12 +239,12 @@ def run_workload(workload: Record, report_progress: ReportProgress) -> Record:
 
 
 def keep_times(record: Record) -> None:
-    """Leave the times of look-up and matmul to `hotrow learn`, if both were measured."""
+    """Save the times of lookup and matmul for `hotrow learn`, if both were measured."""
     timing = times.from_record(record)
     if timing is None:
         return
     try:
         times.save_times([timing])
-        terminal.write_output("\n  hotrow learn shows the times of look-up and matmul in its chart")
-    except (HotrowError, OSError, RuntimeError) as error:  # there is no folder for caches
-        terminal.write_output(f"\n  The times are not kept for hotrow learn: {error}")
+        terminal.write_output("\n  hotrow learn shows the times of lookup and matmul in its chart")
+    except (HotrowError, OSError, RuntimeError) as error:  # no cache folder
+        terminal.write_output(f"\n  The times were not saved for hotrow learn: {error}")

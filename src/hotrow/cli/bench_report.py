@@ -1,11 +1,11 @@
-"""What `hotrow bench` prints of a record, fitting 80 columns."""
+"""The report of `hotrow bench`, in at most 80 columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hotrow.bench.report import equality, number, number_range, title
+from hotrow.bench.report import equality, number, title, trains_other_model
 from hotrow.bench.workload import Record
 from hotrow.inputs.text import escape_unprintable, format_milliseconds, format_size
 
@@ -17,7 +17,7 @@ _PARTS = ("forward", "backward", "optimizer_step")
 
 
 def print_record(record: Record, console: Console) -> None:
-    """Times, memory, the bandwidth floor, equality and the verdict."""
+    """Print times, memory, the bandwidth floor, equality and the verdict."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table
@@ -39,10 +39,11 @@ def print_record(record: Record, console: Console) -> None:
     console.print(Text(title(record), style="bold"))
     print_lines([setting(record)])
     print_table(
-        ["milliseconds", "forward", "backward", "step", "all three", "x hotrow"], times(record)
+        ["milliseconds", "forward", "backward", "optimizer", "total", "range", "ratio"],
+        times(record),
     )
     if any("memory" in peer for peer in record["peers"].values()):
-        head = ["memory", "table and state", "peak of a step above them"]
+        head = ["memory", "table and state", "extra during a step"]
         print_table(head, memory(record))
     print_lines([*remarks(record), ""])
     for line in verdicts(record):
@@ -51,18 +52,18 @@ def print_record(record: Record, console: Console) -> None:
 
 
 def setting(record: Record) -> str:
-    """The ids, the threads and the steps."""
+    """Describe the ids, the threads and the warm-up."""
     exponent = record["zipf_exponent"]
     law = "uniform" if exponent is None else f"Zipf {exponent:g}"
     threads = record["environment"]["threads"]
     return (
-        f"{law} ids, {record['distinct_ids_per_step']:,} of them distinct; {threads} "
-        f"thread{'s' * (threads != 1)}; {record['warmup_steps']} steps before the timing"
+        f"{law} ids, {record['distinct_ids_per_step']:,} distinct per batch; {threads} "
+        f"thread{'s' * (threads != 1)}; {record['warmup_steps']} warm-up steps"
     )
 
 
 def times(record: Record) -> list[list[str]]:
-    """Medians of the parts and of all of a step, and the ratio to hotrow's, for each peer."""
+    """Return the row of each peer: its medians, and the ratio of its time to hotrow's."""
     rows = []
     for name, peer in measured_peers(record):
         parts = [number(peer[part]["median_ms"]) for part in _PARTS]
@@ -71,15 +72,16 @@ def times(record: Record) -> list[list[str]]:
             [
                 display_name(record, name),
                 *parts,
-                number_range(peer["step"], "median_ms", "p20_ms", "p80_ms"),
-                number(1 / ratio["median"]) if ratio else "",
+                number(peer["step"]["median_ms"]),
+                f"{number(peer['step']['p20_ms'])}-{number(peer['step']['p80_ms'])}",
+                f"{number(1 / ratio['median'])}x" if ratio else "",
             ]
         )
     return rows
 
 
 def memory(record: Record) -> list[list[str]]:
-    """The size of table and state, and the peak of a step, for each peer."""
+    """Return the row of each peer: the size of table and state, and a step's extra memory."""
     return [
         [
             display_name(record, name),
@@ -92,29 +94,29 @@ def memory(record: Record) -> list[list[str]]:
 
 
 def remarks(record: Record) -> Iterator[str]:
-    """The floor, who is equal, what SparseAdam is, and which peers were left out."""
+    """Describe the floor, equality, SparseAdam, and peers that were not measured."""
     hotrow = record["peers"]["hotrow"]
     yield (
-        f"Bandwidth floor: a step must move {format_size(hotrow['floor_bytes'])}; this machine "
-        f"copies {number(record['copy_bytes_per_s'] / 1e9)} GB/s: "
-        f"{format_milliseconds(hotrow['floor_ms'])}. hotrow takes "
-        f"{number(hotrow['floor_ratio']['median'])} x as long."
+        f"Bandwidth floor: {format_milliseconds(hotrow['floor_ms'])} to move "
+        f"{format_size(hotrow['floor_bytes'])} at "
+        f"{number(record['copy_bytes_per_s'] / 1e9)} GB/s; hotrow takes "
+        f"{number(hotrow['floor_ratio']['median'])}x that."
     )
     for name, peer in measured_peers(record):
         if "equality" in peer:
             yield f"{display_name(record, name)}: {equality(record, peer['equality'])}"
-    if trains_other_model(record):
+    if trains_other_model(record, "torch sparse"):
         yield (
-            "* SparseAdam trains a different model: it skips rows without a gradient, which "
-            f"{record['optimizer']} moves as well."
+            "* SparseAdam trains a different model: it skips rows without a gradient, which dense "
+            f"{record['optimizer']} still moves."
         )
     for name, peer in record["peers"].items():
         if "error" in peer:
-            yield f"{name} is left out: {peer['error']}"
+            yield f"{name} was not measured: {peer['error']}"
 
 
 def verdicts(record: Record) -> Iterator[str]:
-    """How many times faster hotrow is than the fastest dense and the sparse optimizer."""
+    """Return hotrow's speedups over torch's fastest dense and its sparse optimizer."""
     peers = dict(measured_peers(record))
     ratios = {name: 1 / p["hotrow_ratio"]["median"] for name, p in peers.items() if name in DENSE}
     if ratios:
@@ -122,30 +124,23 @@ def verdicts(record: Record) -> Iterator[str]:
         yield _verdict(
             ratios[fastest], f"torch's fastest dense {record['optimizer']} ({fastest[6:]})"
         )
-    if "torch sparse" in peers and not trains_other_model(record):
+    if "torch sparse" in peers and not trains_other_model(record, "torch sparse"):
         ratio = 1 / peers["torch sparse"]["hotrow_ratio"]["median"]
         yield _verdict(ratio, "torch's sparse optimizer")
 
 
 def _verdict(ratio: float, peer: str) -> str:
     if ratio >= 1:
-        return f"hotrow's step is {number(ratio)} x faster than {peer}"
-    return f"hotrow's step is {number(1 / ratio)} x slower than {peer}"
-
-
-def trains_other_model(record: Record) -> bool:
-    """Whether torch's sparse optimizer is SparseAdam, and took part."""
-    label: str = record["peers"].get("torch sparse", {}).get("label", "")
-    return "SparseAdam" in label
+        return f"hotrow's step is {number(ratio)}x faster than {peer}"
+    return f"hotrow's step is {number(1 / ratio)}x slower than {peer}"
 
 
 def measured_peers(record: Record) -> list[tuple[str, Record]]:
-    """The peers that were measured, fastest first."""
+    """Return the measured peers, fastest first."""
     peers = [(name, peer) for name, peer in record["peers"].items() if "error" not in peer]
     return sorted(peers, key=lambda item: item[1]["step"]["median_ms"])
 
 
 def display_name(record: Record, name: str) -> str:
-    """What a peer is called; a mark leads to the remark on SparseAdam."""
-    is_marked = name == "torch sparse" and trains_other_model(record)
-    return "torch SparseAdam *" if is_marked else name
+    """Return a peer's name; SparseAdam gets a mark that refers to a remark."""
+    return "SparseAdam*" if trains_other_model(record, name) else name

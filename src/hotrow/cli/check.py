@@ -1,4 +1,4 @@
-"""`hotrow check`: compare the optimizer's step with torch's."""
+"""`hotrow check`: compare an optimizer's step with torch's."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
 from hotrow.verify.sameness import SCALES, Batches, measure_sameness
 
-# A line with nothing but \b keeps the lines up to the next blank one as they are.
+# A line with only \b keeps the following paragraph as it is.
 CHECK_HELP = """\
-Train a table with torch.optim and with hotrow.optim; say whether the step is the same.
+Check that an optimizer of hotrow makes the same steps as torch's dense optimizer.
 
-The same ids and gradients train it three times: by torch.optim in float64, which is the truth, by
-torch.optim in float32, and by hotrow.optim in float32 on touched rows only. It is the same step
-if hotrow ends no further from the truth than torch in float32 does, plus 2 ulp: at each scale of
-the gradients, with rows that are idle for thousands of steps and rows that are never touched,
-under a learning rate that warms up and falls again.
+Trains a table three times on the same ids and gradients: with torch.optim in float64 as the
+reference, with torch.optim in float32, and with hotrow.optim in float32. The check passes if
+hotrow's error is at most torch's float32 error plus 2 ulp, at each scale of the gradients.
 
 \b
 Examples:
@@ -37,8 +35,7 @@ Optimizers:
 
 \b
 Exit code:
-  0 the same step, 1 not, 2 input that cannot be used, 3 a fault of
-  hotrow's own
+  0 same step, 1 different step, 2 invalid input, 3 internal error
 """
 
 _SCALES = ",".join(f"{scale:g}" for scale in SCALES)
@@ -46,29 +43,31 @@ _SCALES = ",".join(f"{scale:g}" for scale in SCALES)
 
 def check_command(
     optimizer: Annotated[
-        str | None, typer.Option(help="The optimizer, as torch names it.", metavar="NAME")
+        str | None, typer.Option(help="Name of the optimizer, as in torch.optim.", metavar="NAME")
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="An option of its constructor; may be repeated.", metavar="NAME=VALUE"
+            "--set", help="Set a constructor option; repeat for more options.", metavar="NAME=VALUE"
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of training.", min=1)] = 2500,
-    rows: Annotated[int, typer.Option(help="Rows of the table.", min=4)] = 300,
-    columns: Annotated[int, typer.Option(help="Columns of the table.", min=1)] = 19,
-    ids: Annotated[int, typer.Option(help="Ids of each step; Zipf.", min=1)] = 12,
+    steps: Annotated[int, typer.Option(help="Training steps.", min=1, metavar="N")] = 2500,
+    rows: Annotated[int, typer.Option(help="Rows of the table.", min=4, metavar="N")] = 300,
+    columns: Annotated[int, typer.Option(help="Columns of the table.", min=1, metavar="N")] = 19,
+    ids: Annotated[
+        int, typer.Option(help="Ids per step, drawn from Zipf's law.", min=1, metavar="N")
+    ] = 12,
     scales: Annotated[
-        str, typer.Option(help="Scales of the gradients, separated by commas.", metavar="SCALES")
+        str, typer.Option(help="Scales of the gradients, comma-separated.", metavar="SCALES")
     ] = _SCALES,
-    seed: Annotated[int, typer.Option(help="Of the table, ids and gradients.", min=0)] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    seed: Annotated[
+        int, typer.Option(help="Seed of table, ids and gradients.", min=0, metavar="N")
+    ] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure, print, and exit with the verdict."""
+    """Run the check, print the report, and exit with its result."""
     if optimizer is None:
-        raise HotrowError(
-            "check needs an optimizer", fix="name it, as in hotrow check --optimizer AdamW"
-        )
+        raise HotrowError("--optimizer is missing", fix="hotrow check --optimizer AdamW")
     name = parse_optimizer(optimizer)
     parsed, scale_values = parse_options(name, options or []), parse_scales(scales)
     with terminal.show_progress() as report_progress:

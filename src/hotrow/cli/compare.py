@@ -1,4 +1,4 @@
-"""`hotrow compare`: compare look-up and matmul on a table, or a model plain and converted."""
+"""`hotrow compare`: compare lookup and matmul on a table, or a model before and after convert."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from hotrow.inputs.text import escape_unprintable
 from hotrow.verify.compare import Comparison, compare
 from hotrow.verify.models.compare import ModelComparison, compare_models
 
-# A line with nothing but \b keeps the lines up to the next blank one as they are.
-COMPARE_HELP = """Multiply by the one-hot and look the rows up; say whether they are the same.
+# A line with only \b keeps the following paragraph as it is.
+COMPARE_HELP = """Compare a row lookup with the one-hot matmul, or a model before and after convert.
 
-Both ways run forward and backward on the same table and ids, every value is compared, and what
-each way cost is printed. Without --table: the lesson's 4 x 5 table, then a random one of
-GPT-2's size.
+Runs both methods forward and backward on the same table and ids, compares every value, and prints
+the cost of each method. Without --table, it runs two examples: a 4 x 5 table, and a random table
+of GPT-2's size.
 
-With MODEL, a whole model is run, as it is and as hotrow.convert makes it: what became a look-up,
-what was left and why, whether outputs and gradients are the same, and what is saved. MODEL is
-module:function, and the function, called without arguments, returns the model. The inputs are a
-tensor, a tuple of arguments, or a dict of keyword arguments.
+With MODEL, compares a whole model before and after hotrow.convert: which one-hots and embeddings
+were converted, which were not and why, whether outputs and gradients are equal, and the time and
+memory saved. MODEL is module:function; the function takes no arguments and returns the model. The
+inputs are a tensor, a tuple of arguments, or a dict of keyword arguments.
 
 \b
 Examples:
@@ -48,13 +48,13 @@ Examples:
 
 \b
 Exit code:
-  0 equal, 1 not equal, 2 input that cannot be used, 3 a fault of hotrow's own
+  0 equal, 1 not equal, 2 invalid input, 3 internal error
 """
 
 
 @dataclass(frozen=True)
 class _IdSource:
-    """The source of the ids: its option, and the text or the ids."""
+    """The source of the ids: its option, and the text or ids it gives."""
 
     option: str
     content: str
@@ -70,7 +70,7 @@ def _read_source(
         return None
     if len(given) > 1:
         names = " and ".join(option for option, _ in given)
-        raise HotrowError(f"{names} were given, but the ids come from one of them", fix="give one")
+        raise HotrowError(f"{names} exclude each other", fix="use one of them")
     option, value = given[0]
     content = files.read_text(value) if option.endswith("-file") else value
     return _IdSource(option, content, option.startswith("--text"))
@@ -80,53 +80,54 @@ def compare_command(
     context: typer.Context,
     model: Annotated[
         str | None,
-        typer.Argument(help="A model to compare, as module:function.", metavar="MODEL"),
+        typer.Argument(help="Model to compare, as module:function.", metavar="MODEL"),
     ] = None,
     inputs: Annotated[
         str | None,
         typer.Option(
-            help="What the model is called with: module:function, a .pt file of tensors, "
-            "or a .safetensors file.",
+            help="Inputs of the model: module:function, a .pt file of tensors, or a "
+            ".safetensors file.",
             metavar="INPUTS",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Of the model's random numbers; 0 unless given.", min=0, metavar="N"),
+        typer.Option(help="Seed of the model's random numbers; default 0.", min=0, metavar="N"),
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(help="How the model is converted: lookup, or matmul for the other way."),
+        typer.Option(help="Convert to lookup (the default) or matmul.", metavar="METHOD"),
     ] = None,
     table: TableFile = None,
     tensor: TensorName = None,
     tokenizer: TokenizerFile = None,
-    text: Annotated[str | None, typer.Option(help="The text to look up.", metavar="TEXT")] = None,
+    text: Annotated[str | None, typer.Option(help="Text to look up.", metavar="TEXT")] = None,
     text_file: Annotated[
-        str | None, typer.Option(help="A UTF-8 file with it; - for standard input.", metavar="FILE")
+        str | None,
+        typer.Option(help="UTF-8 file with the text; - reads standard input.", metavar="FILE"),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(help="The ids to look up, as in 5,9,5.", metavar="IDS")
+        str | None, typer.Option(help="Ids to look up, as in 5,9,5.", metavar="IDS")
     ] = None,
     ids_file: Annotated[
         str | None,
-        typer.Option(help="A text file with them; - for standard input.", metavar="FILE"),
+        typer.Option(help="Text file with the ids; - reads standard input.", metavar="FILE"),
     ] = None,
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Memory that the dense way may take, as in 500MB or 2GiB; "
-            "half of what is free unless given.",
+            help="Memory limit of the one-hot matmul, as in 500MB or 2GiB; default: half of the "
+            "free memory.",
             metavar="SIZE",
         ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     html: Annotated[
         str | None,
-        typer.Option(help="Also write a self-contained page with figures.", metavar="FILE"),
+        typer.Option(help="Also write a self-contained HTML page with figures.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Compare, print, and exit with the verdict."""
+    """Run the comparison, print the report, and exit with its result."""
     if any(each is not None for each in (model, inputs, seed, to)):
         given = {
             "--table": table,
@@ -162,7 +163,7 @@ def compare_command(
             if value is not None
         ]
         if dependent:
-            raise HotrowError(f"{dependent[0]} needs a table", fix="name its file with --table")
+            raise HotrowError(f"{dependent[0]} needs a table", fix="add --table model.safetensors")
         comparisons = [_compare_example(example, byte_limit) for example in examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
@@ -173,13 +174,13 @@ def compare_command(
 
 
 def _render_report(comparisons: list[Comparison], html: str | None) -> str:
-    """The report as text, with colours on a terminal."""
+    """Return the report as text, with colors on a terminal."""
 
     def show(console: Console) -> None:
         for comparison in comparisons:
             report.print_report(comparison, console)
         if html is not None:
-            where = f"The page with the figures is in {escape_unprintable(html)}"
+            where = f"Wrote the page with the figures to {escape_unprintable(html)}"
             console.print(where, markup=False, soft_wrap=True)
 
     return terminal.render(show)
@@ -203,11 +204,13 @@ def _compare_file(
 ) -> Comparison:
     if source is None:
         raise HotrowError(
-            "a table alone has nothing to look up",
-            fix="give one of --text, --text-file, --ids, --ids-file",
+            "--table needs ids or a text to look up",
+            fix="add one of --text, --text-file, --ids, --ids-file",
         )
     if source.is_text and tokenizer is None:
-        raise HotrowError(f"{source.option} needs a tokenizer", fix="name it with --tokenizer")
+        raise HotrowError(
+            f"{source.option} needs a tokenizer", fix="add --tokenizer tokenizer.json"
+        )
     with terminal.show_progress() as report_progress:
         report_progress("reading", 0, 1)
         name, values = files.read_table(table, tensor)
@@ -241,23 +244,22 @@ def _compare_model(
         dependent = next(name for name, value in named if value is not None)
         raise HotrowError(
             f"{dependent} needs a model",
-            fix="name it first, as in hotrow compare models:build --inputs models:batch",
+            fix="hotrow compare models:build --inputs models:batch",
         )
     if not loader.is_import_name(model):
-        context.fail(f"Got unexpected extra argument ({model}); a model is module:function")
+        context.fail(f"Got unexpected extra argument ({model}); write a model as module:function")
     if others:
         names = " and ".join(others)
         raise HotrowError(
-            f"{names} {'is' if len(others) == 1 else 'are'} for comparing a table, and {model} is "
-            "a model",
-            fix="give one or the other",
+            f"{names} cannot be used with the model {model}: only with a table",
+            fix=f"remove {names}, or compare a table",
         )
     if inputs is None:
         raise HotrowError(
-            f"{model} alone has nothing to run on",
-            fix="give --inputs, as module:function, a .pt or a .safetensors file",
+            f"{model} needs inputs",
+            fix="add --inputs with module:function, a .pt or a .safetensors file",
         )
-    # What the model's own code prints is not the report.
+    # Output of the model's own code goes to standard error.
     with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
         report_progress("loading", 0, 1)
         seed = seed or 0
@@ -269,7 +271,7 @@ def _compare_model(
 
 
 def parse_size(text: str) -> int:
-    """Bytes from a number with or without a unit: 1500000, 500MB, 2GiB.
+    """Parse a size in bytes, with or without a unit: 1500000, 500MB, 2GiB.
 
     >>> parse_size("2GiB"), parse_size("1.5 kB")
     (2147483648, 1500)

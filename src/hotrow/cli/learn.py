@@ -1,4 +1,4 @@
-"""`hotrow learn`: open the lesson's page, with the user's tokens and rows, in the browser."""
+"""`hotrow learn`: open the interactive lesson in the browser."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hotrow.errors import HotrowError
 from hotrow.inputs import files
 from hotrow.inputs.text import escape_unprintable
 
-# A line with nothing but \b keeps the lines up to the next blank one as they are.
-LEARN_HELP = """Open the lesson: what an embedding is, to see and to change, on one page.
+# A line with only \b keeps the following paragraph as it is.
+LEARN_HELP = """Open the interactive lesson: an embedding is a linear layer over one-hot input.
 
-The page is one file. It works offline, asks nothing of anyone, and holds English and Chinese.
-With --text it starts with your own tokens; with --table, with their rows.
+The lesson is one HTML file in English and Chinese. It works offline and makes no network
+requests. --text starts it with your own tokens, --table with your own rows.
 
 \b
 Examples:
@@ -34,8 +34,7 @@ Examples:
 
 \b
 Exit code:
-  0 the page is there, 2 input that cannot be used, 3 a fault of
-  hotrow's own
+  0 page written, 2 invalid input, 3 internal error
 """
 
 
@@ -43,12 +42,12 @@ def learn_command(
     lang: Annotated[
         str | None,
         typer.Option(
-            help="The language it starts in, en or zh-CN; the browser's unless given.",
+            help="Start in this language: en or zh-CN. Default: the browser's.",
             metavar="LANG",
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="A text whose tokens it starts with.", metavar="TEXT")
+        str | None, typer.Option(help="Start with the tokens of this text.", metavar="TEXT")
     ] = None,
     tokenizer: TokenizerFile = None,
     table: TableFile = None,
@@ -56,19 +55,19 @@ def learn_command(
     times: Annotated[
         str | None,
         typer.Option(
-            help="What hotrow compare --json printed: its times join the chart, in place of "
-            "what hotrow bench measured.",
+            help="Chart the times in this output of hotrow compare --json, instead of those of "
+            "hotrow bench.",
             metavar="FILE",
         ),
     ] = None,
     print_path: Annotated[
-        bool, typer.Option("--print-path", help="Print the page's path alone; open nothing.")
+        bool, typer.Option("--print-path", help="Print only the path of the page; don't open it.")
     ] = False,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Make the page, but do not open it.")
+        bool, typer.Option("--no-open", help="Write the page, but don't open it.")
     ] = False,
 ) -> None:
-    """Put the page together, write it, and open it."""
+    """Build the page, write it, and open it."""
     excerpt = _read_excerpt(text, tokenizer, table, tensor)
     timings = lesson.times.load_times() if times is None else _read_timings(times)
     page = lesson.build_page(lang, excerpt, timings)
@@ -77,20 +76,20 @@ def learn_command(
         terminal.write_output(str(path))
         return
     opened = not no_open and webbrowser.open(path.as_uri())
-    message = "The lesson is open in your browser" if opened else "The lesson is there to open"
+    message = "Opened the lesson" if opened else "Open the lesson in a browser"
     terminal.write_output(f"{message}: {escape_unprintable(str(path))}")
 
 
 def _read_excerpt(
     text: str | None, tokenizer: str | None, table: str | None, tensor: str | None
 ) -> lesson.Excerpt | None:
-    """The user's excerpt, or None; the options combine as in `hotrow compare`."""
+    """Return the user's excerpt, or None; the options combine as in `hotrow compare`."""
     if text is not None and tokenizer is None:
-        raise HotrowError("--text needs a tokenizer", fix="name it with --tokenizer")
+        raise HotrowError("--text needs a tokenizer", fix="add --tokenizer tokenizer.json")
     if tensor is not None and table is None:
-        raise HotrowError("--tensor needs a table", fix="name its file with --table")
+        raise HotrowError("--tensor needs a table", fix="add --table model.safetensors")
     if tokenizer is not None and text is None and table is None:
-        raise HotrowError("--tokenizer needs a text or a table", fix="give --text or --table")
+        raise HotrowError("--tokenizer needs a text or a table", fix="add --text or --table")
     if text is None and table is None:
         return None
     name, values = (None, None) if table is None else files.read_table(table, tensor)
@@ -113,6 +112,6 @@ def _read_timings(path: str) -> list[lesson.Timing]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         why = f": {error.problem}" if isinstance(error, HotrowError) else ""
         raise HotrowError(
-            f"--times {path} is not what hotrow compare --json prints{why}",
-            fix="make it with hotrow compare --json > times.json",
+            f"--times {path} is not the output of hotrow compare --json{why}",
+            fix="hotrow compare --json > times.json",
         ) from None

@@ -1,4 +1,4 @@
-"""The command line: arguments in, a report and an exit code out."""
+"""The command line: the commands, their help, and errors as messages with exit codes."""
 
 from __future__ import annotations
 
@@ -37,25 +37,23 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print it and exit."
+            "--version", callback=_print_version, is_eager=True, help="Show the version and exit."
         ),
     ] = False,
 ) -> None:
-    """A linear layer over one-hot input is a row look-up: the same numbers, none of the zeros."""
+    """Train large PyTorch embeddings fast, with exactly the results of dense training."""
 
 
-app.command("compare", help=COMPARE_HELP, short_help="Is the look-up the same as the matmul?")(
+app.command("compare", help=COMPARE_HELP, short_help="Compare the lookup with the one-hot matmul.")(
     compare_command
 )
-app.command("check", help=CHECK_HELP, short_help="Is the optimizer's step the same as torch's?")(
+app.command("check", help=CHECK_HELP, short_help="Check an optimizer's step against torch.optim.")(
     check_command
 )
-app.command("bench", help=BENCH_HELP, short_help="How fast is a training step beside torch's?")(
-    bench_command
-)
-app.command("learn", help=LEARN_HELP, short_help="The lesson: an embedding, to see and to change.")(
-    learn_command
-)
+app.command(
+    "bench", help=BENCH_HELP, short_help="Benchmark a training step against torch's optimizers."
+)(bench_command)
+app.command("learn", help=LEARN_HELP, short_help="Open the interactive lesson.")(learn_command)
 
 
 def main() -> None:
@@ -64,7 +62,7 @@ def main() -> None:
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run a command line and exit; no traceback reaches its user."""
+    """Run a command line and exit; print errors without a traceback."""
     try:
         sys.exit(app(standalone_mode=True))
     except HotrowError as error:
@@ -73,8 +71,8 @@ def run_app(app: typer.Typer) -> None:
         if os.environ.get("HOTROW_DEBUG"):
             raise
         code = _print_error(
-            f"hotrow failed, by a fault of its own: {type(error).__name__}: {error}",
-            "set HOTROW_DEBUG=1 to see where, and please report it",
+            f"internal error in hotrow: {type(error).__name__}: {error}",
+            "set HOTROW_DEBUG=1 to see the traceback, and please report it",
             BROKEN,
         )
     sys.exit(code)

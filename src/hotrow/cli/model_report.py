@@ -1,4 +1,4 @@
-"""The report on a model, plain and converted: as text of 80 columns, and as JSON."""
+"""The report on a model before and after convert: as text of 80 columns, and as JSON."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ from hotrow.verify.agreement import Agreement
 from hotrow.verify.models.compare import ModelComparison, ModelCost
 
 _WIDTH = 80
-_MAX_TABLES = 3  # named
-_NAME_COLUMNS = 28  # columns for the name of a result
+_MAX_TABLES = 3  # tables listed by name
+_NAME_COLUMNS = 28  # width of a result's name
 
 
 def to_json(comparison: ModelComparison) -> str:
-    """One JSON object: every figure of the comparison."""
+    """Return all figures of the comparison as one JSON object."""
     content = {"hotrow": version("hotrow"), **comparison.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
 
 def to_text(comparison: ModelComparison) -> str:
-    """The report, in lines of at most 80 columns."""
+    """Return the report, in lines of at most 80 columns."""
     return "\n".join(line.rstrip() for line in _lines(comparison))
 
 
 def _lines(comparison: ModelComparison) -> Iterator[str]:
-    yield from _wrap(f"{comparison.title}, plain and converted", "", "  ")
+    yield from _wrap(f"{comparison.title}, before and after convert", "", "  ")
     mode = "training" if comparison.training else "evaluation"
     yield from _wrap(f"inputs {comparison.inputs}; {mode} mode, seed {comparison.seed}", "  ", "  ")
-    for head, converted in (("converted", True), ("left", False)):
+    for head, converted in (("converted", True), ("not converted", False)):
         chosen = [each for each in comparison.findings if each.converted == converted]
         if chosen or converted:
             yield ""
-            yield f"  {head}" if chosen else "  nothing was converted: no one-hots were multiplied"
+            yield (
+                f"  {head}"
+                if chosen
+                else "  nothing was converted: the model multiplies no one-hots"
+            )
         for each in chosen:
             path = each.path or "(the model)"
             yield from _wrap(f"{path}  {_shorten_path(each.what)}", "    ", "      ")
@@ -47,15 +51,15 @@ def _lines(comparison: ModelComparison) -> Iterator[str]:
         names = ", ".join(comparison.tables[:_MAX_TABLES])
         omitted = len(comparison.tables) - _MAX_TABLES
         names += f" and {omitted} more" if omitted > 0 else ""
-        text = f"run with {names} as {'a table' if len(comparison.tables) == 1 else 'tables'}"
-        yield from _wrap(f"{text}, as hotrow.optim's first step makes it", "  ", "  ")
+        kind = "a table" if len(comparison.tables) == 1 else "tables"
+        yield from _wrap(f"{names} ran as {kind}, as in training with hotrow.optim", "  ", "  ")
     yield ""
     yield from _agreement_lines(comparison.agreements)
     for note in comparison.notes:
         yield from _wrap(note, "  ", "  ")
     for cost in comparison.costs:
         yield ""
-        yield f"  {cost.name:<28}{'plain':>16}{'converted':>16}{'ratio':>12}"
+        yield f"  {cost.name:<28}{'before':>16}{'after':>16}{'ratio':>12}"
         yield f"  {'─' * 72}"
         yield from _cost_lines(cost)
     yield ""
@@ -73,13 +77,13 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
 
 
 def _shorten_path(text: str) -> str:
-    """A finding's text; the file at its end becomes relative to the current directory."""
+    """Return a finding's text, with the path at its end relative to the current directory."""
     head, comma, last = text.rpartition(", ")
     return f"{head}{comma}{relative_path(last)}"
 
 
 def _agreement_lines(agreements: tuple[Agreement, ...]) -> Iterator[str]:
-    """A line for each output and for what differs, and one for all other gradients and buffers."""
+    """Yield a line for each output and each difference, and one for all equal gradients."""
     rows, bitwise_by_kind = [], dict[str, list[Agreement]]()
     for each in sorted(agreements, key=lambda each: not each.name.startswith("output")):
         kind = each.name.partition(" ")[0]
@@ -103,14 +107,14 @@ def _agreement_text(agreement: Agreement) -> str:
     if agreement.verdict != "unsure":
         return str(agreement)
     return (
-        f"CANNOT TELL, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
-        f"bit; max error {agreement.max_error:.3g}; perhaps rounding, but no bound shows it"
+        f"INCONCLUSIVE, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
+        f"bit; max error {agreement.max_error:.3g}; it may be rounding, but no bound proves it"
     )
 
 
 def _cost_lines(cost: ModelCost) -> Iterator[str]:
     def row(what: str, a: float, b: float, show: Any) -> str:
-        ratio = "" if not b else f"{a / b:,.1f} x" if a >= b else f"{a / b:.2g} x"
+        ratio = "" if not b else f"{a / b:,.1f}x" if a >= b else f"{a / b:.2g}x"
         return f"  {what:<28}{show(a):>16}{show(b):>16}{ratio:>12}"
 
     plain_products, converted_products = cost.plain_multiplications, cost.converted_multiplications

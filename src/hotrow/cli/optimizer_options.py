@@ -1,4 +1,4 @@
-"""Parse the name and options of an optimizer from the command line."""
+"""Parse the name and options of an optimizer from command-line arguments."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import hotrow.optim
 from hotrow.errors import HotrowError
 
-# Options that change how torch computes, not what.
+# Options that change how torch computes a step, not its result.
 EXECUTION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def parse_optimizer(text: str) -> str:
-    """The name in `hotrow.optim` for a text in any case.
+    """Return the optimizer's name in `hotrow.optim`; upper and lower case don't matter.
 
     >>> parse_optimizer("adamw")
     'AdamW'
@@ -28,8 +28,8 @@ def parse_optimizer(text: str) -> str:
     guess = f" (did you mean {by_lower[matches[0]]}?)" if matches else ""
     names = sorted(by_lower.values(), key=str.lower)
     raise HotrowError(
-        f"--optimizer {text!r} is none of hotrow.optim's{guess}",
-        fix=f"one of {', '.join(names)}",
+        f"--optimizer {text!r} is not in hotrow.optim{guess}",
+        fix=f"choose one of {', '.join(names)}",
     )
 
 
@@ -54,7 +54,7 @@ def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
     {'weight_decay': 0.1, 'betas': (0.8, 0.95), 'amsgrad': True}
     """
     allowed = default_options(optimizer)
-    listing = f"its options are {', '.join(allowed)}"
+    listing = f"choose one of {', '.join(allowed)}"
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
@@ -64,12 +64,15 @@ def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
             )
         if name in EXECUTION_OPTIONS:
             raise HotrowError(
-                f"--set {text!r}: {name} is how torch computes, not what", fix="leave it out"
+                f"--set {text!r}: {name} changes how torch computes, not the result",
+                fix="remove it",
             )
         if name not in allowed:
             matches = difflib.get_close_matches(name, allowed, n=1)
             guess = f" (did you mean {matches[0]}?)" if matches else ""
-            raise HotrowError(f"--set {text!r}: {optimizer} takes no {name}{guess}", fix=listing)
+            raise HotrowError(
+                f"--set {text!r}: {optimizer} has no option {name}{guess}", fix=listing
+            )
         if name in options:
             raise HotrowError(f"--set {text!r}: {name} is set twice", fix="set it once")
         options[name] = _parse_value(text, name, value, allowed[name])
@@ -80,7 +83,7 @@ def _parse_value(text: str, name: str, value: str, default: Any) -> Any:
     if isinstance(default, bool):
         if value.lower() not in ("true", "false"):
             raise HotrowError(
-                f"--set {text!r}: {name} is true or false", fix=f"write it as {name}=true"
+                f"--set {text!r}: {name} must be true or false", fix=f"write it as {name}=true"
             )
         return value.lower() == "true"
     count = len(default) if isinstance(default, tuple) else 1
@@ -88,7 +91,9 @@ def _parse_value(text: str, name: str, value: str, default: Any) -> Any:
     if len(numbers) != count or None in numbers:
         example = ",".join(map(str, default)) if count > 1 else default
         what = f"{count} finite numbers" if count > 1 else "a finite number"
-        raise HotrowError(f"--set {text!r}: {name} is {what}", fix=f"write it as {name}={example}")
+        raise HotrowError(
+            f"--set {text!r}: {name} must be {what}", fix=f"write it as {name}={example}"
+        )
     return numbers if count > 1 else numbers[0]
 
 

@@ -7,14 +7,12 @@ from typing import Annotated
 import typer
 
 TableFile = Annotated[
-    str | None, typer.Option(help="A safetensors file with the table.", metavar="FILE")
+    str | None, typer.Option(help="Read the table from this safetensors file.", metavar="FILE")
 ]
 TensorName = Annotated[
     str | None,
-    typer.Option(
-        help="Its name in the file; may be left out if only one qualifies.", metavar="NAME"
-    ),
+    typer.Option(help="Name of the tensor; not needed if the file has one table.", metavar="NAME"),
 ]
 TokenizerFile = Annotated[
-    str | None, typer.Option(help="A tokenizer.json, for the text.", metavar="FILE")
+    str | None, typer.Option(help="The tokenizer.json that turns text into ids.", metavar="FILE")
 ]

@@ -1,4 +1,4 @@
-"""The report on a table's comparison: on the terminal, as JSON, and as a self-contained page."""
+"""The report on a table: on the terminal, as JSON, and as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TOKEN_COLUMNS = 24
 
 @dataclass(frozen=True)
 class CaptionedFigure:
-    """A figure of the page and the sentence under it."""
+    """A figure of the page and its caption."""
 
     svg: str
     caption: str
 
 
 def to_json(comparisons: Sequence[Comparison]) -> str:
-    """One JSON object: all figures of all comparisons, units in the names."""
+    """Return all comparisons as one JSON object, with units in the names."""
     content = {
         "hotrow": version("hotrow"),
         "equal": all(comparisons),
@@ -45,22 +45,22 @@ def to_json(comparisons: Sequence[Comparison]) -> str:
 
 
 def summarize(comparison: Comparison) -> str:
-    """Describe the table, the ids, and what was not compared."""
+    """Describe the table and the ids, and how many ids were compared."""
     rows, columns = comparison.table.shape
     dtype = str(comparison.table.dtype).removeprefix("torch.")
     id_count = len(comparison.ids)
     text = f"table {rows:,} x {columns:,} {dtype}, {format_count(id_count, 'id')}"
     if comparison.compared_count < id_count:
         text += (
-            f"; compared on the first {comparison.compared_count:,}: for all of them the dense way "
-            f"would need about {format_size(comparison.needed_bytes)}, and the budget is "
+            f"; compared the first {comparison.compared_count:,}: all of them would need about "
+            f"{format_size(comparison.needed_bytes)} for the one-hot matmul, over the budget of "
             f"{format_size(comparison.budget)}"
         )
     return text
 
 
 def id_token_pairs(comparison: Comparison, limit: int = _IDS_SHOWN) -> list[tuple[str, str]]:
-    """(id, token) of the first ids; the token is "" where it is unknown."""
+    """Return (id, token) of the first ids; an unknown token is ""."""
     ids = comparison.ids[:limit].tolist()
     texts = comparison.tokens or ("",) * len(ids)
     return [
@@ -70,11 +70,11 @@ def id_token_pairs(comparison: Comparison, limit: int = _IDS_SHOWN) -> list[tupl
 
 
 def cost_rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
-    """(what, one-hot matmul, look-up, how many times more) for each figure of cost."""
+    """Yield (name, one-hot matmul, lookup, ratio) for each figure of the cost."""
     matmul, lookup = comparison.cost.matmul, comparison.cost.lookup
 
     def row(what: str, a: float, b: float, show: Any) -> tuple[str, str, str, str]:
-        return what, show(a), show(b), f"{a / b:,.1f} x" if b else ""
+        return what, show(a), show(b), f"{a / b:,.1f}x" if b else ""
 
     yield row("multiplications", matmul.multiplications, lookup.multiplications, "{:,}".format)
     yield row("  of them by zero", matmul.by_zero, lookup.by_zero, "{:,}".format)
@@ -92,16 +92,16 @@ def cost_rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The one line to remember."""
+    """Return the result in one line."""
     if not comparison.equal:
-        return "NOT equal: the two ways give different numbers here"
+        return "NOT equal: lookup and one-hot matmul give different numbers"
     if any(agreement.verdict == "rounding" for agreement in comparison.check.agreements):
         return "equal within rounding: the same sums, none of the zeros"
     return "equal: the same numbers, none of the zeros"
 
 
 def print_report(comparison: Comparison, console: Console) -> None:
-    """The comparison on a terminal, fitting 80 columns."""
+    """Print the comparison on a terminal, in at most 80 columns."""
     from rich import box
     from rich.columns import Columns
     from rich.padding import Padding
@@ -129,7 +129,7 @@ def print_report(comparison: Comparison, console: Console) -> None:
 
     cost_table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     cost_table.add_column("forward and gradient", overflow="fold")
-    for header in ("one-hot matmul", "look-up", "ratio"):
+    for header in ("one-hot matmul", "lookup", "ratio"):
         cost_table.add_column(header, justify="right", overflow="fold")
     for row in cost_rows(comparison):
         cost_table.add_row(*row)
@@ -144,7 +144,7 @@ def print_report(comparison: Comparison, console: Console) -> None:
 
 
 def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
-    """The lesson's figures 1 to 5, drawn from this table and these ids."""
+    """Draw figures 1 to 5 of the lesson with this table and these ids."""
     ids = comparison.ids.tolist()
     if not ids or not comparison.table.shape[1]:
         return []
@@ -157,31 +157,33 @@ def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
     other = next((place for place, id in enumerate(ids) if id != ids[0]), None)
     single_positions = [
         (0, "One id"),
-        *([] if other is None else [(other, "Another id, another row")]),
+        *([] if other is None else [(other, "Another id")]),
     ]
     captioned = [
-        CaptionedFigure(draw("lookup", [place]), f"{text}: id {ids[place]} picks row {ids[place]}.")
+        CaptionedFigure(
+            draw("lookup", [place]), f"{text}: id {ids[place]} selects row {ids[place]}."
+        )
         for place, text in single_positions
     ]
     if len(ids) > 1:
         positions = list(range(min(len(ids), _IDS_DRAWN)))
         which = "The ids" if len(positions) == len(ids) else f"The first {len(positions)} ids"
         captioned.append(
-            CaptionedFigure(draw("lookup", positions), f"{which} pick their rows, in their order.")
+            CaptionedFigure(draw("lookup", positions), f"{which} select their rows, in order.")
         )
     for place, _ in single_positions:
         captioned.append(
             CaptionedFigure(
                 draw("product", [place]),
-                f"Under the hood: the one-hot row of id {ids[place]} times column 0 of the table, "
-                "every product written out.",
+                f"What the matmul computes: the one-hot row of id {ids[place]} times column 0 of "
+                "the table, with every product.",
             )
         )
     return captioned
 
 
 def to_html(comparisons: Sequence[Comparison]) -> str:
-    """One page with everything in it: no script, and no request to anywhere."""
+    """Return a self-contained page, without scripts or network requests."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -203,7 +205,7 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
             "agreements": comparison.check.agreements,
             "notes": comparison.check.notes,
             "costs": list(cost_rows(comparison)),
-            # The figures escape what they show themselves.
+            # The figures are escaped already.
             "figures": [(Markup(each.svg), each.caption) for each in draw_figures(comparison)],
         }
         for comparison in comparisons

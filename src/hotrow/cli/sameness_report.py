@@ -1,4 +1,4 @@
-"""The report on the sameness of an optimizer's step: on the terminal, and as JSON."""
+"""The report of `hotrow check`: on the terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def to_json(sameness: Sameness) -> str:
-    """One JSON object: every figure of a measure of sameness."""
+    """Return all figures of the check as one JSON object."""
     content = {"hotrow": version("hotrow"), **sameness.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
 
 def _title(sameness: Sameness) -> str:
-    """The optimizer as it would be written in Python."""
+    """Return the optimizer as Python writes it."""
     settings = ", ".join(f"{name}={value}" for name, value in sameness.options.items())
     return f"{sameness.optimizer}({settings})"
 
 
 def distance_row(distance: Distance) -> tuple[str, ...]:
-    """Scale, two errors with their ulp, the share of equal bits, and the verdict."""
+    """Return the scale, both errors with their ulp, the share of equal bits, and the result."""
 
     def error(value: float) -> tuple[str, str]:
         return f"{value:.3g}", f"{value / distance.ulp:,.1f}"
@@ -36,13 +36,13 @@ def distance_row(distance: Distance) -> tuple[str, ...]:
         f"{distance.scale:g}",
         *error(distance.hotrow_error),
         *error(distance.torch_error),
-        f"{math.floor(1000 * distance.bitwise_count / distance.value_count) / 10:.1f} %",
+        f"{math.floor(1000 * distance.bitwise_count / distance.value_count) / 10:.1f}%",
         "yes" if distance.within_bound else "NO",
     )
 
 
 def print_sameness(sameness: Sameness, console: Console) -> None:
-    """The measure on a terminal, fitting 80 columns."""
+    """Print the check on a terminal, in at most 80 columns."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table
@@ -68,8 +68,8 @@ def print_sameness(sameness: Sameness, console: Console) -> None:
         table.add_row(*distance_row(distance), style=style)
     console.print(Padding(table, (0, 0, 1, 2), expand=False))
     meaning = (
-        "hotrow, torch: the largest distance in float32 from torch in float64, and in ulp of the "
-        f"largest weight; within: hotrow's is at most torch's plus {SLACK} ulp"
+        "hotrow, torch: largest error of float32 training against torch in float64, and the same "
+        f"in ulp of the largest weight. within: hotrow's error is at most torch's plus {SLACK} ulp."
     )
     console.print(Padding(Text(meaning, style="dim"), (0, 0, 1, 2), expand=False))
     style = "bold green" if sameness else "bold red"
@@ -77,7 +77,7 @@ def print_sameness(sameness: Sameness, console: Console) -> None:
 
 
 def _verdict(sameness: Sameness) -> str:
-    """The one line to remember."""
+    """Return the result in one line."""
     if sameness:
-        return "the same step: as near to float64 as torch's own float32"
-    return "NOT the same step: further from float64 than torch's own float32"
+        return "same step: as close to float64 as torch's own float32"
+    return "NOT the same step: less accurate than torch's own float32"

@@ -13,22 +13,22 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
-PROGRESS_DELAY = 2.0  # seconds before progress is shown
+PROGRESS_DELAY = 2.0  # seconds
 
 
 def write_output(text: str) -> None:
-    """Write to standard output, whatever its encoding; a pipe may be closed before the end."""
+    """Write to standard output, in any encoding; tolerate a closed pipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # The exit code stays; Python's flush at exit must not meet the broken pipe again.
+        # Keep the exit code: Python's flush at exit must not hit the broken pipe again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def render(show: Callable[[Console], None]) -> str:
-    """The text that `show` prints to a console."""
+    """Return the text that `show` prints to a console."""
     console = Console(highlight=False)
     with console.capture() as found:
         show(console)
@@ -37,7 +37,7 @@ def render(show: Callable[[Console], None]) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on standard error, if that is a terminal, after two seconds."""
+    """Show a progress bar on standard error after two seconds, if that is a terminal."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -59,5 +59,5 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
     finally:
         timer.cancel()
         if console.is_terminal:
-            timer.join()  # a bar that is just being started can be stopped only then
+            timer.join()  # the bar may be starting right now
             bar.stop()
