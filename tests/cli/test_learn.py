@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from hotrow.lesson import times
 from hotrow.lesson.location import cache_folder
 from tests.support.command_line import Run, save_tokenizer
-from tests.support.paths import ROOT
 
 WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
@@ -224,12 +223,3 @@ def test_help_shows_examples_and_every_option(learn: Run) -> None:
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE), option
     assert "--no-open" in out
     assert max(map(len, out.splitlines())) <= 80
-
-
-def test_both_readmes_show_every_option(learn: Run) -> None:
-    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", learn("--help").out, re.MULTILINE))
-    assert len(options) > 8
-    for name in ("README.md", "README.zh-CN.md"):
-        text = (ROOT / name).read_text("utf-8")
-        shown = set(re.findall("--[a-z-]+", text[text.index("$ hotrow learn") :]))
-        assert options - {"--help"} <= shown
