@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -17,7 +18,8 @@ def mark_blocks(
         starts_block = line.startswith(" ") and is_after_blank and last and last[0] != " "
         if starts_block and not last.endswith("::") and not last.startswith((">>>", "..", "=")):
             result += ["::", ""]
-        result.append(line)
+        # `Table`s: RST needs a mark where a word goes on after code.
+        result.append(re.sub(r"(?<![\w`])(`[^`]+`)(?=\w)", r"\1\\ ", line))
         is_after_blank = not line.strip()
         last = line or last
     lines[:] = result

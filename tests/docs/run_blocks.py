@@ -23,6 +23,7 @@ EXEMPT = ("diff", "text")
 # Commands that change the machine, or that have tests of their own (tests/test_examples.py).
 COMMANDS_NOT_RUN = re.compile(r"(make|pip|git|cd)\b|(python|torchrun .*) examples/")
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?", re.MULTILINE)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # a long message is wrapped
 EXIT_CODE = re.compile(r"# exit code (\d+)")
 # A time, a size in bytes or a ratio; not the x of "4 x 5".
 MEASURED = re.compile(
@@ -80,11 +81,14 @@ class PageRun:
             self._execute(block)
             return
         test = doctest.DocTestParser().get_doctest(
-            block.source, {}, self.path.name, str(self.path), block.line - 1
+            block.source, {}, f"{self.path.name}:{block.line}", str(self.path), block.line - 1
         )
         test.globs = vars(self.main)
+        self._run_doctest(block, test)
+
+    def _run_doctest(self, block: Block, test: doctest.DocTest) -> None:
         said = io.StringIO()
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+        runner = doctest.DocTestRunner(optionflags=FLAGS, verbose=False)
         if runner.run(test, out=said.write, clear_globs=False).failed:
             raise BlockError(said.getvalue())
 
@@ -110,8 +114,12 @@ class PageRun:
             place = f"{self.path}:{block.line}: $ {command}"
             if code != expected:
                 raise BlockError(f"{place}\nexit code {code}, not {expected}:\n{output}")
-            if shown.strip() and not same_output(shown, output):
-                raise BlockError(f"{place}\nshown:\n{shown}\nprinted:\n{output}")
+            if shown.strip():
+                self._check_output(place, command, shown, output)
+
+    def _check_output(self, place: str, command: str, shown: str, printed: str) -> None:
+        if not same_output(shown, printed):
+            raise BlockError(f"{place}\nshown:\n{shown}\nprinted:\n{printed}")
 
     def _run_command(self, command: str) -> tuple[int, str]:
         """The exit code, and what it prints on both streams."""

@@ -1,0 +1,91 @@
+"""Write what a page's blocks print into the page: `python -m tests.docs.update_page PAGE ...`.
+
+For pages that show help texts and messages, after these have changed. Read the diff before you
+commit it. Names that a page needs beside its own blocks (`$MODEL`, say) have to be set.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import shutil
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.docs.blocks import Block
+from tests.docs.run_blocks import FLAGS, PageRun, same_output
+
+WIDTH = 96
+
+
+class Recorder(doctest.DocTestRunner):
+    """Collect what failing examples print."""
+
+    def __init__(self) -> None:
+        super().__init__(optionflags=FLAGS, verbose=False)
+        self.printed: dict[int, str] = {}
+
+    def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
+        """Record the output, of a traceback without its frames."""
+        if got.startswith("Traceback"):
+            header, *lines = got.splitlines()
+            message = " ".join(line for line in lines if not line.startswith(" "))
+            message = textwrap.fill(message, WIDTH, subsequent_indent="    ")
+            got = f"{header}\n  ...\n{message}\n"
+        self.printed[example.lineno] = got
+
+    def report_unexpected_exception(self, out: Any, test: Any, example: Any, info: Any) -> None:
+        """Raise what no example expects."""
+        raise info[1]
+
+
+class PageUpdate(PageRun):
+    """A page whose shown output is replaced where it differs from what is printed."""
+
+    def update(self) -> None:
+        """Run the page, and write it."""
+        self.changes: list[tuple[str, str]] = []
+        self.run()
+        text = self.path.read_text()
+        for before, after in self.changes:
+            if text.count(before) != 1:
+                raise SystemExit(f"{self.path} has this block {text.count(before)} times: {before}")
+            text = text.replace(before, after)
+        self.path.write_text(text)
+
+    def _run_doctest(self, block: Block, test: doctest.DocTest) -> None:
+        recorder = Recorder()
+        recorder.run(test, out=lambda text: None, clear_globs=False)
+        lines = block.source.splitlines(keepends=True)
+        for example in reversed(test.examples):
+            if example.lineno in recorder.printed:
+                start = example.lineno + example.source.count("\n")
+                end = start + example.want.count("\n")
+                lines[start:end] = [recorder.printed[example.lineno]]
+        if recorder.printed:
+            self.changes.append((block.source, "".join(lines)))
+
+    def _check_output(self, place: str, command: str, shown: str, printed: str) -> None:
+        if not same_output(shown, printed):
+            line = f"$ {command}\n"
+            self.changes.append((line + shown, f"{line}{printed.rstrip()}\n"))
+
+
+def update_pages(paths: list[str]) -> None:
+    """Update these pages."""
+    os.environ["COLUMNS"] = "80"
+    for path in [Path(path).resolve() for path in paths]:
+        with tempfile.TemporaryDirectory() as folder:
+            for file in (Path(__file__).parent / "files").glob("*.py"):
+                shutil.copy(file, folder)
+            os.chdir(folder)
+            main = sys.modules["__main__"] = ModuleType("__main__")
+            PageUpdate(path, Path(folder), main).update()
+
+
+if __name__ == "__main__":
+    update_pages(sys.argv[1:])
