@@ -1,17 +1,17 @@
-# `make run` shows the main job; `make check`, `make test` and `make test-all` check the code.
-# Each makes a private environment in .venv first; the second call finds it ready.
+# `make run` shows hotrow at work; `make check`, `make test` and `make test-all` test the code.
+# Each target creates the environment .venv if it does not exist.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# torch's version is pinned by constraints.txt, in build environments as well.
+# constraints.txt pins torch's version, also in build environments.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# The tests that take seconds: what a contributor runs on each change.
+# Tests that take seconds, for each change.
 QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_parameter.py \
     tests/onehot/test_rules.py tests/conversion/test_convert.py tests/verify/test_agreement.py \
     tests/verify/test_check.py tests/verify/test_reference.py tests/figures/test_gradient.py
 
-# A process for each core, with one thread each where a test does not ask for more.
+# One process per core, with one thread each unless a test sets more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: run check test test-all test-torch lint docs lessons bench sameness clean
@@ -29,7 +29,7 @@ test: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST)
 
-# All of it, the exhaustive grids as well: about 12 minutes.
+# All tests with the exhaustive grids: about 12 minutes.
 test-all: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
@@ -39,12 +39,12 @@ CORE_FOLDERS := conversion disk distributed inputs kernels layers onehot optim t
 CORE := $(CORE_FOLDERS:%=tests/%) tests/test_ids.py $(CORE_FOLDERS:%=src/hotrow/%) \
     src/hotrow/ids.py src/hotrow/errors.py
 
-# `make test-torch VERSION=2.15.0`: all tests of the core with another torch, in an environment of
-# its own. It takes 5 to 6 GB, as PyPI's torch for Linux brings CUDA, and runs on the CPU.
+# `make test-torch VERSION=2.15.0` runs all core tests with another torch version, in a separate
+# environment. It takes 5 to 6 GB, because torch's Linux packages include CUDA, and runs on the CPU.
 # Another Python: PYTHON=python3.13.
 OTHER := .venv-torch-$(VERSION)
 test-torch:
-	@test -n '$(VERSION)' || { echo 'which torch? make test-torch VERSION=2.15.0' >&2; exit 2; }
+	@test -n '$(VERSION)' || { echo 'VERSION is missing: make test-torch VERSION=2.15.0' >&2; exit 2; }
 	@test -x $(OTHER)/bin/python || $(PYTHON) -m venv $(OTHER)
 	@echo 'Setting up $(OTHER)'
 	@grep -v '^torch==' constraints.txt > $(OTHER)/constraints.txt
@@ -64,16 +64,16 @@ docs: .venv/docs
 	    --doctree-dir build/doctrees docs build/docs
 	@echo 'The site is build/docs/index.html'
 
-# Runs the lesson, and writes its two notebooks.
+# Run the lesson and write its two notebooks.
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
-# About 20 minutes and 16 GB; writes benchmarks/records, docs/performance.md and the READMEs' times.
+# Write benchmarks/records, docs/performance.md and the READMEs' times: 20 minutes and 16 GB.
 bench: .venv/peers
 	$(BIN)/python -m benchmarks --suite full --records benchmarks/records
 	$(BIN)/python -m benchmarks.page
 
-# Writes docs/sameness.md: every optimizer's step held to torch's.
+# Write docs/sameness.md: every optimizer compared with torch's.
 sameness: .venv/test
 	@$(BIN)/python -m benchmarks.sameness
 

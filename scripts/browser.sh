@@ -1,5 +1,5 @@
 #!/usr/bin/env sh
-# Prints the path of a Chromium for the browser tests; installs Debian's if there is none.
+# Print the path of Chromium for the browser tests; on Debian, install it if it is missing.
 set -eu
 find_browser() {
     for name in chromium chromium-browser google-chrome; do

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
 
-# Elsewhere than on CI a reader may lack a browser or the real table; on CI nothing may be missing
-# but an accelerator, and the peers that only `make bench` installs.
+# A contributor may lack a browser or the real table. On CI, only a GPU and the peers that
+# `make bench` installs may be missing.
 EXPECTED_SKIPS = ("needs a GPU", "needs a peer of the benchmark")
 
 
@@ -41,7 +41,7 @@ def _no_process_is_left() -> Generator[None]:
 
 @pytest.fixture
 def threads() -> Generator[None]:
-    """Lets a test set the number of threads, and restores it."""
+    """Restore the number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -62,13 +62,13 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _small_one_hots(monkeypatch) -> None:
-    """What a converted model multiplies by a one-hot is looked up whatever its size."""
+    """Look up one-hot products of any size."""
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", 0)
 
 
 @pytest.fixture
 def small_tables(monkeypatch):
-    """What is looked up becomes a table whatever its size."""
+    """Make tables of any size."""
     monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0)
 
 
@@ -77,7 +77,7 @@ def browser() -> Iterator[Browser]:
     names = ("chromium", "chromium-browser", "google-chrome")
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
-        reason = f"no browser was found: none of {', '.join(names)} is installed"
+        reason = f"no browser: install one of {', '.join(names)}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     from playwright.sync_api import sync_playwright  # `make test-torch` installs none
 
@@ -89,7 +89,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_recorded(browser: Browser) -> Iterator[OpenPage]:
-    """Opens an address in a new browser context, and records what the page does."""
+    """Open an address in a new browser context, and record requests and messages."""
     contexts = []
 
     def open_recorded(
@@ -119,7 +119,7 @@ def open_recorded(browser: Browser) -> Iterator[OpenPage]:
 
 @pytest.fixture
 def run_hotrow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`hotrow` in this process."""
+    """Run `hotrow` in this process."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
 

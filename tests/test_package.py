@@ -1,4 +1,4 @@
-"""The package: its surface, what importing it costs, and the wheel."""
+"""The package: its public names, its imports, and the wheel."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import hotrow
 from tests.support.paths import ROOT
 
 
-def test_the_surface_is_small():
+def test_there_are_few_public_names():
     assert len(hotrow.__all__) <= 12
     assert sorted(hotrow.__all__) == sorted(
         [name for name in vars(hotrow) if not name.startswith("_") and _is_public(name)]
@@ -20,7 +20,7 @@ def test_the_surface_is_small():
 
 
 def _is_public(name):
-    """Whether it was put there on purpose: other submodules appear as they are imported."""
+    """Return whether the name is public: other submodules appear when they are imported."""
     return name == "optim" or not isinstance(getattr(hotrow, name), type(hotrow))
 
 
@@ -38,7 +38,7 @@ def test_public_docstrings_have_examples():
         assert ">>>" in getattr(hotrow, name).__doc__, name
 
 
-def test_importing_loads_nothing_heavy_beside_torch():
+def test_importing_loads_nothing_heavy_except_torch():
     code = (
         "import sys, torch; before = set(sys.modules); import hotrow; "
         "print(*(set(sys.modules) - before), sep='\\n')"

@@ -1,4 +1,4 @@
-"""Run the command line in a test: its result, and the tokenizer files that it reads."""
+"""Results of the command line, and tokenizer files for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

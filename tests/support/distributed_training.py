@@ -1,4 +1,4 @@
-"""Training with many processes, and the training with one process that it is compared with."""
+"""Training in several processes, and the same training in one process."""
 
 import copy
 
@@ -85,7 +85,7 @@ def train_rank(model, optimizer, count, rank, steps, dtype=torch.float32):
 
 
 def train_single_process(model, optimizer, count, steps, dtype=torch.float32):
-    """Train in one process: run the batch of each rank in turn, and add up their gradients."""
+    """Train in one process: run the batches of the ranks in turn, and add their gradients."""
     for t in steps:
         totals = None
         for rank in range(count):
@@ -142,7 +142,7 @@ def train_with_ddp(method, count):
 
 
 def error_text(function, *arguments):
-    """The text of the error that `function(*arguments)` raises."""
+    """Return the message of the error that `function(*arguments)` raises."""
     try:
         function(*arguments)
     except HotrowError as error:
@@ -151,7 +151,7 @@ def error_text(function, *arguments):
 
 
 def state_values(model, optimizer):
-    """Every parameter and its optimizer state, with all rows, on every rank."""
+    """Return every parameter and its optimizer state, with all rows, on every rank."""
     from torch.distributed.tensor import DTensor
 
     def full_tensor(value):

@@ -1,4 +1,4 @@
-"""What `make test` leaves to `make test-all`: the rest of a grid of which a few cases decide."""
+"""Mark tests and cases that only `make test-all` runs."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,7 +9,7 @@ exhaustive = pytest.mark.exhaustive
 
 
 def grid(cases: Iterable[Any], decisive: Callable[..., bool]) -> list[Any]:
-    """The cases of a parametrized test; those that are not decisive run in `make test-all` only.
+    """Return the cases of a parametrized test; only `make test-all` runs those not decisive.
 
     `decisive` takes the values of a case.
     """

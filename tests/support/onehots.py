@@ -1,4 +1,4 @@
-"""Torch's one-hot and ours, and assertions that both behave alike."""
+"""torch's and hotrow's one-hots, and assertions that both behave the same."""
 
 import io
 
@@ -16,18 +16,18 @@ CLASSES = 5
 
 
 def twins(dtype=torch.float32, requires_grad=False, ids=IDS, classes=CLASSES):
-    """(torch's, ours), of copies of the ids."""
+    """Return torch's and hotrow's one-hot, of copies of the ids."""
     dense = F.one_hot(ids.clone(), classes).to(dtype).requires_grad_(requires_grad)
     return dense, one_hot(ids.clone(), classes, dtype, requires_grad=requires_grad)
 
 
 def to_dense(x):
-    """The dense tensor of a one-hot; any other value as it is."""
+    """Return the dense tensor of a one-hot; other values unchanged."""
     return x.materialize() if isinstance(x, OneHot) else x
 
 
 def outcome(run, *arguments):
-    """The result of `run`, or the exception that it raises."""
+    """Return the result of `run`, or the exception that it raises."""
     try:
         return run(*arguments)
     except Exception as error:
@@ -67,7 +67,7 @@ def assert_alike(actual, expected, strides=True):
 
 @pytest.fixture
 def never_materialized(monkeypatch):
-    """Fails where a one-hot is materialized."""
+    """Raises if a one-hot is made dense."""
 
     def refuse(self, permanent=False):
         raise AssertionError("materialized")
@@ -76,7 +76,7 @@ def never_materialized(monkeypatch):
 
 
 class LargestAllocation(TorchDispatchMode):
-    """Records the size of the largest tensor that an operation returned, in bytes."""
+    """Records the bytes of the largest tensor that an operation returns."""
 
     size = 0
 
@@ -89,7 +89,7 @@ class LargestAllocation(TorchDispatchMode):
 
 
 def saved_file(x):
-    """A file to which x was saved."""
+    """Return a file with the saved x."""
     buffer = io.BytesIO()
     torch.save(x, buffer)
     buffer.seek(0)

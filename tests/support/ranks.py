@@ -1,4 +1,4 @@
-"""Processes that run a test's functions as the ranks of a process group, shared by all tests."""
+"""Processes that run test functions as ranks of a process group; all tests share them."""
 
 import contextlib
 import datetime
@@ -24,7 +24,7 @@ class RankError(Exception):
 
 
 class RankProcesses:
-    """`count` processes, each of which waits for functions to run."""
+    """`count` processes that wait for functions to run."""
 
     def __init__(self, count):
         with socket.socket() as unused:
@@ -41,7 +41,7 @@ class RankProcesses:
             self.processes.append(process)
 
     def run(self, function, *arguments):
-        """Run `function(*arguments)` on every rank; returns the results of all."""
+        """Run `function(*arguments)` on every rank; return all results."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         answers = self.answers()
@@ -52,7 +52,7 @@ class RankProcesses:
         return answers
 
     def answers(self):
-        """The result or the error of each rank; EOFError if it has died."""
+        """Return the result or error of each rank; EOFError if the rank died."""
         results, pending = {}, dict(enumerate(self.pipes))
         while pending:
             errors = [error for error in results.values() if isinstance(error, RankError)]
@@ -81,7 +81,7 @@ _started = {}
 
 
 def rank_processes(count):
-    """The `count` processes, started by the first call."""
+    """Return the `count` processes; the first call starts them."""
     if count not in _started:
         _started[count] = RankProcesses(count)
     return _started[count]
@@ -94,7 +94,7 @@ def close_all():
 
 
 def run_rank(rank, count, port, pipe):
-    """The process of a rank: run the functions that it receives."""
+    """Run the functions that this rank receives."""
     import torch
     import torch.distributed as dist
 
