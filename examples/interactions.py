@@ -1,8 +1,8 @@
-"""Made-up interactions with a structure to be learned: who sees what, and likes it or not.
+"""Synthetic interactions with a structure to learn: which user likes which item.
 
-A user has a taste and an item a kind, vectors of TASTES normal numbers; the items of a category
-are of similar kinds. How well both agree, and the item's general appeal, give the odds of a like.
-Users and items come up with odds of 1 / rank (Zipf).
+A user has a taste and an item a kind, vectors of TASTES normal numbers. Items of a category have
+similar kinds. The product of taste and kind, plus the item's appeal, is the logit of a like. Users
+and items occur with probabilities proportional to 1 / rank (Zipf's law).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 
 
 class World:
-    """Users with tastes and items of kinds, which a model only sees through interactions."""
+    """Users and items, which a model sees only through their interactions."""
 
     def __init__(self, users: int, items: int, categories: int, seed: int) -> None:
         random = self.random(seed)
@@ -28,34 +28,34 @@ class World:
         self.appeal = torch.randn(items, generator=random) - 1.0
 
     def batch(self, size: int, seed: int) -> Batch:
-        """(user, item, category, history), whether the user liked the item (0.0 or 1.0)."""
+        """Return (user, item, category, history), and the likes (0.0 or 1.0)."""
         random = self.random(seed)
         user = sample(self.users, (size,), random)
         item = sample(self.items, (size,), random)
         odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
         liked = (torch.rand(size, generator=random) < odds).float()
         seen = sample(self.items, (size, 4 * HISTORY), random)
-        # Of the 4 H items that a user saw, the history has the H that fit best.
+        # Of 4 H items that a user saw, the history has the H with the best affinity.
         best = self.affinity(user[:, None], seen).topk(HISTORY).indices
         return (user, item, self.category[item], seen.gather(1, best)), liked
 
     def affinity(self, user: Tensor, item: Tensor) -> Tensor:
-        """How well taste and kind agree."""
+        """Return the product of taste and kind."""
         return (self.tastes[user] * self.kinds[item]).sum(-1)
 
     @staticmethod
     def random(seed: int) -> torch.Generator:
-        """The same numbers for the same seed."""
+        """Return a seeded generator."""
         return torch.Generator().manual_seed(seed)
 
 
 def zipf(count: int) -> Tensor:
-    """Cumulative sums of the odds 1 / rank."""
+    """Return the cumulative sums of 1 / rank."""
     return (1 / torch.arange(1, count + 1).double()).cumsum(0)
 
 
 def sample(cumulative: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Ids with these odds."""
+    """Draw ids with these cumulative weights."""
     return torch.searchsorted(
         cumulative, torch.rand(shape, generator=random).double() * cumulative[-1]
     )

@@ -1,9 +1,9 @@
-"""A small language model with a large memory, trained by torch.optim and by hotrow side by side.
+"""Train a small language model with a large table, with torch.optim and with hotrow side by side.
 
-It predicts the next byte of Python's standard library. A hashed table holds a row for each n-gram
-of preceding bytes (n = 1 .. 4), so it is large; there are only 256 bytes to predict, so the head
-is small. A batch touches a few thousand rows of the table, but dense AdamW moves all of them: the
-idle ones by momentum and weight decay. hotrow ends with the same numbers.
+The model predicts the next byte of Python's standard library. A hashed table has a row for each
+n-gram of preceding bytes (n = 1 .. 4), so it is large. The head predicts 256 bytes, so it is small.
+A batch touches a few thousand rows, but dense AdamW moves all rows: momentum and weight decay move
+the idle ones. hotrow ends with the same losses.
 
     python examples/language_model.py
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported. Huge pages, where Linux has them, make torch's dense step faster.
+# Set before importing torch: huge pages make torch's dense step faster on Linux.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
 import copy
@@ -32,7 +32,7 @@ ORDERS = 4  # n-grams of 1 .. 4 bytes
 
 
 class LanguageModel(nn.Module):
-    """The rows of the last n-grams, side by side, through a hidden layer to 256 logits."""
+    """Concatenated rows of the last n-grams, through a hidden layer to 256 logits."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -41,13 +41,13 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(2 * width, 256)
 
     def forward(self, text: Tensor) -> Tensor:
-        """(B, T) bytes -> (B, T, 256) logits of the byte that follows each."""
+        """(B, T) bytes -> (B, T, 256) logits of the next byte."""
         ids = self.ngrams(text)  # (B, T, 4)
         x = self.table(ids).flatten(-2)  # (B, T, 4 D)
         return self.head(F.gelu(self.hidden(x)))
 
     def ngrams(self, text: Tensor) -> Tensor:
-        """For each byte, the rows of the n-grams that end with it, hashed into the table."""
+        """Return the hashed ids of the n-grams that end at each byte."""
         ids, key = [], torch.zeros_like(text)
         for n in range(ORDERS):
             shifted = F.pad(text, (n, 0))[:, : text.shape[1]]  # n bytes earlier
@@ -57,11 +57,11 @@ class LanguageModel(nn.Module):
 
 
 def standard_library() -> tuple[Tensor, Tensor]:
-    """The bytes of its modules in order of name, every tenth held out: (train, held_out)."""
+    """Return the bytes of its modules, every tenth held out: (train, held_out)."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     if len(files) < 10:
-        sys.exit(f"{folder} has no sources to learn from: use a Python that comes with them")
+        sys.exit(f"{folder} has no Python sources: use a Python that includes them")
     train = b"".join(file.read_bytes() for i, file in enumerate(files) if i % 10)
     held_out = b"".join(file.read_bytes() for file in files[::10])
     return tuple(
@@ -70,26 +70,26 @@ def standard_library() -> tuple[Tensor, Tensor]:
 
 
 def crops(text: Tensor, seed: int, count: int, length: int) -> Tensor:
-    """(count, length + 1) bytes from random places."""
+    """Return (count, length + 1) bytes from random positions."""
     random = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - length, (count, 1), generator=random)
     return text[starts + torch.arange(length + 1)]
 
 
 def bits(model: nn.Module, text: Tensor) -> Tensor:
-    """Bits per byte."""
+    """Return the loss in bits per byte."""
     logits = model(text[:, :-1])  # (B, T, 256)
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten()) / math.log(2)
 
 
 def unigram(train: Tensor, held_out: Tensor) -> float:
-    """The held-out bits per byte of a model that knows only how frequent each byte is."""
+    """Return the held-out bits per byte of a model of byte frequencies."""
     counts = torch.bincount(train, minlength=256).double() + 1
     return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Step:
-    """A plain training step: warm-up and cosine schedule, clipping by norm."""
+    """Return a plain training step: warm-up and cosine schedule, clipping by norm."""
     warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda t: min((t + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * t / steps))
@@ -108,17 +108,17 @@ def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> S
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both, and return the exit code."""
+    """Run both sides and return the exit code."""
     args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
-        rows=(2**18, "rows of the table, into which n-grams are hashed"),
-        width=(64, "numbers in a row"),
-        batch=(32, "pieces of text in a step"),
-        length=(64, "bytes in a piece"),
-        lr=(2e-3, "the highest learning rate"),
-        seed=(0, "of the weights and the batches"),
+        rows=(2**18, "rows of the hashed table"),
+        width=(64, "columns of the table"),
+        batch=(32, "texts per step"),
+        length=(64, "bytes per text"),
+        lr=(2e-3, "peak learning rate"),
+        seed=(0, "seed of weights and batches"),
     )
     train, held_out = standard_library()
     torch.manual_seed(args.seed)
@@ -133,9 +133,9 @@ def main(arguments: list[str] | None = None) -> int:
     optimizer = hotrow.optim.AdamW(model.parameters(), lr=args.lr, fused=True)
 
     print(hotrow.convert.report(model))
-    print(f"{len(train):,} bytes to learn from, {len(held_out):,} held out; bits per byte")
+    print(f"{len(train):,} training bytes, {len(held_out):,} held out; losses in bits per byte")
     ids = args.batch * args.length * ORDERS
-    print(f"{ids:,} ids a step, four for each byte")
+    print(f"{ids:,} ids per step, four per byte")
     n = args.steps
     sides = SideBySide([trainer(dense, dense_optimizer, n), trainer(model, optimizer, n)])
     sides.train(lambda t: crops(train, args.seed * n + t, args.batch, args.length), n)

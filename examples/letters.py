@@ -1,9 +1,9 @@
-"""The next letter from the letters before it, given as one-hots: by torch.optim and by hotrow.
+"""Predict the next letter from one-hots, with torch.optim and with hotrow side by side.
 
-Where lessons on language models begin: a one-hot of each of the last letters, laid side by side, a
-hidden layer, and logits of the letter that follows. The product with the first weights is mostly
-zeros. `hotrow.convert` leaves the code as it is and adds up the rows of the letters instead. The
-text is the reference of the Python that runs it, as `help("for")` shows it.
+The one-hots of the last letters are concatenated, and a hidden layer gives the logits of the next
+letter. The product with the first weights is mostly zeros. The code stays the same: `convert` makes
+the product add the rows of the letters instead. The text is the language reference of the
+running Python, as in `help("for")`.
 
     python examples/letters.py
 """
@@ -25,7 +25,7 @@ import hotrow
 
 
 class Letters(nn.Module):
-    """One-hots of the last letters, side by side, through a hidden layer to logits."""
+    """Concatenated one-hots of the last letters, through a hidden layer to logits."""
 
     def __init__(self, letters: int, context: int, width: int) -> None:
         super().__init__()
@@ -34,13 +34,13 @@ class Letters(nn.Module):
         self.head = nn.Linear(width, letters)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(B, K) letters -> (B, V) logits of the one that follows."""
+        """(B, K) letters -> (B, V) logits of the next letter."""
         x = F.one_hot(ids, self.letters).float().flatten(1)  # (B, K, V) -> (B, K V)
         return self.head(torch.tanh(self.hidden(x)))
 
 
 def reference() -> tuple[Tensor, Tensor, int]:
-    """The letters of all topics in order of name, every tenth topic held out; how many differ."""
+    """Return the letters of all topics, every tenth held out, and the alphabet's size."""
     texts = [topics[name] for name in sorted(topics)]
     ids = {letter: i for i, letter in enumerate(sorted(set("".join(texts))))}
     held_out = "".join(texts[::10])
@@ -49,27 +49,27 @@ def reference() -> tuple[Tensor, Tensor, int]:
 
 
 def bits(model: nn.Module, pieces: Tensor) -> Tensor:
-    """Bits per letter, of the last of each piece from those before it."""
+    """Return the bits per letter of predicting the last letter of each piece."""
     return F.cross_entropy(model(pieces[:, :-1]), pieces[:, -1]) / math.log(2)
 
 
 def unigram(train: Tensor, held_out: Tensor, letters: int) -> float:
-    """The held-out bits per letter of a model that knows only how frequent each letter is."""
+    """Return the held-out bits per letter of a model of letter frequencies."""
     counts = torch.bincount(train, minlength=letters).double() + 1
     return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both, and return the exit code."""
+    """Run both sides and return the exit code."""
     args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
-        before=(16, "letters that it sees"),
+        before=(16, "letters of context"),
         width=(256, "hidden units"),
-        batch=(512, "letters to predict in a step"),
+        batch=(512, "predicted letters per step"),
         lr=(0.1, "learning rate"),
-        seed=(0, "of the weights and the batches"),
+        seed=(0, "seed of weights and batches"),
     )
     train, held_out, letters = reference()
     torch.manual_seed(args.seed)
@@ -83,9 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
     model = hotrow.convert(model)
     optimizer = hotrow.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, fused=True)
 
-    print(f"{len(train):,} letters to learn from, {len(held_out):,} held out, of {letters} kinds")
+    print(f"{len(train):,} training letters, {len(held_out):,} held out, {letters} distinct")
     columns = args.before * letters
-    print(f"one-hots: {args.before} letters before, {columns:,} columns; bits a letter")
+    print(f"one-hots: {args.before} letters before, {columns:,} columns; losses in bits per letter")
 
     def batch(t: int) -> Tensor:
         random = torch.Generator().manual_seed(args.seed * args.steps + t)

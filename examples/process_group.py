@@ -1,4 +1,4 @@
-"""Training in several processes: ranks, each rank's share of a batch, output and checkpoints."""
+"""Helpers for several processes: ranks, shares of a batch, output and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 
 class ProcessGroup:
-    """The processes that torchrun has started, or a single process."""
+    """The processes started by torchrun, or a single process."""
 
     def __init__(self) -> None:
         single = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
@@ -33,7 +33,7 @@ class ProcessGroup:
             print(text, flush=True)
 
     def local_share(self, batch: Any) -> Any:
-        """The share of this rank in a batch, which is a tensor or nested tuples of tensors."""
+        """Return this rank's share of a batch of tensors or nested tuples of tensors."""
         if isinstance(batch, Tensor):
             return batch.tensor_split(self.size)[self.rank]
         return tuple(map(self.local_share, batch))
@@ -41,12 +41,12 @@ class ProcessGroup:
     def scale_to_mean(self, local_sum: Tensor, batch_size: int) -> Tensor:
         """Scale the sum over this rank's share so that the mean over the ranks is the batch's mean.
 
-        Shares may differ in size, so the mean of their means would not be the batch's.
+        Shares may differ in size, so the mean of their means is not the batch's mean.
         """
         return local_sum * (self.size / batch_size)
 
     def mean_over_ranks(self, value: Tensor) -> float:
-        """The mean over the ranks."""
+        """Return the mean over the ranks."""
         value = value.detach().double()
         dist.all_reduce(value)
         return value.item() / self.size
@@ -57,7 +57,7 @@ class ProcessGroup:
         all_steps: int,
         step: Callable[[int], Tensor],
     ) -> None:
-        """Make the steps and print the mean loss of each tenth of them."""
+        """Run the steps, and print the mean loss of each tenth of them."""
         losses = []
         for t in steps:
             losses.append(self.mean_over_ranks(step(t)))
@@ -66,7 +66,7 @@ class ProcessGroup:
                 losses = []
 
     def save(self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save a torch distributed checkpoint, which any number of ranks can load."""
+        """Save a distributed checkpoint, which any number of ranks can load."""
         weights, state = get_state_dict(model, optimizer)
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
 

@@ -1,9 +1,9 @@
-"""A small recommender, trained by torch.optim and by hotrow side by side.
+"""Train a small recommender with torch.optim and with hotrow side by side.
 
-Who will like what: made-up people with hidden tastes see things of hidden kinds, some people and
-some things far more often than others (Zipf). Three tables of very different size and a small MLP
-learn it from ids alone. A batch touches a few thousand rows, but dense Adam moves every row that
-was ever touched, by its momentum. hotrow ends with the same numbers.
+The data are synthetic: users with hidden tastes rate items of hidden kinds, and popular users and
+items occur far more often (Zipf's law). Three tables of very different size and a small MLP learn
+from the ids alone. A batch touches a few thousand rows, but momentum makes dense Adam move
+every row that was ever touched. hotrow ends with the same losses.
 
     python examples/recommender.py
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported. Huge pages, where Linux has them, make torch's dense step faster.
+# Set before importing torch: huge pages make torch's dense step faster on Linux.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
 import copy
@@ -30,7 +30,7 @@ import hotrow
 
 
 class Recommender(nn.Module):
-    """The user, the item, its category and the mean of the user's history, through an MLP."""
+    """User, item, category and mean of the user's history, through an MLP."""
 
     def __init__(self, users: int, items: int, categories: int, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Recommender(nn.Module):
 
 
 def auc(logits: Tensor, liked: Tensor) -> float:
-    """How often a liked one is ranked before one that is not, by the ranks of the liked ones."""
+    """Return the area under the ROC curve, from the ranks of the liked items."""
     ranks = torch.empty(len(logits)).double()
     ranks[logits.argsort()] = torch.arange(1, len(logits) + 1).double()
     good = liked.sum().double()
@@ -57,28 +57,28 @@ def auc(logits: Tensor, liked: Tensor) -> float:
 
 
 def base_rate(liked: Tensor) -> float:
-    """The log loss of who knows only how many are liked."""
+    """Return the log loss of predicting the overall rate of likes."""
     rate = liked.mean().item()
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The cross-entropy of who likes what, in nats."""
+    """Return the cross-entropy in nats."""
     fields, liked = batch
     return F.binary_cross_entropy_with_logits(model(*fields), liked)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both, and return the exit code."""
+    """Run both sides and return the exit code."""
     args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
         rows=(200_000, "users; a quarter as many items, a 200th as many categories"),
-        width=(64, "numbers in a row"),
-        batch=(1024, "pairs of user and item in a step"),
+        width=(64, "columns of each table"),
+        batch=(1024, "pairs of user and item per step"),
         lr=(1e-3, "learning rate"),
-        seed=(0, "of the world, the weights and the batches"),
+        seed=(0, "seed of data, weights and batches"),
     )
     sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
     world = World(*sizes, args.seed)
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     optimizer = hotrow.optim.Adam(model.parameters(), lr=args.lr, fused=True)
 
     print(hotrow.convert.report(model))
-    print(f"{args.batch * (3 + HISTORY):,} ids a step")
+    print(f"{args.batch * (3 + HISTORY):,} ids per step")
     pairs = (dense, dense_optimizer), (model, optimizer)
     sides = SideBySide([trainer(o, functools.partial(loss, m)) for m, o in pairs])
     first = 1 + args.seed * (args.steps + 1)

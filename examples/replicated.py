@@ -1,6 +1,6 @@
-"""The language model of language_model.py with a whole table in each process.
+"""Train the model of language_model.py with a replica of its table in each process.
 
-Any number of processes ends with the same losses:
+The losses are the same for any number of processes:
 
     python examples/replicated.py
     torchrun --nproc-per-node 2 examples/replicated.py
@@ -24,14 +24,14 @@ from hotrow.distributed import replicate
 
 
 def options(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, default, text in (
         ("steps", 1000, "training steps"),
-        ("rows", 2**18, "rows of the table, into which n-grams are hashed"),
-        ("width", 64, "numbers in a row"),
-        ("batch", 32, "pieces of text in a step, of all processes together"),
-        ("length", 64, "bytes in a piece"),
+        ("rows", 2**18, "rows of the hashed table"),
+        ("width", 64, "columns of the table"),
+        ("batch", 32, "texts per step, all processes together"),
+        ("length", 64, "bytes per text"),
     ):
         help_ = f"{text} (default {default})"
         parser.add_argument(f"--{name}", type=int, default=default, help=help_)
@@ -40,7 +40,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train, and print the losses."""
+    """Train and print the losses."""
     args = options(arguments)
     group = ProcessGroup()
     train, held_out = standard_library()
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = hotrow.convert(LanguageModel(args.rows, args.width), min_entries=0)
 
     model = replicate(model, group.mesh)  # the table
-    ddp_model = DistributedDataParallel(model)  # all else
+    ddp_model = DistributedDataParallel(model)  # the other layers
     optimizer = hotrow.optim.AdamW(model.parameters(), lr=args.lr)
     group.print_once(f"{group.size} processes; each has all {args.rows:,} rows")
 

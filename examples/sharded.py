@@ -1,6 +1,6 @@
-"""The recommender of recommender.py with its tables split over processes.
+"""Train the model of recommender.py with its tables split over processes.
 
-Any number of processes ends with the same losses, and a run saved by some goes on with others:
+The losses are the same for any number of processes, also when it changes at a checkpoint:
 
     python examples/sharded.py
     torchrun --nproc-per-node 2 examples/sharded.py --until 500 --save checkpoint
@@ -25,36 +25,36 @@ from hotrow.distributed import shard
 
 
 def options(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, default, text in (
-        ("steps", 1000, "training steps in all"),
-        ("begin", 0, "the first of them to make"),
-        ("until", 0, "the step before which to stop; 0 for the last"),
+        ("steps", 1000, "training steps in total"),
+        ("begin", 0, "first step to run"),
+        ("until", 0, "stop before this step; 0 to run all"),
         ("rows", 200_000, "users; a quarter as many items, a 200th as many categories"),
-        ("width", 64, "numbers in a row"),
-        ("batch", 1024, "pairs of user and item in a step, of all processes together"),
+        ("width", 64, "columns of each table"),
+        ("batch", 1024, "pairs of user and item per step, all processes together"),
     ):
         help_ = f"{text} (default {default})"
         parser.add_argument(f"--{name}", type=int, default=default, help=help_)
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default 0.001)")
-    parser.add_argument("--save", help="folder for a checkpoint of the last step")
-    parser.add_argument("--load", help="folder of a checkpoint to begin with")
+    parser.add_argument("--save", help="write a checkpoint to this folder")
+    parser.add_argument("--load", help="load the checkpoint in this folder")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train, and print the losses."""
+    """Train and print the losses."""
     args = options(arguments)
     group = ProcessGroup()
     sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
     world = World(*sizes, seed=0)
     torch.manual_seed(0)
-    # Also tables of fewer than 100,000 entries, which convert would leave to torch.
+    # min_entries=0 converts tables with fewer than 100,000 entries too.
     model = hotrow.convert(Recommender(*sizes, args.width), min_entries=0)
 
     model = shard(model, group.mesh)  # the tables
-    ddp_model = DistributedDataParallel(model)  # all else
+    ddp_model = DistributedDataParallel(model)  # the other layers
     optimizer = hotrow.optim.Adam(model.parameters(), lr=args.lr)
     if args.load:
         group.load(args.load, model, optimizer)
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         group.save(args.save, model, optimizer)
         group.print_once(f"saved in {args.save}")
     fields, liked = world.batch(20_000, 1 + args.steps)
-    with torch.no_grad():  # a look-up by every rank
+    with torch.no_grad():  # every rank looks up
         logits = model(*fields)
     loss = F.binary_cross_entropy_with_logits(logits, liked)
     group.print_once(f"held-out log loss {loss.item():12.4f}")

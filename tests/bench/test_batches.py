@@ -6,7 +6,7 @@ import torch
 from hotrow.bench.batches import Batches
 
 
-def test_batches_are_the_same_every_time_and_favour_few_rows():
+def test_batches_are_reproducible_and_favor_few_rows():
     batches = Batches(1000, 4096)
     assert torch.equal(batches[3], Batches(1000, 4096)[3])
     assert not torch.equal(batches[3], batches[4])
@@ -19,13 +19,13 @@ def test_batches_are_the_same_every_time_and_favour_few_rows():
     assert uniform.max() < 20
 
 
-def test_a_larger_exponent_favours_fewer_rows():
+def test_a_larger_exponent_favors_fewer_rows():
     distinct = [len(Batches(1000, 4096, exponent)[0].unique()) for exponent in (0.5, 1.1, 2.0)]
     assert distinct == sorted(distinct, reverse=True)
     assert distinct[0] > 2 * distinct[2]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7919, 2 * 7919])
-def test_every_rank_has_a_row_of_its_own(rows):
+def test_every_rank_has_a_different_row(rows):
     ids = Batches(rows, 10).ids_of_ranks(torch.arange(rows).numpy())
     assert torch.equal(ids.sort().values, torch.arange(rows))

@@ -4,7 +4,7 @@ from hotrow import optim
 from hotrow.bench import floor
 
 
-def test_the_bytes_of_the_floor():
+def test_bytes_that_a_step_must_move():
     # 3 ids, 2 of them distinct, in rows of 4 values of 4 bytes.
     assert floor.bytes_moved("forward", None, 4, 3, 2, 4) == 16 * (2 + 3)
     assert floor.bytes_moved("gradient", None, 4, 3, 2, 4) == 16 * (2 + 3 + 3 + 2)
@@ -17,7 +17,7 @@ def test_the_bytes_of_the_floor():
     }  # fmt: skip
 
 
-def test_the_copy_speed_counts_what_is_read_and_what_is_written(monkeypatch):
+def test_copy_speed_counts_bytes_read_and_written(monkeypatch):
     monkeypatch.setattr(floor, "COPY_BYTES", 1000)
     copy_speed = floor.CopySpeed()
     copy_speed.measure(3)

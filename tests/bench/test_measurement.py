@@ -1,4 +1,4 @@
-"""Measurements of tables of a few rows: what they assert and record."""
+"""Measurements of tiny tables: their records and assertions."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from hotrow.bench.workload import HOTROW, PeerConfig, TableWorkload
 from hotrow.table.parameter import Table
 from tests.support.exhaustive import grid
 
-# Of torch's own sparse gradients.
+# torch warns about its own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 SPARSE, ONE_HOT = PeerConfig("torch sparse"), PeerConfig("one-hot matmul")
 FUSED, FOREACH, DEFAULT = map(PeerConfig, DENSE_TYPES)
@@ -106,7 +106,7 @@ def test_a_small_embedding_is_measured_as_a_table():
 
 
 class BrokenPeer(Peer):
-    """hotrow, but one row is left out of one step."""
+    """hotrow, but one step skips a row."""
 
     def step(self, ids, gradient):
         self.steps = getattr(self, "steps", 0) + 1
@@ -139,7 +139,7 @@ def build_mislabelled(case, others):
 
 
 @pytest.mark.parametrize("name", ["adamw", "float64", "gradient", "forward"])
-def test_a_measurement_whose_numbers_are_wrong_has_no_record(name):
+def test_wrong_rows_raise_and_leave_no_record(name):
     types = PEER_TYPES | {"hotrow": build_broken("hotrow")}
     with pytest.raises(EqualityError, match="hotrow differs from dense training"):
         Measurement(replace(WORKLOADS[name], peers=(HOTROW,)), types).run()
@@ -151,7 +151,7 @@ def test_another_optimizer_is_not_equal():
         Measurement(replace(ADAMW, peers=(HOTROW,)), types).run()
 
 
-def test_a_wrong_peer_is_recorded_and_a_failing_one_is_left_out():
+def test_unequal_peers_are_recorded_and_failing_ones_removed():
     def build_failing(*arguments):
         peer = PEER_TYPES["torch sparse"].build(*arguments)
         peer.optimizer.step = None
@@ -168,7 +168,7 @@ def test_a_wrong_peer_is_recorded_and_a_failing_one_is_left_out():
     assert "step" not in peers["torch sparse"]
 
 
-def test_a_record_counts_its_own_bytes(records):
+def test_a_record_has_the_bytes_of_its_dtype(records):
     distinct = len(torch.unique(Batches(300, 64)[0]))
     for name, item in (("adamw", 4), ("bfloat16", 2), ("float64", 8)):
         moved = records[name]["peers"]["hotrow"]["floor_bytes"]
@@ -177,7 +177,7 @@ def test_a_record_counts_its_own_bytes(records):
     assert records["uniform"]["distinct_ids_per_step"] == uniform
 
 
-def test_peers_may_have_sizes_of_their_own(records):
+def test_peers_may_have_different_sizes(records):
     peers = records["ids"]["peers"]
     assert [peer.get("ids") for peer in peers.values()] == [None, 16, 4]
     moved = [peer["floor_bytes"] for peer in peers.values()]
@@ -186,7 +186,7 @@ def test_peers_may_have_sizes_of_their_own(records):
     assert [peer["rows"] for peer in records["rows"]["peers"].values()] == [300, 100, 300]
 
 
-def test_threads_are_set_for_a_turn_and_put_back(monkeypatch):
+def test_threads_are_set_for_a_turn_and_restored(monkeypatch):
     seen = []
     step = Peer.step
 

@@ -1,4 +1,4 @@
-"""The peak memory of a step, and what the peers need."""
+"""The peak memory of a step, and the estimates for peers."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from hotrow.bench.measurement import Measurement
 from hotrow.bench.peers import PEER_TYPES, Case, PeerType, estimate_bytes
 from hotrow.bench.workload import HOTROW, PeerConfig, TableWorkload
 
-# Of torch's own sparse gradients.
+# torch warns about its own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 SUPPORTED = pytest.mark.skipif(not memory.is_supported(), reason="needs Linux with glibc")
 SPARSE = PeerConfig("torch sparse")
@@ -22,7 +22,7 @@ ADAMW = TableWorkload(
 
 
 @SUPPORTED
-def test_memory_sees_a_gradient_as_large_as_the_table():
+def test_memory_includes_a_gradient_as_large_as_the_table():
     rows, table = 200_000, 200_000 * 64 * 4  # 51 MB
     dense = PeerConfig("torch default")
     peers = (HOTROW, SPARSE, PeerConfig("torch fused"), dense)
@@ -32,28 +32,28 @@ def test_memory_sees_a_gradient_as_large_as_the_table():
     for peer in found.values():
         assert peer["memory"]["table_and_state_bytes"] == 3 * table
     assert 0.99 < extra["torch fused"] < 1.2
-    assert 2.9 < extra["torch default"] < 3.2  # the gradient, and two as large on its way
+    assert 2.9 < extra["torch default"] < 3.2  # the gradient, and two temporaries of its size
     assert extra["torch sparse"] < 0.1
-    # 4 bytes a row for the steps it has been through.
+    # 4 bytes per row for its last step.
     assert 4 * rows / table <= extra["hotrow"] < 4 * rows / table + 0.1
 
 
 @SUPPORTED
-def test_memory_is_the_peak_and_not_what_was_freed():
+def test_memory_is_the_peak_of_allocated_bytes():
     def ones(megabytes):
         return torch.ones(megabytes << 20, dtype=torch.uint8)
 
     def work():
         first, second = ones(16), ones(8)
         del first
-        work.kept = second, ones(20)  # has no room in what was freed
+        work.kept = second, ones(20)  # does not fit into the freed memory
 
     for _ in range(2):
         assert 27.5 < memory.measure_peak(work) / (1 << 20) < 32
         del work.kept
 
 
-def test_asking_for_state_leaves_rows_behind():
+def test_reading_the_state_size_settles_no_rows():
     peer = PEER_TYPES["hotrow"].build(Case("step", "AdamW", 20_000, 8, 50), {})
     batches = Batches(20_000, 50)
     for t in range(5):
@@ -78,7 +78,7 @@ def test_memory_is_estimated_for_every_peer():
     assert estimate("torch default", step, others) == (0, 3 * table)
 
 
-def test_every_peer_keeps_its_table_and_the_largest_step_needs_its_memory():
+def test_the_budget_has_all_tables_and_the_largest_step():
     budget = memory.MemoryBudget(100)
     for table, step in ((40, 10), (10, 30), (20, 10)):
         budget.check(table, step)
@@ -89,7 +89,7 @@ def test_every_peer_keeps_its_table_and_the_largest_step_needs_its_memory():
     budget.check(0, 30)
 
 
-def test_a_peer_that_does_not_fit_is_left_out(monkeypatch):
+def test_a_peer_that_does_not_fit_is_not_measured(monkeypatch):
     # Each of the two tables fits alone; the second does not fit beside the first.
     monkeypatch.setattr(measurement, "free_memory", lambda: 5 * 4 * 300 * 8)
     record = Measurement(ADAMW).run()

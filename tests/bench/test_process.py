@@ -1,4 +1,4 @@
-"""A measurement in a child process."""
+"""Measurements in a child process."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from hotrow.bench.environment import SETTINGS, describe_environment
 
 
 def work(case, report_progress):
-    """What the child runs: it finds this module as this process did."""
+    """The job of the child process, imported from this module."""
     report_progress(0.5, "half")
     if case == "fails":
         raise ValueError("no such number")
@@ -35,7 +35,7 @@ def test_a_job_has_its_settings_threads_and_progress():
     assert seen == [(0.5, "half")]
 
 
-def test_a_job_that_fails_or_dies_is_an_error():
+def test_a_job_that_fails_or_dies_raises():
     with pytest.raises(process.JobError, match=r"^ValueError: no such number$") as failed:
         run("fails")
     assert failed.value.kind == "ValueError"
@@ -44,7 +44,7 @@ def test_a_job_that_fails_or_dies_is_an_error():
     assert failed.value.kind == ""
 
 
-def test_without_the_settings_nothing_is_measured(monkeypatch):
+def test_a_job_without_its_settings_raises(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     with pytest.raises(AssertionError, match="THP_MEM_ALLOC_ENABLE=1 must be set"):
         process._run({"function": f"{__name__}:work", "arguments": {}, "threads": 1})

@@ -1,4 +1,4 @@
-"""The suite's own parts: goals, peers of other libraries, models, start-up, all workloads."""
+"""The suite: goals, peers of other libraries, models, startup and workloads."""
 
 import importlib.util
 import subprocess
@@ -17,7 +17,7 @@ from hotrow import optim
 from hotrow.bench import floor
 from hotrow.bench.workload import HOTROW, PeerConfig
 
-# Of torch's own sparse gradients.
+# torch warns about its own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 TABLES = {name: each for name, each in WORKLOADS.items() if isinstance(each, TableBenchmark)}
 MODELS = {name: each for name, each in WORKLOADS.items() if isinstance(each, Model)}
@@ -27,7 +27,7 @@ ADAMW, SGD = (replace(TABLES[f"{name}-1m-256"].shrink(), **SIZES) for name in ("
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_measurements():
-    """Threads that wait for each other are of no use to tables this small."""
+    """Use one thread and small copies: the tables are tiny."""
     threads, size = torch.get_num_threads(), floor.COPY_BYTES
     torch.set_num_threads(1)
     floor.COPY_BYTES = 1 << 20
@@ -77,7 +77,7 @@ def test_a_workload_records_its_goals():
     assert record["goals"][3]["max_extra_bytes"] == 150e6
 
 
-def test_only_goals_of_the_chosen_peers_are_left():
+def test_only_goals_of_the_chosen_peers_remain():
     workload = TABLES["adamw-1m-256"]
     left = workload.with_peers(["torch sparse"])
     assert [peer.name for peer in left.peers] == ["hotrow", "torch sparse"]
@@ -85,7 +85,7 @@ def test_only_goals_of_the_chosen_peers_are_left():
     assert [goal.against for goal in workload.with_peers(["fbgemm"]).goals] == [FLOOR]
 
 
-def test_a_peer_that_is_not_installed_is_left_out(monkeypatch):
+def test_a_peer_that_is_not_installed_is_not_measured(monkeypatch):
     monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
     monkeypatch.setitem(sys.modules, "jax", None)
     names = "fbgemm", "jax lazy"
@@ -154,7 +154,7 @@ def test_goals_of_a_model_are_judged(monkeypatch, after, met):
     assert [goal["met"] for goal in model.run()["goals"]] == [met, False]
 
 
-def test_the_bytes_that_a_model_must_move():
+def test_bytes_that_a_model_must_move():
     model, draw = MODELS["recommender"].make(True)
     batch = draw(0)
     side = Side(model, converted=True, min_entries=0)
@@ -171,7 +171,7 @@ def test_the_bytes_that_a_model_must_move():
     assert found["floor_ms"] == pytest.approx(moved / 1e3)
 
 
-def test_a_model_whose_numbers_are_wrong_has_no_record(monkeypatch):
+def test_a_wrong_model_raises_and_has_no_record(monkeypatch):
     from benchmarks import models
 
     right = models.run_model
@@ -190,7 +190,7 @@ def test_a_model_whose_numbers_are_wrong_has_no_record(monkeypatch):
         MODELS["onehot-policy"].shrink().measure_equality()
 
 
-def test_startup_first_uses_find_no_cache_and_later_ones_do(tmp_path, monkeypatch):
+def test_only_later_starts_find_a_cache(tmp_path, monkeypatch):
     from benchmarks import startup
 
     program = f"""
@@ -209,7 +209,7 @@ cache.mkdir(exist_ok=True)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_the_peak_of_a_program_is_its_own(monkeypatch, tmp_path):
+def test_the_peak_of_a_program_excludes_this_process(monkeypatch, tmp_path):
     from benchmarks import startup
 
     monkeypatch.setattr(startup, "STEPS", "")
@@ -218,14 +218,14 @@ def test_the_peak_of_a_program_is_its_own(monkeypatch, tmp_path):
     assert small < 50e6 < 100e6 < large < 160e6 < mine.nbytes
 
 
-def test_a_program_of_startup_that_fails_is_no_time(tmp_path):
+def test_a_failing_startup_program_raises(tmp_path):
     from benchmarks import startup
 
     with pytest.raises(subprocess.CalledProcessError):
         startup.run_program("raise SystemExit(3)", str(tmp_path))
 
 
-def test_the_programs_of_startup_train():
+def test_the_startup_programs_train():
     from benchmarks import startup
 
     for program in (startup.TORCH, startup.HOTROW):
@@ -236,7 +236,7 @@ def test_the_programs_of_startup_train():
         assert bool(moved[:500].all())
 
 
-def test_suites_keep_to_their_time_and_have_every_optimizer():
+def test_suites_fit_their_time_and_have_every_optimizer():
     for suite, limit in (("quick", 120), ("full", 1200)):
         assert sum(WORKLOADS[name].seconds for name in SUITES[suite]) <= limit
     assert set(SUITES["quick"]) < set(SUITES["full"])
@@ -247,6 +247,6 @@ def test_suites_keep_to_their_time_and_have_every_optimizer():
         assert {goal.against for goal in workload.goals} <= peers | {FLOOR, BEST}, name
 
 
-def test_a_small_workload_keeps_its_goals_beside_whom_they_are():
+def test_a_small_workload_keeps_the_peers_of_its_goals():
     small = WORKLOADS["adamw-10m-64"].shrink()
     assert small.goals[0].against in {peer.name for peer in small.peers}

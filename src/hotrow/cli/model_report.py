@@ -107,7 +107,7 @@ def _agreement_text(agreement: Agreement) -> str:
     if agreement.verdict != "unsure":
         return str(agreement)
     return (
-        f"INCONCLUSIVE, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
+        f"inconclusive, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
         f"bit; max error {agreement.max_error:.3g}; it may be rounding, but no bound proves it"
     )
 
