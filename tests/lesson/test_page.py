@@ -721,8 +721,8 @@ def test_random_rows_are_not_presented_as_the_users_table(
         ({"N": 2.0}, "N is 2.0, but must be an int"),
         ({"V": 2**60}, "but must be an int in 1..2"),
         ({"matmul_ms": 0.0}, "matmul_ms is 0.0, but must be in 1e-09..1e"),
-        ({"lookup_ms": float("nan")}, "lookup_ms is nan, but a time"),
-        ({"lookup_ms": "1"}, "lookup_ms is '1', but a time"),
+        ({"lookup_ms": float("nan")}, "lookup_ms is nan, but must be in"),
+        ({"lookup_ms": "1"}, "lookup_ms is '1', but must be in"),
     ],
 )
 def test_invalid_timing_raises(change: dict[str, Any], message: str) -> None:
