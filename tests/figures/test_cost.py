@@ -97,11 +97,11 @@ def test_curves_match_the_formulas(D, N, lang):
                 expected = counted(V)[panel][way]
                 assert math.log10(x) == pytest.approx(math.log10(V), abs=0.01)
                 assert math.log10(y) == pytest.approx(math.log10(expected), abs=0.03)
-    told = chart.words("desc")[0]
+    description = chart.words("desc")[0]
     for V in DECADES:
         pair = [format_size(x) for x in counted(V)[1]]
         says = WORDS[lang]["at"].format(V=f"{V:,}", matmul=pair[0], lookup=pair[1])
-        assert says in told
+        assert says in description
     assert f"{D:,}" in chart.words()[1]
     assert f"{N:,}" in chart.words()[1]
 
@@ -124,13 +124,13 @@ def test_measured_points_are_drawn_at_their_values(points):
     chart = Chart(figure("cost", D=256, N=100, measured=points))
     assert_no_overlap(chart)
     curves = chart.panels()[-1]
-    told = chart.words("desc")[0]
+    description = chart.words("desc")[0]
     for way, curve in enumerate(curves):
         for shown, point in zip(curve, sorted(points), strict=True):
             expected = [math.log10(point[0]), math.log10(point[way + 1])]
             assert [math.log10(x) for x in shown] == pytest.approx(expected, abs=0.15)
     for V, _, _ in points:
-        assert f"V = {V:,}:" in told
+        assert f"V = {V:,}:" in description
     assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # and one of each in the legend
 
 

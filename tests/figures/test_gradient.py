@@ -62,18 +62,20 @@ def test_sums_match_torch_and_every_row_is_counted(data, lang):
     shown = zip(ids[:6], upstream[:6].tolist(), strict=True)
     assert sent == [(str(row), shortened(line)) for row, line in shown]
     for row, (*texts, uses) in drawn.rows():
-        held = shortened(layer.weight.grad[row].tolist())
-        zeros = ["…" if text == "…" else "0" for text in held]
-        assert texts == (held if row in ids else zeros)
+        shown_row = shortened(layer.weight.grad[row].tolist())
+        zeros = ["…" if text == "…" else "0" for text in shown_row]
+        assert texts == (shown_row if row in ids else zeros)
         assert uses == str(ids.count(row))
     # Drawn and omitted rows together are the whole table, and their uses add up to all ids.
     hidden = [int(text.split()[0]) for text, _ in drawn.gaps()]
     assert len(drawn.rows()) + sum(hidden) == rows
     uses = [int(texts[-1]) for _, texts in drawn.rows()] + [int(n) for _, n in drawn.gaps()]
     assert sum(uses) == len(ids)
-    said = WORDS[lang]["untouched"]
-    said = said if isinstance(said, str) else said[rows - len(set(ids)) != 1]
-    assert said.format(n=rows - len(set(ids)), rows=rows) in drawn.words()
+    text_forms = WORDS[lang]["untouched"]
+    text_forms = (
+        text_forms if isinstance(text_forms, str) else text_forms[rows - len(set(ids)) != 1]
+    )
+    assert text_forms.format(n=rows - len(set(ids)), rows=rows) in drawn.words()
     assert len(arrow_ends(drawn)) == min(len(ids), 6)
 
 
@@ -102,8 +104,8 @@ def test_repeated_id_adds_up_and_the_description_says_so():
     ]
     assert "2 of 4 rows are untouched: their gradient is zero." in drawn.words()
     assert "Row 2 is 1.2500, -3.0000; uses: 2." in drawn.words("desc")[0]
-    grey = [text.css for text in drawn.texts if text.text == "0" and text.left > drawn.output_x]
-    assert set(grey) <= {"hr-mono hr-muted", "hr-muted"}
+    gray = [text.css for text in drawn.texts if text.text == "0" and text.left > drawn.output_x]
+    assert set(gray) <= {"hr-mono hr-muted", "hr-muted"}
 
 
 def test_omitted_ids_are_in_the_sums_and_in_the_gaps():

@@ -173,13 +173,17 @@ def test_empty_and_scalar_tensors(shape):
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (torch.zeros(2), torch.zeros(3), "output: shape (2,) against (3,)"),
+        (torch.zeros(2), torch.zeros(3), "output: cannot compare shape (2,) with (3,)"),
         (
             torch.zeros(2),
             torch.zeros(2, dtype=torch.float64),
-            "dtype torch.float32 against",
+            "dtype torch.float32 with",
         ),
-        (torch.zeros(2), torch.zeros(2, device="meta"), "output: device cpu against meta"),
+        (
+            torch.zeros(2),
+            torch.zeros(2, device="meta"),
+            "output: cannot compare device cpu with meta",
+        ),
     ],
 )
 def test_different_shapes_dtypes_and_devices_raise(a, b, message):

@@ -115,7 +115,7 @@ def test_sufficient_budget_allows_all_ids():
 
 
 def test_budget_below_one_id_raises():
-    with pytest.raises(HotrowError, match=r"for a single id in this 500 x 3 table, over the budg"):
+    with pytest.raises(HotrowError, match=r"for a single id in this 500 x 3 table, but the budg"):
         compare(torch.randn(500, 3), [1], budget=1000)
 
 
@@ -199,7 +199,7 @@ def test_result_prints_as_a_report():
         (torch.ones(3, 2), [1, 2], {"tokens": "ab"}, "tokens is a str"),
         (torch.ones(3, 2), [1], {"budget": "2GB"}, "budget is '2GB', but must be an int"),
         (torch.ones(3, 2), [1], {"budget": 1e9}, "but must be an int, in bytes"),
-        (torch.ones(3, 2, device="meta"), [1], {}, "but a table is dense and has values"),
+        (torch.ones(3, 2, device="meta"), [1], {}, "but a table must be dense and have values"),
     ],
 )
 def test_invalid_arguments_raise(table, ids, options, message):

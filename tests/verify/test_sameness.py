@@ -267,7 +267,9 @@ def test_runs_that_fail_or_diverge_raise():
         measure_sameness("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=10))
     with pytest.raises(HotrowError, match="ASGD, float64 fails with these options"):
         measure_sameness("ASGD", {"lambd": 1.0, "alpha": 1e9}, Batches(steps=20))
-    with pytest.raises(HotrowError, match=r"100,000,000 x 19 with 12 ids each take about .* GB"):
+    with pytest.raises(
+        HotrowError, match=r"100,000,000 x 19 table with 12 ids each need about .* GB"
+    ):
         Batches(rows=100_000_000)
 
 
