@@ -71,11 +71,9 @@ def test_sums_match_torch_and_every_row_is_counted(data, lang):
     assert len(drawn.rows()) + sum(hidden) == rows
     uses = [int(texts[-1]) for _, texts in drawn.rows()] + [int(n) for _, n in drawn.gaps()]
     assert sum(uses) == len(ids)
-    text_forms = WORDS[lang]["untouched"]
-    text_forms = (
-        text_forms if isinstance(text_forms, str) else text_forms[rows - len(set(ids)) != 1]
-    )
-    assert text_forms.format(n=rows - len(set(ids)), rows=rows) in drawn.words()
+    forms = WORDS[lang]["untouched"]
+    forms = forms if isinstance(forms, str) else forms[rows - len(set(ids)) != 1]
+    assert forms.format(n=rows - len(set(ids)), rows=rows) in drawn.words()
     assert len(arrow_ends(drawn)) == min(len(ids), 6)
 
 
