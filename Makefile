@@ -29,8 +29,8 @@ test: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST)
 
-# All tests with the exhaustive grids: about 12 minutes.
-test-all: .venv/test .venv/real .venv/flights lint
+# All tests with the exhaustive grids: about 15 minutes.
+test-all: .venv/test .venv/real .venv/flights .venv/docs .venv/integrations lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
 
@@ -100,6 +100,10 @@ clean:
 
 .venv/docs: .venv/core
 	$(PIP) --editable '.[docs]'
+	@touch $@
+
+.venv/integrations: .venv/core
+	$(PIP) --editable '.[integrations]'
 	@touch $@
 
 .venv/peers: .venv/core

@@ -33,7 +33,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 
-smartquotes = False  # docstrings have code outside of backticks
+smartquotes_action = "D"  # dashes only: docstrings have code outside of backticks
 default_role = "code"  # the docstrings' `name`
 add_module_names = False
 autodoc_member_order = "bysource"
