@@ -1,9 +1,9 @@
-"""The full benchmark suite, and what makes docs/performance.md, sameness.md and scale.md.
+"""The full benchmark suite, and the scripts that write the pages of measurements.
 
 cli.py           the command: `python -m benchmarks --suite full`
-suite.py         workloads run one after the other, each in its own process
+suite.py         run workloads one after the other, each in its own process
 workloads.py     every workload by name, and the suites
-workload.py      what every workload has: a name, a size, `run`
+workload.py      the interface of a workload
 tables.py        one table as a workload, measured by hotrow.bench
 goals.py         goals of such a workload, and whether a record meets them
 registry.py      every peer by name
@@ -12,10 +12,10 @@ jax_peers.py     JAX's as peers
 models.py        a whole model as a workload, before and after `convert`
 networks.py      those models
 startup.py       a whole program as a workload: the time it takes to start
-record_files.py  records as JSON files, and where they were made
+record_files.py  records as JSON files, with commit and machine
 report.py        a record as text
-plots.py         a record as a figure
+plots.py         charts of records
 page.py          docs/performance.md from records/ and performance.md
 sameness.py      docs/sameness.md: every optimizer's step compared with torch's
-scale.py         docs/scale.json: bytes on the wire, tables in files
+scale.py         docs/scale.md: bytes on the network, tables on disk
 """

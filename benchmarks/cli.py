@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: the suite's options in, tables and an exit code out."""
+"""`python -m benchmarks`: run workloads, print tables, return an exit code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from hotrow.inputs.text import escape_unprintable
 
 RAN, FAILED = 0, 1
 
-# A line with nothing but \b keeps the lines up to the next blank one as they are.
+# A line with only \b keeps the following paragraph as it is.
 HELP = """Run the workloads of docs/performance.md.
 
-Each workload first compares hotrow's numbers with dense torch's. Then all peers take turns in one
-process, each with its best settings. A peer that is not installed is left out, and the report says
-how to install it.
+Each workload first compares hotrow's rows with dense training. Then all peers take turns in one
+process, each with its best settings. The report says how to install missing peers.
 
 \b
 Examples:
@@ -48,8 +47,8 @@ Examples:
 
 \b
 Exit code:
-  0 all measured, 1 a workload failed, 2 input that cannot be used, 3 a
-  fault of hotrow's own. A goal that is not met is no failure.
+  0 all measured, 1 a workload failed, 2 invalid input, 3 internal error.
+  A goal that is not met is not a failure.
 """
 
 app = typer.Typer(
@@ -71,31 +70,29 @@ def run_command(
         list[str] | None,
         typer.Option(
             "--suite",
-            help="quick, full, or names of workloads, separated by commas; quick unless given.",
+            help="Suites (quick, full) or workloads, comma-separated. Default: quick.",
             metavar="NAMES",
         ),
     ] = None,
-    is_list: Annotated[
-        bool, typer.Option("--list", help="Print the workloads and the peers, measure nothing.")
-    ] = False,
+    is_list: Annotated[bool, typer.Option("--list", help="List workloads and peers.")] = False,
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="Who takes part beside hotrow, separated by commas; all unless given.",
+            help="Peers to measure with hotrow, comma-separated. Default: all.",
             metavar="NAMES",
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option(help="Of torch and its peers; as many as torch takes.", min=1, metavar="N"),
+        typer.Option(help="Number of threads. Default: torch's.", min=1, metavar="N"),
     ] = None,
     records: Annotated[
         str | None,
-        typer.Option(help="Also keep each record in this folder, a file each.", metavar="DIR"),
+        typer.Option(help="Also write each record to a file in this folder.", metavar="DIR"),
     ] = None,
     small: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Measure, print each workload when it is done, and exit with whether all were."""
+    """Measure the workloads and print each; exit 1 if one failed."""
     if is_list:
         terminal.write_output(terminal.render(_print_list))
         raise typer.Exit(RAN)
@@ -106,10 +103,10 @@ def run_command(
     for name in names:
         absent = set(peer_types or ()) - _peer_types_of(workloads.WORKLOADS[name])
         if absent:
-            _print_error(f"{name}: without {', '.join(sorted(absent))}, which it does not have")
+            _print_error(f"{name} has no peer {', '.join(sorted(absent))}")
     estimate = sum(workloads.select(name, small, peer_types).seconds for name in names)
     count = f"{len(names)} workload" + "s" * (len(names) != 1)
-    _print_error(f"{count}, about {_minutes(estimate)} on two quiet cores")
+    _print_error(f"{count}, about {_minutes(estimate)} on two idle cores")
 
     def handle_record(record: Record) -> None:
         _clear_progress()
@@ -127,29 +124,29 @@ def run_command(
 
 
 def _peer_types_of(workload: Workload) -> set[str]:
-    """The types of its peers; all for a workload whose peers cannot be chosen."""
+    """Return the types of its peers; all types for a workload with fixed peers."""
     if isinstance(workload, TableBenchmark):
         return {peer.type_name for peer in workload.peers}
     return set(PEER_TYPES)
 
 
 def _workload_names(texts: list[str]) -> list[str]:
-    """The workloads of these suites and names, each once."""
+    """Return the workloads of these suites and names, without duplicates."""
     known = [*workloads.SUITES, *workloads.WORKLOADS]
     names = _parse_names("--suite", texts, known, "suite or workload")
     return list(dict.fromkeys(n for name in names for n in workloads.SUITES.get(name, (name,))))
 
 
 def _parse_names(option: str, texts: list[str], known: list[str], kind: str) -> list[str]:
-    """The names in these texts, all of them known."""
+    """Parse comma-separated names and check that they are known."""
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     for name in names or [""]:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             fix = f"did you mean {near[0]}? " if near else ""
             raise HotrowError(
-                f"{option} {name!r:.60} is no {kind}",
-                fix=f"{fix}python -m benchmarks --list names them all",
+                f"{option} {name!r:.60} is not a {kind}",
+                fix=f"{fix}python -m benchmarks --list shows all",
             )
     return names
 
@@ -165,7 +162,7 @@ def _make_folder(path: str) -> Path:
 
 
 def _print_list(console: Console) -> None:
-    """Workloads by suite, and peers."""
+    """Print the workloads with their suites, and the peers."""
     table = _new_table()
     for column in ("workload", "what", "suites", "about"):
         table.add_column(column, overflow="fold", justify="right" if column == "about" else "left")
@@ -190,14 +187,14 @@ def _new_table() -> Table:
 
 
 def _about(workload: Any) -> str:
-    """In a line, with the sizes where they are not part of it."""
+    """Describe a workload in one line, with its sizes."""
     if not isinstance(workload, TableBenchmark):
         return str(workload.about)
     return f"{workload.about}: {workload.rows:,} x {workload.columns}, {workload.ids:,} ids"
 
 
 def _print_record(record: Record, console: Console) -> None:
-    """A record, fitting 80 columns."""
+    """Print a record, in at most 80 columns."""
     report = describe(record, brief=True)
     heading = Text(f"{record['workload']}  ", style="bold")
     console.print(heading.append(report.title, style="not bold"))
@@ -215,8 +212,8 @@ def _print_record(record: Record, console: Console) -> None:
 
 
 def _print_progress(share: float, activity: str, spent: float, left: float) -> None:
-    """One line on standard error, rewritten on a terminal."""
-    text = f"{share:4.0%}  {activity}, {_minutes(spent)} spent, about {_minutes(left)} left"
+    """Print one line on standard error, overwritten on a terminal."""
+    text = f"{share:4.0%}  {activity}, {_minutes(spent)} elapsed, about {_minutes(left)} left"
     if sys.stderr.isatty():
         columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         print(f"\r\033[K{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
@@ -234,7 +231,7 @@ def _print_error(text: str) -> None:
 
 
 def _minutes(seconds: float) -> str:
-    """About how long.
+    """Format a duration.
 
     >>> _minutes(43), _minutes(754)
     ('43 s', '12 min 34 s')

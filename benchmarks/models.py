@@ -1,8 +1,7 @@
-"""A whole model as a workload: before `convert` and after, side by side.
+"""A whole model as a workload, before and after `convert`.
 
-A step is forward, backward and Adam, by `torch.optim` before and by `hotrow.optim` after, both
-fused for what is dense. Equality comes first: output and gradients of both are compared with
-float64.
+A step is forward, backward and Adam: `torch.optim` before, `hotrow.optim` after, both fused for
+dense parameters. First, output and gradients of both are compared with float64.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Side:
     def __init__(self, model: nn.Module, converted: bool, min_entries: int | None = None) -> None:
         self.model = hotrow.convert(model, min_entries=min_entries) if converted else model
         kind = hotrow.optim.Adam if converted else torch.optim.Adam
-        self.optimizer = kind(model.parameters(), fused=True)  # torch's quickest
+        self.optimizer = kind(model.parameters(), fused=True)  # torch's fastest
 
     def step(self, batch: Batch) -> None:
         """Forward, backward, step."""
@@ -99,13 +98,13 @@ class Model:
         return record | {"goals": goals}
 
     def measure_equality(self) -> dict[str, Any]:
-        """How far output and gradients of both are from float64.
+        """Compare output and gradients of both sides with float64.
 
-        The converted model may be further by at most what a sum of some rows may round otherwise
-        than the product: 4 ulp of the largest.
+        The converted model's error may exceed the plain model's by at most 4 ulp of the largest
+        value, because a sum of rows rounds differently from a product.
 
         Raises:
-            AssertionError: it is further than that.
+            AssertionError: the error is larger.
         """
         model, draw = self.make(self.is_small)
         batch = tuple(value[:EXAMPLES_COMPARED] for value in draw(0))

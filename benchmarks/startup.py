@@ -37,7 +37,7 @@ MAX_ADDED_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Startup:
-    """First starts, with an empty cache of compiled kernels; later ones, in turn with torch."""
+    """First starts with an empty kernel cache, and later starts in turns with torch alone."""
 
     name: str = "startup"
     about: str = "a whole program: import, a table of 1,000 x 64, three steps of AdamW, exit"

@@ -1,4 +1,4 @@
-"""What every workload of the suite has, for those who run and show it."""
+"""The interface of a workload."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in suites, and its record's file name."""
+        """The name in suites and of the record's file."""
 
     @property
     def about(self) -> str:
-        """What it is, in a line."""
+        """A description of one line."""
 
     @property
     def seconds(self) -> float:
-        """About how long it takes, on two quiet cores."""
+        """The estimated seconds on two idle cores."""
 
     def shrink(self) -> Workload:
-        """The same in a size that only tries the harness: its numbers mean nothing."""
+        """Return a tiny version for testing the suite."""
 
     def with_peers(self, type_names: Collection[str]) -> Workload:
-        """The same with only these types of peers beside hotrow."""
+        """Return a version with hotrow and only these peer types."""
 
     def run(self, report_progress: ReportProgress) -> Record:
-        """Measure it, in a process of its own."""
+        """Measure the workload in this process."""
