@@ -393,7 +393,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "from a pickle",
         AGAIN,
     ),
-    ("@built --inputs text.pt", "text.pt contains more than tensors, but", "save a tensor"),
+    ("@built --inputs text.pt", "text.pt cannot be read as ", "save a tensor"),
     ("@built --inputs half.pt", "half.pt cannot be read as a .pt file (", COMPLETE),
     ("@built --inputs empty.pt", "empty.pt cannot be read as a .pt file (", COMPLETE),
     (
@@ -455,11 +455,10 @@ def test_invalid_input_gets_a_message_and_exit_code_2(
 ) -> None:
     found = run(arguments)
     assert (found.code, found.out) == (2, "")
-    error, *fixes = found.err.splitlines()
+    error, remedy = found.err.splitlines()
     assert error.startswith("Error: ")
     assert problem in error
-    assert len(fixes) == bool(fix)
-    assert not fix or fixes[0].startswith(f"  try: {fix}")
+    assert remedy.startswith(f"  try: {fix}")
     assert len(error) < 900
     assert all(char == "\n" or char.isprintable() for char in found.err)
 
