@@ -254,7 +254,7 @@ def test_an_internal_error_exits_3(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(products, "product", lambda *_: 1 / 0)
     found = run("@built --inputs @states")
     assert (found.code, found.out) == (3, "")
-    assert "internal error: only the converted model raises ZeroDivisionError" in found.err
+    assert "RuntimeError: only the converted model raises ZeroDivisionError" in found.err
 
 
 def test_the_current_directory_is_importable(folder: Path) -> None:

@@ -44,8 +44,7 @@ def _lines(comparison: ModelComparison) -> Iterator[str]:
         for each in chosen:
             path = each.path or "(the model)"
             yield from _wrap(f"{path}  {_shorten_path(each.what)}", "    ", "      ")
-            reason = ": ".join(filter(None, (each.how, each.why)))
-            yield from _wrap(reason, "      ", "      ")
+            yield from _wrap(each.outcome, "      ", "      ")
     if comparison.tables:
         yield ""
         names = ", ".join(comparison.tables[:_MAX_TABLES])

@@ -305,9 +305,7 @@ class _InternalErrors(AbstractContextManager[None]):
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not _is_out_of_memory(error):
-            raise RuntimeError(
-                f"internal error: only the converted model raises {one_line(error)}"
-            ) from error
+            raise RuntimeError(f"only the converted model raises {one_line(error)}") from error
 
 
 def _measure_cost(
