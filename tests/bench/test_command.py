@@ -195,6 +195,7 @@ def test_the_peers_of_a_large_table_and_the_default(run, monkeypatch):
     assert wide["dense_steps_per_turn"] == 10
 
 
+@exhaustive
 def test_times_of_lookup_and_matmul_are_saved_for_the_lesson(run):
     assert times.load_times() == []
     _, out, _ = run(*SMALL)

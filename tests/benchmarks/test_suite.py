@@ -16,6 +16,7 @@ from benchmarks.workloads import SPARSE, SUITES, WORKLOADS
 from hotrow import optim
 from hotrow.bench import floor
 from hotrow.bench.workload import HOTROW, PeerConfig
+from tests.support.exhaustive import exhaustive
 
 # torch warns about its own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -129,6 +130,7 @@ def test_jax_is_equal_where_it_is_dense(optimizer):
         assert peers["jax lazy"]["equality"]["max_error"] < 1e-5
 
 
+@exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_equal_and_timed(name):
     model = replace(MODELS[name].shrink(), rounds=2, steps_per_turn=(1, 1))

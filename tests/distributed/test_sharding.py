@@ -293,7 +293,7 @@ def bad_ids(count, bad):
         (torch.tensor([7, 101]), r"input[1] = 101, but the table has 101 rows (valid 0..100)"),
         (torch.tensor([-1]), r"input[0] = -1, but the table has 101 rows"),
         (torch.tensor([1.0]), "input is float32 of shape (1,), but ids must be int64 or int32"),
-        ([7], "input is a list, but ids are a tensor: use torch.tensor(input)"),
+        ([7], "input is a list, but ids must be a tensor: use torch.tensor(input)"),
     ],
 )
 def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):

@@ -610,7 +610,7 @@ def _() -> None:
     optimizer = adam(model, hotrow.optim)
     train(model, optimizer)
     model.double()
-    with pytest.raises(HotrowError, match="make a new optimizer"):
+    with pytest.raises(HotrowError, match="create a new optimizer"):
         train(model, optimizer)
 
 

@@ -6,7 +6,11 @@ from tests.docs import compatibility
 from tests.docs.compatibility import FEATURES, PARALLEL
 from tests.support.exhaustive import grid
 
-QUICK = grid(FEATURES, lambda each: each.section != PARALLEL)
+# The others start processes, or compile kernels that no other test needs.
+QUICK = grid(
+    FEATURES,
+    lambda each: each.section != PARALLEL and not each.name.startswith("`maximize`"),
+)
 
 
 @pytest.mark.parametrize("each", QUICK, ids=[each.name.replace("`", "") for each in FEATURES])

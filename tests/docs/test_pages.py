@@ -25,14 +25,14 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     ROOT / "examples" / "README.md",
 ]
-# Has the blocks of README.md, as tests/test_readme.py asserts.
-TWINS = ("README.zh-CN",)
+# README.zh-CN has the blocks of README. The others start processes or train for seconds.
+SLOW = ("README.zh-CN", "docs/how-to/distributed", "docs/tutorials/first-model")
 
 
 def _as_case(path: Path) -> object:
     name = path.relative_to(ROOT).with_suffix("").as_posix()
     needs = read_page(path.read_text()).needs
-    return pytest.param(path, id=name, marks=exhaustive if needs or name in TWINS else ())
+    return pytest.param(path, id=name, marks=exhaustive if needs or name in SLOW else ())
 
 
 @pytest.fixture
