@@ -1,17 +1,17 @@
-# `make run` shows hotrow at work; `make check`, `make test` and `make test-all` test the code.
+# `make run` demonstrates hotrow. `make check`, `make test` and `make test-all` test the code.
 # Each target creates the environment .venv if it does not exist.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# constraints.txt pins torch's version, also in build environments.
+# constraints.txt pins the version of torch, including in isolated build environments.
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# Tests that take seconds, for each change.
+# Fast tests to run after each change; they take seconds.
 QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_parameter.py \
     tests/onehot/test_rules.py tests/conversion/test_convert.py tests/verify/test_agreement.py \
     tests/verify/test_check.py tests/verify/test_reference.py tests/figures/test_gradient.py
 
-# One process per core, with one thread each unless a test sets more.
+# Run one process per core, with one thread each unless a test sets more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: run check test test-all test-torch lint docs lessons bench sameness clean
@@ -20,28 +20,29 @@ run: .venv/real
 	$(BIN)/hotrow compare
 	@scripts/compare-real.sh
 
-# Under a minute.
+# Takes under a minute.
 check: lint
 	$(PYTEST) $(QUICK)
 
-# At most 5 minutes on two cores.
+# Takes at most 5 minutes on two cores.
 test: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST)
 
-# All tests with the exhaustive grids: about 15 minutes.
+# Runs all tests, including the exhaustive grids, in about 15 minutes.
 test-all: .venv/test .venv/real .venv/flights .venv/docs .venv/integrations lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
 
-# The core: everything but the command line, its pages, the lesson, the benchmarks and the docs.
+# The core is everything except the command line and its pages, the lesson, the benchmarks and the
+# docs.
 CORE_FOLDERS := conversion disk distributed inputs kernels layers onehot optim table verify
 CORE := $(CORE_FOLDERS:%=tests/%) tests/test_ids.py $(CORE_FOLDERS:%=src/hotrow/%) \
     src/hotrow/ids.py src/hotrow/errors.py
 
 # `make test-torch VERSION=2.15.0` runs all core tests with another torch version, in a separate
-# environment. It takes 5 to 6 GB, because torch's Linux packages include CUDA, and runs on the CPU.
-# Another Python: PYTHON=python3.13.
+# environment. The environment takes 5 to 6 GB, because torch's Linux packages include CUDA. The tests
+# run on the CPU. To use another Python, pass PYTHON=python3.13, for example.
 OTHER := .venv-torch-$(VERSION)
 test-torch:
 	@test -n '$(VERSION)' || { echo 'VERSION is missing: make test-torch VERSION=2.15.0' >&2; exit 2; }
@@ -58,7 +59,7 @@ lint: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The documentation site; a warning is an error. It needs no network.
+# Build the documentation site without a network. Warnings are errors.
 docs: .venv/docs
 	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going \
 	    --doctree-dir build/doctrees docs build/docs
@@ -68,12 +69,13 @@ docs: .venv/docs
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
-# Write benchmarks/records, docs/performance.md and the READMEs' times: 20 minutes and 16 GB.
+# Write benchmarks/records, docs/performance.md and the times in the READMEs. This takes 20 minutes
+# and 16 GB of memory.
 bench: .venv/peers
 	$(BIN)/python -m benchmarks --suite full --records benchmarks/records
 	$(BIN)/python -m benchmarks.page
 
-# Write docs/sameness.md: every optimizer compared with torch's.
+# Write docs/sameness.md, which compares every optimizer with torch's.
 sameness: .venv/test
 	@$(BIN)/python -m benchmarks.sameness
 

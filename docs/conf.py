@@ -1,4 +1,4 @@
-"""The documentation site: `make docs` builds it in build/docs."""
+"""Sphinx configuration of the documentation site, which `make docs` builds in build/docs."""
 
 import shutil
 import sys
@@ -9,7 +9,7 @@ import hotrow
 HERE = Path(__file__).parent
 sys.path.append(str(HERE / "_extensions"))
 
-# The lesson is in lessons/, and git ignores these copies.
+# Copy the lesson's notebooks from lessons/. Git ignores the copies.
 for notebook in (HERE.parent / "lessons").glob("*.ipynb"):
     shutil.copy2(notebook, HERE / "tutorials")
 
@@ -33,17 +33,17 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 
-smartquotes_action = "D"  # dashes only: docstrings have code outside of backticks
-default_role = "code"  # the docstrings' `name`
+smartquotes_action = "D"  # convert only dashes: docstrings contain code outside of backticks
+default_role = "code"  # docstrings mark code as `name`
 add_module_names = False
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 napoleon_custom_sections = [("Shapes", "params_style")]
-# What torch and Python document is not linked: the site is built without a network.
+# References to torch and Python have no link targets, because the site is built without a network.
 nitpick_ignore_regex = [("py:.*", r"(?!hotrow\.).*"), ("py:class", r"hotrow\..*\._[A-Z]")]
 
 html_theme = "furo"
-pygments_style = "tango"  # colors added and removed lines, unlike the theme's
+pygments_style = "tango"  # the theme's own style does not color added and removed lines
 html_title = "hotrow"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -1,5 +1,5 @@
 #!/usr/bin/env sh
-# Print the path of Chromium for the browser tests; on Debian, install it if it is missing.
+# Print the path of Chromium for the browser tests. On Debian, install Chromium if it is missing.
 set -eu
 find_browser() {
     for name in chromium chromium-browser google-chrome; do

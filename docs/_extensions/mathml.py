@@ -1,4 +1,4 @@
-"""Formulas as MathML, which every browser draws without a script."""
+"""Sphinx extension: render formulas as MathML, which browsers display without JavaScript."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def inline_formula(translator: HTML5Translator, node: nodes.math) -> None:
-    """Write a formula within a line."""
+    """Write an inline formula."""
     translator.body.append(tex2mathml(node.astext(), as_block=False))
     raise nodes.SkipNode
 
 
 def formula(translator: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a formula on lines of its own."""
+    """Write a display formula."""
     translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
     raise nodes.SkipNode
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Make `mathml` the renderer of formulas."""
+    """Register the math renderer `mathml`."""
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

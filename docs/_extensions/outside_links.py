@@ -1,4 +1,4 @@
-"""Links to pages that are in the repository, but outside of docs/: the site has them as well."""
+"""Sphinx extension: redirect links to Markdown files outside docs/ to their pages on the site."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PAGES = {
 
 
 def replace_links(text: str) -> str:
-    """Let links go to the pages of the site."""
+    """Replace links to files outside docs/ with links to pages of the site."""
     for outside, inside in PAGES.items():
         text = re.sub(rf"\]\((?:\.\./)+{re.escape(outside)}(?=[#)])", f"]({inside}", text)
     return text
 
 
 def read(app: Sphinx, name: str, source: list[str]) -> None:
-    """Replace the links of a page, and of the file that it includes."""
+    """Replace the links in the source of a page."""
     source[0] = replace_links(source[0])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Change the pages as they are read."""
+    """Register `read` for every page that Sphinx reads."""
     app.connect("source-read", read)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
