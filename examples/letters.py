@@ -1,9 +1,9 @@
 """Predict the next letter from one-hots, with torch.optim and with hotrow side by side.
 
-The one-hots of the last letters are concatenated, and a hidden layer gives the logits of the next
-letter. The product with the first weights is mostly zeros. The code stays the same: `convert` makes
-the product add the rows of the letters instead. The text is the language reference of the
-running Python, as in `help("for")`.
+The model concatenates the one-hots of the last letters and predicts the next letter with one hidden
+layer. The input of that layer is mostly zeros. The model's code doesn't change: with
+`hotrow.convert`, the layer adds up one weight column for each letter instead of multiplying by the
+one-hots. The text is Python's language reference, as shown by `help("for")`.
 
     python examples/letters.py
 """
@@ -25,7 +25,7 @@ import hotrow
 
 
 class Letters(nn.Module):
-    """Concatenated one-hots of the last letters, through a hidden layer to logits."""
+    """Predicts the next letter from the one-hots of the last letters, with one hidden layer."""
 
     def __init__(self, letters: int, context: int, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Letters(nn.Module):
 
 
 def reference() -> tuple[Tensor, Tensor, int]:
-    """Return the letters of all topics, every tenth held out, and the alphabet's size."""
+    """Return the training letters, the held-out letters (of every tenth topic) and V."""
     texts = [topics[name] for name in sorted(topics)]
     ids = {letter: i for i, letter in enumerate(sorted(set("".join(texts))))}
     held_out = "".join(texts[::10])
@@ -49,18 +49,18 @@ def reference() -> tuple[Tensor, Tensor, int]:
 
 
 def bits(model: nn.Module, pieces: Tensor) -> Tensor:
-    """Return the bits per letter of predicting the last letter of each piece."""
+    """Return the loss of predicting the last letter of each piece, in bits per letter."""
     return F.cross_entropy(model(pieces[:, :-1]), pieces[:, -1]) / math.log(2)
 
 
 def unigram(train: Tensor, held_out: Tensor, letters: int) -> float:
-    """Return the held-out bits per letter of a model of letter frequencies."""
+    """Return the held-out loss of predicting by letter frequency, in bits per letter."""
     counts = torch.bincount(train, minlength=letters).double() + 1
     return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both sides and return the exit code."""
+    """Train with torch and with hotrow, and return the exit code."""
     args = options(
         arguments,
         __doc__,
@@ -69,14 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
         width=(256, "hidden units"),
         batch=(512, "predicted letters per step"),
         lr=(0.1, "learning rate"),
-        seed=(0, "seed of weights and batches"),
+        seed=(0, "seed for weights and batches"),
     )
     train, held_out, letters = reference()
     torch.manual_seed(args.seed)
     dense = Letters(letters, args.before, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, in its fastest form:
+    # With torch, using its fastest (fused) optimizer:
     dense_optimizer = torch.optim.SGD(dense.parameters(), lr=args.lr, momentum=0.9, fused=True)
 
     # With hotrow, two lines change:
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(f"{len(train):,} training letters, {len(held_out):,} held out, {letters} distinct")
     columns = args.before * letters
-    print(f"one-hots: {args.before} letters before, {columns:,} columns; losses in bits per letter")
+    print(f"one-hots: {args.before} past letters, {columns:,} columns; losses in bits per letter")
 
     def batch(t: int) -> Tensor:
         random = torch.Generator().manual_seed(args.seed * args.steps + t)

@@ -1,4 +1,4 @@
-"""Helpers for several processes: ranks, shares of a batch, output and checkpoints."""
+"""Helpers for multi-process training: ranks, shares of a batch, output and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ProcessGroup:
         self.mesh: DeviceMesh = init_device_mesh("cpu", (self.size,))
 
     def print_once(self, text: str = "") -> None:
-        """Print, on the first rank only."""
+        """Print on the first rank only."""
         if not self.rank:
             print(text, flush=True)
 
@@ -39,14 +39,14 @@ class ProcessGroup:
         return tuple(map(self.local_share, batch))
 
     def scale_to_mean(self, local_sum: Tensor, batch_size: int) -> Tensor:
-        """Scale the sum over this rank's share so that the mean over the ranks is the batch's mean.
+        """Scale this rank's sum so that averaging it over the ranks gives the mean over the batch.
 
-        Shares may differ in size, so the mean of their means is not the batch's mean.
+        Averaging the ranks' means would be wrong, because shares may differ in size.
         """
         return local_sum * (self.size / batch_size)
 
     def mean_over_ranks(self, value: Tensor) -> float:
-        """Return the mean over the ranks."""
+        """Return the mean of a value over the ranks."""
         value = value.detach().double()
         dist.all_reduce(value)
         return value.item() / self.size
@@ -57,7 +57,7 @@ class ProcessGroup:
         all_steps: int,
         step: Callable[[int], Tensor],
     ) -> None:
-        """Run the steps, and print the mean loss of each tenth of them."""
+        """Run the steps, and print the mean loss of each tenth of all steps."""
         losses = []
         for t in steps:
             losses.append(self.mean_over_ranks(step(t)))
@@ -66,12 +66,12 @@ class ProcessGroup:
                 losses = []
 
     def save(self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save a distributed checkpoint, which any number of ranks can load."""
+        """Save a distributed checkpoint that any number of ranks can load."""
         weights, state = get_state_dict(model, optimizer)
         dcp.save({"model": weights, "optimizer": state}, checkpoint_id=path)
 
     def load(self, path: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Load model and optimizer from a checkpoint."""
+        """Load the model and the optimizer from a checkpoint."""
         weights, state = get_state_dict(model, optimizer)
         checkpoint = {"model": weights, "optimizer": state}
         dcp.load(checkpoint, checkpoint_id=path)
@@ -83,6 +83,6 @@ class ProcessGroup:
         )
 
     def close(self) -> None:
-        """Destroy the process group, if this object created it."""
+        """Destroy the process group if this object created it."""
         if self._owns_group:
             dist.destroy_process_group()

@@ -1,9 +1,9 @@
 """Train a small recommender with torch.optim and with hotrow side by side.
 
-The data are synthetic: users with hidden tastes rate items of hidden kinds, and popular users and
-items occur far more often (Zipf's law). Three tables of very different size and a small MLP learn
-from the ids alone. A batch touches a few thousand rows, but momentum makes dense Adam move
-every row that was ever touched. hotrow ends with the same losses.
+The data are synthetic. Users with hidden tastes rate items of hidden kinds, and popular users and
+items occur far more often (Zipf's law). Three tables of very different sizes and a small MLP learn
+from the ids alone. A batch touches a few thousand rows, but dense Adam's momentum moves every row
+that was ever touched. hotrow ends with the same losses.
 
     python examples/recommender.py
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 
-# Set before importing torch: huge pages make torch's dense step faster on Linux.
+# Set this before importing torch: huge pages make torch's dense step faster on Linux.
 os.environ["THP_MEM_ALLOC_ENABLE"] = "1"
 
 import copy
@@ -30,7 +30,7 @@ import hotrow
 
 
 class Recommender(nn.Module):
-    """User, item, category and mean of the user's history, through an MLP."""
+    """Predicts likes from the user, the item, its category and the user's mean history."""
 
     def __init__(self, users: int, items: int, categories: int, width: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Recommender(nn.Module):
             nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, user: Tensor, item: Tensor, category: Tensor, history: Tensor) -> Tensor:
-        """(B,) three times and (B, H) -> (B,) logits."""
+        """Three (B,) id tensors and a (B, H) history -> (B,) logits."""
         u, i, c = self.user(user), self.item(item), self.category(category)  # (B, D) each
         h = self.item(history).mean(-2)  # (B, H, D) -> (B, D)
         return self.mlp(torch.cat([u, i, c, h, (u + h) * (i + c)], -1)).squeeze(-1)
@@ -69,16 +69,16 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both sides and return the exit code."""
+    """Train with torch and with hotrow, and return the exit code."""
     args = options(
         arguments,
         __doc__,
         steps=(1000, "training steps"),
-        rows=(200_000, "users; a quarter as many items, a 200th as many categories"),
+        rows=(200_000, "users; there are 1/4 as many items and 1/200 as many categories"),
         width=(64, "columns of each table"),
-        batch=(1024, "pairs of user and item per step"),
+        batch=(1024, "(user, item) pairs per step"),
         lr=(1e-3, "learning rate"),
-        seed=(0, "seed of data, weights and batches"),
+        seed=(0, "seed for data, weights and batches"),
     )
     sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
     world = World(*sizes, args.seed)
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     dense = Recommender(*sizes, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, in its fastest form:
+    # With torch, using its fastest (fused) optimizer:
     dense_optimizer = torch.optim.Adam(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         logits = [each(*fields) for each in (dense, model)]
     losses = [F.binary_cross_entropy_with_logits(each, liked).item() for each in logits]
     sides.compare("held-out log loss", losses)
-    print(f"{'  base rate alone':24}{base_rate(liked):14.4f}")
+    print(f"{'  base rate (baseline)':24}{base_rate(liked):14.4f}")
     sides.compare("held-out AUC", [auc(each, liked) for each in logits])
     print()
     sides.print_times()

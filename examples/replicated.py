@@ -1,4 +1,4 @@
-"""Train the model of language_model.py with a replica of its table in each process.
+"""Train the model from language_model.py with a replica of its table in each process.
 
 The losses are the same for any number of processes:
 
@@ -30,7 +30,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
         ("steps", 1000, "training steps"),
         ("rows", 2**18, "rows of the hashed table"),
         ("width", 64, "columns of the table"),
-        ("batch", 32, "texts per step, all processes together"),
+        ("batch", 32, "texts per step, summed over all processes"),
         ("length", 64, "bytes per text"),
     ):
         help_ = f"{text} (default {default})"

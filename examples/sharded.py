@@ -1,6 +1,6 @@
-"""Train the model of recommender.py with its tables split over processes.
+"""Train the model from recommender.py with its tables split across processes.
 
-The losses are the same for any number of processes, also when it changes at a checkpoint:
+The losses are the same for any number of processes, even if it changes at a checkpoint:
 
     python examples/sharded.py
     torchrun --nproc-per-node 2 examples/sharded.py --until 500 --save checkpoint
@@ -31,9 +31,9 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
         ("steps", 1000, "training steps in total"),
         ("begin", 0, "first step to run"),
         ("until", 0, "stop before this step; 0 to run all"),
-        ("rows", 200_000, "users; a quarter as many items, a 200th as many categories"),
+        ("rows", 200_000, "users; there are 1/4 as many items and 1/200 as many categories"),
         ("width", 64, "columns of each table"),
-        ("batch", 1024, "pairs of user and item per step, all processes together"),
+        ("batch", 1024, "(user, item) pairs per step, summed over all processes"),
     ):
         help_ = f"{text} (default {default})"
         parser.add_argument(f"--{name}", type=int, default=default, help=help_)
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
     world = World(*sizes, seed=0)
     torch.manual_seed(0)
-    # min_entries=0 converts tables with fewer than 100,000 entries too.
+    # min_entries=0 also converts embeddings with fewer than 100,000 entries.
     model = hotrow.convert(Recommender(*sizes, args.width), min_entries=0)
 
     model = shard(model, group.mesh)  # the tables
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         group.save(args.save, model, optimizer)
         group.print_once(f"saved in {args.save}")
     fields, liked = world.batch(20_000, 1 + args.steps)
-    with torch.no_grad():  # every rank looks up
+    with torch.no_grad():  # every rank takes part in the lookup
         logits = model(*fields)
     loss = F.binary_cross_entropy_with_logits(logits, liked)
     group.print_once(f"held-out log loss {loss.item():12.4f}")

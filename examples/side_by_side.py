@@ -1,4 +1,4 @@
-"""Train a model twice on the same batches, in turns; compare losses, times and memory."""
+"""Train two copies of a model in turns, and compare their losses, times and memory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Step = Callable[[Any], Tensor]
 
 
 class SideBySide:
-    """Prints the figures of both sides in columns, and records whether they are equal.
+    """Prints the results of torch and hotrow in columns, and records whether they are equal.
 
     Arguments:
-        steps: the training step of each side; takes a batch and returns the loss.
+        steps: the step functions of torch and hotrow; each takes a batch and returns the loss.
     """
 
     def __init__(self, steps: Iterable[Step]) -> None:
@@ -34,14 +34,14 @@ class SideBySide:
         block: int = 10,
         what: str = "train loss",
     ) -> None:
-        """Train for `steps` steps on batch(0), batch(1), ...; print the mean losses."""
+        """Train for `steps` steps on batch(0), batch(1), ..., and print the mean losses."""
         print(f"\n{'':24}{NAMES[0]:>14}{NAMES[1]:>14}")
         losses: dict[str, list[Tensor]] = {name: [] for name in NAMES}
         begin = 0
         while begin < steps:
             end = min(begin + block, steps)
             batches = [batch(t) for t in range(begin, end)]
-            for name, step in self.steps.items():  # a block of one side, then of the other
+            for name, step in self.steps.items():  # a block with torch, then with hotrow
                 for each in batches:
                     start = time.perf_counter()
                     losses[name].append(step(each).detach())
@@ -53,15 +53,15 @@ class SideBySide:
             begin = end
 
     def compare(self, what: str, numbers: Iterable[float]) -> None:
-        """Print a figure of both sides, and whether it is equal to four decimals."""
+        """Print the values of both sides, and whether they are equal to four decimals."""
         a, b = (f"{number:.4f}" for number in numbers)
         self.same = self.same and a == b
         print(f"{what:24}{a:>14}{b:>14}{'' if a == b else '   <- NOT the same'}", flush=True)
 
     def compare_tensors(self, what: str, a: Tensor, b: Tensor, tolerance: float = 0.0) -> None:
-        """Print how many values are equal, and the largest difference of the others.
+        """Print how many values are equal, and the largest difference.
 
-        Difference and tolerance are relative to the largest value.
+        The difference and the tolerance are relative to the largest value.
         """
         difference = ((a - b).abs().max() / a.abs().max()).item()
         same = difference <= tolerance
@@ -71,7 +71,7 @@ class SideBySide:
         print(f"{what:24}{(a == b).sum():14,} of {a.numel():,} equal{others}{verdict}")
 
     def print_times(self) -> None:
-        """Print the time of a step and of all steps; the first step may include compilation."""
+        """Print the median step time and the total time, which may include compilation."""
         a, b = (statistics.median(self.seconds[name]) * 1e3 for name in NAMES)
         print(f"{'step (median), ms':24}{a:14.1f}{b:14.1f}{a / b:9.1f}x")
         a, b = (sum(self.seconds[name]) for name in NAMES)
@@ -90,12 +90,12 @@ class SideBySide:
         if self.same:
             print(f"\nall printed {what} are the same")
             return 0
-        print(f"\nNOT the same {what}")
+        print(f"\nthe printed {what} are NOT the same")
         return 1
 
 
 def trainer(optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]) -> Step:
-    """Return a plain training step for a loss function of a batch."""
+    """Return a training step that minimizes `loss_of(batch)`."""
 
     def step(batch: Any) -> Tensor:
         optimizer.zero_grad()
@@ -110,7 +110,14 @@ def trainer(optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], Tensor]) 
 def options(
     arguments: list[str] | None, doc: str, **defaults: tuple[float, str]
 ) -> argparse.Namespace:
-    """Parse the command line; each option has a default, which gives its type, and a help text."""
+    """Parse the command line.
+
+    Arguments:
+        arguments: the command-line arguments, or None for `sys.argv`.
+        doc: the module's docstring; its first line is the description.
+        defaults: the default value and the help text of each option. The type of the default is
+            the type of the option.
+    """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, (default, text) in defaults.items():
         text = f"{text} (default %(default)s)"

@@ -1,9 +1,9 @@
 """Train a Stable-Baselines3 agent on Taxi with and without hotrow, without changing its code.
 
-An observation of Taxi-v4 is one of 500 states. Stable-Baselines3 makes a one-hot of it for its
-policy and value networks. `hotrow.convert` makes the first layer of each look up a row instead.
-Both agents draw the same random numbers, take the same actions, get the same rewards, and end with
-the same networks.
+An observation of Taxi-v4 is one of 500 states. Stable-Baselines3 encodes it as a one-hot input for
+its policy and value networks. With `hotrow.convert`, the first layer of each network looks up a row
+instead of multiplying by the one-hot. Both agents draw the same random numbers, take the same
+actions, get the same rewards, and end with the same networks up to rounding.
 
     pip install stable_baselines3 'gymnasium>=1.4'
     python examples/taxi.py
@@ -23,17 +23,17 @@ from torch import Tensor
 
 import hotrow
 
-ROUNDING = 1e-5  # relative to the largest value: gradients are summed in another order
+ROUNDING = 1e-5  # relative to the largest value; gradients are summed in different orders
 OUTPUTS = "action logits", "values"
 
 
 def learner(model: PPO, actions: list[Tensor]) -> Step:
-    """Return a step: a rollout and its training, which stores the actions; returns the reward."""
+    """Return a step that trains on one rollout, records its actions and returns the mean reward."""
     state = generator_state()
 
     def step(_: Any) -> Tensor:
         nonlocal state
-        generator_state(state)  # continue this side's random numbers
+        generator_state(state)  # restore this agent's random state
         model.learn(model.n_steps * model.n_envs, reset_num_timesteps=False, log_interval=None)
         state = generator_state()
         actions.append(torch.tensor(model.rollout_buffer.actions))
@@ -43,7 +43,7 @@ def learner(model: PPO, actions: list[Tensor]) -> Step:
 
 
 def generator_state(state: Any = None) -> Any:
-    """Return the random state of torch and NumPy, after setting it if given."""
+    """Set the random state of torch and NumPy if given, and return the current one."""
     if state is not None:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
@@ -52,7 +52,7 @@ def generator_state(state: Any = None) -> Any:
 
 @torch.no_grad()
 def outputs(model: PPO) -> tuple[Tensor, Tensor]:
-    """Return (500, 6) action logits and (500, 1) values of all states."""
+    """Return the (500, 6) action logits and the (500, 1) values of all states."""
     states = torch.arange(model.observation_space.n)
     logits = model.policy.get_distribution(states).distribution.logits
     return logits, model.policy.predict_values(states)
@@ -64,21 +64,21 @@ def weights(model: PPO) -> Tensor:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run both sides and return the exit code."""
+    """Train with torch and with hotrow, and return the exit code."""
     args = options(
         arguments,
         __doc__,
         steps=(10, "rollouts, each followed by training"),
         taxis=(16, "parallel taxis"),
-        moves=(128, "moves of each taxi in a rollout"),
+        moves=(128, "moves per taxi in a rollout"),
         width=(64, "hidden units"),
-        batch=(256, "moves in a step of the optimizer"),
+        batch=(256, "moves per optimizer step"),
         lr=(1e-3, "learning rate"),
-        seed=(0, "seed of weights, environments and batches"),
+        seed=(0, "seed for weights, environments and batches"),
     )
 
     def driver(adam: type[torch.optim.Adam]) -> PPO:
-        """Return a plain PPO agent, with the eps of Stable-Baselines3."""
+        """Return a PPO agent with Stable-Baselines3's default eps."""
         return PPO(
             "MlpPolicy",
             make_vec_env("Taxi-v4", args.taxis),
@@ -98,12 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
     dense = driver(torch.optim.Adam)
     steps = [learner(dense, actions[0])]
 
-    # With hotrow: its Adam, and one more line:
+    # With hotrow: use its Adam, and add one line:
     model = driver(hotrow.optim.Adam)
     hotrow.convert(model.policy)
     steps.append(learner(model, actions[1]))
 
-    print(f"{args.taxis * args.moves:,} moves in a rollout; reward per move")
+    print(f"{args.taxis * args.moves:,} moves per rollout; rewards are means per move")
     sides = SideBySide(steps)
     for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
         sides.compare_tensors(f"{name} before", a, b)

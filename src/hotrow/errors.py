@@ -6,11 +6,11 @@ from __future__ import annotations
 class HotrowError(ValueError):
     """Raised for invalid input, before hotrow changes anything.
 
-    It is a `ValueError`. For an id out of range, the exception is an `IndexError` too, like torch's
-    own.
+    `HotrowError` is a subclass of `ValueError`. For an id out of range, hotrow raises
+    `HotrowIndexError`, which is also an `IndexError`, like torch's own exception.
 
     Attributes:
-        problem: what is wrong: the argument, the position, the value and the valid range.
+        problem: what is wrong, with the argument, the position, the value and the valid range.
         fix: the likely cause and how to fix it, or None.
 
     >>> error = HotrowError("ids is float32", fix="use ids.long()")
@@ -18,7 +18,7 @@ class HotrowError(ValueError):
     ('ids is float32: use ids.long()', 'use ids.long()')
     """
 
-    on_all_ranks = False  # whether every process of the group raises it
+    on_all_ranks = False  # whether every process of the group raises this error
 
     def __init__(self, problem: str, *, fix: str | None = None) -> None:
         super().__init__(problem if fix is None else f"{problem}: {fix}")
