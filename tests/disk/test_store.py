@@ -546,7 +546,7 @@ def test_a_dense_step_raises_before_anything_changes(tmp_path):
         weight.square().sum().backward()
         for name, options, text in (
             ("Adam", {}, "files cannot take a dense step, but the gradient is dense: use the"),
-            ("RMSprop", {"weight_decay": 0.1}, "but RMSprop with weight_decay=0.1 makes one: leav"),
+            ("RMSprop", {"weight_decay": 0.1}, "RMSprop with weight_decay=0.1 requires one: set"),
         ):
             optimizer = getattr(hotrow.optim, name)([weight], **options)
             with pytest.raises(HotrowError, match=text):

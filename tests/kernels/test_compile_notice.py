@@ -1,4 +1,4 @@
-"""A terminal shows a message while a kernel compiles, unless that is fast."""
+"""A terminal shows a message while a kernel compiles, unless compilation is fast."""
 
 import io
 import time

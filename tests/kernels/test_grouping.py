@@ -1,4 +1,4 @@
-"""Distinct ids match `torch.unique`, selected rows match torch's, and bad ids raise."""
+"""Distinct ids match `torch.unique`, selected rows match torch's, and bad ids raise errors."""
 
 import gc
 
@@ -50,7 +50,7 @@ def test_regularly_spaced_ids_rarely_collide_in_the_hash_table(stride):
 
     ids = np.arange(0, 1000 * stride, stride)
     table = np.full(2 << 10, -1, np.int32).view(CountingTable)
-    with np.errstate(over="ignore"):  # the hash overflows on purpose
+    with np.errstate(over="ignore"):  # the hash is meant to overflow
         distinct, _, _ = hash_ids.py_func(ids, table, 10)
     assert len(distinct) == 1000
     assert CountingTable.reads < 2000

@@ -1,6 +1,6 @@
-"""Aliases of a table's storage or of its optimizer state show the values of dense training.
+"""Aliases of a table's storage or of its optimizer state have the values of dense training.
 
-The lag settles rows before each kind of read, and raises for changes that it cannot follow.
+The lag settles rows before each kind of read, and raises errors for changes it can't handle.
 """
 
 import copy
@@ -22,12 +22,12 @@ from hotrow.optim.lag import RowLag
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.tolerance import assert_same_bits
 
-# Decay moves every row at every step. It is replayed, so the bits do not depend on reads.
+# Decay moves every row at every step. Missed steps are replayed, so reads don't change the bits.
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
 def make_runs(steps=6):
-    """The first half of the same training, with tables and with dense parameters."""
+    """Run the first half of the same training, with tables and with dense parameters."""
     found = []
     for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()
@@ -186,7 +186,7 @@ def test_a_checkpoint_in_memory_is_not_an_alias():
     other.load_state_dict(expected)
     continue_training(layers, optimizer)
     continue_training(rival, other)
-    assert layers[0].weight.lag.has_stale_rows  # the tables' state was copied: no alias
+    assert layers[0].weight.lag.has_stale_rows  # the tables' state was copied, so it has no alias
     assert_close(layers[0].weight.data, rival[0].weight.data)
 
 
@@ -269,7 +269,7 @@ def test_function_transforms_read_a_settled_table():
         parameters = {name: each.detach() for name, each in layers.named_parameters()}
 
         def loss(given, layers=layers):
-            # The table once as a closure, once as an argument.
+            # Use the table once from the closure and once as an argument.
             closed = layers(IDLE).pow(2).sum()
             return closed + torch.func.functional_call(layers, given, (IDLE,)).pow(2).sum()
 
@@ -315,7 +315,7 @@ def test_scalars_of_the_state_match_torch_and_can_be_changed(name):
         assert all(state[name].dtype == torch.float32 for name in names)
         scalars = [state[name] for name in names if not state[name].ndim]
         continue_training(layers, optimizer)
-        followed = [float(each) for each in scalars]  # torch's own ASGD replaces them
+        followed = [float(each) for each in scalars]  # torch's own ASGD replaces the scalars
         for scalar in (optimizer.state[layers[0].weight][name] for name in names):
             if not scalar.ndim:
                 scalar.fill_(3.0)
@@ -473,5 +473,5 @@ def test_saved_files_contain_only_torch_objects():
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     assert type(loaded["optimizer"]["state"][0]) is dict
-    assert not isinstance(layers[0].weight.lag, RowLag)  # settled for the checkpoint
+    assert not isinstance(layers[0].weight.lag, RowLag)  # saving the checkpoint closed the lag
     assert pickle.loads(pickle.dumps(optimizer)).state_dict().keys() == {"state", "param_groups"}

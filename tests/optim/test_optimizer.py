@@ -1,4 +1,4 @@
-"""hotrow's optimizers give the same training as torch's, in an ordinary training loop."""
+"""hotrow's optimizers train like torch's in an ordinary training loop."""
 
 import copy
 import io
@@ -42,7 +42,7 @@ CONFIGURATIONS = [
     ("ASGD", {"t0": 10.0}),
     ("Rprop", {}),
 ]
-# One for each kind of closed form, and one without.
+# One configuration for each kind of closed form, and one without a closed form.
 DECISIVE = [CONFIGURATIONS[i] for i in (1, 5, 7, 9, 11, 15, 19, 21)]
 all_configurations = pytest.mark.parametrize(
     ("name", "options"), grid(CONFIGURATIONS, lambda *case: case in DECISIVE), ids=str
@@ -83,12 +83,12 @@ def torch_optimizer(name, layers, options):
     return getattr(torch.optim, name)(layers.parameters(), **copy_options(options))
 
 
-def copy_options(options):  # a scheduler changes a tensor learning rate in place
+def copy_options(options):  # needed because a scheduler changes a tensor lr in place
     return copy.deepcopy(options)
 
 
 def batches(count, seed=0):
-    """Yield ids distributed like words (few are frequent, many repeat, some are never used)."""
+    """Yield ids distributed like words: a few are frequent, many repeat, some are never used."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(count):
         ids = (torch.rand(12, generator=generator) ** 4 * ROWS).long()
@@ -96,7 +96,7 @@ def batches(count, seed=0):
 
 
 def loss_of(layers, batch):
-    """A loss with a fixed gradient for the table, so that rounding errors do not feed back."""
+    """Compute a loss whose gradient for the table is fixed, so rounding errors don't feed back."""
     ids, gradient = batch
     gradient = gradient.to(layers[0].weight.dtype)
     return (layers[0](ids) * gradient).sum() + layers[1](gradient).pow(2).mean()
@@ -133,7 +133,7 @@ def assert_three_way(name, options, **how):
 
 
 def parameter_vector(layers):
-    """All parameters in one vector: a layer with few values may match by chance."""
+    """Return all parameters as one vector, because a layer with few values may match by chance."""
     return nn.utils.parameters_to_vector(layers.parameters()).detach()
 
 
@@ -173,7 +173,7 @@ def test_rows_not_in_the_batch_move_as_in_dense_training():
     rows, _ = train_model(table_model, hotrow_optimizer, "AdamW", {"lr": 0.01})
     start = dense_model()[0].weight
     moved = (rows[0].weight.data != start).any(1)
-    assert moved.all()  # decay moves every row, selected or not
+    assert moved.all()  # decay moves every row, whether or not it was selected
     sgd, _ = train_model(table_model, hotrow_optimizer, "SGD", {"lr": 0.01})
     idle = set(range(ROWS)) - {int(id) for ids, _ in batches(60) for id in ids}
     assert idle
@@ -206,7 +206,7 @@ def test_accumulation_and_forwards_without_steps_match_dense_training():
             if step % 5 == 0:
                 layers.eval()(batch[0])
                 if step % 3 == 0:
-                    optimizer.step()  # no gradient: nothing happens
+                    optimizer.step()  # does nothing, because there is no gradient
         results.append(layers[0].weight.data)
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 
@@ -217,7 +217,7 @@ def test_closures_and_hooks_run_once_for_each_step():
     before, after = [], []
     optimizer.register_step_pre_hook(lambda *_: before.append(1))
     optimizer.register_step_post_hook(lambda *_: after.append(1))
-    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # makes torch hook its own class as well
+    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # makes torch hook its own class too
 
     def closure():
         optimizer.zero_grad()
@@ -286,7 +286,7 @@ def test_a_dense_gradient_takes_torchs_step():
     for layers, kind in ((table_model(), hotrow.optim.AdamW), (dense_model(), torch.optim.AdamW)):
         optimizer = kind(layers.parameters(), lr=0.01)
         train(layers, optimizer, batches(5))
-        for _ in range(2):  # a dense use, like that of a tied head
+        for _ in range(2):  # use the weight as a dense matrix, like a tied head
             optimizer.zero_grad()
             (layers[0].weight * 2).sum().backward()
             optimizer.step()
@@ -300,7 +300,7 @@ def test_a_dense_gradient_takes_torchs_step():
 
 @all_configurations
 def test_a_run_moves_from_torch_to_hotrow_and_back(name, options):
-    """Compare 10 steps each with torch, hotrow and torch again with 30 steps with torch."""
+    """Compare 30 steps split between torch, hotrow and torch again with 30 steps of torch."""
     steps = list(batches(30))
     truth = dense_model(torch.float64)
     train(truth, torch_optimizer(name, truth, options), steps)
@@ -389,7 +389,7 @@ def test_weight_decay_can_be_turned_on_and_off():
     assert_no_worse(*results)
 
 
-REPLAYED = [  # each missed step is replayed or changes nothing: the bits do not depend on reads
+REPLAYED = [  # missed steps are replayed or change nothing, so reads don't change the bits
     ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
     ("Adam", {"lr": 0.01, "weight_decay": 0.01, "amsgrad": True}),
     ("NAdam", {"weight_decay": 0.01}),

@@ -1,8 +1,9 @@
-"""Every rule matches torch.optim after hundreds of sparse steps: bit for bit, or three-way.
+"""Every rule matches torch.optim after hundreds of sparse steps, exactly or by the three-way rule.
 
-In exact mode, hotrow's step differs from torch's only in the square root: MKL's root in float32 and
-float64 is not correctly rounded, hotrow's is. So bits are compared with torch.optim's code over a
-correctly rounded root. Unchanged torch.optim is compared by the three-way rule.
+In exact mode, hotrow's step differs from torch's only in the square root. MKL's square root in
+float32 and float64 is not correctly rounded, while hotrow's is. So exact results are compared with
+torch.optim's code using a correctly rounded root. The three-way rule compares hotrow with unchanged
+torch.optim.
 """
 
 import functools
@@ -36,8 +37,9 @@ from tests.support.training import (
 CONFIGURATIONS = configurations()
 all_configurations = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
 
-# The configuration of each optimizer that uses the most terms of its update. Each form of a kernel
-# takes seconds to compile, so `make test` compiles only these. All run there in plain torch.
+# For each optimizer, the configuration that uses the most terms of its update. Each form of a
+# kernel takes seconds to compile, so `make test` compiles only these configurations. It runs all
+# configurations in plain torch.
 RICHEST = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
@@ -73,10 +75,10 @@ CLOSED_FORMS = [
 
 
 def dtype_grid(configurations, first, others, names):
-    """(name, kwargs, dtype) of all configurations.
+    """Parametrize a test with (name, kwargs, dtype) for all configurations and dtypes.
 
-    `make test` runs the richest configuration of each optimizer in the dtype `first`, and in
-    `others` if its name is in `names`.
+    `make test` runs only the richest configuration of each optimizer, in the dtype `first`. For
+    optimizers in `names`, it also runs the dtypes in `others`.
     """
     cases = [(n, k, dtype) for n, k in configurations for dtype in (first, *others)]
     return pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def dtype_grid(configurations, first, others, names):
 ROW_CONFIGURATIONS = [
     (n, k) for n, k in CONFIGURATIONS if not RULES[n].needs_dense_step({"weight_decay": 0} | k)
 ]
-# `maximize` is compiled separately, so only one dtype tests it.
+# `maximize` is compiled separately, so it is tested in one dtype only.
 SIGNED = [(n, k) for n, k in CONFIGURATIONS if not k.get("maximize")]
 
 # Whether torch's CPU kernels fuse the same operations as `kernels/cpu/rule_math.py`.
@@ -103,7 +105,7 @@ matches_torch_rounding = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AV
 
 @pytest.fixture
 def rounded_root(monkeypatch):
-    """torch with a correctly rounded square root."""
+    """Make torch's square root correctly rounded."""
 
     def root(self):
         return torch.from_numpy(np.sqrt(self.numpy()))
@@ -114,7 +116,7 @@ def rounded_root(monkeypatch):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Plain torch for every table, as on a GPU."""
+    """Return a function that switches every table to plain torch, as on a GPU."""
 
     def force():
         monkeypatch.setattr(operators, "is_compiled", lambda table: False)
@@ -124,14 +126,14 @@ def uncompiled(monkeypatch):
 
 @functools.cache
 def reference(name, kwargs, batches, dtype):
-    """The result of torch.optim in a dtype; in long double, of the rule itself."""
+    """Return the result of torch.optim in a dtype, or of the rule itself in long double."""
     if dtype == "wide":
         return train_long_double(name, dict(kwargs), Batches(*batches))
     return train_dense(name, dict(kwargs), Batches(*batches), dtype)[0]
 
 
 def references(name, kwargs, batches, dtype=torch.float32):
-    """The results of torch.optim in the dtype and in a wider one, the truth."""
+    """Return the results of torch.optim in `dtype` and in a wider dtype, the ground truth."""
     truth = "wide" if dtype == torch.float64 else torch.float64
     return tuple(reference(name, kwargs, batches, kind) for kind in (dtype, truth))
 
@@ -196,10 +198,10 @@ def test_bfloat16_in_plain_torch_matches_torch_bit_for_bit(name, kwargs, uncompi
 
 
 def assert_low_precision_bits(name, kwargs, dtype):
-    # 64 columns: torch rounds the last elements of an array differently.
+    # Use 64 columns, because torch rounds the last elements of an array differently.
     batches = Batches(steps=60, columns=64, seed=2)
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
-        kwargs = kwargs | {"eps": 1e-4}  # 1e-8 is 0 in float16: every idle row would be 0 / 0
+        kwargs = kwargs | {"eps": 1e-4}  # 1e-8 is 0 in float16, so idle rows would be 0 / 0
     weights, state = train_dense(name, kwargs, batches, dtype)
     ours, slots = RowRun(name, kwargs, batches, dtype).run()
     assert bool(weights.isfinite().all())
@@ -220,7 +222,7 @@ def test_low_precision_does_not_depend_on_the_number_of_columns(dtype, uncompile
 
 
 class AllScales(Batches):
-    """The gradients of each quarter of the columns have another scale of `SCALES`."""
+    """Batches whose gradients have a different scale of `SCALES` in each quarter of the columns."""
 
     def gradients(self, t):
         return super().gradients(t) * torch.tensor(SCALES).repeat_interleave(self.columns // 4)
@@ -247,7 +249,7 @@ def test_replay_is_no_worse_than_torch(name, kwargs):
 
 
 def closed_form_grid(values, decisive):
-    """(name, kwargs, value) of each closed form; `make test` runs those that are `decisive`."""
+    """Combine each closed form with each value; `make test` runs only `decisive` combinations."""
     cases = [(*case, value) for case in CLOSED_FORMS for value in values]
     return grid(cases, lambda name, kwargs, value: decisive(name, value))
 
@@ -342,7 +344,7 @@ def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
 
 
 def make_lagging_run(name, kwargs, dtype, gap):
-    """A run whose rows have missed up to `gap` steps, and a function that makes its next step."""
+    """Return a run whose rows have missed up to `gap` steps, and a function that steps it."""
     run = RowRun(name, kwargs, Batches(rows=16, columns=5), dtype, exact=False)
     for _ in range(400):
         run.ledger.record_step(run.group)
@@ -366,7 +368,7 @@ def make_lagging_run(name, kwargs, dtype, gap):
     ids=label,
 )
 def test_closed_forms_replay_few_steps(name, kwargs, dtype, compiled, uncompiled):
-    """A closed form does not read the entries in between: here they are NaN."""
+    """Closed forms don't read the ledger entries they skip, which are NaN in this test."""
     if not compiled:
         uncompiled()
     run, next_step = make_lagging_run(name, kwargs, dtype, gap=600)
@@ -458,7 +460,7 @@ def test_the_number_of_threads_does_not_change_the_result(name, dtype, exact, th
 
 
 def test_hyperparameters_may_change_at_any_step():
-    """betas, eps and weight decay change during the run; closed forms account for each change."""
+    """Closed forms account for changes to betas, eps and weight decay during the run."""
     batches = Batches(steps=500, schedule=False)
     results = {}
     for kind in (torch.float32, torch.float64, "ours"):
@@ -589,7 +591,7 @@ def test_a_lookup_returns_settled_rows(name, exact, compiled, uncompiled):
     settle(run.ledger, settled[0], settled[1:], seen.clone(), torch.arange(300))
     found = look_up(run.ledger, run.table, run.slots, run.row_steps, find_distinct(ids, 300))
     assert_same_bits(found, settled[0][ids])
-    # Only rows that were replayed over many steps are stored.
+    # The lookup stores only rows for which it replayed many steps.
     written = run.row_steps > seen
     for was, now, then in zip(before, every, settled, strict=True):
         assert_same_bits(now[written], then[written])
@@ -618,7 +620,7 @@ def test_grouped_gradients_sum_to_torchs_dense_gradient(kind):
         ids = torch.randint(0, 50, (count,)).clamp(max=40)
         grads = torch.randn(count, columns).to(dtype)
         grads[: count // 9] = -0.0
-        grads[ids == 40] = -0.0  # all gradients of one row, whose sum is 0.0
+        grads[ids == 40] = -0.0  # sets all gradients of one row; their sum is 0.0
         weight = torch.zeros(50, columns, dtype=dtype, requires_grad=True)
         torch.nn.functional.embedding(ids, weight).backward(grads)
         grouped = group(ids, grads, 50)
@@ -694,14 +696,14 @@ class Altered(RowRun):
 
 
 class NextStepSums(Altered):
-    """Use the sums of the next step."""
+    """Use the sums for the next step instead of this step."""
 
     def alter(self, sums, *rest):
         return np.concatenate([sums[1:], sums[-1:]]), *rest
 
 
 class DroppedTerm(Altered):
-    """Drop the term with the first power of the distance."""
+    """Drop the series term with the first power of the distance."""
 
     def alter(self, sums, *rest):
         sums = sums.copy()

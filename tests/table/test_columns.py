@@ -33,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class OneHot(nn.Linear):
-    """A linear layer for one-hot input that takes ids instead."""
+    """A linear layer for one-hot input that takes ids instead of one-hots."""
 
     def forward(self, ids):
         return look_up(self.weight, ids, columns=True)
 
 
 def plain(dtype=torch.float32):
-    """`dense_model` with the weight of a linear layer instead of the embedding."""
+    """Return `dense_model` with a linear layer for one-hot input in place of the embedding."""
     layers = dense_model(dtype)
     table = layers[0].weight
     layers[0] = OneHot(ROWS, COLUMNS, bias=False)
@@ -81,7 +81,7 @@ some = pytest.mark.parametrize(
     grid([OPTIMIZERS[i] for i in (0, 4, 8, 12)], lambda *case: case in DECISIVE),
     ids=str,
 )
-OPTIONS = OPTIMIZERS[3][1]  # replayed, so the bits do not depend on reads
+OPTIONS = OPTIMIZERS[3][1]  # missed steps are replayed, so reads don't change the bits
 
 
 def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how):
@@ -117,7 +117,8 @@ def read(layers, optimizer):
 # --- The same run as by rows, and as dense --------------------------------------------------
 
 
-# All rules in float32; only the first and the last in the other dtypes, to save compilation time.
+# Test all rules in float32. To save compilation time, test other dtypes only with the first and
+# last rules.
 FORMS = [(*each, torch.float32) for each in OPTIMIZERS] + [
     (*each, dtype)
     for each in (OPTIMIZERS[0], OPTIMIZERS[-1])
@@ -301,7 +302,7 @@ def test_a_lookup_settles_the_rows_that_it_reads():
     assert look_up(weight, ids, columns=True).unique().tolist() == [7.0]
     assert lag.calls == [[2, 4]] * 3
     with torch._C.DisableTorchFunctionSubclass():
-        look_up(weight, torch.tensor([0]))  # by rows: reads the weight as a dense matrix
+        look_up(weight, torch.tensor([0]))  # a row lookup reads the weight as a dense matrix
     F.embedding(torch.tensor([0]), weight)
     F.embedding_bag(torch.tensor([[0]]), weight)
     assert lag.calls[3:] == [None] * 3
@@ -311,7 +312,7 @@ def test_a_lookup_settles_the_rows_that_it_reads():
 
 
 def twins():
-    """A (10, 3) parameter in which ids select columns: as a table by columns, and plain."""
+    """Return a table whose columns are selected by ids, and a plain parameter with its values."""
     torch.manual_seed(2)
     values = torch.randn(10, 3)
     return Table.adopt(nn.Parameter(values.clone()), columns=True), nn.Parameter(values)
@@ -614,7 +615,7 @@ def test_a_loaded_state_gets_the_tables_strides_unless_it_has_an_alias():
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 def test_torchs_fused_steps_get_equal_strides(name):
-    """They read parameter, gradient and state in memory order, so all need the same strides."""
+    """Fused steps read weight, gradient and state in memory order, so their strides must match."""
     options = {"lr": 0.01, "fused": True} | ({"momentum": 0.9} if name == "SGD" else {})
     found = []
     for make, chosen in ((by_columns, hotrow_optimizer), (plain, torch_optimizer)):
@@ -723,7 +724,7 @@ def test_an_existing_gradient_gets_the_strides_of_its_parameter(has_alias):
     weight = nn.Parameter(torch.ones(3, 4))
     weight.pow(2).sum().backward()
     gradient, views = weight.grad, []
-    if has_alias:  # as in a gradient bucket
+    if has_alias:  # like a DDP gradient bucket
         views.append(gradient.view(-1))
     Table.adopt(weight, columns=True)
     assert weight.grad is gradient
@@ -757,7 +758,7 @@ def test_a_compiled_model_reads_settled_rows(in_graph):
         chosen, seen = optimizer("AdamW", layers, {"lr": 0.1, "weight_decay": 0.1}), []
         for i, (ids, gradient) in enumerate(batches(12)):
             chosen.zero_grad()
-            way = compiled if i % 3 == 1 else call  # a lookup inside a graph does not mark a table
+            way = compiled if i % 3 == 1 else call  # compiled lookups don't mark it
             (way(layers[0].weight, ids) * gradient).sum().backward()
             chosen.step()
             with torch.set_grad_enabled(i % 2 == 1):

@@ -19,7 +19,7 @@ IDS = torch.tensor([[1, 2, 2], [5, 1, 0]])
 
 
 def twins():
-    """The same model with a table, and plain."""
+    """Return two copies of a model, with a table and with a plain parameter."""
     plain = nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 2))
     rows = copy.deepcopy(plain)
     Table.adopt(rows[0].weight)
@@ -27,7 +27,7 @@ def twins():
 
 
 class Recorder:
-    """A lag that records its calls."""
+    """A lag that records the calls to it."""
 
     has_stale_rows = True
 
@@ -237,7 +237,7 @@ def test_other_operations_get_the_dense_gradient():
     assert_same_bits(gradient.sum(0), expected.sum(0))
     assert_same_bits(gradient[2], expected[2])
     assert_same_bits(gradient.abs().as_dense(), expected.abs())
-    assert_same_bits(gradient.exp(), expected.exp())  # zero does not stay zero
+    assert_same_bits(gradient.exp(), expected.exp())  # exp does not map zero to zero
     assert "RowGradient(10 x 3" in repr(gradient)
 
 
@@ -376,7 +376,7 @@ def test_a_lookup_settles_the_rows_that_it_reads(look_up):
     trained = look_up(IDS, weight)  # `Lag.look_up` reads rows that get a gradient
     assert lag.calls == [[0, 1, 2, 5]] * 2
     assert trained.unique().tolist() == [7.0]
-    look_up(IDS, weight, max_norm=1.0)  # but max_norm writes to the rows, so they settle first
+    look_up(IDS, weight, max_norm=1.0)  # max_norm writes to the rows, so settle them first
     assert weight[IDS.unique()].norm(dim=1).max() <= 1.0
 
 
@@ -431,7 +431,7 @@ def test_adopt_keeps_the_object():
 
 
 def lagging():
-    """A converted table with stale rows, and its optimizer."""
+    """Return a converted table with stale rows, and its optimizer."""
     torch.manual_seed(0)
     model = hotrow.convert(nn.Embedding(9, 4))
     optimizer = hotrow.optim.AdamW(model.parameters())

@@ -1,5 +1,6 @@
-"""Row kernels: numba for float32, float64 and bfloat16 on the CPU, plain torch for the rest.
+"""Kernels that process the rows of a table, in numba or plain torch.
 
-They settle, step and look up rows for any optimizer: each call gets its rule as a `Program`. numba
-is imported with the first kernel.
+numba kernels cover float32, float64 and bfloat16 on the CPU; plain torch covers the rest. The
+kernels settle, step and look up rows for any optimizer, whose rule is passed as a `Program`. numba
+is imported when the first kernel runs.
 """

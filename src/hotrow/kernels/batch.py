@@ -16,10 +16,10 @@ class DistinctIds:
     """The distinct ids of a batch, and the position of each id among them.
 
     Attributes:
-        rows: (R,) int64, the distinct ids, ascending.
-        inverse: int64, the shape of the ids; `rows[inverse]` are the ids.
-        order: (order, offsets), or None if not computed yet. The ids equal to `rows[s]` are at
-            the batch positions `order[offsets[s] : offsets[s + 1]]`, ascending.
+        rows: (R,) int64, the distinct ids in ascending order.
+        inverse: int64, same shape as the batch; `rows[inverse]` equals the batch.
+        order: (order, offsets), or None if not computed yet. `order[offsets[s] : offsets[s + 1]]`
+            lists the batch positions of the id `rows[s]` in ascending order.
     """
 
     rows: Tensor
@@ -27,18 +27,18 @@ class DistinctIds:
     order: BatchOrder | None = None
 
     def are_in_range(self, row_count: int) -> bool:
-        """Whether all ids are in 0 .. row_count - 1."""
+        """Return whether all ids are between 0 and row_count - 1."""
         rows = self.rows.numpy()
         return not len(rows) or bool(rows[0] >= 0 and rows[-1] < row_count)
 
 
 @dataclass(frozen=True)
 class GroupedGradients:
-    """The gradients of a batch and their rows, before the gradients of each row are summed.
+    """The gradients of a batch with their ids, before the gradients of each row are summed.
 
     Attributes:
         ids: the N ids of the batch.
-        values: (N, D), the gradient of each id.
+        values: (N, D), one gradient per id.
     """
 
     ids: DistinctIds

@@ -9,14 +9,14 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-DELAY_SECONDS = 1.0  # loading a compiled kernel from disk takes less
+DELAY_SECONDS = 1.0  # loading a compiled kernel from disk takes less time
 
 _compiled_kernels: set[Hashable] = set()
 
 
 @contextmanager
 def show_compile_notice(kernel: Hashable, name: str) -> Iterator[None]:
-    """Show a message if the first call of `kernel`, which compiles or loads it, takes long."""
+    """Show a message if the first call to `kernel`, which compiles or loads it, is slow."""
     if kernel in _compiled_kernels:
         yield
         return

@@ -1,6 +1,6 @@
 """Find the distinct ids of a batch, and sum its gradients by row, in batch order.
 
-Lookups of stale rows and the optimizer's step start here; see `hotrow.kernels.operators`.
+Optimizer steps and lookups of stale rows group their ids here before they call a kernel.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     The result equals `torch.unique(ids, return_inverse=True)`, but only the distinct ids are
     sorted. Time and memory are proportional to the number of ids.
 
-    An id that is out of range may change, but it stays out of range: check the result with
-    `DistinctIds.are_in_range`.
+    An out-of-range id may be replaced by a different out-of-range id. Use
+    `DistinctIds.are_in_range` to check the result.
 
     Arguments:
-        ids: int64 or int32, 0 .. row_count - 1, any shape.
+        ids: int64 or int32, from 0 to row_count - 1, any shape.
         row_count: V.
     """
-    if ids.is_meta:  # no values: assume that all ids are distinct
+    if ids.is_meta:  # meta tensors have no values, so assume that all ids are distinct
         return DistinctIds(ids.long().reshape(-1), ids.long())
     bits = ids.numel().bit_length()  # enough bits for any position in the batch
     if ids.device.type != "cpu" or row_count.bit_length() + bits > 63:
@@ -46,16 +46,16 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
 
 
 def sum_by_row(grads: GroupedGradients) -> Tensor:
-    """Return (R, D), the sum of the gradients of each row.
+    """Return the sum of the gradients of each row, (R, D).
 
-    The sums equal the rows of the dense gradient of `torch.nn.functional.embedding` bit for bit:
-    each sum starts at 0 and adds the gradients in batch order, rounding every addition to their
-    dtype.
+    The sums equal the rows of the dense gradient of `torch.nn.functional.embedding` bit for bit.
+    Each sum starts at 0 and adds the gradients in batch order, and every addition is rounded to the
+    gradient dtype.
     """
     values, count = grads.values, len(grads.ids.rows)
     sums: Tensor
     if not (values.device.type == "cpu" and values.dtype in COMPILED_DTYPES):
-        # torch's own kernel, for a table of R rows instead of V.
+        # Call torch's own kernel as if the table had R rows instead of V.
         inverse = grads.ids.inverse
         sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)
         return sums
@@ -68,5 +68,5 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
 
 
 def group(ids: Tensor, grads: Tensor, row_count: int) -> GroupedGradients:
-    """Group the gradients (N, D) of the ids (N,); `find_distinct` states the cost."""
+    """Group the gradients, (N, D), by id, (N,); see `find_distinct` for the cost."""
     return GroupedGradients(find_distinct(ids, row_count), grads.detach())

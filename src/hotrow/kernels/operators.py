@@ -1,7 +1,7 @@
-"""Choose the kernels of a table's device, and settle, step or look up rows with them.
+"""Choose the kernels for a table, and settle, step or look up rows with them.
 
 `cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU.
-`default/` has plain torch code for all others. `grouping.py` groups ids.
+`default/` has plain torch kernels for all other tables. `grouping.py` groups ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hotrow.kernels.program import Program
 
 
 def is_compiled(table: Tensor) -> bool:
-    """Whether the compiled kernels support this table: contiguous, on the CPU, a compiled dtype."""
+    """Return whether the compiled kernels support this table's device, dtype and layout."""
     return (
         table.device.type == "cpu" and table.dtype in cpu.COMPUTE_DTYPES and table.is_contiguous()
     )
@@ -31,7 +31,7 @@ def _are_compiled(table: Tensor, slots: Sequence[Tensor]) -> bool:
 
 
 def entry_dtype(table: Tensor) -> type:
-    """The numpy dtype of the ledger entries that the kernels of this table read."""
+    """Return the numpy dtype in which the kernels of this table read ledger entries."""
     return cpu.COMPUTE_DTYPES[table.dtype if is_compiled(table) else torch.float64]
 
 
@@ -44,16 +44,16 @@ def settle(
     entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """Apply the entries `row_steps[row]` .. `step_count - 1` to each row with a zero gradient.
+    """Apply each row's missed steps, which have a zero gradient, up to `step_count`.
 
     Arguments:
         program: the rule.
         table: (V, D). Changed in place.
         slots: the optimizer state, (V, D) each. Changed in place.
         row_steps: (V,) integer, the number of steps applied to each row. Changed in place.
-        rows: (R,) int64, distinct.
-        entries: (step_count or more, width), the scalars of each step.
-        step_count: the number of steps that each row has after the call.
+        rows: (R,) int64, the distinct rows to settle.
+        entries: (at least step_count, width), the scalars of each step.
+        step_count: the total number of steps applied to each row after the call.
     """
     kernels = cpu if _are_compiled(table, slots) else default
     kernels.settle(program, table, slots, row_steps, rows, entries, step_count)
@@ -68,7 +68,7 @@ def step(
     entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """Like `settle` for the rows of `grads`, but apply entry `step_count - 1` with gradients."""
+    """Settle the rows of `grads`, then apply step `step_count - 1` with their gradients."""
     kernels = cpu if _are_compiled(table, slots) else default
     kernels.step(program, table, slots, row_steps, grads, entries, step_count)
 
@@ -82,11 +82,11 @@ def look_up(
     entries: NDArray[np.float64],
     step_count: int,
 ) -> Tensor:
-    """Return (..., D), the settled rows of the ids.
+    """Return the settled rows of the ids, (..., D).
 
-    The compiled kernels store a row only if they replayed more than two steps for it. The next
-    step settles the other rows again, which costs less than writing them twice. The plain torch
-    kernels store all rows.
+    The compiled kernels store a row only if they replay more than two steps for it. The next
+    optimizer step settles the other rows again, which costs less than writing them twice. The plain
+    torch kernels store all rows.
     """
     kernels = cpu if _are_compiled(table, slots) else default
     values: Tensor = kernels.look_up(program, table, slots, row_steps, ids, entries, step_count)
@@ -94,10 +94,10 @@ def look_up(
 
 
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
-    """Return table[ids], (*ids.shape, D), or None if an id is out of range.
+    """Return `table[ids]`, (*ids.shape, D), or None if an id is out of range.
 
     Arguments:
-        table: (V, D); `is_compiled(table)` is true.
+        table: (V, D); `is_compiled(table)` must be true.
         ids: int64 or int32, on the CPU, any shape.
     """
     return cpu.select_rows(table, ids)

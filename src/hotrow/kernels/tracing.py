@@ -10,8 +10,9 @@ def _is_compiling() -> bool:
     return torch.compiler.is_compiling() or TracingContext.try_get() is not None
 
 
-# Also true in code that torch runs while it compiles but does not trace: a tensor class, or a
-# function allowed in the graph. Before 2.13, `torch.compiler.is_compiling` is false there.
+# `is_compiling` also returns true in code that runs during compilation but isn't traced, such as
+# methods of a tensor class or functions allowed in the graph. Before torch 2.13,
+# `torch.compiler.is_compiling` returns false in such code.
 is_compiling = (
     torch.compiler.is_compiling
     if hasattr(torch.compiler, "_compile_session_context")

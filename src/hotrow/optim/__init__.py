@@ -1,48 +1,47 @@
 """torch's elementwise optimizers, whose steps touch only the rows in the batch.
 
-Each optimizer trains every parameter of the model. Dense parameters take torch's step. A table, a
-(V, D) parameter that `hotrow.convert` converted (by default one of 100,000 entries or more), takes
-a step that updates only its touched rows. Rows that no id selected would still move in dense
-training, through momentum or weight decay. hotrow applies all the steps that such a row missed when
-the row is next read. So every read returns what torch's dense step would have produced, up to
-rounding.
+Each optimizer trains every parameter of the model. Dense parameters take torch's step. A table is a
+(V, D) parameter that `hotrow.convert` converted, by default if it has at least 100,000 entries. Its
+step updates only the touched rows. In dense training, momentum or weight decay also moves the rows
+that no id selected. hotrow applies all the steps that such a row missed when the row is next read.
+So every read returns what torch's dense step would have produced, up to rounding.
 
 Options
-    The options are those of torch, with the same defaults. `foreach` and `fused` affect only dense
-    parameters. Tables do not support `capturable` and `differentiable`.
+    Options and defaults match torch's. `foreach` and `fused` affect only dense parameters. Tables
+    don't support `capturable` and `differentiable`.
 
 Gradients
-    Tables take row steps for gradients of lookups (`nn.Embedding`, `nn.EmbeddingBag`). A table with
-    a dense gradient, such as a tied output head, takes torch's step, and
+    A table takes row steps if its gradient comes from lookups (`nn.Embedding`, `nn.EmbeddingBag`).
+    A table with a dense gradient, such as a tied output head, takes torch's step, and
     `hotrow.convert.report(model)` says so.
 
 Shapes and dtypes
-    A table is (V, D), and so is each tensor of its state. On the CPU, kernels for float32, float64
-    and bfloat16 are compiled at their first use on a machine. Other dtypes and devices run in plain
-    torch.
+    A table has shape (V, D), and so does each tensor of its state. On the CPU, kernels for float32,
+    float64 and bfloat16 are compiled when they are first used on a machine. Other dtypes and
+    devices use plain torch.
 
 State
-    `state_dict()` has torch's format: torch's optimizer of the same name loads it, and the other
-    way round. A run resumed from a checkpoint has the same bits as the run that saved it and
-    continued.
+    `state_dict()` uses torch's format. torch's optimizer of the same name can load it, and hotrow
+    can load torch's. Resuming a run from a checkpoint and continuing the run that saved it give
+    bitwise identical results.
 
 Time
-    A step costs time proportional to the ids and the touched rows, independent of V and, with a
-    closed form, of the number of missed steps. With coupled weight decay (except in SGD and ASGD)
-    there is no closed form: a row replays its missed steps one by one. RMSprop with weight decay
-    takes torch's dense step.
+    A step's time is proportional to the number of ids and touched rows, and independent of V. With
+    a closed form, it is also independent of the number of missed steps. There is no closed form
+    with coupled weight decay (except in SGD and ASGD), so each row replays its missed steps one by
+    one. RMSprop with weight decay takes torch's dense step.
 
 Memory
-    torch's state, 4 bytes for each row, and about 200 bytes for each step, of which at most 65,536
-    are kept.
+    A table needs torch's state, 4 bytes per row, and about 200 bytes for each recorded step. At
+    most 65,536 steps are recorded.
 
 Errors
-    `HotrowError`, before anything changes: a table was resized, moved or cast after its first
-    step, or a loaded state is incomplete or has the wrong shape.
+    An optimizer raises `HotrowError`, before anything changes, if a table was resized, moved or
+    cast after its first step, or if a loaded state is incomplete or has the wrong shape.
 
-Some code reads a table without torch's function protocol, and gets stale rows: `torch.jit.script`,
+Some code reads a table without torch's function protocol and gets stale rows: `torch.jit.script`,
 `torch.func` transforms that take the table as an input, and jagged ids. Call `optimizer.settle()`
-first. You cannot read a table during its own step, for example in a signal handler. Tables do not
+first. You can't read a table during its own step, for example in a signal handler. Tables don't
 support `torch.__future__.set_swap_module_params_on_conversion`.
 
 >>> import torch, hotrow
@@ -72,8 +71,8 @@ from hotrow.optim.rules import sgd as _sgd
 class SGD(_RowOptimizer, _torch.SGD):
     """`torch.optim.SGD`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: nothing without momentum and weight decay; otherwise a
-    product of at most 2 log2 K small matrices for K steps.
+    Without momentum and weight decay, missed steps cost nothing. Otherwise, applying K missed steps
+    to a row costs a product of at most 2 log2 K small matrices.
     """
 
     rule = _sgd.rule
@@ -83,8 +82,9 @@ class SGD(_RowOptimizer, _torch.SGD):
 class Adam(_RowOptimizer, _torch.Adam):
     """`torch.optim.Adam`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: about one step, for any number. With `weight_decay`, which
-    is coupled here, they are replayed one by one; `AdamW` does not replay.
+    Applying a row's missed steps costs about as much as one step, however many there are. With
+    `weight_decay`, which is coupled in Adam, missed steps are replayed one by one. Use `AdamW` to
+    avoid that.
     """
 
     rule = _adam.rule
@@ -94,7 +94,7 @@ class Adam(_RowOptimizer, _torch.Adam):
 class AdamW(_RowOptimizer, _torch.AdamW):
     """`torch.optim.AdamW`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: about one step, for any number.
+    Applying a row's missed steps costs about as much as one step, however many there are.
     """
 
     rule = _adam.rule
@@ -104,8 +104,8 @@ class AdamW(_RowOptimizer, _torch.AdamW):
 class Adamax(_RowOptimizer, _torch.Adamax):
     """`torch.optim.Adamax`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: about one step, for any number. With `weight_decay` they
-    are replayed one by one.
+    Applying a row's missed steps costs about as much as one step, however many there are. With
+    `weight_decay`, missed steps are replayed one by one.
     """
 
     rule = _adamax.rule
@@ -115,8 +115,9 @@ class Adamax(_RowOptimizer, _torch.Adamax):
 class NAdam(_RowOptimizer, _torch.NAdam):
     """`torch.optim.NAdam`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: about one step, for any number. With coupled
-    `weight_decay` they are replayed one by one; pass `decoupled_weight_decay=True` to avoid that.
+    Applying a row's missed steps costs about as much as one step, however many there are. With
+    coupled `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True`
+    to avoid that.
     """
 
     rule = _nadam.rule
@@ -126,8 +127,9 @@ class NAdam(_RowOptimizer, _torch.NAdam):
 class RAdam(_RowOptimizer, _torch.RAdam):
     """`torch.optim.RAdam`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: about one step, for any number. With coupled
-    `weight_decay` they are replayed one by one; pass `decoupled_weight_decay=True` to avoid that.
+    Applying a row's missed steps costs about as much as one step, however many there are. With
+    coupled `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True`
+    to avoid that.
     """
 
     rule = _radam.rule
@@ -137,8 +139,8 @@ class RAdam(_RowOptimizer, _torch.RAdam):
 class Adagrad(_RowOptimizer, _torch.Adagrad):
     """`torch.optim.Adagrad`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: nothing, because they don't change the row. With
-    `weight_decay` they are replayed one by one.
+    Missed steps cost nothing, because they don't change the row. With `weight_decay`, they are
+    replayed one by one.
     """
 
     rule = _adagrad.rule
@@ -148,8 +150,8 @@ class Adagrad(_RowOptimizer, _torch.Adagrad):
 class Adadelta(_RowOptimizer, _torch.Adadelta):
     """`torch.optim.Adadelta`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: a product of at most 2 log2 K small matrices for K steps.
-    With `weight_decay` they are replayed one by one.
+    Applying K missed steps to a row costs a product of at most 2 log2 K small matrices. With
+    `weight_decay`, missed steps are replayed one by one.
     """
 
     rule = _adadelta.rule
@@ -159,8 +161,8 @@ class Adadelta(_RowOptimizer, _torch.Adadelta):
 class RMSprop(_RowOptimizer, _torch.RMSprop):
     """`torch.optim.RMSprop`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: a product of at most 2 log2 K small matrices for K steps.
-    With `weight_decay` a table takes torch's dense step, whose result depends on the rounding of
+    Applying K missed steps to a row costs a product of at most 2 log2 K small matrices. With
+    `weight_decay`, a table takes torch's dense step, because the result depends on the rounding of
     every missed step.
     """
 
@@ -171,7 +173,7 @@ class RMSprop(_RowOptimizer, _torch.RMSprop):
 class ASGD(_RowOptimizer, _torch.ASGD):
     """`torch.optim.ASGD`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: a product of at most 2 log2 K small matrices for K steps.
+    Applying K missed steps to a row costs a product of at most 2 log2 K small matrices.
     """
 
     rule = _asgd.rule
@@ -181,7 +183,7 @@ class ASGD(_RowOptimizer, _torch.ASGD):
 class Rprop(_RowOptimizer, _torch.Rprop):
     """`torch.optim.Rprop`, with steps that update only the touched rows of a table.
 
-    Cost of the steps that a row missed: less than one step, because only the first changes state.
+    Applying a row's missed steps costs less than one step, because only the first changes state.
     """
 
     rule = _rprop.rule

@@ -1,7 +1,7 @@
 """The lag of a table's rows: the steps that each row has missed.
 
-A `RowLag` ties a table to its optimizer. The optimizer's step goes through `RowLag.step`; reads of
-the table and of its state go through `settle`, `look_up` and `peek`.
+A `RowLag` connects a table to its optimizer. The optimizer's step calls `RowLag.step`; reads of the
+table and of its state call `settle`, `look_up` or `peek`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
 ALIAS_WARNING_STEPS = 10  # consecutive steps with a live alias before a warning
-MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, all rows settle and a new ledger starts
+MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
 
 
 def _caller_stack_level() -> int:
-    """The stack level of the user code that called the optimizer, for a warning."""
+    """Return the stack level of the user code that called the optimizer, for a warning."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hotrow.", "torch.")):
         level, frame = level + 1, frame.f_back
@@ -40,16 +40,16 @@ def _caller_stack_level() -> int:
 
 
 def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
-    """The address, shape and strides of a tensor."""
+    """Return the address, shape and strides of a tensor."""
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-# Threads settle rows one after the other, so that no row settles twice.
+# Only one thread settles rows at a time, so that no row is settled twice.
 _lock = threading.RLock()
 
 
 def _replace_lock() -> None:
-    """Make a new lock in a forked child: a thread of the parent may have locked the old one."""
+    """Create a new lock in a forked child; a parent thread may have held the old one."""
     global _lock
     _lock = threading.RLock()
 
@@ -59,10 +59,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class RowLag:
-    """One table under one rule: its ledger, its state, and the number of steps of each row.
+    """The ledger, the state, and each row's step count for one table under one rule.
 
-    `state` has torch's format; only stale rows differ from torch's values. Its tensors and the
-    slots have the table's shape. Views by row exist only during an operation.
+    `state` has torch's format, and only its stale rows differ from torch's values. The state's
+    tensors and the slots have the table's shape. (V, D) views exist only during an operation.
     """
 
     def __init__(self, rule: Rule, table: Table, group: ParamGroup, state: RowState) -> None:
@@ -74,7 +74,7 @@ class RowLag:
         self.slots: dict[str, Tensor] = {}
         for name, initial in rule.initial_slots(group).items():
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
-        # The scalars of torch's state, which each step updates in place, like torch.
+        # The scalars in torch's state. Each step updates them in place, like torch.
         self.scalar_tensors: dict[str, Tensor] = {
             name: loaded.get(name, torch.tensor(value, dtype=scalar_dtype()))
             for name, value in self.ledger.torch_scalars(group).items()
@@ -85,7 +85,7 @@ class RowLag:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
             self.row_steps = table.backing.row_steps()
-        self.settled_steps = 0  # the number of entries that are applied to all rows
+        self.settled_steps = 0  # the number of entries already applied to all rows
         self._is_busy = False
         self.alias_steps = 0  # consecutive steps with a live alias
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
@@ -99,7 +99,7 @@ class RowLag:
         return table
 
     def _make_slot(self, name: str, initial: float, loaded: Tensor | None) -> Tensor:
-        """The loaded slot, or a new one; in a file if the table is in a file."""
+        """Return the loaded slot or a new slot; it is stored in a file if the table is."""
         backing = self.table.backing
         if loaded is not None:
             self._check_slot(name, loaded)
@@ -128,7 +128,7 @@ class RowLag:
                 )
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
-        """The table and its slots as (V, D) views; not stored, because a view is an alias."""
+        """Return (V, D) views of the table and its slots; storing a view would create an alias."""
         tensors = [self.values, *self.slots.values()]
         if self._by_columns:
             tensors = [tensor.t() for tensor in tensors]
@@ -136,11 +136,11 @@ class RowLag:
 
     @property
     def has_stale_rows(self) -> bool:
-        """Whether any row may have missed a step that would have changed it."""
+        """Return whether any row may have missed a step that would have changed it."""
         return self.settled_steps < len(self.ledger) and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
-        """Whether this ledger can record the next step; raise if the table's storage changed."""
+        """Return whether the ledger can record the next step; raise if the storage was replaced."""
         self._check_storage()
         return (
             self.ledger.accepts(group)
@@ -158,12 +158,12 @@ class RowLag:
             )
 
     def _scalars_changed(self) -> bool:
-        """Whether the user wrote into the step count or another scalar of torch's state."""
+        """Return whether the user changed the step count or another scalar in torch's state."""
         return any(float(s) != self._scalar_values[name] for name, s in self.scalar_tensors.items())
 
     @contextmanager
     def _exclusive_access(self) -> Iterator[None]:
-        """Allow one operation on rows at a time, across threads and within a thread."""
+        """Allow only one operation on rows at a time, across threads and within a thread."""
         with _lock:
             if self._is_busy:
                 raise HotrowError(
@@ -188,16 +188,16 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return (..., D), the settled rows of `ids`, which the next step updates.
+        """Return the settled rows of `ids`, (..., D), which the next step updates.
 
-        Stores the rows that `operators.look_up` stores.
+        `operators.look_up` describes which rows are stored.
         """
         self._check_storage()
         with self._exclusive_access():
             return look_up(self.ledger, *self._row_views(), self.row_steps, ids)
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """Return (..., D), the settled rows of `ids`, without storing them."""
+        """Return the settled rows of `ids`, (..., D), without storing them."""
         self._check_storage()
         with self._exclusive_access():
             table, slots = self._row_views()
@@ -207,7 +207,7 @@ class RowLag:
         return rows[ids.inverse]
 
     def step(self, group: ParamGroup, grads: GroupedGradients) -> None:
-        """Record a step, and apply it with these gradients to their rows."""
+        """Record a step, and apply it to the rows of `grads`."""
         with self._exclusive_access():
             self.ledger.record_step(group)
             step(self.ledger, *self._row_views(), self.row_steps, grads)
@@ -217,22 +217,22 @@ class RowLag:
             self.settle(None)
 
     def write_scalars(self, group: ParamGroup) -> None:
-        """Set the scalars of torch's state to their values after the last entry of the ledger."""
+        """Set the scalars in torch's state to their values after the ledger's last entry."""
         for name, value in self.ledger.torch_scalars(group).items():
             self._scalar_values[name] = float(self.scalar_tensors[name].fill_(value))
 
     def _has_alias(self) -> bool:
-        """Whether another tensor shares the storage: a read of that tensor cannot settle rows."""
-        # The table's storage has two expected uses (`values` and the table), a slot's has one.
+        """Return whether another tensor shares the storage; reading it wouldn't settle rows."""
+        # The table's storage has two expected uses (`values` and the table); a slot's has one.
         expected_uses = ((self.values, 2), *((slot, 1) for slot in self.slots.values()))
         has_alias = any(storage_use_count(tensor) > count for tensor, count in expected_uses)
         self.alias_steps = self.alias_steps + 1 if has_alias else 0
         if self.alias_steps == ALIAS_WARNING_STEPS:
             warnings.warn(
                 f"a tensor shares the storage of a {tuple(self.values.shape)} table or of its "
-                "optimizer state, as weight.data, state_dict() and .numpy() do. To keep that "
-                "tensor up to date, every step settles every row, which is slow: keep a copy "
-                "(.clone()) instead, or delete the tensor",
+                "optimizer state, like the results of weight.data, state_dict() and .numpy(). To "
+                "keep that tensor up to date, every step settles all rows, which is slow. Keep a "
+                "copy (.clone()) instead, or delete the tensor",
                 stacklevel=_caller_stack_level(),
             )
         return has_alias

@@ -1,6 +1,6 @@
-"""The ledger: the scalars of every step, from which the missed steps of a row are computed.
+"""The ledger, which records the scalars of every step so that missed steps can be applied later.
 
-`RowLag.step` records an entry before it steps the touched rows.
+`RowLag.step` records an entry before it updates the touched rows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 class Ledger:
-    """The steps of one table under one rule; entry i has the scalars of step i + 1.
+    """The steps of one table under one rule; entry i contains the scalars of step i + 1.
 
-    Memory: 12 bytes a step for each scalar of an entry, and 104 bytes a step for Adam's series.
+    Each step takes 12 bytes for every scalar of its entry, plus 104 bytes for Adam's series.
 
     Arguments:
         rule: the rule of the optimizer.
-        group: the parameter group, in which the form of the rule is chosen.
+        group: the parameter group, whose options select the form of the rule.
         start_step: torch's step count before the first entry; above 0 in a resumed run.
-        state: the table's state in torch's format, in a resumed run.
-        exact: whether to replay every missed step, for the same bits as torch in every dtype. If
-            false, a closed form may apply many steps at once, within the error of torch's own
-            arithmetic in that dtype.
+        state: the table's state in torch's format, for a resumed run.
+        exact: whether to replay every missed step, so that results match torch bit for bit in every
+            dtype. If false, a closed form may apply many steps at once, within the rounding error
+            of torch's own arithmetic in that dtype.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Ledger:
         return self._length
 
     def accepts(self, group: ParamGroup) -> bool:
-        """Whether a step with these options can be recorded here."""
+        """Return whether this ledger can record a step with the options of `group`."""
         return self._form(group) == self.form
 
     def record_step(self, group: ParamGroup) -> None:
@@ -64,9 +64,9 @@ class Ledger:
                 f"to {self._form(group)}",
                 fix="settle every row, then start a new ledger",
             )
-        if not self._length:  # in the first step, as in torch: it reads that step's learning rate
+        if not self._length:  # as in torch, the initial scalars depend on the first step's lr
             self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
-            self.initial_state = {}  # release the tensors, which belong to the table
+            self.initial_state = {}  # drop the references to the table's tensors
         step = self.start_step + self._length + 1
         entry = self.rule.ledger_entry(group, step, self.scalar_state)
         self.append(tuple(map(float, entry)))
@@ -74,7 +74,7 @@ class Ledger:
         self.idle_rows_unchanged = self.idle_rows_unchanged and self.rule.idle_rows_unchanged(group)
 
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
-        """The scalars of torch's state after the last entry."""
+        """Return the scalars of torch's state after the last entry."""
         scalars = self.scalar_state
         if not self._length:
             scalars = self.rule.initial_scalars(group, self.initial_state)
@@ -84,7 +84,7 @@ class Ledger:
         return {"step": float(self.start_step + self._length), **public}
 
     def append(self, entry: tuple[float, ...]) -> None:
-        """Append an entry that is already computed."""
+        """Append an entry that has already been computed."""
         n = self._length
         if not self._entries:
             self._entries = {np.float64: np.empty((64, len(entry)))}
@@ -98,7 +98,7 @@ class Ledger:
         self._length = n + 1
 
     def entries(self, dtype: type = np.float64) -> NDArray[Any]:
-        """A view of all entries, (steps, width), in float64 or rounded to float32."""
+        """Return a view of all entries, (steps, width), in float64 or rounded to float32."""
         return self._entries[dtype][: self._length] if self._entries else np.empty((0, 0))
 
     def _form(self, group: ParamGroup) -> tuple[Any, ...]:

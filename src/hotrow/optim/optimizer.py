@@ -1,7 +1,7 @@
-"""The base class of the optimizers: `step` runs row steps for tables, torch's step for the rest.
+"""The base class of the optimizers, which adds row steps for tables to torch's step.
 
-A table takes a row step if its gradient is a `RowGradient`: its `RowLag` records the step and
-applies it to the touched rows. All other parameters go to the step of torch's optimizer.
+A table takes a row step if its gradient is a `RowGradient`. Its `RowLag` records the step and
+applies it to the touched rows. torch's step updates all other parameters.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
-# The docstring of each optimizer, with its own summary and the formula of its rule.
+# The template for each optimizer's docstring, filled in with its summary and its rule's formula.
 _DOCSTRING = """{summary}
 
-The update of one element w with gradient g in step t = 1, 2, ... (with `maximize`, g is negated)::
+Step t = 1, 2, ... updates an element w with gradient g as follows (`maximize` negates g)::
 
 {formula}
 
 Args:
     params: the parameters of the model, or parameter groups. Tables and dense parameters may be
         mixed.
-    others: the arguments of `torch.optim.{name}`, with its defaults. Groups with tables do not
-        support `capturable` and `differentiable`; `foreach` and `fused` affect dense parameters
-        only.
+    others: all other arguments of `torch.optim.{name}`, with the same defaults. Groups with tables
+        do not support `capturable` and `differentiable`; `foreach` and `fused` affect only dense
+        parameters.
 
 Raises:
-    HotrowError: `step` or `load_state_dict` cannot continue; nothing has changed. `hotrow.optim`
-        lists the causes, shapes, dtypes and costs.
+    HotrowError: `step` or `load_state_dict` cannot continue. No parameter or state has changed. See
+        `hotrow.optim` for the causes, and for shapes, dtypes and costs.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -52,19 +52,19 @@ Raises:
 
 
 def _with_numbers(group: ParamGroup) -> ParamGroup:
-    """The group with tensor options, such as a learning rate, replaced by numbers."""
+    """Return a copy of the group in which tensor options, such as `lr`, are numbers."""
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """The state of a table with contiguous tensors, like torch's; DTensors for a shard."""
+    """Return the state of a table with contiguous tensors, or with DTensors for a shard."""
     return {
         k: table.to_global(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
     }
 
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Give the tensors of a state the table's strides; with `shared`, even if they have aliases."""
+    """Change a state's tensors to the table's strides; if `shared`, even those with aliases."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             set_strides(value, table.stride(), shared)
@@ -73,16 +73,16 @@ def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) ->
 class RowOptimizer(torch.optim.Optimizer):
     """Add row steps for tables to a torch optimizer.
 
-    Tables that have a `RowGradient` take row steps. All other parameters, and tables with a dense
-    gradient, take torch's step. After each step, parameters that `hotrow.table.lookup.look_up` has
-    marked become tables.
+    Tables with a `RowGradient` take row steps. All other parameters, including tables with a dense
+    gradient, take torch's step. After each step, parameters marked by `hotrow.table.lookup.look_up`
+    become tables.
     """
 
     rule: ClassVar[Rule]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
     def __init_subclass__(cls) -> None:
-        """Add the formula in the docstring of the rule's file to the class's docstring."""
+        """Add the formula from the rule's module docstring to the class docstring."""
         super().__init_subclass__()
         rule_doc = sys.modules[cls.rule.update.__module__].__doc__ or ""
         if cls.__doc__:
@@ -93,10 +93,10 @@ class RowOptimizer(torch.optim.Optimizer):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, like torch; see `torch.optim.Optimizer.add_param_group`.
+        """Add a parameter group; see `torch.optim.Optimizer.add_param_group`.
 
         Raises:
-            HotrowError: the group contains a table, and an option that tables do not support.
+            HotrowError: the group contains a table and an option that tables do not support.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -116,7 +116,7 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler may leave unscaling to `step`; row steps cannot unscale."""
+        """Whether `step` unscales gradients for a GradScaler; row steps can't unscale them."""
         fused = self.__dict__.get("_fused_amp_scaling", False)
         return fused and not self._tables()
 
@@ -126,15 +126,15 @@ class RowOptimizer(torch.optim.Optimizer):
 
     @_disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients, like torch; see `torch.optim.Optimizer.zero_grad`."""
-        with torch._C.DisableTorchFunctionSubclass():  # skips a call for each access to `.grad`
+        """Reset all gradients; see `torch.optim.Optimizer.zero_grad`."""
+        with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
             super().zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step for every parameter that has a gradient.
+        """Update every parameter that has a gradient by one optimizer step.
 
         Args:
-            closure: computes the loss again, with its gradients, and returns it.
+            closure: a function that recomputes the loss and its gradients, and returns the loss.
 
         Returns:
             The result of `closure`, or None.
@@ -143,7 +143,7 @@ class RowOptimizer(torch.optim.Optimizer):
             HotrowError: a table was resized, moved or cast since its last step, its state is
                 incomplete, or its options are not supported.
         """
-        # A callback exists while torch compiles the caller but runs this function uncompiled.
+        # The callback is set when torch compiles the caller but runs this function uncompiled.
         compiles = is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback()
         run = self._run_in_eager if compiles else self._run
         return run(closure)
@@ -167,7 +167,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:
-        with torch._C.DisableTorchFunctionSubclass():  # skips a call for each access to `.grad`
+        with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
             gradients = [table.grad for _, table in tables]
         table_gradients = [
             (group, table, gradient)
@@ -210,10 +210,10 @@ class RowOptimizer(torch.optim.Optimizer):
         step(self)
 
     def _dense_gradient(self, group: ParamGroup, table: Table, gradient: Tensor) -> Tensor:
-        """The gradient for torch's own step.
+        """Return the gradient for torch's own step.
 
-        For a fused step, the gradient and the state get the strides of the parameter: torch's
-        fused CPU kernels read all three in memory order, and would mix up values otherwise.
+        For a fused step, the gradient and the state must have the parameter's strides. torch's
+        fused CPU kernels read all three in memory order, and would otherwise mix up values.
         """
         if isinstance(gradient, RowGradient):
             gradient = gradient.as_dense()
@@ -223,7 +223,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return with_strides(gradient, table.stride())
 
     def _adopt_tables(self) -> None:
-        """Convert parameters with lookups to tables, in groups whose options tables support."""
+        """Convert parameters with lookups to tables if tables support their group's options."""
         for group in self.param_groups:
             if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:
@@ -232,7 +232,7 @@ class RowOptimizer(torch.optim.Optimizer):
                         Table.adopt(parameter, columns=lookup_axis == "columns")
 
     def _tables(self) -> list[tuple[ParamGroup, Table]]:
-        # `type(...) is`: isinstance calls the metaclass of Parameter, and takes 3x as long.
+        # isinstance takes 3x as long as `type(...) is`, because it calls Parameter's metaclass.
         return [
             (group, parameter)
             for group in self.param_groups
@@ -241,7 +241,7 @@ class RowOptimizer(torch.optim.Optimizer):
         ]
 
     def _has_other_gradients(self) -> bool:
-        """Whether any parameter that is not a table has a gradient."""
+        """Return whether any parameter other than a table has a gradient."""
         return any(
             parameter.grad is not None
             for group in self.param_groups
@@ -250,11 +250,11 @@ class RowOptimizer(torch.optim.Optimizer):
         )
 
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
-        """The lag of a table, ready to record a step with the options of this group."""
+        """Return the table's lag, ready to record a step with the options of this group."""
         lag, state = table.lag, self._table_state(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
-        self._close_lag(table)  # a lag of another optimizer or of other options
+        self._close_lag(table)  # the lag belongs to another optimizer or to other options
         if not isinstance(state, RowState):
             state = self.state[table] = RowState(state)
         _match_strides(state, table)
@@ -262,7 +262,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return lag
 
     def _table_state(self, table: Table) -> Any:
-        """The state of a table; of a table in files, the saved state if this optimizer has none."""
+        """Return a table's state; if a table in files has none here, return its saved state."""
         state = self.state[table]
         is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
         if table.backing is not None and is_new:
@@ -273,13 +273,13 @@ class RowOptimizer(torch.optim.Optimizer):
         return state
 
     def _check_touches_rows(self, group: ParamGroup, gradient: Tensor) -> None:
-        """Raise if the step of a table in files would be dense."""
+        """Raise an error if a table in files would take a dense step."""
         if not isinstance(gradient, RowGradient):
             cause = "the gradient is dense"
             fix = "use the weight only in lookups, not in the loss itself"
         elif self.rule.needs_dense_step(_with_numbers(group)):
-            cause = f"{self.rule.name} with weight_decay={group['weight_decay']} makes one"
-            fix = "leave weight_decay out"
+            cause = f"{self.rule.name} with weight_decay={group['weight_decay']} requires one"
+            fix = "set weight_decay=0"
         else:
             return
         raise HotrowError(f"a table in files cannot take a dense step, but {cause}", fix=fix)
@@ -290,19 +290,19 @@ class RowOptimizer(torch.optim.Optimizer):
             table.lag.close()
 
     def settle(self) -> None:
-        """Apply all missed steps to every table, as any read of a table does.
+        """Apply all missed steps to every table, as reading the table does.
 
-        Call it before code that reads tables without torch's function protocol, such as
+        Call this method before code that reads tables without torch's function protocol, such as
         `torch.jit.script`.
         """
         for _, table in self._tables():
             table.settle()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state in torch's format, which torch's optimizer of the same name loads.
+        """Return the state in torch's format, which torch's optimizer of the same name can load.
 
-        All rows settle first. The state of a table by columns is a contiguous copy; other state
-        tensors are not copied.
+        All rows are settled first. The state of a table with column lookups is a contiguous copy;
+        other state tensors are not copied.
         """
         for _, table in self._tables():
             if table.backing is not None and table.lag is not None:
@@ -317,12 +317,12 @@ class RowOptimizer(torch.optim.Optimizer):
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of hotrow's or torch's optimizer of the same name.
+        """Load a state dict saved by hotrow's or torch's optimizer of the same name.
 
         The state of tables is copied.
 
         Raises:
-            HotrowError: the state of a table does not have the table's shape. Nothing has changed.
+            HotrowError: a table's state does not have the table's shape. Nothing was loaded.
         """
         tables = dict(self._match_tables(state_dict))
         state_dict = {**state_dict, "state": dict(state_dict["state"])}
@@ -340,7 +340,7 @@ class RowOptimizer(torch.optim.Optimizer):
                     )
         for table in tables.values():
             self._close_lag(table)
-        # Copy, because the caller's tensors would be aliases of the tables' state.
+        # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
         states = {
             index: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
             if index in tables
@@ -350,7 +350,7 @@ class RowOptimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": states})
 
     def _match_tables(self, state_dict: dict[str, Any]) -> Iterator[tuple[Any, Table]]:
-        """Yield (the key of its state, table) for each table, matched by order, like torch."""
+        """Yield (state key, table) for each table; parameters are matched by order, as in torch."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
             for parameter, index in zip(group["params"], saved["params"], strict=False):
                 if isinstance(parameter, Table):

@@ -1,6 +1,6 @@
-"""Settle, step and look up rows for any rule: combine a ledger and its closed form into a program.
+"""Settle, step and look up rows, with a program built from a ledger and its closed form.
 
-`RowLag` calls these functions, and they call `hotrow.kernels.operators`.
+`RowLag` calls these functions, which call `hotrow.kernels.operators`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ def settle(
 ) -> None:
     """Apply the missed steps to `rows`, as dense training with zero gradients does.
 
-    For each row: apply the rule with g = 0 for the entries `row_steps[row]` .. `step_count - 1`,
-    then set `row_steps[row] = step_count`. All tensors are on one device.
+    For each row, apply the rule with g = 0 for entries `row_steps[row]` to `step_count - 1`, then
+    set `row_steps[row] = step_count`. All tensors must be on the same device.
 
-    Cost: proportional to R, and without a closed form to the number of missed steps.
+    The cost is proportional to R and, without a closed form, to the number of missed steps.
 
     Arguments:
         ledger: the steps so far.
         table: (V, D). Changed in place.
         slots: (V, D) each, in the order of `rule.initial_slots`. Changed in place.
         row_steps: (V,) int32 or int64, the number of steps applied to each row. Changed in place.
-        rows: (R,) int64, distinct, in 0 .. V - 1.
-        step_count: the number of steps that each row has after the call; the length of the ledger
-            if None.
+        rows: (R,) int64, distinct, from 0 to V - 1.
+        step_count: the total number of steps applied to each row after the call. Defaults to the
+            length of the ledger.
     """
     step_count = len(ledger) if step_count is None else step_count
     program, entries = _program(ledger, table, len(slots), step_count)
@@ -53,10 +53,10 @@ def step(
     row_steps: Tensor,
     grads: GroupedGradients,
 ) -> None:
-    """Settle the rows of `grads`, and apply the last entry of the ledger with their gradients.
+    """Settle the rows of `grads`, and apply the ledger's last entry with their gradients.
 
-    Like `settle`, but entry `len(ledger) - 1`, which the caller has recorded, is applied with the
-    sum of each row's gradients, added in the table's dtype.
+    The caller has already recorded this entry, `len(ledger) - 1`. Each row's gradients are summed
+    in the table's dtype.
     """
     step_count = len(ledger)
     program, entries = _program(ledger, table, len(slots), step_count - 1)
@@ -66,9 +66,9 @@ def step(
 def look_up(
     ledger: Ledger, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor, ids: DistinctIds
 ) -> Tensor:
-    """Return (..., D), the settled rows of `ids`.
+    """Return the settled rows of `ids`, (..., D).
 
-    `operators.look_up` says which rows are stored.
+    `operators.look_up` describes which rows are stored.
     """
     program, entries = _program(ledger, table, len(slots), len(ledger))
     return operators.look_up(
@@ -83,11 +83,11 @@ def _detached(table: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, list[Tens
 def _program(
     ledger: Ledger, table: Tensor, slot_count: int, end_step: int
 ) -> tuple[Program, NDArray[Any]]:
-    """The program of the ledger's rule, with its closed form up to `end_step`, and the entries."""
+    """Return the program for the ledger's rule, with any closed form, and the ledger's entries."""
     rule, closed_form = ledger.rule, ledger.closed_form
     flags = ledger.form[: len(ledger.form) - slot_count]
     entries = ledger.entries(operators.entry_dtype(table))
-    fast_forward: tuple[Any, ...] = ()  # replay every missed step
+    fast_forward: tuple[Any, ...] = ()  # by default, replay every missed step
     if ledger.idle_rows_unchanged:
         fast_forward = skip_idle_steps, skip_idle_steps_batch
     elif closed_form is not None:

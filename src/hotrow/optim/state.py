@@ -1,4 +1,4 @@
-"""The optimizer state of a table, whose rows settle before they are read, like the table's rows."""
+"""The optimizer state of a table; like the table's rows, its rows are settled before a read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class StateLag(Protocol):
-    """The part of `RowLag` that a state uses."""
+    """The methods of `RowLag` that `RowState` calls."""
 
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""
@@ -20,18 +20,18 @@ class StateLag(Protocol):
 
 
 class RowState(dict[str, Any]):
-    """The state of one table, a dict with torch's names.
+    """The optimizer state of one table, a dict with torch's names.
 
-    A read settles all rows and returns aliases of the tensors, so that the use counts of their
-    memory show whether other code has a reference. A write closes the lag, so that the next step
-    starts from the new values. The lag itself uses the methods of `dict`, which do neither.
+    A read settles all rows and returns aliases of the tensors, so that storage use counts show
+    whether other code has a reference. A write closes the lag, so that the next step starts from
+    the new values. The lag itself calls `dict`'s methods directly, which do neither.
     """
 
-    _lag: weakref.ref[StateLag] | None = None  # weak, as the table owns the lag: no reference cycle
+    _lag: weakref.ref[StateLag] | None = None  # weak, to avoid a cycle: the table owns the lag
 
     @property
     def lag(self) -> StateLag | None:
-        """The lag of the state's rows; None while all are up to date."""
+        """The lag of the state's rows, or None if no lag is attached."""
         return None if self._lag is None else self._lag()
 
     @lag.setter
@@ -53,7 +53,7 @@ class RowState(dict[str, Any]):
         self._close_lag()
         dict.__delitem__(self, name)
 
-    def __iter__(self) -> Iterator[str]:  # with it, dict(state) calls __getitem__
+    def __iter__(self) -> Iterator[str]:  # defining it makes dict(state) call __getitem__
         return dict.__iter__(self)
 
     def __ior__(self, other: Any) -> RowState:  # type: ignore[misc, override]
@@ -72,7 +72,7 @@ class RowState(dict[str, Any]):
             lag.close()
 
 
-# The other methods of dict, implemented with the methods above.
+# Implement dict's other methods with the methods above.
 for _name in ("get", "items", "values", "pop", "popitem", "clear", "update", "setdefault"):
     setattr(RowState, _name, getattr(MutableMapping, _name))
 RowState.copy = lambda self: dict(self)  # type: ignore[method-assign]

@@ -1,6 +1,7 @@
-"""The autograd functions of lookups, whose gradient is a `RowGradient`.
+"""Autograd functions for lookups, whose gradient is a `RowGradient`.
 
-Also use counts of tensor memory, which show whether other code can still write to a gradient.
+This module also counts the references to a tensor's storage. The counts show whether other code can
+still write to a gradient.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ def storage_use_count(tensor: Tensor) -> int:
 
 
 def _raw_use_count(tensor: Tensor) -> int:
-    """The use count, including the storage object created here and the references to it."""
+    """Return the use count, including the references that this function itself creates."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
 
 
-# The number of references that the count itself makes; Python 3.14 makes fewer than 3.13.
+# The number of references that counting itself creates; Python 3.14 creates fewer than 3.13.
 _OWN_USE_COUNT = _raw_use_count(torch.empty(1, device="cpu")) - 1
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A copy of the tensor with these strides, or the tensor itself if it has them."""
+    """Return a copy of the tensor with these strides, or the tensor itself if it has them."""
     if tensor.layout != torch.strided or tensor.stride() == strides:
         return tensor
     values = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -49,21 +50,21 @@ def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -> None:
-    """Apply `with_strides` in place, unless the storage has other users; with `force`, always."""
+    """Change the strides in place; without `force`, only if nothing else uses the storage."""
     ordered = with_strides(tensor, strides)
     if ordered is not tensor and (force or storage_use_count(tensor) == 1):
         tensor.data = ordered
 
 
 class LookUp(torch.autograd.Function):
-    """table[ids], or with `columns` the columns at `ids`; the gradient is a `RowGradient`."""
+    """Look up rows, or columns if `columns` is true, with a `RowGradient` as the gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,
         table: Tensor,
         ids: Tensor,
-        distinct_ids: DistinctIds | None,  # the distinct ids of `ids`, if computed
+        distinct_ids: DistinctIds | None,  # the distinct ids in `ids`, if already computed
         read: Callable[[], Tensor],
         padding_idx: int,
         scale_by_frequency: bool,
@@ -71,7 +72,7 @@ class LookUp(torch.autograd.Function):
     ) -> Tensor:
         """Return the result of `read`, (..., D)."""
         ctx.set_materialize_grads(False)
-        if ctx.needs_input_grad[0]:  # a copy: the caller may write the next batch to `ids`
+        if ctx.needs_input_grad[0]:  # copy, because the caller may write the next batch to `ids`
             ctx.save_for_backward(ids.to(torch.int64, copy=True))
         ctx.shape, ctx.distinct_ids, ctx.columns = table.shape, distinct_ids, columns
         ctx.padding_idx, ctx.scale_by_frequency = padding_idx, scale_by_frequency
@@ -80,7 +81,7 @@ class LookUp(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the row gradient with one row of `gradient` for each id."""
+        """Return a row gradient that assigns one row of `gradient` to each id."""
         if gradient is None:
             return (None,) * 7
         ids, distinct_ids = ctx.saved_tensors[0].reshape(-1), ctx.distinct_ids
@@ -101,18 +102,18 @@ class LookUp(torch.autograd.Function):
             indices = (ids != ctx.padding_idx).nonzero()[:, 0]
             ids, rows, distinct_ids = ids[indices], rows[indices], None
         result = RowGradient(ids, rows, ctx.shape, distinct_ids=distinct_ids, columns=ctx.columns)
-        # Other code with a reference may write to the rows before the step: sum them now.
+        # If other code has a reference, sum the rows now, before that code can write to them.
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
 
-# The references to a gradient in `LookUp.backward` if only the autograd engine has any: to the
-# Python object, to the tensor and to the storage.
+# How many references to a gradient exist in `LookUp.backward` if only the autograd engine has any.
+# The counts are for the Python object, the tensor and the storage.
 _engine_reference_counts: list[tuple[int, int, int]] = []
 
 
 @torch.enable_grad()
 def measure_engine_references() -> None:
-    """Run a backward pass in which only the autograd engine has references, and count them."""
+    """Measure the reference counts of a gradient that only the autograd engine refers to."""
     if not _engine_reference_counts:
         table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
         read = functools.partial(F.embedding, ids, table)
@@ -121,7 +122,7 @@ def measure_engine_references() -> None:
 
 
 class SelectRows(torch.autograd.Function):
-    """table[rows] for distinct rows, or with `columns` the columns; gives a `RowGradient`."""
+    """Select distinct rows, or columns if `columns` is true, with a `RowGradient`."""
 
     @staticmethod
     def forward(
@@ -136,7 +137,7 @@ class SelectRows(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return the row gradient with the rows of `gradient`, which are distinct."""
+        """Return a row gradient with the rows of `gradient`, whose ids are distinct."""
         if gradient is None:
             return (None,) * 4
         (rows,) = ctx.saved_tensors

@@ -1,7 +1,7 @@
-"""`torch.nn.functional.embedding` and `embedding_bag` for a table.
+"""`torch.nn.functional.embedding` and `embedding_bag` for tables.
 
-`Table.__torch_function__` calls these in place of torch's functions. They check the ids, read
-settled rows, and let autograd produce a `RowGradient`.
+`Table.__torch_function__` calls these functions instead of torch's. They check the ids, read
+settled rows, and make autograd produce a `RowGradient`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from hotrow.table.protocols import Distribution
 
 
 def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Renormalize the settled rows that `ids` select, like torch."""
+    """Renormalize the settled rows selected by `ids`, like torch."""
     if max_norm is not None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
 def _contiguous_rows(table: Table) -> Tensor:
-    """The storage as (V, D), with contiguous rows unless an alias prevents it."""
+    """Return the storage as (V, D), with contiguous rows unless an alias prevents it."""
     if table.columns:
         table.set_layout()
     return table.raw_rows
 
 
 def _source(table: Table) -> Tensor:
-    """The tensor that a lookup differentiates; for a distributed table its `source`."""
+    """Return the tensor to differentiate in a lookup: a distributed table's `source`, or itself."""
     source: Tensor = table
     if needs_gradient(table):
         distributions: tuple[Distribution[Table] | None, ...] = table.shards, table.replicas
@@ -55,7 +55,7 @@ def _source(table: Table) -> Tensor:
 
 
 def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
-    """Check the ids of a lookup, and that all replicas make the same lookup."""
+    """Check the ids of a lookup, and check that all replicas make the same lookup."""
     failure = None
     try:
         check_range(input, rows, "input")
@@ -67,11 +67,11 @@ def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
         if failure is not None:
             raise failure
     finally:
-        failure = None  # its traceback references the rows, which would count as an alias
+        failure = None  # its traceback refers to the rows, which would count as an alias
 
 
 def _can_select(rows: Tensor, ids: Tensor) -> bool:
-    """Whether `select_rows` supports this lookup."""
+    """Return whether `select_rows` supports this lookup."""
     return (
         is_readable(ids)
         and ids.dtype in ID_DTYPES
@@ -83,20 +83,20 @@ def _can_select(rows: Tensor, ids: Tensor) -> bool:
 
 
 def _select(rows: Tensor, ids: Tensor) -> Tensor:
-    """Check the ids and return rows[ids]."""
+    """Check the ids and return `rows[ids]`."""
     output = select_rows(rows, ids)
     if output is None:
         check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # no error: another thread has just corrected the ids
+        return F.embedding(ids, rows)  # `check_range` passed: another thread corrected the ids
     return output
 
 
 def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
-    """Return a function that reads settled rows of a table with stale rows.
+    """Return a function that reads settled rows from a table with stale rows.
 
-    If this function settles the rows itself, it returns None. `Lag.look_up` reads rows that get a
-    gradient, unless the lookup `writes` to them (`max_norm`). `Lag.peek` reads rows of a replica:
-    if only this rank stored them, they would differ from the other ranks' rows in the last bits.
+    Returns None if it has settled the rows itself. Rows that get a gradient are read by
+    `Lag.look_up`, unless the lookup `writes` to them (`max_norm`). Rows of a replica are read by
+    `Lag.peek`: if only this rank stored them, their last bits would differ from other ranks' rows.
     """
     if table.lag is not None and table.replicas is not None:
         return functools.partial(table.lag.peek, ids)
@@ -132,7 +132,7 @@ def local_embedding(
     norm_type: float,
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
-    """`embedding` for the rows of this process."""
+    """Look up rows that this process stores; see `embedding`."""
     rows = _contiguous_rows(weight)
     padding = normalize_padding(padding_idx, len(rows))
     selects = max_norm is None and weight.replicas is None and _can_select(rows, input)
@@ -145,7 +145,7 @@ def local_embedding(
     distinct_ids = find_distinct(input, len(rows)) if weight.has_stale_rows else None
     if selects and distinct_ids is not None and not distinct_ids.are_in_range(len(rows)):
         check_range(input, len(rows), "input")
-    with torch._C.DisableTorchFunctionSubclass():  # a call for each attribute access is slow
+    with torch._C.DisableTorchFunctionSubclass():  # avoids a slow call for each attribute access
         if distinct_ids is not None:
             read = _stale_row_reader(weight, distinct_ids, max_norm is not None) or read
         _renorm(weight, input, max_norm, norm_type)
@@ -177,9 +177,9 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Look up bags in a table: `torch.nn.functional.embedding_bag` of the rows in the batch."""
+    """Look up bags in a table, like `torch.nn.functional.embedding_bag`."""
     padding = normalize_padding(padding_idx, table_row_count(weight))
-    if weight.spans_processes:  # torch's own checks would raise only in this process
+    if weight.spans_processes:  # torch's own checks would raise an error only in this process
         try:
             offsets = check_bag(
                 input.shape,

@@ -1,6 +1,7 @@
 """The row gradient: the gradient of a table's lookups, which stores only the touched rows.
 
-The backward pass of a lookup puts it into `table.grad`; the optimizer groups its rows by id.
+The backward pass of a lookup stores a row gradient in `table.grad`. The optimizer groups its rows
+by id.
 """
 
 from __future__ import annotations
@@ -23,41 +24,41 @@ aten = torch.ops.aten
 
 @dataclass
 class _RowStorage:
-    """The rows of a gradient. Aliases share it, so that `grad.data` writes to the same rows."""
+    """The rows of a gradient; aliases share them, so `grad.data` writes to the same rows."""
 
     ids: Tensor
     rows: Tensor
     is_merged: bool
-    distinct_ids: DistinctIds | None = None  # of `ids` before the merge, if computed
-    columns: bool = False  # whether the rows are the columns of the gradient
-    shards: GradientShards | None = None  # the processes that have the other rows
+    distinct_ids: DistinctIds | None = None  # the distinct ids before the merge, if computed
+    columns: bool = False  # whether each stored row is a column of the gradient
+    shards: GradientShards | None = None  # the processes that store the other rows
 
     def __post_init__(self) -> None:
-        self.rows = self.rows.detach()  # create_graph gives them a grad_fn
+        self.rows = self.rows.detach()  # with create_graph, the rows have a grad_fn
         self.version = self.rows._version
 
     def transpose_if_columns(self, dense: Tensor) -> Tensor:
-        """Transpose between (V, D) and the gradient's shape; a view."""
+        """Convert between (V, D) and the gradient's shape; the result is a view."""
         return dense.t() if self.columns else dense
 
 
 class RowGradient(Tensor):
-    """A (V, D) gradient that stores only touched rows: the sum of rows[i] at row ids[i], else 0.
+    """A (V, D) gradient that stores only touched rows.
 
-    With `columns` the gradient is (D, V), stored as a transposed (V, D), and rows[i] is added to
-    column ids[i].
+    `rows[i]` is added to row `ids[i]`; all other rows are 0. With `columns`, the gradient is
+    (D, V), stored as a transposed (V, D), and `rows[i]` is added to column `ids[i]`.
 
-    These operations use only the stored rows: elementwise operations that map zero to zero
-    (scaling, clamping around zero), norms, accumulation, and the checks of a gradient scaler. Any
-    other operation gets the dense V x D gradient and returns a plain tensor. After an operation
-    that writes to the gradient or returns a view of it, the gradient stores all V rows.
+    Some operations use only the stored rows: elementwise operations that map zero to zero (scaling,
+    clamping around zero), norms, accumulation, and the checks of a gradient scaler. All other
+    operations receive the dense V x D gradient and return a plain tensor. After an operation that
+    writes to the gradient or returns a view of it, the gradient stores all V rows.
 
     Arguments:
         ids: (N,) int64, in range.
-        rows: (N, D), the gradient's dtype. The gradient takes ownership.
+        rows: (N, D), in the gradient's dtype. The gradient takes ownership.
         shape: (V, D); (D, V) with `columns`.
         is_merged: whether the ids are distinct.
-        distinct_ids: the distinct ids of `ids`, if computed.
+        distinct_ids: the distinct ids in `ids`, if already computed.
         columns: whether the rows are the gradient's columns.
     """
 
@@ -81,7 +82,7 @@ class RowGradient(Tensor):
 
     @classmethod
     def _wrap(cls, storage: _RowStorage, shape: Sequence[int]) -> RowGradient:
-        # The strides of the parameter; autograd would make a dense copy for other strides.
+        # Use the parameter's strides. With other strides, autograd would make a dense copy.
         strides = (1, shape[0]) if storage.columns else None
         result: RowGradient = Tensor._make_wrapper_subclass(
             cls, tuple(shape), strides, dtype=storage.rows.dtype, device=storage.rows.device
@@ -105,11 +106,11 @@ class RowGradient(Tensor):
 
     @property
     def count(self) -> int:
-        """V, the number of rows that ids may select."""
+        """V, the number of rows that can be selected."""
         return self.shape[int(self.row_storage.columns)]
 
     def merge(self) -> RowGradient:
-        """Sum the rows of equal ids in batch order, in place."""
+        """Sum rows with the same id in batch order, in place."""
         storage = self.row_storage
         if not storage.is_merged:
             grouped = self.group()
@@ -121,15 +122,15 @@ class RowGradient(Tensor):
         return self
 
     def group(self) -> GroupedGradients:
-        """The rows grouped by id, summed or not."""
+        """Return the rows grouped by id, whether or not they have been summed."""
         storage = self.row_storage
         if storage.is_merged:
             inverse = torch.arange(len(storage.ids), device=storage.ids.device)
             return GroupedGradients(DistinctIds(storage.ids, inverse), storage.rows)
         if storage.rows._version != storage.version:
             raise HotrowError(
-                "the gradient of a lookup's output was changed in place after backward, but its "
-                "memory is the table's gradient",
+                "the gradient of a lookup's output was changed in place after backward, but it "
+                "shares memory with the table's gradient",
                 fix="change it in a hook (output.register_hook), or change a clone",
             )
         if storage.distinct_ids is not None:
@@ -139,40 +140,40 @@ class RowGradient(Tensor):
     def append(self, ids: Tensor, rows: Tensor) -> None:
         """Accumulate the gradient of a later batch, with distinct ids, in place.
 
-        Each batch is summed before it is added to the earlier ones, as in torch.
+        As in torch, each batch is summed before it is added to the earlier batches.
         """
         storage = self.merge().row_storage
-        if len(storage.ids) == self.count:  # all rows: add in place, so that views show the sum
+        if len(storage.ids) == self.count:  # all rows stored: add in place, so views show the sum
             storage.rows.index_add_(0, ids, rows)
             return
         storage.ids, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
         storage.is_merged, storage.version, storage.distinct_ids = False, 0, None
 
     def as_dense(self) -> Tensor:
-        """The dense gradient as a plain tensor."""
+        """Return the dense gradient as a plain tensor."""
         storage = self.merge().row_storage
         zeros = storage.rows.new_zeros(self.count, storage.rows.shape[1])
         zeros[storage.ids] = storage.rows
         return storage.transpose_if_columns(zeros)
 
     def store_all_rows(self) -> Tensor:
-        """Store all V rows and return them; writes to them change the gradient."""
+        """Store all V rows and return them; writing to them changes the gradient."""
         storage = self.merge().row_storage
         if len(storage.ids) < self.count:
-            # Contiguous, so that `view(-1)` works.
+            # Make the rows contiguous, so that `view(-1)` works.
             storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
             storage.ids = torch.arange(self.count, device=storage.rows.device)
         return storage.rows
 
     def with_rows(self, rows: Tensor) -> RowGradient:
-        """A gradient with the same ids and other rows."""
+        """Return a gradient with the same ids and different rows."""
         ids, storage = self.ids.to(rows.device), self.row_storage
         result = RowGradient(ids, rows, self.shape, storage.is_merged, columns=storage.columns)
         result.row_storage.shards = storage.shards
         return result
 
     def alias(self) -> RowGradient:
-        """Another tensor over the same rows."""
+        """Return another tensor that shares these rows."""
         return RowGradient._wrap(self.row_storage, self.shape)
 
     @classmethod
@@ -185,7 +186,8 @@ class RowGradient(Tensor):
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        # Whether it writes to an argument or returns a view; the schemas of collectives omit this.
+        # Check whether the operation writes to an argument or returns a view. The schemas of
+        # collectives omit this, so assume that collectives do.
         may_alias = func.namespace in ("c10d", "_c10d_functional") or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
@@ -199,14 +201,14 @@ class RowGradient(Tensor):
             written.append((value.row_storage.transpose_if_columns(value.store_all_rows()), value))
             return written[-1][0]
 
-        def restore(value: Any) -> Any:  # an in-place operation returns its argument: the gradient
+        def restore(value: Any) -> Any:  # in-place operations must return the gradient itself
             return next((gradient for rows, gradient in written if rows is value), value)
 
         return tree_map(restore, func(*tree_map(dense, args), **tree_map(dense, kwargs)))
 
     @property
     def data(self) -> Any:
-        """Another tensor over the same rows; can be assigned."""
+        """Another tensor that shares the rows; assigning to it replaces the rows."""
         return self.alias()
 
     @data.setter
@@ -219,7 +221,7 @@ class RowGradient(Tensor):
         self.row_storage = value.row_storage
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The values of the dense gradient."""
+        """Return the dense gradient as a numpy array."""
         return self.as_dense().numpy(force=force)
 
     def __array__(self, dtype: Any = None) -> Any:
@@ -231,11 +233,11 @@ class RowGradient(Tensor):
         return self
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """The storage of all V rows."""
+        """Store all V rows, and return their storage."""
         return self.store_all_rows().untyped_storage()
 
     def tolist(self) -> Any:
-        """The values of the dense gradient."""
+        """Return the dense gradient as nested lists."""
         return self.as_dense().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -243,7 +245,7 @@ class RowGradient(Tensor):
 
 
 def _keeps_zero(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether an elementwise operation with these other arguments maps zero to zero."""
+    """Return whether an elementwise operation with these arguments maps zero to zero."""
     others = [*args[1:], *kwargs.values()]
     if any(isinstance(other, Tensor) and other.ndim for other in others):
         return False
@@ -273,7 +275,7 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     rows = gradient.merge().rows
     if rows.numel():
         result = func(rows.reshape(-1), *args[1:], **kwargs)
-    else:  # the infinity norm of no values is an error in torch
+    else:  # torch raises an error for the infinity norm of an empty tensor
         result = rows.new_zeros((), dtype=kwargs.get("dtype"))
     return result if shards is None else shards.norm(result, float(order))
 
@@ -307,7 +309,7 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(other, RowGradient) and other.row_storage.columns == gradient.row_storage.columns:
         other.merge()
         gradient.append(other.ids, other.rows)
-    else:  # a dense use as well, such as a tied output head: all rows are touched
+    else:  # another use of the table, such as a tied output head, has a gradient for all rows
         dense = other.as_dense() if isinstance(other, RowGradient) else other
         rows = gradient.row_storage.transpose_if_columns(dense)
         gradient.append(torch.arange(len(rows), device=rows.device), rows)
@@ -332,7 +334,7 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     storage = gradient.row_storage
-    if len(storage.ids) == gradient.count:  # all rows: write in place, so that views show zeros
+    if len(storage.ids) == gradient.count:  # all rows stored: write in place, so views show zeros
         return NotImplemented
     storage.ids, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient

@@ -1,7 +1,7 @@
 """Look up rows or columns of any tensor, one by one or in bags.
 
-Layers and one-hots call these. A large plain parameter is marked here, and becomes a table after
-the next optimizer step.
+Layers and one-hots call these functions. They mark a large plain parameter, which then becomes a
+table after the next optimizer step.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
-# A plain parameter with at least this many entries becomes a table once it is looked up. For a
-# smaller one, a dense step is about as fast.
+# A plain parameter with at least this many entries becomes a table after its first lookup. For
+# smaller parameters, a dense step is about as fast.
 MIN_TABLE_ENTRIES = 1 << 20
 
 
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
-    """Return weight[ids]; with `columns`, weight[:, ids] with the first dimension moved last.
+    """Return `weight[ids]`; with `columns`, `weight[:, ids]` with the first dimension moved last.
 
-    A table gets a gradient with only the touched rows, any other tensor a dense gradient. A large
-    plain parameter gets the attribute `lookup_axis`, so that `hotrow.optim` makes it a table.
+    A table's gradient stores only the touched rows; any other tensor gets a dense gradient. On a
+    large plain parameter, this sets `lookup_axis`, so that `hotrow.optim` converts it to a table.
 
     Arguments:
         weight: (V, D), any dtype; (D, V) with `columns`.
-        ids: int64 or int32, any shape, 0 .. V - 1.
+        ids: int64 or int32, any shape, from 0 to V - 1.
         columns: whether ids select columns.
 
     Returns:
@@ -41,20 +41,20 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
 def look_up_bags(
     weight: Tensor, ids: Tensor, per_sample_weights: Tensor | None = None, columns: bool = False
 ) -> Tensor:
-    """Return the sum of the rows that each bag of ids selects, weighted if there are weights.
+    """Return the sum or the weighted sum of the rows selected by each bag of ids.
 
     Arguments:
-        weight: as in `look_up`.
-        ids: (B, K), int64 or int32, 0 .. V - 1.
-        per_sample_weights: (B, K), the weight of each id; all 1 if None.
-        columns: as in `look_up`.
+        weight: see `look_up`.
+        ids: (B, K), int64 or int32, from 0 to V - 1.
+        per_sample_weights: (B, K), the weight of each id. If None, all weights are 1.
+        columns: see `look_up`.
 
     Returns:
         (B, D), differentiable in `weight` and `per_sample_weights`.
     """
     scales = per_sample_weights
     same_dtype = scales is None or scales.dtype == weight.dtype
-    # torch's embedding_bag does not support other dtypes and empty bags.
+    # torch's embedding_bag does not support mixed or integer dtypes, or empty bags.
     if not (same_dtype and weight.is_floating_point() and ids.shape[1]):
         rows = look_up(weight, ids, columns)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
@@ -71,7 +71,7 @@ def _is_trained(weight: Tensor) -> bool:
 
 
 def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
-    """Set `lookup_axis` on a large plain parameter that is trained; settle a table."""
+    """Set `lookup_axis` on a large trainable parameter; if `weight` is a table, settle it."""
     if isinstance(weight, Table):
         weight.settle()  # `__torch_function__` also settles, but a caller may have disabled it
     elif is_compiling() or type(weight) is not nn.Parameter:

@@ -1,4 +1,4 @@
-"""The torch functions that access only metadata of a tensor: a table does not settle for them."""
+"""The torch functions that access only a tensor's metadata; they don't settle a table."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Find and replace instances of a class in nested dicts, lists and tuples, such as arguments."""
+"""Find and replace instances of a class in nested dicts, lists and tuples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_instances(value: Any, cls: type[_T]) -> Iterator[_T]:
 
 
 def map_instances(value: Any, cls: type[_T], change: Callable[[_T], Any]) -> Any:
-    """A copy in which `change(instance)` replaces each instance of a class."""
+    """Return a copy of `value` in which `change(instance)` replaces each instance of a class."""
     if isinstance(value, cls):
         return change(value)
     if isinstance(value, dict):

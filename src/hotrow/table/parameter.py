@@ -1,6 +1,6 @@
-"""The table: a Parameter whose rows may be stale, and settle before they are read.
+"""The table, a Parameter whose rows may be stale and are settled before they are read.
 
-To settle a row is to apply the steps that it has missed, which gives it the value of dense
+Settling a row applies the steps that it has missed, so that it has the same value as in dense
 training. A lookup with a gradient computes the settled values of its rows, and the next step stores
 them. Any other lookup settles its rows first. Any other operation that reads values settles all
 rows.
@@ -22,28 +22,29 @@ from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 
-# `_disable_dynamo`: which steps a row has missed depends on the run, so settling must not be traced
-# by `torch.compile`. (`torch.compiler.disable` is the same, but imports the compiler.)
+# `_disable_dynamo` keeps `torch.compile` from tracing code that settles rows, because a row's
+# missed steps depend on the run. (`torch.compiler.disable` does the same but imports the compiler.)
 
 
 class Table(nn.Parameter):
-    """A (V, D) parameter whose rows settle before they are read; with `columns`, (D, V).
+    """A parameter whose rows are settled before they are read: (V, D), or (D, V) with `columns`.
 
     `Table.adopt(parameter)` turns a Parameter into a Table in place, so that modules, optimizers
-    and tied weights keep the same object. Without a lag it is a plain parameter whose lookups give
-    a `RowGradient`.
+    and tied weights still refer to the same object. Without a lag, a table is a plain parameter
+    whose lookups produce a `RowGradient`.
 
-    With `columns`, ids select columns, as in the weight of a linear layer for one-hot input. These
-    columns are called rows everywhere else. They are stored as the rows of a transposed (V, D). If
-    other tensors share the storage, the memory order cannot change and the gradient is dense.
+    With `columns`, ids select columns, as in the weight of a linear layer for one-hot input. The
+    rest of the code refers to these columns as rows. They are stored as the rows of a transposed
+    (V, D). If other tensors share the storage, the memory order can't change and the gradient is
+    dense.
 
     Attributes:
-        lag: the steps that the rows have missed; None while all rows are up to date.
-        had_dense_gradient: whether a step had a dense gradient.
+        lag: the steps that the rows have missed, or None while all rows are up to date.
+        had_dense_gradient: whether any step had a dense gradient.
         columns: whether ids select columns.
-        shards: the processes that have the other rows; None if this process has all rows.
-        replicas: the processes that have the same rows; None if there are none.
-        backing: the files that rows and state are mapped from; None if they are in memory.
+        shards: the processes that store the other rows, or None if this process stores all rows.
+        replicas: the processes that store the same rows, or None if there are none.
+        backing: the files to which rows and state are mapped, or None if they are in memory.
     """
 
     lag: Lag | None
@@ -55,15 +56,17 @@ class Table(nn.Parameter):
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
-        """Turn a Parameter, (V, D) or with `columns` (D, V), into a Table; returns the same object.
+        """Turn a Parameter into a Table in place, and return it.
+
+        The parameter is (V, D), or (D, V) with `columns`.
 
         Raises:
-            HotrowError: the parameter is a Table with another value of `columns`.
+            HotrowError: the parameter is already a Table with a different value of `columns`.
         """
         if not isinstance(parameter, Table):
             measure_engine_references()
             if not parameter.untyped_storage().resizable() and storage_use_count(parameter) == 1:
-                # A numpy array may own the storage, and would not count as an alias: copy.
+                # Copy the data. A numpy array may own the storage but wouldn't count as an alias.
                 parameter.data = parameter.data.clone()
             parameter.__class__ = Table
             table: Table = parameter  # type: ignore[assignment]
@@ -82,9 +85,9 @@ class Table(nn.Parameter):
 
     @_disable_dynamo
     def set_layout(self, by_columns: bool = True) -> None:
-        """Set the memory order of a table by columns, or torch's order, unless an alias exists.
+        """Change to column order (if `by_columns`) or torch's memory order, unless aliases exist.
 
-        Autograd requires a dense gradient to have the same order, so it changes as well.
+        Autograd requires a dense gradient to have the same memory order, so its order also changes.
         """
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
@@ -109,16 +112,16 @@ class Table(nn.Parameter):
 
     @property
     def spans_processes(self) -> bool:
-        """Whether other processes take part in the lookups or the gradient."""
+        """Whether other processes participate in the lookups or the gradient."""
         return self.shards is not None or self.replicas is not None
 
     def to_global(self, value: Tensor) -> Tensor:
-        """Convert a value of a sharded table's shape to a DTensor; return others unchanged."""
+        """Convert `value` to a DTensor if it has a sharded table's shape; else return it as is."""
         has_shape = self.shards is not None and value.shape == self.shape
         return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
     def to_local(self, value: Tensor) -> Tensor:
-        """The rows of this process, from a saved value of a table or of its optimizer state."""
+        """Return this process's rows from a saved table or a saved optimizer state tensor."""
         return value if self.shards is None or not value.ndim else self.shards.to_local(value)
 
     @property
@@ -146,7 +149,7 @@ class Table(nn.Parameter):
         return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle a plain parameter in torch's memory order."""
+        """Pickle the table as a plain parameter in torch's memory order."""
         if self.shards is not None:
             raise HotrowError(
                 "a sharded table cannot be pickled, because this process has only a part of it",
@@ -189,7 +192,7 @@ class Table(nn.Parameter):
 
 
 def _reduce_for_sharing(table: Table) -> Any:
-    """Pickle for another process that will share the storage."""
+    """Pickle a table for another process that will share its storage."""
     table.settle()
     plain = nn.Parameter(table.raw_data, table.requires_grad)
     return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
@@ -197,15 +200,15 @@ def _reduce_for_sharing(table: Table) -> Any:
 
 ForkingPickler.register(Table, _reduce_for_sharing)
 
-# The lookups of a table by the torch function that they replace; `functional.py` fills it.
+# Maps each torch function to the lookup that replaces it for tables; `functional.py` fills it.
 LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
-# These need torch's memory order, and `parameters_to_vector` calls them.
+# These functions require torch's memory order, and `parameters_to_vector` calls them.
 _VIEWS = {Tensor.view, Tensor.view_as}
 
 
 def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
-    """Whether `weight` is a table in which ids select rows, or with `columns` columns."""
+    """Return whether `weight` is a table in which ids select rows, or columns if `columns`."""
     if not isinstance(weight, Table):
         return False
     if torch._C._are_functorch_transforms_active():
@@ -220,18 +223,18 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
 
 
 def needs_gradient(weight: Tensor) -> bool:
-    """Whether autograd would differentiate a lookup in this tensor now."""
+    """Return whether autograd would record a lookup in this tensor now."""
     return weight.requires_grad and torch.is_grad_enabled()
 
 
 def table_row_count(weight: Tensor) -> int:
-    """The number of rows that ids may select, including those of other processes."""
+    """Return the number of rows that ids can select, including rows in other processes."""
     shards = weight.shards if isinstance(weight, Table) else None
     return len(weight) if shards is None else shards.rows
 
 
 def raise_on_all_ranks(weight: Tensor, error: HotrowError) -> NoReturn:
-    """Raise the error of a lookup in every process that takes part in the lookup."""
+    """Raise the error of a lookup in every process that participates in the lookup."""
     if isinstance(weight, Table) and not error.on_all_ranks:
         distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
         for distribution in distributions:

@@ -16,44 +16,44 @@ _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
 
 
 class Lag(Protocol):
-    """The steps that the rows of a table have missed; `hotrow.optim.lag.RowLag`."""
+    """The missed steps of a table's rows, implemented by `hotrow.optim.lag.RowLag`."""
 
     @property
     def has_stale_rows(self) -> bool:
         """Whether any row may have missed a step that would have changed it."""
 
     def settle(self, rows: Tensor | None) -> None:
-        """Give the distinct `rows`, or all rows if None, the values of dense training."""
+        """Apply every missed step to the distinct `rows`, or to all rows if None."""
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return (..., D), the settled rows of the ids, which the next step updates.
+        """Return the settled rows of the ids, (..., D), which the next step updates.
 
-        A row that is fast to settle is not stored; the step settles it again.
+        Rows that are fast to settle are not stored; the step settles them again.
         """
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """Return (..., D), the settled rows of the ids, without storing them."""
+        """Return the settled rows of the ids, (..., D), without storing them."""
 
     def close(self) -> None:
         """Settle all rows, then detach the lag from the table."""
 
 
 class Distribution(Protocol[_Table]):
-    """The processes that have rows of the same table."""
+    """The processes that store rows of the same table."""
 
     def source(self, table: Tensor) -> Tensor:
-        """A stand-in for `table` in autograd, which passes the gradient of lookups on to it."""
+        """Return a stand-in for `table` in autograd; it passes gradients on to the table."""
 
     def fail(self, table: _Table, error: HotrowError) -> NoReturn:
         """Raise the error of a lookup in every process."""
 
 
 class Shards(Distribution[_Table], Protocol[_Table]):
-    """A table of which each process has some rows; `hotrow.distributed.shards.Shards`."""
+    """A table whose rows are split among processes; see `hotrow.distributed.shards.Shards`."""
 
     @property
     def rows(self) -> int:
-        """V, the number of rows in all processes."""
+        """V, the total number of rows in all processes."""
 
     def fetch(
         self,
@@ -66,40 +66,40 @@ class Shards(Distribution[_Table], Protocol[_Table]):
         """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
     def to_global(self, rows: Tensor) -> Tensor:
-        """The DTensor whose local part is `rows`, for a checkpoint."""
+        """Return a DTensor whose local part is `rows`, for a checkpoint."""
 
     def to_local(self, value: Tensor) -> Tensor:
-        """The rows of this process, from a saved tensor with all rows or a DTensor."""
+        """Return this process's rows from a DTensor, or from a saved tensor with all rows."""
 
 
 class Replicas(Distribution[_Table], Protocol[_Table]):
-    """A table of which each process has all rows; `hotrow.distributed.replication`."""
+    """A table that every process stores in full; see `hotrow.distributed.replication`."""
 
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
-        """Check before a lookup that every process makes it; otherwise raise in every process."""
+        """Check that every process makes this lookup; if not, raise an error in every process."""
 
     def settle_together(self, table: _Table) -> None:
-        """Settle if another process has settled, so that all processes have the same bits."""
+        """Settle rows if another process has, so that all processes have identical bits."""
 
 
 class GradientShards(Protocol):
-    """The processes that have the other rows of a gradient."""
+    """The processes that store the other rows of a gradient."""
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
-        """The norm of all rows, computed from the norm of the rows of each process."""
+        """Return the norm of all rows, computed from each process's local norm."""
 
     def all_reduce_max(self, value: Tensor) -> None:
         """Set `value` to its maximum over all processes, in place."""
 
 
 class Backing(Protocol):
-    """The files that a table and its optimizer state are mapped from; `hotrow.disk.Store`."""
+    """The files of a memory-mapped table and its optimizer state; see `hotrow.disk.Store`."""
 
     def create_slot(self, name: str, initial: float) -> Tensor:
-        """Create a state tensor (V, D) with this initial value, mapped from a file."""
+        """Create a (V, D) state tensor filled with `initial` in a memory-mapped file."""
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """Return a state tensor (V, D) with these values, mapped from a file."""
+        """Store `values` in a memory-mapped file, and return the mapped (V, D) tensor."""
 
     def row_steps(self) -> Tensor:
-        """Return zeros, (V,) int32, mapped from a file: the number of steps applied to each row."""
+        """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""

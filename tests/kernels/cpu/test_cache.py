@@ -1,4 +1,4 @@
-"""The cache of compiled code on disk, which several processes read and write at the same time."""
+"""Test the on-disk cache of compiled code, which processes read and write concurrently."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from tests.support.exhaustive import exhaustive
 NAMES = "SGD", "Adagrad"
 SOURCES = Path(hotrow.__file__).parent
 
-# Each process compiles a kernel that only it needs, at the same time as the others.
+# The processes run at the same time, and each compiles a different kernel.
 PROCESS = """
 import sys, torch, hotrow
 name = sys.argv[1]
@@ -47,7 +47,7 @@ def results(processes):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """A cache that several processes filled at once, and what they printed."""
+    """Return the folder of a cache that processes filled concurrently, and their output."""
     folder = tmp_path_factory.mktemp("cache")
     return folder, results([begin(name, folder) for name in NAMES])
 
@@ -99,7 +99,7 @@ print(sum_by_row(group(torch.tensor([1, 1]), torch.ones(2, 1), 2)).item())
         ).stdout
 
     assert run() == "2.0\n"
-    access = tmp_path / "hotrow/kernels/cpu/access.py"  # which `grouping.py` imports
+    access = tmp_path / "hotrow/kernels/cpu/access.py"  # imported by `grouping.py`
     original, changed = "return lambda table, x: x\n", "return lambda table, x: x + x\n"
     text = access.read_text()
     assert text.count(original) == 1

@@ -1,4 +1,4 @@
-"""Kernels run on torch's threads where possible, on Python's elsewhere."""
+"""Kernels run on torch's threads where possible, and on Python threads elsewhere."""
 
 import ctypes
 import os
@@ -31,7 +31,7 @@ this_thread.restype, this_thread.argtypes = ctypes.c_uint64, ()
 
 @njit(**JIT_OPTIONS)
 def sign_rows(rows, barrier, members, team):
-    """Write to each row the thread that claims it, once `members` threads have started."""
+    """Wait for `members` threads to start, then write to each row the thread that claims it."""
     thread = join_team(team, (rows, barrier, members, team))
     if thread < 0:
         return
@@ -48,7 +48,7 @@ def sign_rows(rows, barrier, members, team):
 
 
 def signatures(threads, members=1, rows=ROWS):
-    """(rows, 2), the thread of each row and its number in the team; and the number of threads."""
+    """Return each row's thread and the thread's number, (rows, 2), and the number of threads."""
     signed, barrier = np.zeros((rows, 2), np.uint64), np.zeros(5, np.int64)
     run_on_threads(sign_rows, (signed, barrier, members), threads)
     return signed, int(barrier[CLAIMED])

@@ -1,7 +1,7 @@
 """Load and store rows of a table and of its slots in compiled code, for each dtype.
 
-Functions with a plural name take tuples with one item for each slot. numba picks the overload of
-each name from the argument types when it compiles.
+Functions with plural names take tuples with one item per slot. At compile time, numba chooses the
+overload of each function from the argument types.
 """
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
@@ -21,7 +21,7 @@ from hotrow.kernels.cpu.bfloat16 import (
 )
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, drop_owner, prefetch
 
-PREFETCH_DISTANCE = 4  # rows; the rows of a batch are scattered, so each is a cache miss
+PREFETCH_DISTANCE = 4  # in rows; without prefetching, each row of a batch is a cache miss
 CACHE_LINE = 64  # bytes
 
 
@@ -47,47 +47,47 @@ def floats_to_bits(source, target):
 
 
 def drop_owners(arrays):  # pragma: no cover - replaced by the overload
-    """`drop_owner` for a tuple of arrays."""
+    """Apply `drop_owner` to each array of a tuple."""
 
 
 def slot_rows(slots, rows):  # pragma: no cover - replaced by the overload
-    """The first rows as a tuple, one for each slot."""
+    """Return a tuple with the first rows of `rows`, one row per slot."""
 
 
 def to_number(table, x):  # pragma: no cover - replaced by the overload
-    """Convert a stored value of the table, or a float of its scratch space, to its number type."""
+    """Convert a value from the table or its scratch space to the type used for arithmetic."""
 
 
 def to_numbers(table, values):  # pragma: no cover - replaced by the overload
-    """`to_number` for a tuple."""
+    """Apply `to_number` to each value of a tuple."""
 
 
 def to_float(x):  # pragma: no cover - replaced by the overload
-    """Convert a number to a float, the type of scratch space."""
+    """Convert a number to a float, the type stored in scratch space."""
 
 
 def round_row(table, w):  # pragma: no cover - replaced by the overload
-    """Round a row of scratch space to the table's dtype, in place."""
+    """Round a row in scratch space to the table's dtype, in place."""
 
 
 def round_rows(table, state):  # pragma: no cover - replaced by the overload
-    """`round_row` for a tuple of rows."""
+    """Apply `round_row` to each row of a tuple."""
 
 
 def load_row(table, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
-    """Row r as floats: a copy in `scratch` if `in_scratch` or bfloat16, else the row itself."""
+    """Return row r as floats, copied to `scratch` if `in_scratch` is set or it is bfloat16."""
 
 
 def load_rows(tables, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
-    """`load_row` for each slot."""
+    """Apply `load_row` to each slot."""
 
 
 def store_row(table, r, w, in_scratch):  # pragma: no cover - replaced by the overload
-    """Write the row that `load_row` returned back to the table."""
+    """Write a row returned by `load_row` back to the table."""
 
 
 def store_rows(tables, r, rows, in_scratch):  # pragma: no cover - replaced by the overload
-    """`store_row` for each slot."""
+    """Apply `store_row` to each slot."""
 
 
 def prefetch_row(array, r):  # pragma: no cover - replaced by the overload
@@ -95,11 +95,11 @@ def prefetch_row(array, r):  # pragma: no cover - replaced by the overload
 
 
 def prefetch_rows(arrays, r):  # pragma: no cover - replaced by the overload
-    """`prefetch_row` for each slot."""
+    """Apply `prefetch_row` to each slot."""
 
 
 def get_items(arrays, i):  # pragma: no cover - replaced by the overload
-    """Item i of each row in a tuple: `(arrays[0][i], ...)`."""
+    """Return item i of each row in a tuple: `(arrays[0][i], ...)`."""
 
 
 def set_items(rows, j, values):  # pragma: no cover - replaced by the overload
@@ -127,7 +127,7 @@ def _slot_rows(slots, rows):
 
 
 def is_bfloat16(array):
-    """Whether an array stores bfloat16 bits (int16)."""
+    """Return whether an array stores bfloat16 values (as int16 bits)."""
     return array.dtype == types.int16
 
 

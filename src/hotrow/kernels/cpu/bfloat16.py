@@ -1,8 +1,8 @@
-"""A bfloat16 type for numba, with torch's rounding after every operation.
+"""A bfloat16 type for numba that rounds after every operation, like torch.
 
-Arrays store bfloat16 values as int16 bits; compiled code computes in float32. torch converts to
-float32, computes, and rounds the result once to the nearest bfloat16, ties to even. So each
-operation here is the float32 operation, rounded.
+Arrays store bfloat16 values as int16 bits; compiled code computes in float32. torch converts the
+operands to float32, computes, and rounds the result once to the nearest bfloat16, ties to even.
+Each operation here does the same.
 """
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
@@ -23,7 +23,7 @@ _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
 class BFloat16(types.Type):
-    """A bfloat16 number, represented by the float32 of the same value."""
+    """A bfloat16 number, represented as a float32 with the same value."""
 
     def __init__(self) -> None:
         super().__init__(name="BFloat16")
@@ -46,7 +46,7 @@ def round_bf16(typingctx, x):
         bits = builder.bitcast(args[0], _I32)
         odd = builder.and_(builder.lshr(bits, _I32(16)), _I32(1))
         near = builder.add(bits, builder.add(odd, _I32(0x7FFF)))
-        # A NaN stays NaN: its lower 16 bits are zero here, so adding 0x8000 or less has no carry.
+        # A NaN stays NaN: its lower 16 bits are zero here, so adding at most 0x8000 cannot carry.
         return builder.bitcast(builder.and_(near, _I32(0xFFFF0000)), _F32)
 
     return bfloat16(types.float32), codegen
@@ -54,13 +54,13 @@ def round_bf16(typingctx, x):
 
 @intrinsic
 def as_bfloat16(typingctx, x):
-    """A float32 that is exactly a bfloat16, as a bfloat16."""
+    """Convert a float32 to bfloat16; its value must be exactly representable."""
     return bfloat16(types.float32), lambda context, builder, signature, args: args[0]
 
 
 @intrinsic
 def from_bits(typingctx, x):
-    """The bfloat16 with these 16 bits."""
+    """Reinterpret 16 bits as a bfloat16."""
 
     def codegen(context, builder, signature, args):
         bits = builder.shl(builder.zext(args[0], _I32), _I32(16))
@@ -71,7 +71,7 @@ def from_bits(typingctx, x):
 
 @intrinsic
 def to_bits(typingctx, x):
-    """The 16 bits of a float32 that is exactly a bfloat16."""
+    """Return the bfloat16 bits of a float32; its value must be exactly representable."""
 
     def codegen(context, builder, signature, args):
         bits = builder.lshr(builder.bitcast(args[0], _I32), _I32(16))
@@ -95,7 +95,7 @@ def _to_f32(x):
 
 
 def round_scalar(x):  # pragma: no cover - replaced by the overload
-    """Convert a number to float32; round a scalar to bfloat16 first, as torch does in a sum."""
+    """Convert a number to float32; round scalars to bfloat16 first, as torch does in sums."""
 
 
 @overload(round_scalar, jit_options=JIT_OPTIONS)
@@ -110,7 +110,7 @@ def _has_bfloat16(a, b):
 
 
 def _overload_sum(operation):
-    def choose(a, b):  # torch rounds the scalar of a sum to bfloat16, but not that of a product
+    def choose(a, b):  # torch rounds scalars to bfloat16 in sums, but not in products
         return (
             (lambda a, b: round_bf16(operation(round_scalar(a), round_scalar(b))))
             if _has_bfloat16(a, b)
@@ -201,7 +201,7 @@ def _maximum(a, b):
 @overload(rule_math.scaled_reciprocal, jit_options=JIT_OPTIONS)
 def _scaled_reciprocal(scalar, a):
     if isinstance(a, BFloat16):
-        return lambda scalar, a: 1 / a * scalar  # two roundings, as in torch
+        return lambda scalar, a: 1 / a * scalar  # rounds twice, as torch does
 
 
 @overload(rule_math.clamp, jit_options=JIT_OPTIONS)

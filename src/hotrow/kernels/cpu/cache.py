@@ -1,4 +1,4 @@
-"""Cache compiled kernels on disk, safely for several processes at once."""
+"""Cache compiled kernels on disk; concurrent processes can share the cache safely."""
 # mypy: ignore-errors
 # (numba's dispatchers have no types)
 
@@ -18,33 +18,34 @@ from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS
 
 
 def source_digest(files: Iterable[str | Path]) -> str:
-    """A short hash of the contents of these files."""
+    """Return a short hash of the contents of `files`."""
     text = b"".join(Path(file).read_bytes() for file in sorted(files))
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 @functools.cache
 def _kernel_digest() -> str:
-    """The digest of all files in `kernels`; each rule has a digest of its own in `rows.py`."""
+    """Return the digest of all files in `kernels`; `rows.py` hashes the sources of each rule."""
     return source_digest(Path(__file__).parents[1].rglob("*.py"))
 
 
 def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`njit(cache=True)` with the options of every kernel, and with three corrections.
+    """Compile a kernel with `njit(cache=True)` and fix three problems of numba's cache.
 
-    - Stale code: numba compares only the date of the function's own file. Here an edit of any file
-      in `kernels` invalidates the cache.
-    - Locking: numba reads and writes the index of a cache without a lock. When two processes save
-      at the same moment, like the ranks of a first run, one may load the other's code. Here a file
-      lock lets in one process at a time.
-    - Start-up: numba imports its whole compiler before it loads a kernel. Here it initializes only
-      its runtime, which is enough; the import took most of the start-up time.
+    - Stale code: numba checks only the modification time of the function's own file. Here, editing
+      any file in `kernels` invalidates the cache.
+    - Locking: numba reads and writes the cache index without a lock. If two processes, such as the
+      ranks of a first run, save at the same time, one may load the other's code. Here, a file lock
+      admits one process at a time.
+    - Startup: numba imports its whole compiler before it loads a kernel, which takes most of the
+      startup time. Loading needs only numba's runtime, so only the runtime is initialized here.
 
-    Set NUMBA_CACHE_DIR to choose the folder. Without a writable folder, each process compiles.
+    Set NUMBA_CACHE_DIR to choose the cache folder. If no folder is writable, each process compiles
+    the kernels again.
     """
     try:
         dispatcher = njit(cache=True, **JIT_OPTIONS)(function)
-    except RuntimeError:  # no writable folder, as on a read-only file system
+    except RuntimeError:  # no writable cache folder, for example on a read-only file system
         return njit(**JIT_OPTIONS)(function)
     cache = dispatcher._cache
     cache._cache_file._source_stamp = _kernel_digest()
@@ -53,7 +54,7 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # a new object each time: a forked child cannot use its parent's
+            with FileLock(lock):  # a new lock per call: a forked child can't use its parent's
                 return function(*args)
 
         return run

@@ -21,12 +21,13 @@ def hash_ids(ids, hash_table, bits):
 
     Arguments:
         ids: (N,) int64.
-        hash_table: int32, filled with -1. Its length is a power of 2 above N. Overwritten.
-        bits: the number of low bits in which the number of an id is packed.
+        hash_table: int32, filled with -1, overwritten. The length must be a power of 2 above N.
+        bits: how many low bits of a packed id store its number.
 
     Returns:
-        The distinct ids, each packed with its number into one int64: sorting them sorts the ids.
-        The number of every id, (N,). The count of each number, (N,).
+        The distinct ids, each packed with its number into one int64, so that sorting the packed
+        values sorts the ids. The number assigned to each id of the batch, (N,). How often each
+        number occurs, (N,).
     """
     shift, mask = np.uint64(65), len(hash_table) - 1
     size = len(hash_table)
@@ -38,8 +39,8 @@ def hash_ids(ids, hash_table, bits):
     counts = np.zeros(len(ids), np.int32)
     n = 0
     for k, i in enumerate(ids):
-        # The high bits depend on all bits. One multiplication maps regularly spaced ids to few
-        # positions, so there are two.
+        # After two multiplications, the high bits depend on all bits of the id. A single
+        # multiplication would map evenly spaced ids to only a few positions.
         mixed = np.uint64(i) * HASH_MULTIPLIER
         position = np.int64(((mixed ^ (mixed >> np.uint64(32))) * HASH_MULTIPLIER) >> shift)
         number = hash_table[position]
@@ -61,7 +62,7 @@ def hash_ids(ids, hash_table, bits):
 
 @njit(**JIT_OPTIONS)
 def fill_order(inverse, offsets):
-    """The batch positions of each row; those of row s start at `offsets[s]`."""
+    """Return the batch positions grouped by row; the group of row s starts at `offsets[s]`."""
     order = np.empty(len(inverse), np.int64)
     ends = offsets.copy()
     for k, s in enumerate(inverse):
@@ -72,10 +73,10 @@ def fill_order(inverse, offsets):
 
 @cached_jit
 def sort_distinct(packed, numbers, counts, bits):
-    """Renumber the result of `hash_ids` by the sorted ids.
+    """Renumber the result of `hash_ids` in ascending order of the ids.
 
-    Returns the distinct ids, the position of each id among them, and the `order` and `offsets` of
-    `order_by_row`.
+    Returns the distinct ids, the position of each id among them, and `order` and `offsets` as
+    computed by `order_by_row`.
     """
     rows = np.empty(len(packed), np.int64)
     index_of = np.empty(len(packed), np.int32)
@@ -95,7 +96,7 @@ def sort_distinct(packed, numbers, counts, bits):
 def order_by_row(inverse, count):
     """Return (order, offsets), the batch positions grouped by distinct id.
 
-    Those of distinct id s are `order[offsets[s] : offsets[s + 1]]`, ascending.
+    `order[offsets[s] : offsets[s + 1]]` lists the positions of distinct id s in ascending order.
     """
     offsets = np.zeros(count + 1, np.int64)
     for s in inverse:
@@ -107,7 +108,7 @@ def order_by_row(inverse, count):
 
 @njit(**JIT_OPTIONS)
 def sum_row(grads, order, offsets, s, stop, total):
-    """Write the sum of the gradients of row s to `total`, added in batch order.
+    """Sum the gradients of row s in batch order, and write the sum to `total`.
 
     Gradients are prefetched up to row `stop`. The sum starts at 0, so that -0.0 becomes 0.0.
     """
@@ -127,7 +128,7 @@ def sum_row(grads, order, offsets, s, stop, total):
 
 @cached_jit
 def sum_rows(grads, order, offsets, sums, team):
-    """Write the sum of the gradients of each row to `sums`."""
+    """Sum the gradients of each row, and write the sums to `sums`."""
     thread = join_team(team, (grads, order, offsets, sums, team))
     if thread < 0:
         return

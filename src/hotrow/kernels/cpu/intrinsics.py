@@ -1,4 +1,4 @@
-"""numba intrinsics: fused multiply-add, prefetch, arrays without an owner, teams of threads."""
+"""numba intrinsics: fused multiply-add, prefetch, arrays without an owner, thread teams."""
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
 
@@ -12,7 +12,7 @@ from numba.np.arrayobj import populate_array
 
 from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREADS, TEAM_SIZE
 
-JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # numpy: 1 / 0 is inf, as in torch
+JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # "numpy": 1 / 0 returns inf, as in torch
 
 
 @intrinsic
@@ -27,9 +27,9 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def claim_rows(typingctx, team, size):
-    """Claim the next `size` rows for this thread, and return the number claimed before.
+    """Claim the next `size` rows for this thread, and return how many were claimed before.
 
-    The addition is atomic, so that no two threads get the same row.
+    The counter is incremented atomically, so no two threads get the same row.
     """
 
     def codegen(context, builder, signature, args):
@@ -41,11 +41,10 @@ def claim_rows(typingctx, team, size):
 
 @intrinsic
 def join_team(typingctx, team, arguments):
-    """Return the number of this thread in its team, or -1 if it has no work.
+    """Return this thread's number in its team, or -1 if it has no work.
 
-    `arguments` are all arguments of the kernel that calls this. With OpenMP's threads, the first
-    call runs the kernel on each of them, without entering Python, and returns -1 when they have
-    finished.
+    `arguments` are all arguments of the calling kernel. With OpenMP, the first call runs the kernel
+    on every OpenMP thread without entering Python. That call returns -1 once all threads finish.
     """
 
     def codegen(context, builder, signature, args):
@@ -63,7 +62,7 @@ def join_team(typingctx, team, arguments):
             inside = ir.IRBuilder(body.append_basic_block())
             loaded = inside.load(inside.bitcast(body.args[0], packed.type.as_pointer()))
             unpacked = cgutils.unpack_tuple(inside, loaded)
-            # The returned status is ignored: kernels raise no errors.
+            # The returned status is ignored because kernels raise no errors.
             context.call_conv.call_function(inside, kernel, types.none, tuple(arguments), unpacked)
             inside.ret_void()
             # void GOMP_parallel(void (*body)(void *), void *data, unsigned threads, unsigned flags)
@@ -80,17 +79,17 @@ def join_team(typingctx, team, arguments):
 
 
 def _team_entry(context, builder, array_type, team, n):
-    """The pointer to entry n of a team's array."""
+    """Return a pointer to entry n of a team's array."""
     array = context.make_array(array_type)(context, builder, team)
     return builder.gep(array.data, [context.get_constant(types.intp, n)])
 
 
 @intrinsic
 def drop_owner(typingctx, array):
-    """The same array without an owner; the caller must keep the owner alive.
+    """Return the array without its owner; the caller must keep the owner alive.
 
-    For every row that a loop reads, numba updates the reference count of the array's owner.
-    Threads that update the same count wait for each other.
+    numba updates the owner's reference count for every row that a loop reads. Threads that update
+    the same count wait for each other.
     """
 
     def codegen(context, builder, signature, args):
@@ -127,7 +126,7 @@ def prefetch(typingctx, array, r, j):
             ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]),
             "llvm.prefetch.p0",
         )
-        # read and write; all cache levels; data
+        # prefetch for writing, into all cache levels, as data
         builder.call(hint, [builder.bitcast(pointer, byte), flag(1), flag(3), flag(1)])
         return context.get_dummy_value()
 

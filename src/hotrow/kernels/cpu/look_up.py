@@ -8,13 +8,13 @@ from hotrow.kernels.cpu.access import copy_row, prefetch_row
 from hotrow.kernels.cpu.cache import cached_jit
 from hotrow.kernels.cpu.intrinsics import claim_rows, drop_owner, join_team
 
-# Copying a row is fast, so these are larger than in the other kernels.
+# Copying a row is fast, so these values are larger than in the other kernels.
 PREFETCH_DISTANCE, GRAIN_SIZE = 8, 256
 
 
 @cached_jit
 def copy_rows(table, ids, output, out_of_range, team):
-    """Set output[k] = table[ids[k]]; set `out_of_range[0]` if an id is out of range."""
+    """Set `output[k] = table[ids[k]]`; set `out_of_range[0]` if an id is out of range."""
     thread = join_team(team, (table, ids, output, out_of_range, team))
     if thread < 0:
         return

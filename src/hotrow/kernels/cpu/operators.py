@@ -1,6 +1,7 @@
-"""`hotrow.kernels.operators` on the CPU: pass tensors to compiled kernels as numpy arrays.
+"""The operators of `hotrow.kernels.operators` for the CPU, run by compiled kernels.
 
-The functions import numba themselves, so that `import hotrow` does not.
+Tensors are passed to the kernels as numpy arrays. numba is imported inside the functions, so that
+`import hotrow` doesn't import it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hotrow.kernels.cpu.tasks import LOOK_UP, SETTLE, STEP
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 from hotrow.kernels.program import Program
 
-# The table dtypes with compiled kernels, and the dtype in which each kernel computes.
+# Maps each table dtype that has compiled kernels to the dtype in which they compute.
 COMPUTE_DTYPES = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -79,14 +80,14 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
     output = table.new_empty(*ids.shape, columns)
     flat, out_of_range = _as_array(output).reshape(count, columns), np.zeros(1, np.bool_)
     flat_ids = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
-    # At least one thread, so that ids are checked even if rows have no columns.
+    # Start at least one thread, so that ids are checked even if rows have no columns.
     threads = max(thread_count(count, columns), min(count, 1))
     run_on_threads(copy_rows, (_as_array(table), flat_ids, flat, out_of_range), threads)
     return None if out_of_range[0] else output
 
 
 def batch_order(ids: DistinctIds) -> BatchOrder:
-    """Return (order, offsets), the batch positions of each distinct id; see `DistinctIds.order`."""
+    """Return (order, offsets), which group the batch positions; see `DistinctIds.order`."""
     if ids.order is not None:
         return ids.order
     from hotrow.kernels.cpu.grouping import order_by_row  # imports numba
@@ -96,7 +97,7 @@ def batch_order(ids: DistinctIds) -> BatchOrder:
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any]:
-    """A numpy array over the tensor's memory; bfloat16, which numpy lacks, as int16 bits."""
+    """Return a numpy array that shares the tensor's memory, with bfloat16 as int16 bits."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -107,7 +108,7 @@ def _run(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     ids: DistinctIds,
-    batch: Tensor,  # (N, D): the gradients of a step, the output of a lookup, or empty
+    batch: Tensor,  # (N, D): gradients for STEP, output for LOOK_UP, or empty
     entries: NDArray[np.float64],
     step_count: int,
 ) -> None:

@@ -1,8 +1,8 @@
-"""The loop over rows, compiled for one rule: apply the steps a row missed, then step it.
+"""The loop over rows, compiled for each rule: apply a row's missed steps, then the current one.
 
 numba compiles the loop when a rule is first used, and caches it on disk. The cache key of a closure
-is its bytecode and its cells. So the cells contain only functions of modules (pickled by name),
-constants, and a digest of the rule's sources.
+consists of its bytecode and its cells. So the cells contain only module-level functions (pickled by
+name), constants, and a digest of the rule's sources.
 """
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
@@ -43,8 +43,8 @@ from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, drop_owner, j
 from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
-# A lookup that replays at most this many steps for a row does not store the row: the next step
-# replays them again.
+# A lookup that replays at most this many steps for a row doesn't store the row. The next optimizer
+# step replays them again.
 MAX_UNSAVED_STEPS = 2
 
 
@@ -55,7 +55,7 @@ def row_kernel(
     flags: tuple[bool, ...],
     width: int,
 ) -> Callable[..., None]:
-    """The kernel of one rule in one form; numba compiles it at its first call for each dtype."""
+    """Return the kernel of a rule; numba compiles it when it is first called for a dtype."""
     functions = [*find_called(update), *find_called(fast_forward)]
     for function in functions:
         register(function)
@@ -76,7 +76,7 @@ def row_kernel(
         scratch,
         team,
     ):
-        _ = sources  # makes the digest a cell: edited sources miss the cache
+        _ = sources  # puts the digest into the cache key, so that edited sources are recompiled
         target, grouped = (task, table, slots, row_steps), (rows, order, offsets, batch)
         missed = entries, coefficients, step_count, scratch, team
         thread = join_team(team, target + grouped + missed)
@@ -122,7 +122,7 @@ def row_kernel(
                     else:
                         sum_row(batch, order, offsets, i, stop, total)
                         grad, needs_step = total, False
-                    # The only call of `update`, because each call takes seconds to compile.
+                    # Call `update` in one place only: each call site takes seconds to compile.
                     entry = to_fixed_tuple(entries[min(t, end_step)], width)
                     for j in range(len(w)):
                         old_w = to_number(table, w[j])
@@ -149,7 +149,7 @@ def row_kernel(
 
 
 def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """A function and the module-level functions that it calls, except those of `rule_math.py`."""
+    """Return `function` and the module-level functions it calls, except `rule_math.py`'s."""
     found = [function]
     for caller in found:
         for name in caller.__code__.co_names:
@@ -165,6 +165,6 @@ def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 
 @functools.cache
 def register(function: Callable[..., Any]) -> None:
-    """Make a plain function callable from compiled code; calls from Python stay plain."""
-    # Inlined, so that LLVM vectorizes the loop over columns.
+    """Make a function callable from compiled code; Python code still calls the original."""
+    # Inline the function so that LLVM can vectorize the loop over columns.
     register_jitable(**JIT_OPTIONS, forceinline=True)(function)

@@ -1,7 +1,7 @@
-"""The operations of `kernels/rule_math.py` for numba: the same names, for scalars.
+"""numba overloads for the operations of `kernels/rule_math.py`, on scalars.
 
-Importing this module registers the overloads. There is no fast-math: `fma` marks the operations
-that torch's CPU kernels fuse, and nothing else is fused.
+Importing this module registers the overloads. Fast-math is off. Operations that torch's CPU kernels
+fuse call `fma`; nothing else is fused.
 """
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
@@ -20,7 +20,7 @@ from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, fma
 
 
 def overload_floats(operation):
-    """`overload` for float32 and float64; `bfloat16.py` registers its own overloads."""
+    """Overload `operation` for float32 and float64; `bfloat16.py` has its own overloads."""
 
     def register(make):
         @functools.wraps(make)
@@ -45,7 +45,7 @@ def _lerp(a, b, weight):
     one = numpy_type(a)(1)
 
     def lerp(a, b, weight):
-        # torch's two cases; with weight = 1 the result is exactly b.
+        # torch distinguishes the same two cases, so that weight = 1 returns exactly b.
         if abs(weight) < 0.5:
             return fma(weight, b - a, a)
         return fma(weight - one, b - a, b)
@@ -118,5 +118,5 @@ def _zero_where_negative(a, b):
 
 
 def numpy_type(numba_type: types.Type) -> type:
-    """The numpy scalar type of a numba type; a literal 1 would promote float32 to float64."""
+    """Return the numpy type for constants: a literal 1 would promote float32 to float64."""
     return np.float32 if numba_type == types.float32 else np.float64

@@ -11,18 +11,18 @@ from hotrow.kernels.cpu.cache import cached_jit
 
 @cached_jit
 def add_terms(sums, columns, log_factor, size, moment_powers, root_powers, root):
-    """Add one step to the sums of the n steps before it.
+    """Add one step to the sums that started at each of the n previous steps.
 
     Arguments:
         sums: (n, width), one row for each step at which a table row may have been settled. The
-            terms are the first columns.
-        columns: the columns of the bound of the remainder, the center, and the log of the product
-            of all decay factors.
-        log_factor: that log after this step.
-        size: h of this step.
+            first columns are the terms.
+        columns: the column numbers of three values: the remainder's bound, the center, and the log
+            of the product of all decay factors.
+        log_factor: the log of the product of all decay factors, including this step.
+        size: h for this step.
         moment_powers: (n,) b1^k, where k is the number of steps since the row was settled.
         root_powers: (n,) sqrt(b2)^k.
-        root: 1 / c_k of this step; y_k = sqrt(b2)^k / root.
+        root: 1 / c_k for this step; y_k = sqrt(b2)^k / root.
     """
     remainder, center, log_column = columns
     for i in range(len(sums)):

@@ -1,3 +1,3 @@
-"""The tasks of the compiled loop over rows; `operators.py` reads them without importing numba."""
+"""Task numbers for the compiled loop over rows; importing this module doesn't import numba."""
 
 SETTLE, STEP, LOOK_UP = range(3)

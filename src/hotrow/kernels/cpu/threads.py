@@ -1,15 +1,15 @@
-"""Run one kernel on as many threads as torch may use.
+"""Run a kernel on as many threads as torch may use.
 
-On Linux these are the OpenMP threads of torch. After a torch operation they spin while they wait
-for the next one, so any other threads would share the cores with them. Python threads run the
-kernel on other systems, and in a forked child, where OpenMP's threads no longer exist. (torch's own
-multithreaded operations hang in a forked child, with or without hotrow.) numba's parallel layers
-are not used: they forbid calls from two threads at once or after a fork, and take seconds to
-compile.
+On Linux, the kernel runs on torch's OpenMP threads. After a torch operation, these threads spin
+while they wait for the next operation, so additional threads would compete with them for cores. On
+other systems, the kernel runs on Python threads. Python threads also run it in a forked child,
+where the OpenMP threads no longer exist. (torch's own multithreaded operations hang in a forked
+child, with or without hotrow.) numba's parallel layers are not used, because they don't allow
+concurrent calls or calls after a fork, and take seconds to compile.
 
-Each thread calls the kernel once, without the GIL. OpenMP's threads never enter Python, where each
-would wait for the GIL to start. The threads claim rows in small groups (`intrinsics.claim_rows`).
-The assignment of rows to threads varies; the results do not.
+Each thread calls the kernel once, without the GIL. OpenMP threads never enter Python, because each
+would have to wait for the GIL before it starts. The threads claim rows in small groups
+(`intrinsics.claim_rows`). The assignment of rows to threads varies; the results do not.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ from typing import Any
 import numpy as np
 import torch
 
-GRAIN_SIZE = 32  # rows that a thread claims at once
-VALUES_PER_THREAD = 1 << 16  # 0.1 ms of work, enough to be worth waking a thread
+GRAIN_SIZE = 32  # how many rows a thread claims at a time
+VALUES_PER_THREAD = 1 << 16  # about 0.1 ms of work, enough to justify waking a thread
 
-# The shared state of a team of threads, an int64 array: the number of rows claimed, of threads that
-# have joined, of threads that get work, and of threads that OpenMP starts (see `run_on_threads`),
-# and the address of OpenMP's `GOMP_parallel`.
+# A team of threads shares an int64 array with these entries: the number of rows claimed, the number
+# of threads that have joined, the maximum number of threads that get work, the number of threads
+# that OpenMP starts (see `run_on_threads`), and the address of `GOMP_parallel`.
 CLAIMED, JOINED, MAX_THREADS, TEAM_SIZE, GOMP_PARALLEL = range(5)
 
 
 def thread_count(count: int, columns: int) -> int:
-    """The number of threads for a table slice of `count` rows and `columns` columns.
+    """Return the number of threads for a table slice of `count` rows and `columns` columns.
 
-    Few values get one thread: waking another thread costs more than it saves.
+    Small slices get one thread because waking another thread costs more than it saves.
     """
     by_rows, by_values = -(-count // (2 * GRAIN_SIZE)), -(-count * columns // VALUES_PER_THREAD)
     return min(torch.get_num_threads(), by_rows, by_values)
 
 
 def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int) -> None:
-    """Call `kernel(*arguments, team)` on this number of threads; with 0, do nothing.
+    """Call `kernel(*arguments, team)` on `threads` threads; do nothing if `threads` is 0.
 
-    The kernel starts with `intrinsics.join_team` and gets its rows from `intrinsics.claim_rows`.
+    The kernel must call `intrinsics.join_team` first, then `intrinsics.claim_rows` to get rows.
     """
     team = np.zeros(5, np.int64)
     team[MAX_THREADS] = threads
     if threads > 1 and _gomp_parallel:
-        # Start all threads that torch uses: OpenMP would end the others, and torch restart them.
+        # Start as many threads as torch uses. Otherwise OpenMP would end the extra threads, and
+        # torch's next operation would have to restart them.
         team[TEAM_SIZE], team[GOMP_PARALLEL] = torch.get_num_threads(), _gomp_parallel
         team[JOINED] = -1
     elif threads > 1:
@@ -60,7 +61,7 @@ def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], th
 
 
 def _find_gomp_parallel() -> int:
-    """The address of `GOMP_parallel` in GNU OpenMP; 0 if torch has not loaded GNU OpenMP."""
+    """Return the address of `GOMP_parallel`, or 0 if torch has not loaded GNU OpenMP."""
     try:
         library = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except (OSError, AttributeError):
@@ -87,7 +88,7 @@ _gomp_parallel = _find_gomp_parallel()
 
 
 def _reset_after_fork() -> None:
-    """Start new Python threads in a forked child: its parent's threads do not exist there."""
+    """Make a forked child start its own Python threads; its parent's threads don't exist there."""
     global _gomp_parallel
     _gomp_parallel = 0
     _pools.clear()

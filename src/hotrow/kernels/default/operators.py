@@ -1,4 +1,4 @@
-"""`hotrow.kernels.operators` in plain torch, for any dtype and device."""
+"""The operators of `hotrow.kernels.operators` in plain torch, for any dtype and device."""
 
 from __future__ import annotations
 
@@ -52,6 +52,6 @@ def look_up(
     entries: NDArray[np.float64],
     step_count: int,
 ) -> Tensor:
-    """See `operators.look_up`; stores all rows."""
+    """See `operators.look_up`; this version stores all settled rows."""
     settle(program, table, slots, row_steps, ids.rows, entries, step_count)
     return table[ids.rows[ids.inverse]]

@@ -1,16 +1,16 @@
-"""The loop over rows in plain torch: any dtype, any device, gathered rows only.
+"""The loop over rows in plain torch, for any dtype and device; it works on gathered rows.
 
-A rule's `fast_forward_batch` applies as many missed steps to each row as it can. The number of
-torch operations doesn't depend on the number of steps. In bfloat16 and float16 it computes in
-float32 and rounds once. The remaining steps are replayed one by one, oldest first, with the same
-operations as torch.optim. Rows are sorted by the step at which they were last settled, so the rows
-that miss step t are contiguous.
+A rule's `fast_forward_batch` applies as many missed steps to each row as it can, with a number of
+torch operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it
+computes in float32 and rounds once. The remaining steps are replayed one by one, oldest first, with
+the same operations as torch.optim. Rows are sorted by the step at which they were last settled, so
+the rows that missed step t are contiguous.
 
 On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
-the last elements of each thread's share of a large array: `a + alpha * b` is rounded twice there,
-once elsewhere. So rows are padded to whole vectors, and processed in chunks too small to be split
-among threads. Every element is then rounded as in the main part of a dense step, for any batch and
-any number of threads.
+the last elements of each thread's share of a large array. It rounds `a + alpha * b` twice there,
+but once elsewhere. So rows are padded to whole vectors, and processed in chunks too small to be
+split among threads. Every element is then rounded as in the main part of a dense step, for any
+batch and any number of threads.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from hotrow.kernels.program import Program
 
-VECTOR_COLUMNS = 128  # at least the two vectors that an iteration of torch's loops processes
-TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE: torch splits larger arrays among threads
+VECTOR_COLUMNS = 128  # at least two vectors, which torch's loops process per iteration
+TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
 
 
 def advance_rows(
@@ -39,7 +39,7 @@ def advance_rows(
     entries: NDArray[np.float64],
     step_count: int,
 ) -> None:
-    """Apply entries `row_steps[row]` .. `step_count - 1` to each row, the last one with `grads`."""
+    """Apply each row's missed steps up to `step_count`; the last step uses `grads`, if given."""
     sorted_steps, order = row_steps[rows].sort(stable=True)
     rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)
     chunk, columns, width = len(rows), table.shape[1], table.shape[1]
@@ -64,7 +64,7 @@ def advance_rows(
             t = steps[remaining].min()
             oldest = remaining[steps[remaining] == t]
             index: slice | Tensor = slice(oldest[0], oldest[-1] + 1)
-            if oldest[-1] - oldest[0] >= len(oldest):  # rows in between have reached `end_step`
+            if oldest[-1] - oldest[0] >= len(oldest):  # some rows in between are at `end_step`
                 index = torch.from_numpy(oldest).to(table.device)
             replay(program, state, index, entries[t].tolist())
             steps[oldest] += 1
@@ -81,7 +81,7 @@ def advance_rows(
 
 
 def replay(program: Program, state: tuple[Tensor, ...], index: Any, entry: list[float]) -> None:
-    """Apply one step with a zero gradient to the rows at `index`, in place."""
+    """Apply one step with a zero gradient to the rows selected by `index`, in place."""
     w, *slots = (tensor[index] for tensor in state)
     w, slots = program.update(w, torch.zeros_like(w), tuple(slots), entry, program.flags)
     for target, value in zip(state, (w, *slots), strict=True):
@@ -96,7 +96,7 @@ def fast_forward(
     end_step: int,
     columns: int,
 ) -> None:
-    """Fast-forward the rows at `index` to `end_step` if possible, and update `steps`, in place."""
+    """Fast-forward rows to `end_step` where possible, and update `steps`, both in place."""
     array_index = index.cpu().numpy() if isinstance(index, Tensor) else index
     needed = steps[array_index] < end_step
     if program.fast_forward_batch is None or not needed.any():

@@ -1,1 +1,1 @@
-"""Closed forms: apply many idle steps, which have no gradient, to a row at once."""
+"""Closed forms, which apply many idle steps (steps without a gradient) to a row at once."""

@@ -17,10 +17,10 @@ Coefficients = tuple[Any, ...]
 
 
 class ClosedForm(Protocol):
-    """Fast-forward rows over missed steps, with coefficients computed from the ledger.
+    """Fast-forward rows through missed steps, with coefficients computed from the ledger.
 
-    `fast_forward` is compiled; `fast_forward_batch` runs in plain torch. See
-    `hotrow.kernels.program.Program` for both.
+    `fast_forward` is compiled; `fast_forward_batch` runs in plain torch. Both are described in
+    `hotrow.kernels.program.Program`.
     """
 
     fast_forward: Callable[..., Any]
@@ -28,9 +28,10 @@ class ClosedForm(Protocol):
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients for `dtype` up to `end_step`.
+        """Return the coefficients for `dtype` up to `end_step`.
 
-        None if the coefficients of a later step were computed before: then the caller replays.
+        Returns None if coefficients for a later step have already been computed. The caller then
+        replays the missed steps.
         """
 
     def fast_forward_batch(
@@ -43,10 +44,10 @@ class ClosedForm(Protocol):
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
         """Fast-forward rows from `steps` to `end_step`.
 
-        Returns `w`, `slots`, and a bool tensor that is true for the rows that reached `end_step`.
+        Returns `w`, `slots`, and a bool tensor that marks the rows that reached `end_step`.
         """
 
 
 def to_columns(numbers: NDArray[Any], like: Tensor) -> Tensor:
-    """Split an (n, k) array into k tensors (n, 1) with the dtype and device of `like`."""
+    """Split an (n, k) array into k tensors of shape (n, 1) with `like`'s dtype and device."""
     return torch.from_numpy(np.ascontiguousarray(numbers.T)).to(like)[:, :, None]

@@ -1,17 +1,18 @@
 r"""The closed form of Adamax, whose infinity norm shrinks until it reaches eps.
 
 A row was settled at step s with moment m and norm u, and has had no gradient for K steps. Its k-th
-missed step subtracts h_k b1^k m / max(b2^k u, eps) from w, with h_k = lr / (1 - b1^t). The norm is
-b2^k u up to step e, the last at which b2^k u exceeds eps, and eps afterwards:
+missed step subtracts h_k b1^k m / max(b2^k u, eps) from w, with h_k = lr / (1 - b1^t). Let e be the
+last step at which b2^k u exceeds eps. The norm is b2^k u up to step e, and eps afterwards:
 
     w_K = w - m / u * sum_(k <= e) h_k (b1 / b2)^k - m / eps * sum_(k > e) h_k b1^k
     m_K = b1^K m,   u_K = max(b2^K u, eps)
 
 Two running sums are stored for every s: A_s of h_k (b1 / b2)^k, and B_s of h_k b1^k. A new step
-changes only the sums of the last few hundred s. The first sum above is
-A_s - (b1 / b2)^e A_(s+e), the second is b1^e B_(s+e).
+changes the sums only for the last few hundred values of s. In the formula for w_K, the first sum is
+A_s - (b1 / b2)^e A_(s+e), and the second is b1^e B_(s+e).
 
-With weight decay an idle row has a gradient, which the sums don't cover; every step is replayed.
+With weight decay, an idle row has a gradient, which the sums don't cover. So every missed step is
+replayed.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from hotrow.kernels.rule_math import maximum
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
 
-MIN_STEPS = 3  # compiled code replays fewer steps
+MIN_STEPS = 3  # compiled code replays up to two missed steps
 MIN_EPS = 1e-37  # a smaller eps underflows in float32
 
 
 def apply_sums(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: Any) -> Any:
-    """`(w, m, u)` after the missed steps.
+    """Return `(w, m, u)` after the missed steps.
 
-    `above` is the first sum, of the steps at which the norm exceeds eps; `below` is the second.
+    `above` is the sum over the steps at which the norm exceeds eps; `below` is the sum over the
+    remaining steps.
     """
     shrink, shrink2 = row
     move = m / maximum(u, eps) * above + m * (below / eps)  # m / eps may overflow
@@ -43,7 +45,7 @@ def apply_sums(w: Any, m: Any, u: Any, eps: Any, row: Any, above: Any, below: An
 
 
 def sums_around_eps(u: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """`(above, below)` for elements whose norm reaches eps: numbers or arrays."""
+    """Return `(above, below)`, as numbers or arrays, for elements whose norm reaches eps."""
     sums, _, b1, b2, eps, _ = coefficients
     e = np.floor(np.log(np.maximum(u / eps, 1.0)) / -np.log(b2))
     e = np.minimum(e, end_step - t)
@@ -52,13 +54,13 @@ def sums_around_eps(u: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
 
 
 def norm_limit(gap: Any, coefficients: Any) -> Any:
-    """The norm above which an element does not reach eps within the window."""
+    """Return the limit above which a norm does not shrink to eps within the window."""
     _, _, _, b2, eps, window = coefficients
     return eps / b2 ** np.minimum(gap, window)
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Bring a row from step t to `end_step`, or leave it unchanged."""
+    """Advance a row from step t to `end_step`, or leave it unchanged."""
     sums, first_step, b1, b2, eps, _ = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
@@ -77,14 +79,14 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 
 
 class InfinityNormSums(MissedStepSums):
-    """The sums A_s and B_s for every step of a ledger of Adamax."""
+    """The sums A_s and B_s for every step of an Adamax ledger."""
 
     def __init__(self) -> None:
         super().__init__(2)
         self.fast_forward = fast_forward
 
     def last_coefficient(self, dtype: torch.dtype) -> int:
-        """The window."""
+        """Return the window."""
         return self.window
 
     def fast_forward_batch(
@@ -95,7 +97,7 @@ class InfinityNormSums(MissedStepSums):
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows in plain torch."""
+        """Fast-forward many rows in plain torch."""
         sums, first_step, b1, b2, eps, _ = coefficients
         m, u = slots
         gaps = (end_step - steps).astype(np.float64)
@@ -116,7 +118,7 @@ class InfinityNormSums(MissedStepSums):
         return w, (m, u), torch.from_numpy(steps < end_step).to(w.device)
 
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
-        """Add entry i to the sums of the steps in its window."""
+        """Add entry i to the sums for the steps in its window."""
         weight_decay, a1, b2, eps, step_size = entry
         self.set_hyperparameters(i, (1 - a1, b2, eps, weight_decay))
         is_covered = weight_decay == 0 and eps >= MIN_EPS and math.isfinite(step_size)
@@ -127,7 +129,7 @@ class InfinityNormSums(MissedStepSums):
         window += self.powers[-len(window) :] * -step_size
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and (b1 / b2)^k and b1^k for its steps k in descending order."""
+        """Compute the window, and the powers (b1 / b2)^k and b1^k for k from the window to 1."""
         ratio = b1 / b2 if b2 > 0 else 1.0
         k = self.set_window(ratio)
         self.powers = np.stack([ratio**k, b1**k], axis=1)

@@ -1,15 +1,15 @@
-"""The closed form of rules that are linear without a gradient: one small matrix product.
+"""The closed form of rules that are linear without a gradient: a product of small matrices.
 
 With g = 0, the update of SGD, ASGD, RMSprop and Adadelta (the last two without decay) multiplies
-(w, *slots) by a matrix that is the same for every element. The columns of the matrix are the
-results of the update at the unit vectors, computed in rational numbers. A step at which the rule is
-not linear is replayed. The products over aligned blocks of 1, 2, 4, ... steps are stored in
+(w, *slots) by a matrix that is the same for every element. Applying the update to the unit vectors
+in rational arithmetic yields the columns of this matrix. If the rule is not linear at a step, that
+step is replayed. The matrix products over aligned blocks of 1, 2, 4, ... steps are stored in
 float64. So any K consecutive steps, under any schedule, are a product of at most 2 log2 K blocks.
 
 Squaring 1 - e doubles its relative error, so a product of K matrices would accumulate K rounding
-errors, all in the same direction. Therefore each product is stored with the distance of its
-diagonal from 1, and the diagonal is computed from that distance until it is far from 1. This leaves
-one or two rounding errors for each block.
+errors, all in the same direction. To avoid that, each product also stores how far its diagonal is
+from 1. The diagonal is computed from that distance until the distance is large. This leaves one or
+two rounding errors per block.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.rational import Rational
 
-MIN_STEPS = 8  # compiled code replays fewer steps
-NEAR_ONE = 0.5  # up to this distance from 1, the diagonal is computed as 1 plus the distance
+MIN_STEPS = 8  # compiled code replays up to seven missed steps
+NEAR_ONE = 0.5  # below this distance from 1, the diagonal is computed as 1 plus the distance
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Bring a row from step t to `end_step`, or leave it unchanged."""
+    """Advance a row from step t to `end_step`, or leave it unchanged."""
     blocks, block_starts, first_step = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
@@ -62,14 +62,14 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
     old, new = np.empty((n, width)), np.zeros((n, width))
     for j in range(width):
         old[0, j] = w[j]
-    if len(slots) > 0:  # numba cannot compile an index into an empty tuple
+    if len(slots) > 0:  # numba can't compile indexing into an empty tuple
         for b in range(n - 1):
             for j in range(width):
                 old[b + 1, j] = slots[b][j]
     for a in range(n):
         for b in range(n):
             scale = product[a, b]
-            if scale != 0:  # 0 * inf is NaN, which the rule would not compute
+            if scale != 0:  # skip 0 * inf: it is NaN, which replaying the rule would not produce
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
     for j in range(width):
@@ -82,9 +82,9 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 
 
 def multiply_blocks(second: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The product of two blocks, or of stacks of blocks.
+    """Return the product of two blocks, or of two stacks of blocks.
 
-    Each is (..., n, n + 1): a matrix (n, n), then its diagonal minus 1.
+    Each block is (..., n, n + 1): an (n, n) matrix followed by a column, its diagonal minus 1.
     """
     n = first.shape[-2]
     diagonal = np.arange(n)
@@ -103,7 +103,7 @@ def multiply_blocks(second: NDArray[np.float64], first: NDArray[np.float64]) -> 
 
 
 class LinearRecurrence:
-    """The matrix of every step of a ledger, and its products over aligned blocks of steps."""
+    """The matrix of every step in a ledger, and the products over aligned blocks of steps."""
 
     def __init__(
         self, update: Callable[..., Any], flags: tuple[bool, ...], slot_count: int
@@ -113,7 +113,7 @@ class LinearRecurrence:
         self.first_step = 0  # rows at earlier steps are replayed up to this step
         self.identity = np.eye(self.size, self.size + 1)
         self.blocks = np.empty((128, self.size, self.size + 1))
-        self.block_starts = np.empty(64, np.int64)  # where the blocks that end at a step start
+        self.block_starts = np.empty(64, np.int64)  # index of the first block ending at each step
         self.entry_count, self.block_count = 0, 0
         self.entry: tuple[float, ...] = ()
         self.matrix: NDArray[np.float64] | None = None
@@ -121,7 +121,7 @@ class LinearRecurrence:
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients up to `end_step`."""
+        """Return the coefficients up to `end_step`."""
         for i in range(self.entry_count, end_step):
             self._add_entry(i, tuple(entries[i].tolist()))
         self.entry_count = max(self.entry_count, end_step)
@@ -135,14 +135,14 @@ class LinearRecurrence:
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows in plain torch."""
+        """Fast-forward many rows in plain torch."""
         blocks, block_starts, first_step = coefficients
         in_range = steps >= first_step
         t = np.where(in_range, steps, end_step)
         product = np.repeat(self.identity[None], len(t), axis=0)
         while (remaining := np.flatnonzero(t < end_step)).size:
             begin = t[remaining]
-            # A block of 2^level steps starts where 2^level divides t, and ends by `end_step`.
+            # A block of 2^level steps must start at a multiple of 2^level and end by `end_step`.
             level = np.bitwise_count((begin ^ (begin - 1)) >> 1).astype(np.int64)
             max_level = np.frexp(end_step - begin)[1] - 1
             level = np.minimum(np.where(begin == 0, max_level, level), max_level)
@@ -154,7 +154,7 @@ class LinearRecurrence:
         new = [torch.zeros_like(w) for _ in old]
         for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
             (scale,) = to_columns(product[:, a, b, None], w)
-            # 0 * inf is NaN, which the rule would not compute
+            # Skip 0 * inf: it is NaN, which replaying the rule would not produce.
             new[a] += torch.where(scale == 0, 0, scale * old[b])
         return new[0], tuple(new[1:]), torch.from_numpy(in_range).to(w.device)
 
@@ -173,7 +173,7 @@ class LinearRecurrence:
         self.block_starts[i] = self.block_count
         self.blocks[self.block_count] = block
         self.block_count += 1
-        # The block of 2^(l+1) steps that ends here is the product of two blocks of 2^l steps.
+        # Each block of 2^(l+1) steps that ends at step i is the product of two blocks of 2^l steps.
         level, before = 0, i
         while before & (1 << level):
             block = multiply_blocks(block, self.blocks[self.block_starts[i - (1 << level)] + level])
@@ -182,12 +182,12 @@ class LinearRecurrence:
             level += 1
 
     def _step_matrix(self, entry: tuple[float, ...]) -> NDArray[np.float64] | None:
-        """The matrix of a step and its diagonal minus 1; None if the rule is not linear."""
+        """Return a step's matrix and its diagonal minus 1, or None if the rule is not linear."""
         n = self.size
         try:
             scalars = tuple(map(Rational, entry))
             images = [self._image(scalars, [int(a == b) for a in range(n)]) for b in range(n)]
-            # One more vector, whose image checks that the rule is linear.
+            # Apply the update to one more vector to check that the rule is linear.
             mixed = self._image(scalars, list(range(2, 2 + n)))
         except (ArithmeticError, ValueError):  # infinite, NaN or 0 / 0
             return None
@@ -199,7 +199,7 @@ class LinearRecurrence:
         return np.array([[*row, e] for row, e in zip(matrix, distances, strict=True)])
 
     def _image(self, entry: tuple[Rational, ...], vector: list[int]) -> list[Rational]:
-        """The values of `(w, *slots)` after a step with a zero gradient."""
+        """Return the values of `(w, *slots)` after a step with a zero gradient."""
         w, *slots = map(Rational, vector)
         w, slots = self.update(w, Rational(0), tuple(slots), entry, self.flags)
         return [w, *slots]

@@ -1,4 +1,4 @@
-"""Rational numbers with the methods of tensors, so that a rule runs on them without rounding."""
+"""Rational numbers with tensor methods, so that a rule can run on them without rounding."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from fractions import Fraction
 
 
 class Rational:
-    """A rational number with the operations of `kernels/rule_math.py` that linear rules use.
+    """A rational number with the operations from `kernels/rule_math.py` that linear rules use.
 
-    Only the square root is rounded. That is harmless: in a linear rule it only divides 0.
+    Only the square root is rounded. This does no harm, because linear rules only divide 0 by it.
     """
 
     def __init__(self, value: float | Fraction) -> None:
@@ -36,21 +36,21 @@ class Rational:
         return Rational(self.value / other.value)
 
     def add(self, b: Rational, alpha: Rational) -> Rational:
-        """`self + alpha * b`."""
+        """Return `self + alpha * b`."""
         return self + alpha * b
 
     def lerp(self, b: Rational, weight: Rational) -> Rational:
-        """`self + weight * (b - self)`."""
+        """Return `self + weight * (b - self)`."""
         return self + weight * (b - self)
 
     def addcmul(self, b: Rational, c: Rational, value: Rational) -> Rational:
-        """`self + value * b * c`."""
+        """Return `self + value * b * c`."""
         return self + value * b * c
 
     def addcdiv(self, b: Rational, c: Rational, value: Rational) -> Rational:
-        """`self + value * b / c`."""
+        """Return `self + value * b / c`."""
         return self + value * b / c
 
     def sqrt(self) -> Rational:
-        """The square root of the absolute value."""
+        """Return the square root of the absolute value."""
         return Rational(math.sqrt(abs(self.value)))

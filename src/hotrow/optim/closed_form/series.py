@@ -1,4 +1,4 @@
-r"""The closed form of Adam, NAdam and RAdam: any number of idle steps at the cost of about one.
+r"""The closed form of Adam, NAdam and RAdam: any number of idle steps cost about as much as one.
 
 A row was settled at step s with moments m and v, and has had no gradient for K steps. Its k-th
 missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k = b2^(k/2) c_k, and:
@@ -17,16 +17,18 @@ Expand around a center Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), 0 <=
     1 / (x y_k + eps) = 1 / (x Y + eps) * (1 + p d_k + (p d_k)^2 + ...).
 
 The sum becomes a polynomial in p with the coefficients T_j = sum_k h_k b1^k / Q_k d_k^j, which
-depend on s but not on the row. They are stored for every s. A new step changes only those of the
-last few hundred s, because b1^k vanishes.
+depend on s but not on the row. The coefficients are stored for every s. A new step changes them
+only for the last few hundred values of s, because b1^k vanishes.
 
-Ten terms are stored, and a bound of the remainder. A row is fast-forwarded if the bound is less
-than half an ulp of the move or, in every column, of w. Otherwise one step is replayed, which makes
-the move smaller, and the bound is tested again. At most some tens of steps are replayed: in the
-first hundreds of steps of a run, and in float64 if b2 is far from 1.
+The first ten coefficients are stored with a bound on the remainder. A row is fast-forwarded if the
+bound is less than half an ulp of the move, or less than half an ulp of w in every column. Otherwise
+one step is replayed, which makes the move smaller, and the bound is tested again. At most a few
+tens of steps are replayed. This happens in the first hundreds of steps of a run, and in float64 if
+b2 is far from 1.
 
-With amsgrad, x is the root of the largest v, which does not change, and y_k = c_k. With coupled
-decay an idle row has a gradient, which the series doesn't cover; every step is replayed.
+With amsgrad, x is the square root of the largest v, which idle steps don't change, and y_k = c_k.
+With coupled decay, an idle row has a gradient, which the series doesn't cover. So every missed step
+is replayed.
 """
 
 from __future__ import annotations
@@ -45,15 +47,18 @@ from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
 
 TERMS = 10
-# The columns after the terms: the bound of the remainder, Y, and the log of the product of all
-# decay factors before the step.
+# The columns after the terms contain the bound on the remainder, Y, and the log of the product of
+# all decay factors before the step.
 REMAINDER, CENTER, LOG_FACTOR, WIDTH = 10, 11, 12, 13
-MIN_STEPS = 3  # compiled code replays fewer steps
-MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, and 0 * inf would turn an infinite v to NaN
+MIN_STEPS = 3  # compiled code replays up to two missed steps
+MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite v into NaN
 
 
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
-    """`(w, m, v)` after the missed steps: scalars, or tensors with `row` and `terms` (n, 1)."""
+    """Return `(w, m, v)` after the missed steps.
+
+    The arguments are scalars or tensors of n rows; the tensors in `row` and `terms` are (n, 1).
+    """
     decay_factor, shrink, shrink2, center = row
     t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 = terms
     inverse = one / (sqrt(top) * center + eps)
@@ -66,12 +71,12 @@ def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any,
 def is_inexact(
     w: Any, m: Any, top: Any, one: Any, eps: Any, center: Any, remainder: Any, tolerance: Any
 ) -> Any:
-    """Whether the bound of the remainder exceeds `tolerance` times w."""
+    """Return whether the bound on the remainder exceeds `tolerance` times w."""
     return abs(m * (one / (sqrt(top) * center + eps))) * remainder > abs(w) * tolerance
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Bring a row from step t to `end_step`, or leave it unchanged."""
+    """Advance a row from step t to `end_step`, or leave it unchanged."""
     sums, first_step, b1, b2, eps, tolerance = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
@@ -80,7 +85,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
     if not sums[t, REMAINDER] <= tolerance * sums[t, 0]:
         remainder, tolerance = cast(sums[t, REMAINDER]), cast(tolerance)
-        inexact = 0  # a count over all columns, without an early exit, is vectorized
+        inexact = 0  # counting over all columns without an early exit lets LLVM vectorize the loop
         for j in range(len(w)):
             inexact += is_inexact(w[j], means[j], tops[j], one, eps, center, remainder, tolerance)
         if inexact:
@@ -97,10 +102,10 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 
 
 class PowerSeries(MissedStepSums):
-    """The coefficients T_j for every step of a ledger.
+    """The coefficients T_j for every step in a ledger.
 
     Arguments:
-        idle_step: `idle_step(entry)`, the (h, root, eps) of a step, with root = 1 / c_k.
+        idle_step: `idle_step(entry)`, which returns (h, root, eps) for a step; root is 1 / c_k.
         amsgrad: whether the last slot is the largest v.
     """
 
@@ -114,7 +119,7 @@ class PowerSeries(MissedStepSums):
         self.idle_step, self.amsgrad = idle_step, amsgrad
 
     def last_coefficient(self, dtype: torch.dtype) -> float:
-        """The tolerance: the largest remainder, relative to the move or to w."""
+        """Return the tolerance, the largest allowed remainder relative to the move or to w."""
         return torch.finfo(dtype).eps / 4
 
     def fast_forward_batch(
@@ -125,7 +130,7 @@ class PowerSeries(MissedStepSums):
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows in plain torch."""
+        """Fast-forward many rows in plain torch."""
         sums, first_step, b1, b2, eps, tolerance = coefficients
         row_sums, gaps = sums[steps], (end_step - steps).astype(np.float64)
         row_sums[:, LOG_FACTOR] = np.exp(sums[end_step, LOG_FACTOR] - row_sums[:, LOG_FACTOR])
@@ -142,7 +147,7 @@ class PowerSeries(MissedStepSums):
         return w, (m, v, *slots[2:]), (in_range & (exact_move | exact_w))[:, 0]
 
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
-        """Add entry i to the sums of the steps in its window."""
+        """Add entry i to the sums for the steps in its window."""
         sums, (factor, coupled_decay, a1, b2, _) = self.sums, entry[:5]
         size, root, eps = self.idle_step(entry)
         self.set_hyperparameters(i, (1 - a1, b2, eps, coupled_decay))
@@ -162,15 +167,15 @@ class PowerSeries(MissedStepSums):
         add_terms(sums[begin : i + 1], columns, sums[i + 1, LOG_FACTOR], size, *powers, root)
 
     def _center(self, root: float, b2: float) -> float:
-        """The center Y for rows settled before a step with this root."""
+        """Return the center Y for rows that were settled just before a step with this root."""
         if self.amsgrad:
             return 1 / root
-        # y_k at the step where (b1 / sqrt(b2))^k times a power of the distance is smallest
+        # Use y_k at the step where (b1 / sqrt(b2))^k times a power of the distance is smallest.
         correction = 1 - (1 - root * root) * b2 ** (self.center_step - 1)
         return b2 ** (self.center_step / 2) / math.sqrt(correction) if math.isfinite(root) else 0.0
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and b1^k and sqrt(b2)^k for its steps k in descending order."""
+        """Compute the window, and the powers b1^k and sqrt(b2)^k for k from the window to 1."""
         k = self.set_window(b1 if self.amsgrad else b1 / math.sqrt(b2) if b2 > 0 else 1.0)
         self.center_step = 1.3 / (1 - b1) if b1 < 1 else 1.0
         self.moment_powers = b1**k

@@ -1,4 +1,4 @@
-"""Sums over the steps that a row has missed, one for each step at which it may have settled."""
+"""Sums over a row's missed steps, stored for every step at which the row may have been settled."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 
 from hotrow.optim.closed_form.base import Coefficients
 
-NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps outside the window move a row by less than this part
+NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps outside the window have a smaller relative effect
 
 
 class MissedStepSums(ABC):
-    """The sums of a ledger for each step; a new entry adds to those of the last `window` steps.
+    """The sums for every step in a ledger; a new entry updates only the last `window` steps.
 
     Arguments:
-        width: the number of sums for each step.
+        width: the number of sums per step.
     """
 
     def __init__(self, width: int) -> None:
-        self.entry_count = 0  # the number of entries in the sums
+        self.entry_count = 0  # the number of entries added so far
         self.first_step = 0  # rows at earlier steps are replayed up to this step
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.window = 0  # the missed steps that move a row; 0 if moves shrink too slowly
+        self.window = 0  # how many missed steps can move a row; 0 if moves shrink too slowly
         self.sums = np.zeros((64, width))
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients up to `end_step`; None if those of a later step were computed before."""
+        """Return the coefficients up to `end_step`, or None if later ones are already computed."""
         if end_step < self.entry_count:
             return None
         while len(self.sums) <= end_step:
@@ -52,7 +52,7 @@ class MissedStepSums(ABC):
             self.compute_powers(*hyperparameters[:2])
 
     def set_window(self, ratio: float) -> NDArray[np.int64]:
-        """Set `window` for moves that shrink by `ratio` a step; return window, ..., 2, 1."""
+        """Set `window` for moves that shrink by `ratio` per step; return [window, ..., 2, 1]."""
         self.window = 0
         if 0 <= ratio < 0.999:
             self.window = max(
@@ -62,7 +62,7 @@ class MissedStepSums(ABC):
 
     @abstractmethod
     def add_entry(self, i: int, entry: tuple[float, ...]) -> None:
-        """Add entry i to the sums of the steps in its window."""
+        """Add entry i to the sums for the steps in its window."""
 
     @abstractmethod
     def compute_powers(self, b1: float, b2: float) -> None:
@@ -70,4 +70,4 @@ class MissedStepSums(ABC):
 
     @abstractmethod
     def last_coefficient(self, dtype: torch.dtype) -> Any:
-        """The last of the coefficients for a table of `dtype`."""
+        """Return the last item of the coefficients for a table of `dtype`."""

@@ -1,1 +1,1 @@
-"""One file for each optimizer: its update, and how the update changes a row without a gradient."""
+"""The rules of the optimizers, one file each: the update, and its effect on an idle row."""

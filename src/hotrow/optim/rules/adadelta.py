@@ -1,4 +1,4 @@
-"""The rule of Adadelta, as in `_single_tensor_adadelta` of `torch/optim/adadelta.py`.
+"""The rule of Adadelta; it matches `_single_tensor_adadelta` in `torch/optim/adadelta.py`.
 
     g = g + weight_decay * w
     v = rho * v + (1 - rho) * g * g
@@ -20,18 +20,18 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState, maximize_flag
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The running averages of squared gradients and of squared updates."""
+    """Return the running averages of the squared gradients and of the squared updates."""
     return {"square_avg": 0.0, "acc_delta": 0.0}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (weight decay, rho, 1 - rho, eps, -lr)."""
+    """Return the entry (weight decay, rho, 1 - rho, eps, -lr)."""
     rho = group["rho"]
     return group["weight_decay"], rho, 1 - rho, group["eps"], -group["lr"]
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     weight_decay, rho, one_minus_rho, eps, step_size = entry
     if flags[0]:
         g = -g
@@ -43,7 +43,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Linear without decay: an idle step shrinks the averages and leaves w unchanged."""
+    """Return a linear recurrence: without decay, idle steps only shrink the averages."""
     return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 

@@ -1,4 +1,4 @@
-"""The rule of Adagrad, as in `_single_tensor_adagrad` of `torch/optim/adagrad.py`.
+"""The rule of Adagrad; it matches `_single_tensor_adagrad` in `torch/optim/adagrad.py`.
 
     g = g + weight_decay * w
     sum = sum + g * g
@@ -17,18 +17,18 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The sum of squared gradients, which starts at `initial_accumulator_value`."""
+    """Return the sum of squared gradients, which starts at `initial_accumulator_value`."""
     return {"sum": float(group["initial_accumulator_value"])}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (weight decay, eps, 1, -lr / (1 + (t - 1) * lr_decay))."""
+    """Return the entry (weight decay, eps, 1, -lr / (1 + (t - 1) * lr_decay))."""
     step_size = group["lr"] / (1 + (step - 1) * group["lr_decay"])
     return group["weight_decay"], group["eps"], 1.0, -step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     weight_decay, eps, one, step_size = entry
     if flags[0]:
         g = -g
@@ -39,7 +39,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """True without decay: the step is 0 / (sqrt(sum) + eps) = 0, unless it is 0 / 0."""
+    """Return True without decay, because 0 / (sqrt(sum) + eps) is 0 if eps > 0."""
     zero = group["weight_decay"] == 0 and group["eps"] > 0
     return bool(zero and math.isfinite(group["lr"]))
 

@@ -1,4 +1,4 @@
-"""The rule of Adam and AdamW, as in `_single_tensor_adam` of `torch/optim/adam.py`.
+"""The rule of Adam and AdamW; it matches `_single_tensor_adam` in `torch/optim/adam.py`.
 
     w = w * (1 - lr * weight_decay)               decoupled (AdamW)
     g = g + weight_decay * w                      coupled (Adam)
@@ -24,14 +24,14 @@ from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moment
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (*`moment_entry`, sqrt(1 - b2^t), eps, -lr / (1 - b1^t))."""
+    """Return the entry (*`moment_entry`, sqrt(1 - b2^t), eps, -lr / (1 - b1^t))."""
     lr, (b1, b2) = group["lr"], group["betas"]
     root = (1 - b2**step) ** 0.5
     return *moment_entry(group), root, group["eps"], -(lr / (1 - b1**step))
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     root, eps, step_size = entry[5:]
     w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     if len(slots) == 3:
@@ -41,13 +41,13 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
-    """(h, root, eps): an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
+    """Return (h, root, eps); an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
     root, eps, step_size = entry[5:]
     return -step_size, root, eps
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """A power series for any number of idle steps, unless decay is coupled."""
+    """Return a power series that applies any number of idle steps, unless decay is coupled."""
     return PowerSeries(idle_step, bool(group["amsgrad"]))
 
 

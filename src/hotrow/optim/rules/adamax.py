@@ -1,4 +1,4 @@
-"""The rule of Adamax, as in `_single_tensor_adamax` of `torch/optim/adamax.py`.
+"""The rule of Adamax; it matches `_single_tensor_adamax` in `torch/optim/adamax.py`.
 
     g = g + weight_decay * w
     m = lerp(m, g, 1 - b1)
@@ -19,19 +19,19 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The first moment and the infinity norm."""
+    """Return the slots for the first moment and the infinity norm."""
     return {"exp_avg": 0.0, "exp_inf": 0.0}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (weight decay, 1 - b1, b2, eps, -lr / (1 - b1^t))."""
+    """Return the entry (weight decay, 1 - b1, b2, eps, -lr / (1 - b1^t))."""
     b1, b2 = group["betas"]
     step_size = group["lr"] / (1 - b1**step)
     return group["weight_decay"], 1 - b1, b2, group["eps"], -step_size
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     weight_decay, a1, b2, eps, step_size = entry
     if flags[0]:
         g = -g
@@ -43,7 +43,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Sums for any number of idle steps, unless there is weight decay."""
+    """Return sums that apply any number of idle steps, unless there is weight decay."""
     return InfinityNormSums()
 
 

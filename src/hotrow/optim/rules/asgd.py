@@ -1,4 +1,4 @@
-"""The rule of ASGD, as in `_single_tensor_asgd` of `torch/optim/asgd.py`.
+"""The rule of ASGD; it matches `_single_tensor_asgd` in `torch/optim/asgd.py`.
 
     g = g + weight_decay * w
     w = w * (1 - lambd * eta_t) - eta_t * g
@@ -21,18 +21,18 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState, maximiz
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The average of w."""
+    """Return the slot for the average of w."""
     return {"ax": 0.0}
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """The eta and mu of the next step, which torch rounds to its default dtype."""
+    """Return eta and mu for the next step, which torch rounds to its default dtype."""
     eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=scalar_dtype()))
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (weight decay, 1 - lambd * eta, -eta, mu)."""
+    """Return the entry (weight decay, 1 - lambd * eta, -eta, mu)."""
     lr, lambd, eta = group["lr"], group["lambd"], scalars["eta"]
     entry = group["weight_decay"], 1 - lambd * eta, -eta, scalars["mu"]
     scalars["eta"] = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"])).item()
@@ -41,7 +41,7 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     weight_decay, decay_factor, step_size, mu = entry
     if flags[0]:
         g = -g
@@ -53,7 +53,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Linear: decay and averaging are linear in (w, ax)."""
+    """Return a linear recurrence, because decay and averaging are linear in (w, ax)."""
     return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 

@@ -1,4 +1,4 @@
-"""The weight decay and the two moments that Adam, NAdam and RAdam share.
+"""The weight decay and moment updates shared by Adam, NAdam and RAdam.
 
 w = w * (1 - lr * weight_decay)               decoupled
 g = g + weight_decay * w                      coupled
@@ -15,13 +15,15 @@ from hotrow.optim.rule import ParamGroup
 
 
 def moment_slots(group: ParamGroup) -> dict[str, float]:
-    """The two moments, and with amsgrad the largest second moment."""
+    """Return slots for the two moments and, with amsgrad, the largest second moment."""
     names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group.get("amsgrad"))
     return dict.fromkeys(names, 0.0)
 
 
 def moment_entry(group: ParamGroup) -> tuple[float, float, float, float, float]:
-    """The start of an entry: (decay factor, coupled weight decay, 1 - b1, b2, 1 - b2).
+    """Return the first five scalars of an entry.
+
+    They are the decay factor, the coupled weight decay, 1 - b1, b2 and 1 - b2.
 
     The decay factor is 1 - lr * weight_decay if decay is decoupled, otherwise 1.
     """
@@ -32,7 +34,7 @@ def moment_entry(group: ParamGroup) -> tuple[float, float, float, float, float]:
 
 
 def update_moments(w: Any, g: Any, slots: Any, entry: Any, maximize: bool) -> Any:
-    """The decayed w, the gradient and the new moments `(w, g, m, v)`, from a `moment_entry`."""
+    """Return `(w, g, m, v)`: w and g after weight decay, and the updated moments."""
     decay_factor, coupled_decay, a1, b2, a2 = entry
     if maximize:
         g = -g

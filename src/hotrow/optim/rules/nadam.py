@@ -1,4 +1,4 @@
-"""The rule of NAdam, as in `_single_tensor_nadam` of `torch/optim/nadam.py`.
+"""The rule of NAdam; it matches `_single_tensor_nadam` in `torch/optim/nadam.py`.
 
     w = w * (1 - lr * weight_decay)               decoupled
     g = g + weight_decay * w                      coupled
@@ -26,12 +26,12 @@ from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moment
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """The product mu_1 ... mu_t of all momentum coefficients so far."""
+    """Return mu_1 ... mu_t, the product of all momentum coefficients so far."""
     return {"mu_product": float(state.get("mu_product", 1.0))}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (*`moment_entry`, 1 - b2^t, eps, step size of g, step size of m)."""
+    """Return the entry (*`moment_entry`, 1 - b2^t, eps, step size of g, step size of m)."""
     lr, (b1, b2) = group["lr"], group["betas"]
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
@@ -44,7 +44,7 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     correction, eps, gradient_step_size, momentum_step_size = entry[5:]
     w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     d = sqrt(v / correction) + eps
@@ -52,13 +52,13 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
-    """(h, root, eps): an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
+    """Return (h, root, eps); an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
     correction, eps, _, momentum_step_size = entry[5:]
     return -momentum_step_size, correction**0.5, eps
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """A power series for any number of idle steps, unless decay is coupled."""
+    """Return a power series that applies any number of idle steps, unless decay is coupled."""
     return PowerSeries(idle_step)
 
 

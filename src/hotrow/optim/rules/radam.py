@@ -1,4 +1,4 @@
-"""The rule of RAdam, as in `_single_tensor_radam` of `torch/optim/radam.py`.
+"""The rule of RAdam; it matches `_single_tensor_radam` in `torch/optim/radam.py`.
 
     w = w * (1 - lr * weight_decay)               decoupled
     g = g + weight_decay * w                      coupled
@@ -25,9 +25,9 @@ from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moment
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (*`moment_entry`, 1 - b1^t, lr, sqrt(1 - b2^t), eps, r_t).
+    """Return the entry (*`moment_entry`, 1 - b1^t, lr, sqrt(1 - b2^t), eps, r_t).
 
-    r_t is 0 while rho_t <= 5, where the variance cannot be rectified.
+    r_t is 0 while rho_t <= 5, because the variance can't be rectified yet.
     """
     b1, b2 = group["betas"]
     correction = 1 - b2**step
@@ -42,7 +42,7 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     correction, lr, root, eps, rectification = entry[5:]
     w, g, m, v = update_moments(w, g, slots, entry[:5], flags[0])
     move = m / correction * lr
@@ -52,7 +52,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
-    """(h, root, eps): an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
+    """Return (h, root, eps); an idle step subtracts h * m / (sqrt(v) / root + eps) from w."""
     correction, lr, root, eps, rectification = entry[5:]
     if rectification == 0:
         return lr / correction, math.inf, 1.0
@@ -60,7 +60,7 @@ def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """A power series for any number of idle steps, unless decay is coupled."""
+    """Return a power series that applies any number of idle steps, unless decay is coupled."""
     return PowerSeries(idle_step)
 
 

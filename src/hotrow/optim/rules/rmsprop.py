@@ -1,4 +1,4 @@
-"""The rule of RMSprop, as in `_single_tensor_rmsprop` of `torch/optim/rmsprop.py`.
+"""The rule of RMSprop; it matches `_single_tensor_rmsprop` in `torch/optim/rmsprop.py`.
 
     g = g + weight_decay * w
     v = alpha * v + (1 - alpha) * g * g
@@ -22,25 +22,25 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The mean square; if centered, the mean; with momentum, the momentum buffer."""
+    """Return the mean square, plus the mean if centered and the momentum buffer if used."""
     names = ["square_avg"] + ["grad_avg"] * bool(group["centered"])
     return dict.fromkeys(names + ["momentum_buffer"] * (group["momentum"] > 0), 0.0)
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (weight decay, alpha, 1 - alpha, eps, momentum, -lr, 1, -1)."""
+    """Return the entry (weight decay, alpha, 1 - alpha, eps, momentum, -lr, 1, -1)."""
     alpha, lr = group["alpha"], group["lr"]
     averages = alpha, 1 - alpha, group["eps"], group["momentum"]
     return group["weight_decay"], *averages, -lr, 1.0, -1.0
 
 
 def flags(group: ParamGroup) -> tuple[bool, ...]:
-    """The flags (maximize, centered)."""
+    """Return the flags (maximize, centered)."""
     return bool(group["maximize"]), bool(group["centered"])
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     weight_decay, alpha, one_minus_alpha, eps, momentum, step_size, one, minus_one = entry
     if flags[0]:
         g = -g
@@ -62,16 +62,16 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Linear without decay: an idle step shrinks the averages and the buffer, which moves w."""
+    """Return a linear recurrence: without decay, averages and buffer shrink; the buffer moves w."""
     return LinearRecurrence(update, flags(group), len(initial_slots(group)))
 
 
 def needs_dense_step(group: ParamGroup) -> bool:
-    """True with weight decay, which also has no closed form.
+    """Return True with weight decay, for which there is no closed form either.
 
-    Decay is the only gradient of an idle row. The step divides it by its own root mean square, so
+    Decay is the only gradient of an idle row. The rule divides it by its own root mean square, so
     the step does not shrink with w. The weights oscillate around 0, and a single rounding error
-    grows to their size.
+    grows as large as the weights.
     """
     return bool(group["weight_decay"] != 0)
 

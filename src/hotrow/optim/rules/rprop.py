@@ -1,4 +1,4 @@
-"""The rule of Rprop, as in `_single_tensor_rprop` of `torch/optim/rprop.py`.
+"""The rule of Rprop; it matches `_single_tensor_rprop` in `torch/optim/rprop.py`.
 
     s = etaplus, 1 or etaminus                     if g * prev is positive, zero or negative
     step_size = clamp(step_size * s, smallest, largest)
@@ -24,17 +24,17 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The previous gradient, and the step size of each element, initially lr."""
+    """Return the slots: the previous gradient, and each element's step size, initially lr."""
     return {"prev": 0.0, "step_size": float(group["lr"])}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (etaminus, 1, etaplus, smallest step size, largest step size, -1)."""
+    """Return the entry (etaminus, 1, etaplus, smallest step size, largest step size, -1)."""
     return group["etas"][0], 1.0, group["etas"][1], *group["step_sizes"], -1.0
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     etaminus, one, etaplus, min_step, max_step, minus_one = entry
     if flags[0]:
         g = -g
@@ -47,7 +47,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Clear the gradient and clamp the step size, as the first idle step does; later ones don't."""
+    """Clear the gradient and clamp the step size; only the first idle step has this effect."""
     first_step, min_step, max_step = coefficients
     if t < first_step:
         return t
@@ -59,7 +59,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 
 
 class RpropClosedForm:
-    """The closed form of Rprop, valid from the last step at which the step size limits changed."""
+    """The closed form of Rprop, valid since the last change of the step size limits."""
 
     def __init__(self) -> None:
         self.fast_forward = fast_forward
@@ -68,7 +68,7 @@ class RpropClosedForm:
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """The coefficients for `end_step`; None if those of a later step were computed before."""
+        """Return the coefficients for `end_step`, or None if later ones are already computed."""
         if end_step < self.entry_count or not end_step:
             return None
         for i in range(max(self.entry_count, 1), end_step):
@@ -87,7 +87,7 @@ class RpropClosedForm:
         end_step: int,
         coefficients: Coefficients,
     ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """`fast_forward` for many rows in plain torch."""
+        """Fast-forward many rows in plain torch."""
         first_step, min_step, max_step = coefficients
         step_sizes = clamp(slots[1], float(min_step), float(max_step))
         return (
@@ -98,7 +98,7 @@ class RpropClosedForm:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Idle steps leave w unchanged; only the first changes the state."""
+    """Return the closed form: idle steps don't change w, and only the first changes the state."""
     return RpropClosedForm()
 
 

@@ -1,4 +1,4 @@
-"""The rule of SGD, as in `_single_tensor_sgd` of `torch/optim/sgd.py`.
+"""The rule of SGD; it matches `_single_tensor_sgd` in `torch/optim/sgd.py`.
 
     g = g + weight_decay * w
     buf = g                                        in the first step with momentum
@@ -23,17 +23,17 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """The momentum buffer; nothing without momentum."""
+    """Return the momentum buffer, or no slots without momentum."""
     return {"momentum_buffer": 0.0} if group["momentum"] != 0 else {}
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """1.0 if the momentum buffer exists already."""
+    """Return a flag: 1.0 if the momentum buffer already exists, otherwise 0.0."""
     return {"_begun": float(state.get("momentum_buffer") is not None)}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
-    """The entry (weight decay, momentum, 1 - dampening, -lr, 1.0 if this step sets buf = g)."""
+    """Return (weight decay, momentum, 1 - dampening, -lr, 1.0 if this step sets buf = g)."""
     momentum, lr = group["momentum"], group["lr"]
     begins = momentum != 0 and not scalars["_begun"]
     scalars["_begun"] = float(momentum != 0)
@@ -41,12 +41,12 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
 
 
 def flags(group: ParamGroup) -> tuple[bool, ...]:
-    """The flags (maximize, nesterov)."""
+    """Return the flags (maximize, nesterov)."""
     return bool(group["maximize"]), bool(group["nesterov"])
 
 
 def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
-    """One step for one element or for a tensor of rows."""
+    """Apply one step to one element or to a tensor of rows."""
     weight_decay, momentum, one_minus_dampening, step_size, begins = entry
     if flags[0]:
         g = -g
@@ -61,13 +61,13 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """True without momentum and decay: a row without a gradient does not change."""
+    """Return True without momentum and decay, because idle rows then don't change."""
     moves = group["momentum"] != 0 or group["weight_decay"] != 0
     return not moves and math.isfinite(group["lr"])
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Linear: decay and momentum are linear in (w, buf)."""
+    """Return a linear recurrence, because decay and momentum are linear in (w, buf)."""
     return LinearRecurrence(update, flags(group), len(initial_slots(group)))
 
 
