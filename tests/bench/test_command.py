@@ -140,7 +140,7 @@ def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
         (["--dtype", "float16"], "--dtype 'float16'", "choose one of float32, bfloat16, float64"),
         (["--zipf", "0"], "--zipf '0' is not a number greater than 0 and at most 10", "--uniform"),
         (["--zipf", "nan"], "--zipf 'nan' is not a number", "write it as 1.1"),
-        (["--zipf", "1.2", "--uniform"], "--uniform and --zipf 1.2 exclude each other", "one of"),
+        (["--zipf", "1.2", "--uniform"], "--uniform and --zipf 1.2 cannot be combined", "one of"),
         (["--json", "no/such/file"], "no/such/file cannot be written", "create it first"),
         (
             ["--rows", "2_000_000_000", "--columns", "2_000_000_000"],
@@ -199,7 +199,7 @@ def test_the_peers_of_a_large_table_and_the_default(run, monkeypatch):
 def test_times_of_lookup_and_matmul_are_saved_for_the_lesson(run):
     assert times.load_times() == []
     _, out, _ = run(*SMALL)
-    assert "hotrow learn shows the times of lookup and matmul" in out
+    assert "hotrow learn now charts these lookup and matmul times" in out
     (timing,) = times.load_times()
     assert (timing.V, timing.D, timing.N) == (300, 8, 64)
     run("--rows", "400", *SMALL[2:])

@@ -257,10 +257,10 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         "pass UTF-8 text",
     ),
     # options that do not go together
-    (ONE, "--table needs ids or a text to look up\n", "add one of --text, --text-file, --ids"),
+    (ONE, "--table needs ids or text to look up\n", "add one of --text, --text-file, --ids"),
     (
         f"{ONE} --ids 1 --text the",
-        "--text and --ids exclude each other\n",
+        "--text and --ids cannot be combined\n",
         "use one of them",
     ),
     *(
@@ -527,8 +527,8 @@ def test_over_the_budget_the_first_ids_are_compared(run: Run) -> None:
     found = run(*arguments)
     assert found.code == 0
     assert (
-        "6 ids; compared the first 3: all of them would need about 4.97 kB for the one-hot matmul, "
-        "over the budget of 3.4 kB"
+        "6 ids; compared the first 3, because the one-hot matmul of all ids would need about "
+        "4.97 kB, but the budget is 3.4 kB"
     ) in " ".join(found.out.split())
 
 
@@ -725,7 +725,9 @@ def test_the_same_step_exits_0_with_a_line_per_scale(check: Run) -> None:
     for scale in ("1", "0.0001", "1e-07", "1e-09"):
         line = rf"^ +{scale}(?: +{figure}){{4}} +\d+\.\d% +yes$"
         assert re.search(line, found.out, re.MULTILINE)
-    assert found.out.endswith("\n  same step: as close to float64 as torch's own float32\n")
+    assert found.out.endswith(
+        "\n  same step: as close to float64 as torch's own float32 training\n"
+    )
     assert max(map(len, found.out.splitlines())) <= 80
     assert not re.search(r"[ \t]$", found.out, re.MULTILINE)
 
@@ -738,7 +740,9 @@ def test_a_different_step_exits_1(check: Run, monkeypatch: pytest.MonkeyPatch) -
     found = check(*CHECKED)
     assert (found.code, found.err) == (1, "")
     assert len(re.findall(r"% +NO$", found.out, re.MULTILINE)) == 4
-    assert found.out.endswith("\n  NOT the same step: less accurate than torch's own float32\n")
+    assert found.out.endswith(
+        "\n  NOT the same step: less accurate than torch's own float32 training\n"
+    )
     as_json = check(*CHECKED, "--json")
     assert as_json.code == 1
     assert strict_json(as_json.out)["within"] is False

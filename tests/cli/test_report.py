@@ -173,7 +173,7 @@ def test_lines_fit_the_terminal_and_numbers_are_complete(width: int) -> None:
 def test_a_partial_comparison_is_reported() -> None:
     comparison = compared(100, 4, [1, 2, 3, 4, 5, 6], budget=32_000)
     assert 0 < comparison.compared_count < 6
-    expected = f"6 ids; compared the first {comparison.compared_count}: all of them would need"
+    expected = f"6 ids; compared the first {comparison.compared_count}, because the one-hot matmul"
     assert expected in " ".join(on_terminal(comparison).split())
     assert expected in report.to_html([comparison])
 
@@ -224,7 +224,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
     assert outputs == ["-0.6315", "0.7953", "-0.4015"]  # rows 2, 3, 1
     for (texts, caption), number, id in ((product, 4, 2), (second, 5, 3)):
         assert caption.startswith(f"Figure {number}. ")
-        assert f"the one-hot row of id {id} times column 0" in caption
+        assert f"the one-hot row of id {id} by column 0" in caption
         entry = ROWS[id][0]
         assert count(texts, ["1", "×", entry, "=", entry]) == 1
         assert texts.count("0") >= 6  # a zero and its product for each other row

@@ -1,4 +1,4 @@
-"""Comparing two tensors finds and counts every difference."""
+"""compare_tensors finds and counts every difference."""
 
 import math
 
@@ -55,7 +55,7 @@ def test_ulp_distance_counts_the_floats_between(x, y):
     a, b = torch.tensor([x], dtype=torch.float32), torch.tensor([y], dtype=torch.float32)
     found = compare_tensors("x", a, b)
 
-    def place(value):  # the rank of a float among all floats; its bits are sign and magnitude
+    def place(value):  # the rank among all floats; the bits are a sign and a magnitude
         bits = int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
         return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
@@ -111,7 +111,7 @@ def test_bound_permits_rounding_only_where_it_is_large_enough():
 
     found = compare_tensors("x", a, b, bound)
     assert found.verdict == "different"
-    assert found.first_difference.position == (2, 1)  # the one before is within the bound
+    assert found.first_difference.position == (2, 1)  # the difference at (1, 0) is within the bound
     b[2, 1] = 1.0
     found = compare_tensors("x", a, b, bound)
     assert (found.verdict, found.equal, found.first_difference.position) == (

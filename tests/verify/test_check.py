@@ -1,4 +1,4 @@
-"""check passes equal layers and catches every mutant."""
+"""check accepts equal layers and detects every mutant."""
 
 import dataclasses
 
@@ -175,12 +175,12 @@ def dropped_duplicate():
 
 
 MUTANTS = {
-    "one value, by one ulp": (output_value((0, 1, 2)), "output"),
-    "the last value, by one ulp": (output_value((1, 3, 2)), "output"),
+    "one value off by one ulp": (output_value((0, 1, 2)), "output"),
+    "the last value off by one ulp": (output_value((1, 3, 2)), "output"),
     "two rows swapped in the output": (swapped_rows(0, 1), "output"),
-    "an entry of a row used once, by one ulp": (gradient_one_ulp(3, 1), "gradient"),
-    "an entry of a row used four times, by one ulp": (gradient_one_ulp(2, 0), "gradient"),
-    "an entry of a row never used": (gradient_entry(6, 2, 1e-30), "gradient"),
+    "an entry of a row used once, off by one ulp": (gradient_one_ulp(3, 1), "gradient"),
+    "an entry of a row used four times, off by one ulp": (gradient_one_ulp(2, 0), "gradient"),
+    "an entry of an unused row": (gradient_entry(6, 2, 1e-30), "gradient"),
     "two rows swapped in the gradient": (swapped_gradient_rows(), "gradient"),
     "one duplicate dropped": (dropped_duplicate(), "gradient"),
 }
@@ -379,7 +379,7 @@ def test_report_explains_inf_and_nan():
     assert report.notes[0].startswith("row 6 of the table contains inf or NaN. 0 x inf is NaN")
     table[4] = torch.inf
     report = check(table, Embedding.from_pretrained(table), IDS)
-    assert report.notes[0].startswith("row 4 of the table and 1 more rows contain inf or NaN")
+    assert report.notes[0].startswith("row 4 of the table and 1 more contain inf or NaN")
     table[4] = 1.0
     assert check(table[:6], Embedding.from_pretrained(table[:6]), IDS)
 

@@ -1,4 +1,4 @@
-"""cost: the formulas against counted products and measured allocations."""
+"""cost: compare the formulas with counted products and measured allocations."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_formulas_match_counted_products(rows, columns, count):
 def test_example_a():
     found = cost(4, 5, 3)
     assert (found.matmul.multiplications, found.matmul.by_zero) == (120, 90)
-    # forward: 3 rows of sums over 4; gradient: 4 rows of sums over 3, five columns each
+    # forward: 3 x 5 sums of 4 terms; gradient: 4 x 5 sums of 3 terms
     assert found.matmul.additions == 3 * 3 * 5 + 4 * 2 * 5
     assert found.matmul.bytes_written == 4 * (3 * 4 + 3 * 5 + 4 * 5)
     assert found.lookup.bytes_written == 4 * (15 + 15) + 8 * 3
@@ -42,12 +42,12 @@ def test_bytes_match_torchs_allocations(dtype):
     found = cost(1000, 40, 300, dtype=dtype)
     matmul, lookup = make_matmul_side(table, Batch(ids)), make_lookup_side(table, Batch(ids))
     _, dense = measure_peak_memory(lambda: matmul.compute_results(gradient))
-    if dtype == torch.bfloat16:  # its matmul allocates converted copies
+    if dtype == torch.bfloat16:  # the bfloat16 matmul allocates converted copies
         assert dense >= found.matmul.bytes_written
     else:
         assert dense == found.matmul.bytes_written
     _, rows = measure_peak_memory(lambda: lookup.compute_results(gradient))
-    # Also allocated: a checked copy of the ids, and temporaries of sorting them.
+    # torch also allocates a checked copy of the ids, and temporaries for sorting them.
     assert found.lookup.bytes_written <= rows <= found.lookup.bytes_written + 8 * 8 * 300
 
 

@@ -65,7 +65,7 @@ def test_low_precision_gradients_round_at_each_addition():
     layer(ids).backward(gradient)
     leaf = table.clone().requires_grad_()
     reference.embedding(ids, leaf).backward(gradient)
-    assert layer.weight.grad[0] == 256  # 256 + 1 rounds to 256 with 8 bits
+    assert layer.weight.grad[0] == 256  # 256 + 1 rounds to 256 in 8 significant bits
     assert leaf.grad[0] == 1000  # the matmul adds in float32 and rounds once
 
 
@@ -79,6 +79,6 @@ def test_gradient_of_a_row_used_at_most_twice_is_equal_bit_for_bit():
 def test_single_id_gives_the_matmuls_gradient_negative_zeros():
     table = torch.randn(4, 3)
     report = check(table, Embedding.from_pretrained(table), [2])
-    assert report  # 0 x -c is -0.0, and nothing is added to it, unless a library adds 0.0 first
+    assert report  # 0 x -c is -0.0, and stays -0.0 unless a library adds it to 0.0
     assert report.agreements[1].verdict in ("bitwise", "zeros")
     assert report.agreements[1].max_error == 0

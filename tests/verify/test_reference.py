@@ -1,4 +1,4 @@
-"""The dense reference against simple loops."""
+"""Compare the dense reference with simple loops."""
 
 import pytest
 import torch

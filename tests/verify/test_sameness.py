@@ -1,4 +1,4 @@
-"""Measuring sameness: the numbers are correct, and a wrong optimizer fails."""
+"""measure_sameness measures correctly, and a wrong optimizer is outside the bound."""
 
 import importlib
 import inspect
@@ -39,14 +39,14 @@ from tests.support.training import RowRun, configurations, label, train_dense
 
 SMALL = {"steps": 60, "rows": 40, "columns": 5}
 STRONG = {"lr": 0.01, "weight_decay": 0.1}
-DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
+DEFAULT = sampling.MIN_ENTRIES  # the value before a fixture changes it
 
 
 # --- the numbers ------------------------------------------------------------------------------
 
 
 def test_errors_match_runs_without_the_public_api():
-    """One run uses explicit dense gradients, the other calls the kernels directly."""
+    """One run uses explicit dense gradients; the other calls the kernels directly."""
     for name, kwargs in [("AdamW", STRONG), ("RMSprop", {"momentum": 0.9})]:
         found = measure_sameness(name, kwargs, Batches(**SMALL), scales=(1.0, 1e-4))
         for each in found.distances:
@@ -61,7 +61,7 @@ def test_errors_match_runs_without_the_public_api():
 
 
 def test_float64_reference_follows_the_formula():
-    """SGD with momentum, decay and the schedule, in NumPy's float64."""
+    """Compare with SGD in NumPy float64, with momentum, weight decay and the schedule."""
     batches = Batches(**SMALL)
     options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
     [found] = train(torch.optim.SGD, options, batches, [0.5], torch.float64)
@@ -180,7 +180,7 @@ def untouched_rows_stay(monkeypatch):
 
 
 def dropped_entry(monkeypatch):
-    """Rows that are idle in step 21 never make that step."""
+    """Rows that are idle in step 21 never apply that step."""
     real = lag.step
 
     def step(ledger, table, slots, last, grads):
@@ -192,7 +192,7 @@ def dropped_entry(monkeypatch):
 
 
 def decay_twice(monkeypatch):
-    """Decay is applied twice a step."""
+    """Decay is applied twice per step."""
     real = Ledger.append
     monkeypatch.setattr(
         Ledger, "append", lambda self, entry: real(self, (entry[0] ** 2, *entry[1:]))

@@ -1,1 +1,1 @@
-"""The command line: one file for each command."""
+"""The command-line interface, with one file per command."""

@@ -27,13 +27,14 @@ from hotrow.inputs.text import format_size
 from hotrow.lesson import times
 from hotrow.verify.measure import free_memory
 
-# A line with only \b keeps the following paragraph as it is.
+# A line with only \b keeps the line breaks of the following paragraph.
 BENCH_HELP = f"""Benchmark a training step of one table against torch's optimizers.
 
 Measures hotrow, torch's dense optimizer (default, foreach=True and fused=True), and
 nn.Embedding(sparse=True) with SGD, Adagrad or SparseAdam, on the same table and ids. SparseAdam
-trains a different model: it skips rows without a gradient. hotrow's rows are first compared with
-dense training. Times are medians; the range is the 20th to the 80th percentile.
+trains a different model: it skips rows without a gradient. Before timing, the command compares
+hotrow's rows with those of dense training. Times are medians; the range is the 20th to the 80th
+percentile.
 
 \b
 Examples:
@@ -44,9 +45,10 @@ Examples:
   hotrow bench --optimizer SGD --uniform --threads 1 --json bench.json
 
 \b
-The ids of a batch follow Zipf's law, like words and products: the id of
+The ids of a batch follow Zipf's law, as words and products do. The id of
 rank k is drawn with a probability proportional to 1 / k^{ZIPF_EXPONENT}.
---zipf sets another exponent; --uniform draws all ids equally often.
+--zipf sets another exponent; --uniform draws all ids with equal
+probability.
 
 \b
 Exit code:
@@ -55,11 +57,11 @@ Exit code:
 """
 NOT_EQUAL = terminal.DIFFERENT
 DTYPES = ("float32", "bfloat16", "float64")
-MAX_COUNT = 2**31 - 1  # of rows, columns and ids
+MAX_COUNT = 2**31 - 1  # for --rows, --columns and --ids
 MAX_EXPONENT = 10.0
-# Above this, the one-hot matmul takes too long to measure with the others.
+# The one-hot matmul takes too long to measure if it needs more multiplications than this.
 MAX_ONE_HOT_MULTIPLICATIONS = 2_000_000_000
-DENSE_VALUES_PER_TURN = 100_000_000  # table values that a dense peer updates per turn
+DENSE_VALUES_PER_TURN = 100_000_000  # table values that a dense optimizer updates per turn
 MAX_STEPS_PER_TURN = 20
 
 
@@ -87,7 +89,7 @@ def bench_command(
         typer.Option(help="Also write all results to this file.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Run the benchmark and print it; exit 1 if hotrow's rows differ from dense training."""
+    """Run the benchmark and print its report; exit with 1 if hotrow differs from dense training."""
     workload = make_workload(rows, columns, ids, optimizer, dtype, zipf, uniform)
     thread_count = (
         torch.get_num_threads()
@@ -115,7 +117,7 @@ def make_workload(
     zipf: str | None,
     uniform: bool,
 ) -> TableWorkload:
-    """Return the workload of these options.
+    """Return the workload that these options describe.
 
     Raises:
         HotrowError: an option is invalid.
@@ -126,7 +128,7 @@ def make_workload(
             fix=f"choose one of {', '.join(DTYPES)}",
         )
     if uniform and zipf is not None:
-        raise HotrowError(f"--uniform and --zipf {zipf} exclude each other", fix="use one of them")
+        raise HotrowError(f"--uniform and --zipf {zipf} cannot be combined", fix="use one of them")
     name = parse_optimizer(optimizer)
     row_count, column_count, id_count = (
         parse_count(option, text, MAX_COUNT)
@@ -189,17 +191,17 @@ def parse_exponent(text: str | None) -> float:
 
 
 def check_memory(workload: TableWorkload) -> None:
-    """Raise HotrowError if hotrow's own training does not fit into free memory."""
+    """Raise HotrowError if training with hotrow needs more than the free memory."""
     case = case_of(workload)
     table_and_state, step = estimate_bytes(HOTROW.type_name, PEER_TYPES[HOTROW.type_name], case, {})
-    # Output, its gradient and copies; the probabilities of the rows and their last steps.
+    # Per id: the output, its gradient and copies. Per row: its probability and last step.
     batch = case.ids * (4 * case.columns * case.dtype.itemsize + 64) + 24 * case.rows
     try:
         memory.MemoryBudget(free_memory()).check(table_and_state, step + batch)
     except MemoryError as error:
         raise HotrowError(
             f"--rows {case.rows:,} --columns {case.columns:,} --ids {case.ids:,} with "
-            f"{case.optimizer} do not fit into free memory ({error}; table and state alone are "
+            f"{case.optimizer} do not fit in free memory ({error}; table and state alone need "
             f"{format_size(table_and_state)})",
             fix="use fewer rows, columns or ids",
         ) from None
@@ -239,12 +241,12 @@ def run_workload(workload: Record, report_progress: ReportProgress) -> Record:
 
 
 def keep_times(record: Record) -> None:
-    """Save the times of lookup and matmul for `hotrow learn`, if both were measured."""
+    """Save the lookup and matmul times for `hotrow learn`, if both were measured."""
     timing = times.from_record(record)
     if timing is None:
         return
     try:
         times.save_times([timing])
-        terminal.write_output("\n  hotrow learn shows the times of lookup and matmul in its chart")
+        terminal.write_output("\n  hotrow learn now charts these lookup and matmul times")
     except (HotrowError, OSError, RuntimeError) as error:  # no cache folder
         terminal.write_output(f"\n  The times were not saved for hotrow learn: {error}")

@@ -63,7 +63,7 @@ def setting(record: Record) -> str:
 
 
 def times(record: Record) -> list[list[str]]:
-    """Return the row of each peer: its medians, and the ratio of its time to hotrow's."""
+    """Return a row for each peer: its median times, and its step time relative to hotrow's."""
     rows = []
     for name, peer in measured_peers(record):
         parts = [number(peer[part]["median_ms"]) for part in _PARTS]
@@ -81,7 +81,7 @@ def times(record: Record) -> list[list[str]]:
 
 
 def memory(record: Record) -> list[list[str]]:
-    """Return the row of each peer: the size of table and state, and a step's extra memory."""
+    """Return a row for each peer: its memory for table and state, and a step's extra memory."""
     return [
         [
             display_name(record, name),
@@ -94,7 +94,7 @@ def memory(record: Record) -> list[list[str]]:
 
 
 def remarks(record: Record) -> Iterator[str]:
-    """Describe the floor, equality, SparseAdam, and peers that were not measured."""
+    """Yield remarks on the bandwidth floor, equality, SparseAdam, and unmeasured peers."""
     hotrow = record["peers"]["hotrow"]
     yield (
         f"Bandwidth floor: {format_milliseconds(hotrow['floor_ms'])} to move "
@@ -108,7 +108,7 @@ def remarks(record: Record) -> Iterator[str]:
     if trains_other_model(record, "torch sparse"):
         yield (
             "* SparseAdam trains a different model: it skips rows without a gradient, which dense "
-            f"{record['optimizer']} still moves."
+            f"{record['optimizer']} still updates."
         )
     for name, peer in record["peers"].items():
         if "error" in peer:
@@ -116,7 +116,7 @@ def remarks(record: Record) -> Iterator[str]:
 
 
 def verdicts(record: Record) -> Iterator[str]:
-    """Return hotrow's speedups over torch's fastest dense and its sparse optimizer."""
+    """Yield hotrow's speedups over torch's fastest dense optimizer and its sparse optimizer."""
     peers = dict(measured_peers(record))
     ratios = {name: 1 / p["hotrow_ratio"]["median"] for name, p in peers.items() if name in DENSE}
     if ratios:
@@ -142,5 +142,5 @@ def measured_peers(record: Record) -> list[tuple[str, Record]]:
 
 
 def display_name(record: Record, name: str) -> str:
-    """Return a peer's name; SparseAdam gets a mark that refers to a remark."""
+    """Return a peer's name; the asterisk of SparseAdam refers to a remark below the tables."""
     return "SparseAdam*" if trains_other_model(record, name) else name

@@ -12,9 +12,9 @@ from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
 from hotrow.verify.sameness import SCALES, Batches, measure_sameness
 
-# A line with only \b keeps the following paragraph as it is.
+# A line with only \b keeps the line breaks of the following paragraph.
 CHECK_HELP = """\
-Check that an optimizer of hotrow makes the same steps as torch's dense optimizer.
+Check that a hotrow optimizer makes the same steps as torch's dense optimizer.
 
 Trains a table three times on the same ids and gradients: with torch.optim in float64 as the
 reference, with torch.optim in float32, and with hotrow.optim in float32. The check passes if
@@ -31,7 +31,7 @@ Examples:
 \b
 Optimizers:
   Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop,
-  Rprop, SGD; each takes the options of torch's constructor.
+  Rprop, SGD; each accepts the options of torch's constructor.
 
 \b
 Exit code:
@@ -55,17 +55,17 @@ def check_command(
     rows: Annotated[int, typer.Option(help="Rows of the table.", min=4, metavar="N")] = 300,
     columns: Annotated[int, typer.Option(help="Columns of the table.", min=1, metavar="N")] = 19,
     ids: Annotated[
-        int, typer.Option(help="Ids per step, drawn from Zipf's law.", min=1, metavar="N")
+        int, typer.Option(help="Ids per step, drawn from a Zipf distribution.", min=1, metavar="N")
     ] = 12,
     scales: Annotated[
         str, typer.Option(help="Scales of the gradients, comma-separated.", metavar="SCALES")
     ] = _SCALES,
     seed: Annotated[
-        int, typer.Option(help="Seed of table, ids and gradients.", min=0, metavar="N")
+        int, typer.Option(help="Seed for the table, ids and gradients.", min=0, metavar="N")
     ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Run the check, print the report, and exit with its result."""
+    """Run the check, print the report, and set the exit code."""
     if optimizer is None:
         raise HotrowError("--optimizer is missing", fix="hotrow check --optimizer AdamW")
     name = parse_optimizer(optimizer)

@@ -1,4 +1,4 @@
-"""`hotrow compare`: compare lookup and matmul on a table, or a model before and after convert."""
+"""`hotrow compare`: compare lookup and matmul, or a model before and after conversion."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from hotrow.inputs.text import escape_unprintable
 from hotrow.verify.compare import Comparison, compare
 from hotrow.verify.models.compare import ModelComparison, compare_models
 
-# A line with only \b keeps the following paragraph as it is.
-COMPARE_HELP = """Compare a row lookup with the one-hot matmul, or a model before and after convert.
+# A line with only \b keeps the line breaks of the following paragraph.
+COMPARE_HELP = """\
+Compare a row lookup with the one-hot matmul, or a model before and after conversion.
 
 Runs both methods forward and backward on the same table and ids, compares every value, and prints
 the cost of each method. Without --table, it runs two examples: a 4 x 5 table, and a random table
 of GPT-2's size.
 
-With MODEL, compares a whole model before and after hotrow.convert: which one-hots and embeddings
-were converted, which were not and why, whether outputs and gradients are equal, and the time and
-memory saved. MODEL is module:function; the function takes no arguments and returns the model. The
-inputs are a tensor, a tuple of arguments, or a dict of keyword arguments.
+With MODEL, compares a whole model before and after hotrow.convert. The report lists which one-hots
+and embeddings were converted, and which were not and why. It shows whether outputs and gradients
+are equal, and how much time and memory the conversion saves. MODEL is module:function; the function
+takes no arguments and returns the model. The inputs are a tensor, a tuple of arguments, or a dict
+of keyword arguments.
 
 \b
 Examples:
@@ -54,7 +56,7 @@ Exit code:
 
 @dataclass(frozen=True)
 class _IdSource:
-    """The source of the ids: its option, and the text or ids it gives."""
+    """The option that supplies the ids, and its content: a text to tokenize, or a list of ids."""
 
     option: str
     content: str
@@ -70,7 +72,7 @@ def _read_source(
         return None
     if len(given) > 1:
         names = " and ".join(option for option, _ in given)
-        raise HotrowError(f"{names} exclude each other", fix="use one of them")
+        raise HotrowError(f"{names} cannot be combined", fix="use one of them")
     option, value = given[0]
     content = files.read_text(value) if option.endswith("-file") else value
     return _IdSource(option, content, option.startswith("--text"))
@@ -92,7 +94,7 @@ def compare_command(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the model's random numbers; default 0.", min=0, metavar="N"),
+        typer.Option(help="Seed for the model's random numbers; default 0.", min=0, metavar="N"),
     ] = None,
     to: Annotated[
         str | None,
@@ -107,7 +109,7 @@ def compare_command(
         typer.Option(help="UTF-8 file with the text; - reads standard input.", metavar="FILE"),
     ] = None,
     ids: Annotated[
-        str | None, typer.Option(help="Ids to look up, as in 5,9,5.", metavar="IDS")
+        str | None, typer.Option(help="Ids to look up, such as 5,9,5.", metavar="IDS")
     ] = None,
     ids_file: Annotated[
         str | None,
@@ -116,7 +118,7 @@ def compare_command(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Memory limit of the one-hot matmul, as in 500MB or 2GiB; default: half of the "
+            help="Memory limit for the one-hot matmul, such as 500MB or 2GiB; default: half of the "
             "free memory.",
             metavar="SIZE",
         ),
@@ -127,7 +129,7 @@ def compare_command(
         typer.Option(help="Also write a self-contained HTML page with figures.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Run the comparison, print the report, and exit with its result."""
+    """Run the comparison, print the report, and set the exit code."""
     if any(each is not None for each in (model, inputs, seed, to)):
         given = {
             "--table": table,
@@ -204,7 +206,7 @@ def _compare_file(
 ) -> Comparison:
     if source is None:
         raise HotrowError(
-            "--table needs ids or a text to look up",
+            "--table needs ids or text to look up",
             fix="add one of --text, --text-file, --ids, --ids-file",
         )
     if source.is_text and tokenizer is None:
@@ -251,7 +253,7 @@ def _compare_model(
     if others:
         names = " and ".join(others)
         raise HotrowError(
-            f"{names} cannot be used with the model {model}: only with a table",
+            f"{names} cannot be used with the model {model}, only with a table",
             fix=f"remove {names}, or compare a table",
         )
     if inputs is None:
@@ -259,7 +261,7 @@ def _compare_model(
             f"{model} needs inputs",
             fix="add --inputs with module:function, a .pt or a .safetensors file",
         )
-    # Output of the model's own code goes to standard error.
+    # Send everything that the model's code prints to standard error.
     with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
         report_progress("loading", 0, 1)
         seed = seed or 0

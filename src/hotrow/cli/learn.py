@@ -16,11 +16,11 @@ from hotrow.errors import HotrowError
 from hotrow.inputs import files
 from hotrow.inputs.text import escape_unprintable
 
-# A line with only \b keeps the following paragraph as it is.
+# A line with only \b keeps the line breaks of the following paragraph.
 LEARN_HELP = """Open the interactive lesson: an embedding is a linear layer over one-hot input.
 
 The lesson is one HTML file in English and Chinese. It works offline and makes no network
-requests. --text starts it with your own tokens, --table with your own rows.
+requests. --text opens it with your own tokens, and --table with your own rows.
 
 \b
 Examples:
@@ -55,8 +55,8 @@ def learn_command(
     times: Annotated[
         str | None,
         typer.Option(
-            help="Chart the times in this output of hotrow compare --json, instead of those of "
-            "hotrow bench.",
+            help="Chart the times in this file, written by hotrow compare --json, instead of those "
+            "saved by hotrow bench.",
             metavar="FILE",
         ),
     ] = None,
@@ -83,7 +83,10 @@ def learn_command(
 def _read_excerpt(
     text: str | None, tokenizer: str | None, table: str | None, tensor: str | None
 ) -> lesson.Excerpt | None:
-    """Return the user's excerpt, or None; the options combine as in `hotrow compare`."""
+    """Return an excerpt of the user's text, table or both; None if neither is given.
+
+    The options combine as in `hotrow compare`.
+    """
     if text is not None and tokenizer is None:
         raise HotrowError("--text needs a tokenizer", fix="add --tokenizer tokenizer.json")
     if tensor is not None and table is None:

@@ -1,4 +1,4 @@
-"""The command line: the commands, their help, and errors as messages with exit codes."""
+"""The command-line app: its commands, its help, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Train large PyTorch embeddings fast, with exactly the results of dense training."""
+    """Train large PyTorch embeddings fast, with exactly the same results as dense training."""
 
 
 app.command("compare", help=COMPARE_HELP, short_help="Compare the lookup with the one-hot matmul.")(
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def run_app(app: typer.Typer) -> None:
-    """Run a command line and exit; print errors without a traceback."""
+    """Run the app and exit with its exit code; print errors without a traceback."""
     try:
         sys.exit(app(standalone_mode=True))
     except HotrowError as error:
@@ -72,7 +72,7 @@ def run_app(app: typer.Typer) -> None:
             raise
         code = _print_error(
             f"internal error in hotrow: {type(error).__name__}: {error}",
-            "set HOTROW_DEBUG=1 to see the traceback, and please report it",
+            "set HOTROW_DEBUG=1 to see the traceback, and please report this error",
             BROKEN,
         )
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The report on a model before and after convert: as text of 80 columns, and as JSON."""
+"""The report on a model before and after conversion, as text in 80 columns or as JSON."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hotrow.verify.agreement import Agreement
 from hotrow.verify.models.compare import ModelComparison, ModelCost
 
 _WIDTH = 80
-_MAX_TABLES = 3  # tables listed by name
-_NAME_COLUMNS = 28  # width of a result's name
+_MAX_TABLES = 3  # at most this many tables are listed by name
+_NAME_COLUMNS = 28  # width of the name column
 
 
 def to_json(comparison: ModelComparison) -> str:
-    """Return all figures of the comparison as one JSON object."""
+    """Return all values of the comparison as one JSON object."""
     content = {"hotrow": version("hotrow"), **comparison.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
@@ -29,7 +29,7 @@ def to_text(comparison: ModelComparison) -> str:
 
 
 def _lines(comparison: ModelComparison) -> Iterator[str]:
-    yield from _wrap(f"{comparison.title}, before and after convert", "", "  ")
+    yield from _wrap(f"{comparison.title}, before and after conversion", "", "  ")
     mode = "training" if comparison.training else "evaluation"
     yield from _wrap(f"inputs {comparison.inputs}; {mode} mode, seed {comparison.seed}", "  ", "  ")
     for head, converted in (("converted", True), ("not converted", False)):
@@ -50,8 +50,8 @@ def _lines(comparison: ModelComparison) -> Iterator[str]:
         names = ", ".join(comparison.tables[:_MAX_TABLES])
         omitted = len(comparison.tables) - _MAX_TABLES
         names += f" and {omitted} more" if omitted > 0 else ""
-        kind = "a table" if len(comparison.tables) == 1 else "tables"
-        yield from _wrap(f"{names} ran as {kind}, as in training with hotrow.optim", "  ", "  ")
+        kind = "was stored as a table" if len(comparison.tables) == 1 else "were stored as tables"
+        yield from _wrap(f"{names} {kind}, as in training with hotrow.optim", "  ", "  ")
     yield ""
     yield from _agreement_lines(comparison.agreements)
     for note in comparison.notes:
@@ -76,13 +76,13 @@ def _wrap(text: str, first: str, rest: str) -> list[str]:
 
 
 def _shorten_path(text: str) -> str:
-    """Return a finding's text, with the path at its end relative to the current directory."""
+    """Make the path at the end of a finding's text relative to the current directory."""
     head, comma, last = text.rpartition(", ")
     return f"{head}{comma}{relative_path(last)}"
 
 
 def _agreement_lines(agreements: tuple[Agreement, ...]) -> Iterator[str]:
-    """Yield a line for each output and each difference, and one for all equal gradients."""
+    """Yield one line per output or difference; bitwise equal gradients share a line."""
     rows, bitwise_by_kind = [], dict[str, list[Agreement]]()
     for each in sorted(agreements, key=lambda each: not each.name.startswith("output")):
         kind = each.name.partition(" ")[0]
@@ -107,7 +107,7 @@ def _agreement_text(agreement: Agreement) -> str:
         return str(agreement)
     return (
         f"inconclusive, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
-        f"bit; max error {agreement.max_error:.3g}; it may be rounding, but no bound proves it"
+        f"bit; max error {agreement.max_error:.3g}; this may be rounding, but no bound proves it"
     )
 
 

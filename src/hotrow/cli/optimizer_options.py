@@ -16,7 +16,7 @@ EXECUTION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def parse_optimizer(text: str) -> str:
-    """Return the optimizer's name in `hotrow.optim`; upper and lower case don't matter.
+    """Return the optimizer's name in `hotrow.optim`, ignoring case.
 
     >>> parse_optimizer("adamw")
     'AdamW'
@@ -34,7 +34,7 @@ def parse_optimizer(text: str) -> str:
 
 
 def default_options(optimizer: str) -> dict[str, Any]:
-    """Every option of torch's constructor that changes numbers, and its default.
+    """Return the options of torch's constructor that change the result, with their defaults.
 
     >>> default_options("AdamW")["betas"]
     (0.9, 0.999)
@@ -48,7 +48,7 @@ def default_options(optimizer: str) -> dict[str, Any]:
 
 
 def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Parse options from texts NAME=VALUE, each with the type of its default.
+    """Parse options of the form NAME=VALUE; each value has the type of the option's default.
 
     >>> parse_options("AdamW", ["weight_decay=0.1", "betas=0.8,0.95", "amsgrad=true"])
     {'weight_decay': 0.1, 'betas': (0.8, 0.95), 'amsgrad': True}

@@ -11,7 +11,9 @@ TableFile = Annotated[
 ]
 TensorName = Annotated[
     str | None,
-    typer.Option(help="Name of the tensor; not needed if the file has one table.", metavar="NAME"),
+    typer.Option(
+        help="Name of the tensor; optional if the file has only one table.", metavar="NAME"
+    ),
 ]
 TokenizerFile = Annotated[
     str | None, typer.Option(help="The tokenizer.json that turns text into ids.", metavar="FILE")

@@ -1,4 +1,4 @@
-"""The report on a table: on the terminal, as JSON, and as a self-contained HTML page."""
+"""The comparison report for a table: on the terminal, as JSON, and as an HTML page."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _TOKEN_COLUMNS = 24
 
 @dataclass(frozen=True)
 class CaptionedFigure:
-    """A figure of the page and its caption."""
+    """A figure on the page, with its caption."""
 
     svg: str
     caption: str
 
 
 def to_json(comparisons: Sequence[Comparison]) -> str:
-    """Return all comparisons as one JSON object, with units in the names."""
+    """Return all comparisons as one JSON object; key names include the units."""
     content = {
         "hotrow": version("hotrow"),
         "equal": all(comparisons),
@@ -52,15 +52,15 @@ def summarize(comparison: Comparison) -> str:
     text = f"table {rows:,} x {columns:,} {dtype}, {format_count(id_count, 'id')}"
     if comparison.compared_count < id_count:
         text += (
-            f"; compared the first {comparison.compared_count:,}: all of them would need about "
-            f"{format_size(comparison.needed_bytes)} for the one-hot matmul, over the budget of "
+            f"; compared the first {comparison.compared_count:,}, because the one-hot matmul of "
+            f"all ids would need about {format_size(comparison.needed_bytes)}, but the budget is "
             f"{format_size(comparison.budget)}"
         )
     return text
 
 
 def id_token_pairs(comparison: Comparison, limit: int = _IDS_SHOWN) -> list[tuple[str, str]]:
-    """Return (id, token) of the first ids; an unknown token is ""."""
+    """Return (id, token) for each of the first ids; an unknown token is ""."""
     ids = comparison.ids[:limit].tolist()
     texts = comparison.tokens or ("",) * len(ids)
     return [
@@ -70,7 +70,7 @@ def id_token_pairs(comparison: Comparison, limit: int = _IDS_SHOWN) -> list[tupl
 
 
 def cost_rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (name, one-hot matmul, lookup, ratio) for each figure of the cost."""
+    """Yield (name, one-hot matmul, lookup, ratio) for each row of the cost table."""
     matmul, lookup = comparison.cost.matmul, comparison.cost.lookup
 
     def row(what: str, a: float, b: float, show: Any) -> tuple[str, str, str, str]:
@@ -175,8 +175,8 @@ def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
         captioned.append(
             CaptionedFigure(
                 draw("product", [place]),
-                f"What the matmul computes: the one-hot row of id {ids[place]} times column 0 of "
-                "the table, with every product.",
+                f"The matmul multiplies the one-hot row of id {ids[place]} by column 0 of the "
+                "table. The figure shows every product.",
             )
         )
     return captioned
@@ -205,7 +205,7 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
             "agreements": comparison.check.agreements,
             "notes": comparison.check.notes,
             "costs": list(cost_rows(comparison)),
-            # The figures are escaped already.
+            # The SVG is already escaped.
             "figures": [(Markup(each.svg), each.caption) for each in draw_figures(comparison)],
         }
         for comparison in comparisons

@@ -1,4 +1,4 @@
-"""The report of `hotrow check`: on the terminal, and as JSON."""
+"""The report of `hotrow check`, for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 def to_json(sameness: Sameness) -> str:
-    """Return all figures of the check as one JSON object."""
+    """Return all values of the check as one JSON object."""
     content = {"hotrow": version("hotrow"), **sameness.to_dict()}
     return json.dumps(content, indent=2, allow_nan=False)
 
 
 def _title(sameness: Sameness) -> str:
-    """Return the optimizer as Python writes it."""
+    """Return the optimizer and its options, written as a constructor call."""
     settings = ", ".join(f"{name}={value}" for name, value in sameness.options.items())
     return f"{sameness.optimizer}({settings})"
 
 
 def distance_row(distance: Distance) -> tuple[str, ...]:
-    """Return the scale, both errors with their ulp, the share of equal bits, and the result."""
+    """Return a row: scale, both errors (also in ulp), share of bitwise equal weights, result."""
 
     def error(value: float) -> tuple[str, str]:
         return f"{value:.3g}", f"{value / distance.ulp:,.1f}"
@@ -68,8 +68,9 @@ def print_sameness(sameness: Sameness, console: Console) -> None:
         table.add_row(*distance_row(distance), style=style)
     console.print(Padding(table, (0, 0, 1, 2), expand=False))
     meaning = (
-        "hotrow, torch: largest error of float32 training against torch in float64, and the same "
-        f"in ulp of the largest weight. within: hotrow's error is at most torch's plus {SLACK} ulp."
+        "hotrow and torch: the largest error of float32 training, compared with torch in float64. "
+        "ulp: the same error in ulp of the largest weight. "
+        f"within: hotrow's error is at most torch's plus {SLACK} ulp."
     )
     console.print(Padding(Text(meaning, style="dim"), (0, 0, 1, 2), expand=False))
     style = "bold green" if sameness else "bold red"
@@ -79,5 +80,5 @@ def print_sameness(sameness: Sameness, console: Console) -> None:
 def _verdict(sameness: Sameness) -> str:
     """Return the result in one line."""
     if sameness:
-        return "same step: as close to float64 as torch's own float32"
-    return "NOT the same step: less accurate than torch's own float32"
+        return "same step: as close to float64 as torch's own float32 training"
+    return "NOT the same step: less accurate than torch's own float32 training"

@@ -17,13 +17,13 @@ PROGRESS_DELAY = 2.0  # seconds
 
 
 def write_output(text: str) -> None:
-    """Write to standard output, in any encoding; tolerate a closed pipe."""
+    """Write to standard output; escape what it can't encode, and ignore a closed pipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Keep the exit code: Python's flush at exit must not hit the broken pipe again.
+        # Without this, Python's flush at exit would fail on the pipe and change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -37,7 +37,7 @@ def render(show: Callable[[Console], None]) -> str:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a progress bar on standard error after two seconds, if that is a terminal."""
+    """Show a progress bar after two seconds, if standard error is a terminal."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),

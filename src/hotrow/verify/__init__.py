@@ -1,1 +1,1 @@
-"""Compare lookups with one-hot arithmetic: the numbers and the cost."""
+"""Compare the results and the cost of lookups with those of one-hot arithmetic."""

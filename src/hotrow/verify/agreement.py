@@ -1,4 +1,4 @@
-"""Compare two tensors: equal bit for bit, except for signs of zeros, within rounding, or not."""
+"""Compare two tensors bit for bit, up to the signs of zeros, and within rounding."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hotrow.errors import HotrowError
 
 Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
-# Maps (m, 2) positions to (m,) float64: the largest difference between two correct results there,
-# or inf where the bound is too large to decide anything.
+# A function that maps (m, 2) positions to (m,) float64 bounds. Each bound is the largest difference
+# between two correct results at that position, or inf if it is too large to decide anything.
 Bound = Callable[[Tensor], Tensor]
 
 _CHUNK = 1 << 22  # compare this many values at a time, to keep temporaries small
-_NAN_ULP = torch.iinfo(torch.int64).max  # stands for the ulp distance to a NaN
+_NAN_ULP = torch.iinfo(torch.int64).max  # the ulp distance between a NaN and a number
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A position where two tensors differ, and both values."""
+    """A position where two tensors differ, with both values."""
 
     position: tuple[int, ...]
     a: float
@@ -39,17 +39,18 @@ class Agreement:
     """The result of comparing tensors `a` and `b`.
 
     Attributes:
-        name: the name of both, such as "output".
+        name: the name of both tensors, such as "output".
         value_count: the number of values in each tensor.
         bitwise_count: the number of values with the same bits.
-        verdict: "bitwise": all values have the same bits. "zeros": the others are 0.0 and -0.0, or
-            two NaNs. "rounding": the others are sums of the same terms in another order, within the
-            bound of its rounding. "unsure": that bound is too large to decide. "different":
-            anything else.
-        max_ulp: the largest distance in units in the last place (the floats of the dtype between
-            two values, plus one); 2**63 - 1 if one of the two is NaN.
-        max_error: the largest absolute difference; inf if one of the two is NaN.
-        first_difference: the first difference; if "different", the first that exceeds the bound.
+        verdict: "bitwise": all values have the same bits. "zeros": the other values are zeros of
+            opposite sign, or NaN in both tensors. "rounding": the other values are sums of the same
+            terms in another order, and differ by no more than the rounding bound. "unsure": the
+            rounding bound is too large to decide. "different": anything else.
+        max_ulp: the largest distance in units in the last place (adjacent floats are 1 ulp apart);
+            2**63 - 1 if only one of two values is NaN.
+        max_error: the largest absolute difference; inf if only one of two values is NaN.
+        first_difference: the first difference; if the verdict is "different", the first difference
+            that exceeds the bound.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether the two are equal, except for signs of zeros and rounding."""
+        """Whether the tensors are equal, up to the signs of zeros and rounding."""
         return self.verdict in ("bitwise", "zeros", "rounding")
 
     def __str__(self) -> str:
@@ -117,9 +118,9 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
     Args:
         name: the name of both tensors in the report and in errors.
         a: any floating-point dtype, (..., D).
-        b: the same shape, dtype and device.
-        bound: maps positions (m, 2) in the tensors, viewed as (rows, D), to the largest difference
-            that rounding can make there, (m,) float64. None means no difference.
+        b: a tensor of the same shape, dtype and device.
+        bound: maps (m, 2) positions in the tensors, viewed as (rows, D), to the largest difference
+            that rounding can cause at each position, (m,) float64. None allows no difference.
 
     Cost: one pass, with temporaries of a few million values.
     """
@@ -156,7 +157,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
         allowed: Tensor | float = 0.0
         if bound is not None and columns:
             allowed = bound(torch.stack([index // columns, index % columns], -1))
-        # Rounding alone makes no NaN or infinity, so a bound never permits one.
+        # Rounding alone produces no NaN or infinity, so no bound permits one.
         exceeding = ((error > allowed) | error.isinf()).nonzero().flatten()
         undecided |= isinstance(allowed, Tensor) and bool((allowed.isinf() & (error > 0)).any())
         first = first or _difference_at(a, index, x, y, 0)
@@ -183,7 +184,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
 
 
 def _measure_errors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |x - y| in float64 and the ulp distance; two NaNs are equal, one is infinitely far."""
+    """Return |x - y| in float64, and the distance in ulp; two NaNs are equal."""
     nan_x, nan_y = x.isnan(), y.isnan()
     error = (x.double() - y.double()).abs()
     error = torch.where(error.isnan() | (nan_x != nan_y), torch.inf, error)

@@ -10,22 +10,23 @@ from hotrow.verify.sides import Batch, Side
 
 
 def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bound]:
-    """Return, for each result of `side`, the largest difference that rounding alone can make.
+    """Return, for each result of `side`, the largest difference that rounding alone can cause.
 
-    The output is S W + b and the gradient is S.T c. S is the (B, V) matrix of coefficients: ones
-    for lookups, the weights or 1 / count for bags. So the number k of added terms x and their
-    magnitudes are known.
+    The output is S W + b and the gradient is S.T c, where c is the cotangent. S is the (B, V)
+    matrix of coefficients: ones for lookups, the weights or 1 / count for bags. This determines the
+    number k of added terms x, and their magnitudes.
 
-    Any order of adding k terms is within (k - 1) u sum|x| of the exact sum, where u is the unit
-    roundoff. The factor is k u if the terms are products, and (k + 1) u in a mean. Two orders
-    differ by at most twice that. The bound is 0 in three cases:
+    In any order, the computed sum of k terms is within (k - 1) u sum|x| of the exact sum, where u
+    is the unit roundoff. The factor is k u if the terms are products, and (k + 1) u in a mean. Sums
+    in two orders differ by at most twice that. The bound is 0 in three cases:
 
     - one term
     - two terms in float32 or float64, because a + b = b + a (some libraries round half precision
       twice)
-    - integers whose magnitudes sum to at most 1 / u, which add up exactly in any order; c is such
+    - integers whose magnitudes sum to at most 1 / u, because they add up exactly in any order (c
+      contains such integers)
 
-    If the bound reaches an eighth of sum|x|, it is inf: it decides nothing.
+    If the bound is an eighth of sum|x| or more, it is too large to decide anything and becomes inf.
 
     Both sides must add the same terms, so compare their tables first.
 
@@ -50,7 +51,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     unit, smallest = info.eps / 2, info.smallest_normal * info.eps
 
     def bound(terms: Tensor, magnitudes: Tensor, products: bool, integers: bool = False) -> Tensor:
-        """Map (R,) numbers of terms and (R, D) sums of their magnitudes to (R, D) bounds."""
+        """Map (R,) term counts and (R, D) sums of the terms' magnitudes to (R, D) bounds."""
         roundings = (terms + averaged if products else terms - 1)[:, None]
         allowed = 2 * roundings * (unit * magnitudes + smallest)
         allowed = torch.where(allowed >= magnitudes / 8, torch.inf, allowed)
@@ -73,7 +74,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
         use_counts = torch.tensor([outputs], device=ids.device)
         tables["gradient of bias"] = bound(use_counts, outgoing.sum(0, keepdim=True), False, True)
     tables["output"] = bound(terms, output, products)
-    if batch.weights is not None:  # each is a sum of D products
+    if batch.weights is not None:  # each gradient is a sum of D products
         dots = (rows * outgoing[segments]).sum(-1)[None]  # (1, N)
         terms = torch.tensor([columns], device=ids.device)
         tables["gradient of per_sample_weights"] = bound(terms, dots, True)
@@ -84,7 +85,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
             if name != "gradient":
                 return tables[name][row, column]
             slot = torch.searchsorted(touched, row.contiguous()).clamp(max=len(touched) - 1)
-            # An untouched row is a sum of no terms, so nothing rounds.
+            # The gradient of an untouched row has no terms, so nothing is rounded.
             return torch.where(touched[slot] == row, tables[name][slot, column], 0.0)
 
         return bound_at

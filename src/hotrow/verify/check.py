@@ -14,8 +14,8 @@ from hotrow.verify.agreement import Agreement, compare_tensors
 from hotrow.verify.bounds import rounding_bounds
 from hotrow.verify.sides import Batch, Side, make_side
 
-# The largest integer in the output's gradient. With it, a few dozen uses of a row add up exactly in
-# bfloat16, a thousand in float16, and 16,000 in float32.
+# The largest integer in the output's gradient. With these limits, the gradient of a row adds up
+# exactly for a few dozen uses in bfloat16, a thousand in float16, and 16,000 in float32.
 _LARGEST_COTANGENT = {
     torch.float64: 1 << 20,
     torch.float32: 1 << 10,
@@ -100,38 +100,37 @@ def check(
     Each side is one of these:
 
     - a (V, D) tensor: a table, multiplied by the dense one-hot
-    - `nn.Linear`: the layer applied to the dense one-hot (to the multi-hot for a bag)
+    - `nn.Linear`: the layer applied to the dense one-hot, or to the multi-hot for bags
     - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
-    The gradients are those of sum(output * c), where c contains random integers other than 0.
-    Integers add up exactly in any order, so even a row that is used a thousand times has the same
-    gradient bit for bit. The weight gradient of a linear layer is transposed, so that both are
-    V x D.
+    The gradients are those of sum(output * c), where c contains random nonzero integers. Integers
+    add up exactly in any order, so even a row that is used a thousand times has the same gradient
+    bit for bit. The weight gradient of a linear layer is transposed, so that both are V x D.
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
-    rows (a bag's output, and its gradient if it is weighted or a mean) are also equal if they
-    differ by at most 2 (k - 1) u sum|x|, the largest rounding difference between two orders of
-    adding k terms x, where u is the dtype's unit roundoff. This bound applies only if both sides
-    have the same rows bit for bit. If it is too large to decide (as for a bfloat16 bag of dozens of
-    ids), the result is inconclusive, which is not equal.
+    rows are also equal if rounding explains their difference. Such sums are a bag's output, and its
+    gradient if the bag is weighted or a mean. Two orders of adding k terms x differ by at most
+    2 (k - 1) u sum|x|, where u is the dtype's unit roundoff. This bound applies only if both sides
+    have the same rows bit for bit. If the bound is too large to decide, the result is inconclusive,
+    which counts as not equal. This happens for a bfloat16 bag of dozens of ids.
 
     Args:
         a: the first side.
         b: the second side.
         ids: int64 or int32 tensor or list, (...,); for bags (B, L), or (N,) with offsets.
         offsets: (B,), the start of each bag.
-        per_sample_weights: the shape of the ids, floating point; only for "sum" bags. Its gradient
-            is compared too.
-        seed: the seed of c.
+        per_sample_weights: floating point, in the shape of the ids; only for "sum" bags. Its
+            gradient is compared too.
+        seed: the seed for c.
 
     Returns:
         A `Check`. It is true if the sides are equal, and prints as a report.
 
     Raises:
-        HotrowError: a side of another type; sides whose shapes, dtypes or devices differ; invalid
-            ids, as for `Embedding`.
+        HotrowError: a side of an unsupported type; sides whose shapes, dtypes or devices differ;
+            invalid ids, as for `Embedding`.
 
-    Cost: the forward and backward passes of both sides, each with a V x D gradient, and the dense
+    Cost: the forward and backward passes of both sides, each with a V x D gradient, plus the dense
     one-hot for tables and linear layers. The layers and their gradients don't change.
 
     >>> table = torch.tensor([[1., 2.], [3., 4.], [5., 6.]])
@@ -159,8 +158,8 @@ def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
     """Draw positive and negative integers in the shape of the output of `side`.
 
     Integers add up exactly in any order as long as the dtype represents their sum. So a gradient
-    that differs in any bit is wrong, however often a row is used. The CPU draws them, so that all
-    devices get the same numbers.
+    that differs in any bit is wrong, no matter how often a row is used. The integers are drawn on
+    the CPU, so that all devices get the same numbers.
     """
     shape = batch.ids.shape if batch.offsets is None else batch.offsets.shape
     generator = torch.Generator().manual_seed(seed)
@@ -221,9 +220,9 @@ def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
         table = each.tensors["weight"].detach()
         rows = (~table.isfinite()).any(0 if each.transposed else 1).nonzero().flatten()
         if len(rows):
-            others = f" and {len(rows) - 1:,} more rows contain" if len(rows) > 1 else " contains"
+            others = f" and {len(rows) - 1:,} more contain" if len(rows) > 1 else " contains"
             return (
-                f"row {int(rows[0])} of the table{others} inf or NaN. 0 x inf is NaN, so it "
-                "spreads to every output of a matmul; a lookup reads only the selected rows",
+                f"row {int(rows[0])} of the table{others} inf or NaN. 0 x inf is NaN, so a "
+                "matmul spreads it to every output; a lookup reads only the selected rows",
             )
     return ()

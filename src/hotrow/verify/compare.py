@@ -36,12 +36,12 @@ class Comparison:
         title: the title of the report.
         table: (V, D).
         ids: (N,), all ids that were passed.
-        tokens: the texts of the ids, or None.
+        tokens: the token text of each id, or None.
         compared_count: the number of ids compared, starting with the first.
-        budget: the memory that the matmul was allowed to use, in bytes.
+        budget: the memory limit for the matmul, in bytes.
         needed_bytes: the estimated memory of the matmul with all ids, in bytes.
         check: the comparison of outputs and gradients.
-        cost: the multiplications, additions and bytes of both methods, by formula.
+        cost: the multiplications, additions and bytes of both methods, computed by formula.
         matmul: the measured time and memory of the one-hot matmul, forward and gradient.
         lookup: the measured time and memory of the lookup.
     """
@@ -81,7 +81,7 @@ class Comparison:
         return f"{self.check._repr_html_()}<pre>{html.escape(str(self.cost))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values but the table's entries for JSON. Names include the units."""
+        """Return all values except the table's entries, for JSON. Key names include the units."""
         return {
             "title": self.title,
             "equal": self.equal,
@@ -126,21 +126,21 @@ def compare(
         matmul   output = one_hot(ids) @ table    gradient = one_hot(ids).T @ c
         lookup   output = table[ids]              gradient[ids] += c
 
-    The output's gradient c contains random integers, which add up exactly in any order. So both
-    gradients are equal bit for bit, or one is wrong. Each method runs once to compare the results
-    and to measure its memory. Then both run in turn to measure their times.
+    The output's gradient c contains random integers, which add up exactly in any order. So if the
+    two gradients are not equal bit for bit, one is wrong. Each method runs once to compare the
+    results and to measure its memory. Then both run alternately to measure their times.
 
-    If the estimated memory of the matmul exceeds the budget, both methods get only the first ids,
-    as many as fit.
+    If the estimated memory of the matmul exceeds the budget, both methods use only as many of the
+    first ids as fit.
 
     Args:
         table: (V, D), float64, float32, bfloat16 or float16, on the CPU; not changed.
         ids: int64 or int32 tensor or list of any shape; flattened in order.
-        tokens: the texts of the ids, in the same order.
+        tokens: the token texts of the ids, in the same order.
         title: the title of the report.
         budget: the memory that the matmul may use, in bytes; half of the free memory by default.
-        seconds: how long to measure times. At least 1 round runs, and at most 7.
-        seed: the seed of c.
+        seconds: how long to repeat the timing. At least 1 round runs, and at most 7.
+        seed: the seed for c.
         progress: called with (the current activity, steps done, total steps).
 
     Returns:
@@ -228,21 +228,22 @@ def compare(
 
 
 def estimate_bytes(table: Tensor, count: int) -> int:
-    """Estimate the peak memory of comparing `count` ids in bytes, without the table."""
+    """Estimate the peak memory to compare `count` ids, in bytes, without the table."""
     fixed, per_id = _fixed_and_per_id_bytes(table)
     return fixed + per_id * count
 
 
 def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
-    """Estimate the bytes that do not depend on the ids, and the bytes for each id."""
+    """Estimate the fixed memory and the memory per id, in bytes."""
     rows, columns = table.shape
     itemsize = table.dtype.itemsize
-    # Two gradients, and the temporaries of comparing them in chunks.
+    # Two gradients, and the temporaries for comparing them in chunks.
     fixed = 2 * itemsize * rows * columns + 64 * min(rows * columns, 1 << 22)
-    if itemsize == 2:  # a half precision matmul converts the table and its gradient
+    if itemsize == 2:  # a half-precision matmul converts the table and its gradient
         fixed += 8 * rows * columns
-    # A row of the one-hot, and of its copy if a half precision matmul converts it; two outputs and
-    # their gradient; the rounding bounds; ids, counts and the temporaries of sorting them.
+    # Each id needs a row of the one-hot, and another row if a half-precision matmul converts the
+    # one-hot. It also needs two outputs and their gradient, the rounding bounds, and temporaries
+    # for sorting and counting the ids.
     one_hot = (itemsize if itemsize > 2 else itemsize + 4) * rows
     return fixed, one_hot + 3 * itemsize * columns + 64 * columns + 192
 

@@ -1,4 +1,4 @@
-"""Formulas for the cost of a one-hot matmul and of a lookup: V rows, D columns, N ids."""
+"""Formulas for the cost of a one-hot matmul and of a lookup, for V rows, D columns and N ids."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Work:
 
     Attributes:
         multiplications: the number of multiplications.
-        by_zero: the number of multiplications by a zero of the one-hot.
-        additions: the number of additions of two numbers.
-        bytes_written: the bytes of one-hot, output and gradient, each written once. They exist at
-            the same time as the table and the output's gradient.
+        by_zero: the number of multiplications by a zero in the one-hot.
+        additions: the number of additions, each of two numbers.
+        bytes_written: the bytes of the one-hot, the output and the gradient, each written once.
+            The table and the output's gradient are in memory at the same time.
     """
 
     multiplications: int
@@ -36,7 +36,7 @@ class Cost:
         rows: V.
         columns: D.
         ids: N.
-        itemsize: the bytes of a number.
+        itemsize: the bytes per number.
         matmul: the work of the one-hot matmul.
         lookup: the work of the lookup.
     """
@@ -53,7 +53,7 @@ class Cost:
         return asdict(self)
 
     def lines(self) -> list[tuple[str, int, int]]:
-        """Return (name, by matmul, by lookup) for each value."""
+        """Return (name, value for matmul, value for lookup) for each cost."""
         matmul, lookup = asdict(self.matmul), asdict(self.lookup)
         names = {
             "multiplications": "multiplications",
@@ -72,7 +72,7 @@ class Cost:
 def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
     """Compute the cost of a one-hot matmul and of a lookup, forward and gradient, by formula.
 
-    For numbers of s bytes::
+    With s bytes per number::
 
         matmul   output = one_hot @ table        N V D products, of which N (V-1) D by zero
                  gradient = one_hot.T @ dOutput  the same again
@@ -88,7 +88,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
         V: rows of the table.
         D: columns of the table.
         N: ids looked up.
-        dtype: the table's dtype, which determines the bytes.
+        dtype: the table's dtype, which determines the bytes per number.
 
     Returns:
         A `Cost`. It prints as a table.

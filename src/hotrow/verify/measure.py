@@ -21,7 +21,7 @@ _SHORT_MS = 250.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """The times of a function's runs, and the peak memory that torch allocated for it."""
+    """The times of a function's runs, and the peak memory that torch allocates in a run."""
 
     milliseconds: tuple[float, ...]
     bytes_peak: int
@@ -32,7 +32,7 @@ class Measurement:
         return statistics.median(self.milliseconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. Names include the units."""
+        """Return all values for JSON. Key names include the units."""
         return {
             "measured_bytes_peak": self.bytes_peak,
             "median_ms": self.median_ms,
@@ -43,10 +43,10 @@ class Measurement:
 def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
     """Return the result of `work` and the peak bytes that torch allocated, including the result.
 
-    torch's profiler counts every allocation and release of torch's allocators. It does not count
+    torch's profiler counts every allocation and release by torch's allocators. It does not count
     memory that a linear algebra library allocates.
     """
-    # Below this level, the profiler prints to standard error.
+    # At lower levels, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         result = work()
@@ -64,9 +64,9 @@ def time_interleaved(
 ) -> Iterator[list[float]]:
     """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
 
-    It runs at least one round, until `seconds` have passed or `max_rounds` rounds are done. A short
-    function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the median counts, because the
-    first run is slow while the threads of the previous function wind down.
+    It runs at least one round, and stops after `seconds` seconds or `max_rounds` rounds. The first
+    run of a turn is slow while the threads of the previous function wind down. So a short function
+    runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the time of its turn is the median.
     """
     start = time.perf_counter()
     for _ in range(max_rounds):
@@ -100,5 +100,5 @@ def _cgroup_free_memory() -> Iterator[int]:
     ):
         try:
             yield max(int(Path(limit).read_text()) - int(Path(used).read_text()), 0)
-        except (OSError, ValueError):  # no such group, or "max"
+        except (OSError, ValueError):  # the files don't exist, or the limit is "max"
             continue

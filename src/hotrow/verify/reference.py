@@ -1,7 +1,7 @@
 """The dense reference: literal one-hot arithmetic.
 
-It is slow, obvious and checks no input. `check` compares the fast code with it, and no other part
-of hotrow uses it. V rows, D columns, N ids, B bags.
+It is slow and simple, and doesn't check its input. `check` compares the fast code with it, and no
+other part of hotrow uses it. In shapes, V is the number of rows, D of columns, N of ids, B of bags.
 """
 
 from itertools import pairwise
@@ -22,9 +22,9 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
 
 
 def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
-    """Pool (N, V) one-hots or other rows into bags that start at (B,) offsets; returns (B, V).
+    """Pool (N, V) one-hots or other rows into bags that start at (B,) offsets; return (B, V).
 
-    Each bag is the sum, mean or maximum of its members. An empty bag is zeros.
+    The result for a bag is the sum, mean or maximum of its members, or zeros if it is empty.
     """
     bags = [members[:0]]
     for start, end in pairwise([*offsets.tolist(), len(members)]):
@@ -43,10 +43,10 @@ def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
 def bag(
     ids: Tensor, offsets: Tensor, table: Tensor, mode: str = "sum", weights: Tensor | None = None
 ) -> Tensor:
-    """Pool (N,) ids into bags that start at (B,) offsets, with a (V, D) table; returns (B, D).
+    """Pool (N,) ids into bags that start at (B,) offsets, with a (V, D) table; return (B, D).
 
     The one-hots are scaled by their (N,) weights, summed or averaged, and multiplied by the table.
-    For "max", they are multiplied first.
+    For "max", they are multiplied by the table before they are pooled.
     """
     one_hots = one_hot(ids, len(table), table.dtype)
     if weights is not None:

@@ -26,15 +26,16 @@ from hotrow.optim.optimizer import RowOptimizer
 from hotrow.verify.measure import Progress, free_memory
 
 SCALES = (1.0, 1e-4, 1e-7, 1e-9)
-SLACK = 2  # in ulp of the largest weight; torch may be closer by that much by chance
+SLACK = 2  # in ulp of the largest weight; torch may be this much closer to float64 by chance
 _PROGRESS_STEPS = 50  # steps between two progress reports
 _BYTES_PER_VALUE = 96  # weights, gradient, state and temporaries in float64
 
 
 @dataclass
 class Batches:
-    """The ids and gradients of a run: row 0 is in every batch, some rows in none, others by Zipf.
+    """The ids and gradients of a training run.
 
+    Row 0 is in every batch, and a quarter of the rows are in none. The other ids follow Zipf's law.
     The gradients don't depend on the table, so no rounding feeds back through a model, and the run
     measures only the optimizer. Raises `HotrowError` if the free memory is too small for the run.
     """
@@ -80,7 +81,7 @@ class Batches:
         return torch.randn(shape, generator=random) * self.scale
 
     def learning_rate_factor(self, t: int) -> float:
-        """Return the learning rate's factor at step t: warm-up, then cosine decay."""
+        """Return the learning rate factor at step t: warm-up, then cosine decay."""
         if not self.schedule:
             return 1.0
         warmup = self.steps // 10
@@ -89,8 +90,8 @@ class Batches:
         return 0.55 + 0.45 * float(np.cos(np.pi * (t - warmup) / (self.steps - warmup)))
 
     def count_idle(self) -> tuple[int, int]:
-        """Count the rows in no batch, and the most steps in a row that any other row missed."""
-        last = np.full(self.rows, self.steps)  # self.steps stands for "in no batch yet"
+        """Count the rows in no batch, and the most consecutive steps that any other row misses."""
+        last = np.full(self.rows, self.steps)  # self.steps means "in no batch yet"
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))
@@ -101,12 +102,12 @@ class Batches:
 
 @dataclass(frozen=True)
 class Distance:
-    """The errors of two float32 runs against float64, at one scale of the gradients.
+    """The errors of two float32 runs compared with float64, at one scale of the gradients.
 
     Attributes:
         scale: the factor of the standard normal gradients.
-        hotrow_error: max |w - w64| of hotrow.optim; inf if any w is not finite.
-        torch_error: max |w - w64| of torch.optim.
+        hotrow_error: max |w - w64| for hotrow.optim; inf if any w is not finite.
+        torch_error: max |w - w64| for torch.optim.
         ulp: the spacing of float32 at the largest |w64|.
         bitwise_count: the number of weights with the same bits in both runs.
         value_count: the number of weights.
@@ -194,19 +195,19 @@ def measure_sameness(
     scales: Sequence[float] = SCALES,
     progress: Progress | None = None,
 ) -> Sameness:
-    """Train a table for each scale of the gradients in three ways, and compare the results.
+    """Train a table in three ways for each scale of the gradients, and compare the results.
 
     Args:
         optimizer: a name in `hotrow.optim`.
-        options: the options of both constructors; not changed.
+        options: the options for both constructors; not changed.
         batches: the training data.
-        scales: factors of the gradients; a table is trained for each.
+        scales: the factors of the gradients; a separate table is trained for each factor.
         progress: called with (the current activity, steps done, total steps).
 
     Raises:
-        HotrowError: torch rejects the options, fails with them, or ends in inf or NaN.
+        HotrowError: torch rejects the options, fails with them, or ends with inf or NaN weights.
 
-    Cost: two dense training runs and one with hotrow, of a table for each scale.
+    Cost: for each scale, two dense training runs of a table and one run with hotrow.
     """
     check_options(optimizer, options)
     runs = [
@@ -274,7 +275,7 @@ def train(
         for _ in scales
     ]
     model = nn.ModuleList(tables)
-    kwargs = copy.deepcopy(dict(options))  # a schedule writes into a learning rate tensor
+    kwargs = copy.deepcopy(dict(options))  # a schedule changes a learning rate tensor in place
     if issubclass(optimizer_class, RowOptimizer):
         convert(model, min_entries=0)
     else:
@@ -299,7 +300,7 @@ def train(
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Run torch on one thread: in small steps, a second thread costs more than it saves."""
+    """Run torch on one thread: for small steps, a second thread costs more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

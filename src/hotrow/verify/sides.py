@@ -22,13 +22,13 @@ from hotrow.verify import reference
 
 @dataclass(frozen=True)
 class Batch:
-    """The ids, and for bags their offsets and weights.
+    """The ids of a batch, and the offsets and weights of its bags.
 
     Attributes:
         ids: (...,); for bags (B, L) or (N,).
         mode: the mode of the bags, or None without bags.
         offsets: (B,), the start of each bag, or None without bags.
-        weights: (N,), the weight of each flat id, or None.
+        weights: (N,), the weight of each flattened id, or None.
     """
 
     ids: Tensor
@@ -67,7 +67,7 @@ class Batch:
         return cls(ids, bag.mode, offsets, weights)
 
     def segments(self) -> Tensor:
-        """Return the output row of each flat id, (N,)."""
+        """Return the index of the output row for each flattened id, (N,)."""
         flat = torch.arange(self.ids.numel(), device=self.ids.device)
         if self.offsets is None:
             return flat
@@ -81,7 +81,7 @@ class Side:
     Attributes:
         name: the name in the report.
         tensors: the tensors to differentiate with respect to.
-        run: computes the output from leaves with the same names and storages.
+        run: computes the output from leaves with the same names and storages as `tensors`.
         transposed: whether the weight is (D, V).
     """
 
@@ -91,7 +91,7 @@ class Side:
     transposed: bool = False
 
     def leaves(self) -> dict[str, Tensor]:
-        """Return the tensors as new leaves that require grad and share the storages."""
+        """Return the tensors as new leaves that require grad and share their storage."""
         # An inference tensor can't be part of a graph, but its copy can.
         return {
             name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
@@ -101,9 +101,9 @@ class Side:
     def compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
         """Compute the output and the gradients of sum(output * cotangent), with tables as V x D.
 
-        A sparse gradient stays sparse: the touched rows, with repeated ids added up.
+        A sparse gradient stays sparse; its values for repeated ids are added up.
         """
-        # This needs a graph and the table's dtype in any mode that the caller has set.
+        # Whatever mode the caller has set, build a graph and compute in the table's dtype.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -116,8 +116,8 @@ class Side:
         output = self.run(leaves)
         if output.shape != cotangent.shape:
             raise HotrowError(
-                f"the output of {self.name} has shape {tuple(output.shape)}, but that of the other "
-                f"side has shape {tuple(cotangent.shape)}"
+                f"the output of {self.name} has shape {tuple(output.shape)}, but the other side's "
+                f"output has shape {tuple(cotangent.shape)}"
             )
         results = {"output": output.detach()}
         gradients = torch.autograd.grad(output, list(leaves.values()), cotangent)
@@ -129,7 +129,7 @@ class Side:
 
 
 def _coalesce_in_order(gradient: Tensor) -> Tensor:
-    """Coalesce a sparse gradient, adding repeated ids in batch order.
+    """Coalesce a sparse gradient: add up the rows of repeated ids in batch order.
 
     torch's own `coalesce` adds them in the order of its sort, which may differ.
     """
@@ -142,7 +142,7 @@ def _coalesce_in_order(gradient: Tensor) -> Tensor:
 
 
 def make_side(x: Any, batch: Batch) -> Side:
-    """Return the side for `x`; see `check` for its types."""
+    """Return the side for `x`; see `check` for the supported types."""
     if isinstance(x, Tensor):
         return make_matmul_side(check_table(x, "the table"), batch)
     if not isinstance(x, nn.Linear | nn.Embedding | nn.EmbeddingBag):
@@ -162,7 +162,7 @@ def make_side(x: Any, batch: Batch) -> Side:
         return _make_linear_side(x, batch)
     name = f"{kind}({x.num_embeddings}, {x.embedding_dim})"
     check_ids(batch.ids, x.num_embeddings)
-    # A layer with max_norm rescales its table in place, so give it a copy.
+    # A layer with max_norm rescales its table in place, so use a copy.
     weight = x.weight if x.max_norm is None else x.weight.detach().clone()
     if isinstance(x, nn.EmbeddingBag):
         return _make_bag_side(name, x, weight, batch)
@@ -170,7 +170,7 @@ def make_side(x: Any, batch: Batch) -> Side:
 
 
 def make_matmul_side(table: Tensor, batch: Batch) -> Side:
-    """Return the side of the dense one-hot matmul with a (V, D) table."""
+    """Return the side that multiplies the dense one-hot by a (V, D) table."""
     ids = check_ids(batch.ids, len(table))
     if batch.mode is None:
         name = "one-hot @ table"
@@ -191,7 +191,7 @@ def _weight_tensors(batch: Batch) -> dict[str, Tensor]:
 
 
 def make_lookup_side(table: Tensor, batch: Batch) -> Side:
-    """Return the side of an `Embedding` lookup; its gradient contains only touched rows."""
+    """Return the side that uses an `Embedding`; its gradient contains only touched rows."""
     layer = Embedding(table.shape[0], table.shape[1], sparse=True, _weight=table)
 
     def run(t: dict[str, Tensor]) -> Tensor:
@@ -227,7 +227,7 @@ def _make_linear_side(layer: nn.Linear, batch: Batch) -> Side:
         members = one_hots
         if "per_sample_weights" in t:
             members = members * t["per_sample_weights"].unsqueeze(-1)
-        if mode == "max":  # the maximum is over the members' outputs
+        if mode == "max":  # take the maximum of the members' outputs
             return reference.multi_hot(call(t, members), offsets, mode)
         return call(t, reference.multi_hot(members, offsets, mode))
 

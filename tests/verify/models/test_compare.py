@@ -1,4 +1,4 @@
-"""compare_models catches every error, and claims equality only with proof."""
+"""compare_models detects every error, and reports equality only with proof."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class Policy(nn.Module):
-    """A one-hot, a linear layer and more."""
+    """A linear layer on a one-hot, followed by other layers."""
 
     def __init__(self):
         super().__init__()
@@ -189,7 +189,7 @@ def test_inconclusive_if_the_run_with_products_fails():
 
     found = run(Checkpointed, (IDS, FEATURES))
     assert found.verdict.startswith("inconclusive: ")
-    assert "the run with the original products failed: CheckpointError" in found.notes[0]
+    assert "the run with the original one-hot products failed: CheckpointError" in found.notes[0]
 
 
 def test_weighted_bags_and_bilinear_products():
@@ -254,7 +254,7 @@ def test_amplified_rounding_is_inconclusive():
     assert not found
     assert verdicts(found)["output"] == "unsure"
     assert found.verdict.startswith("inconclusive: ")
-    assert "it may be rounding, but no bound proves it" in " ".join(to_text(found).split())
+    assert "this may be rounding, but no bound proves it" in " ".join(to_text(found).split())
 
 
 def test_nondeterministic_model_is_inconclusive():
@@ -304,7 +304,7 @@ def test_wrong_bag_is_caught_next_to_rounding(monkeypatch, change):
 
 
 def test_wrong_one_hot_is_caught(monkeypatch):
-    """The products agree, because both sides get the same wrong one-hot."""
+    """Lookup and product agree here, because both get the same wrong one-hot."""
     real = products.product
 
     def shifted(x, weight, columns=False):
@@ -483,8 +483,8 @@ class Stuck(Policy):
 @pytest.mark.parametrize(
     ("model", "inputs", "problem"),
     [
-        (lambda: 3, STATES, "the model is a int, but must be a torch.nn.Module"),
-        (lambda: hotrow.convert(Policy()), STATES, "Policy is already converted, at the model its"),
+        (lambda: 3, STATES, "the model has type int, but must be a torch.nn.Module"),
+        (lambda: hotrow.convert(Policy()), STATES, "Policy is already converted, at the top level"),
         (
             lambda: nn.Sequential(hotrow.convert(nn.Embedding(3, 2))),
             STATES,
@@ -518,7 +518,7 @@ def test_model_without_tensor_outputs_raises():
 def test_error_names_the_arguments_that_the_model_accepts():
     with pytest.raises(HotrowError) as caught:
         run(Policy, (STATES, STATES))
-    assert caught.value.fix == "pass the arguments that it accepts, forward(states)"
+    assert caught.value.fix == "pass arguments that it accepts, forward(states)"
     assert "takes 2 positional arguments but 3 were given" in caught.value.problem
 
 

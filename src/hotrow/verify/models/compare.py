@@ -34,7 +34,7 @@ _ROUNDS = 7
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The cost of one kind of run, plain and converted.
+    """The cost of one kind of run, for the plain and the converted model.
 
     Attributes:
         name: "forward", or "forward and gradient".
@@ -56,7 +56,7 @@ class ModelCost:
         return self.plain.median_ms / self.converted.median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. Names include the units."""
+        """Return all values for JSON. Key names include the units."""
         return {
             "what": self.name,
             "plain": {"one_hot_multiplications": self.plain_multiplications} | self.plain.to_dict(),
@@ -75,10 +75,10 @@ class ModelComparison:
         inputs: a description of the inputs.
         seed: the seed of both runs and of the outputs' gradients.
         training: whether the model was in training mode.
-        tables: the weights that were made tables for the run, as an optimizer's first step does.
-        findings: what was converted and what was not, where, and why.
+        tables: the weights that were stored as tables, as in an optimizer's first step.
+        findings: what was converted, what was not, where, and why.
         agreements: one for each output, gradient, and buffer that the run changed.
-        costs: multiplications, memory and time of the forward run, and of forward and gradient.
+        costs: the cost of the forward pass, and the cost of forward and gradient together.
         notes: the cause of a difference or an inconclusive result, if it is known.
     """
 
@@ -104,7 +104,7 @@ class ModelComparison:
         if "different" in verdicts:
             return "NOT equal: the converted model gives different numbers"
         if "unsure" in verdicts:
-            return "inconclusive: it is not proven that the differences are only rounding"
+            return "inconclusive: the differences may be more than rounding"
         if not any(finding.converted for finding in self.findings):
             return "equal: nothing was converted, so nothing is saved"
         if "rounding" in verdicts:
@@ -115,7 +115,7 @@ class ModelComparison:
         return self.equal
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. Names include the units."""
+        """Return all values for JSON. Key names include the units."""
         return {
             "title": self.title,
             "equal": self.equal,
@@ -147,21 +147,21 @@ def compare_models(
     """Compare a model with its converted copy on the same inputs, and measure both.
 
     A plain copy of the model and a copy converted by `hotrow.convert` run with the same random
-    numbers, forward and backward. The gradients of the outputs are random integers. It compares
-    every output, every gradient of a parameter, and every buffer that the run changed. It then
-    repeats this with the looked-up weights as tables, as in training with `hotrow.optim`, and
-    measures that form.
+    numbers, forward and backward. The gradients of the outputs are random integers. The comparison
+    covers every output, every gradient, and every buffer that the run changed. It is then repeated
+    with the looked-up weights stored as tables, as in training with `hotrow.optim`. Time and memory
+    are measured in that form.
 
     Results are equal if they have the same bits, or differ only in the sign of zeros. They are
     equal within rounding if both of these hold:
 
-    - Each lookup differs from its one-hot product by at most the rounding bound of adding the same
+    - Each lookup differs from its one-hot product by at most the rounding bound for adding the same
       terms in another order.
-    - With the products in place of the lookups, the rest of the model gives the same bits, except
-      for the order of the terms in the weights' gradients.
+    - If the products replace the lookups, the rest of the model computes the same bits. Only the
+      terms of the weights' gradients may be added in another order.
 
     Otherwise a small difference is inconclusive, for example if a weight is computed from other
-    parameters, if the model is not deterministic, or if a step amplifies rounding.
+    parameters, if the model is not deterministic, or if the model amplifies rounding.
 
     Args:
         model: a module, which is copied and not changed, or a function that returns one.
@@ -169,7 +169,7 @@ def compare_models(
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
         seed: the seed of both runs and of the outputs' gradients.
-        seconds: how long to measure the times of each kind of run. At least 1 round runs, and at
+        seconds: how long to repeat the timing of each kind of run. At least 1 round runs, and at
             most 7.
         progress: called with (the current activity, steps done, total steps).
 
@@ -177,8 +177,8 @@ def compare_models(
         A `ModelComparison`. It is true if both models are equal.
 
     Raises:
-        HotrowError: not a module; a model that is already converted or can't be copied; inputs that
-            the model doesn't accept; outputs without a tensor.
+        HotrowError: the model is not a module, is already converted, can't be copied, rejects the
+            inputs, or returns no tensor.
         RuntimeError: only the converted model fails, which is an internal error.
 
     Cost: a dozen runs of each model, and three or four copies of the model.
@@ -211,7 +211,7 @@ def compare_models(
         if not _is_out_of_memory(error):
             raise
         raise HotrowError(
-            f"out of memory: {name} with dense one-hots needs more than is free on these inputs",
+            f"out of memory: {name} with dense one-hots needs more memory than is free",
             fix="pass smaller inputs",
         ) from None
 
@@ -226,7 +226,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
             raise
         raise HotrowError(
             f"{trial.name} fails on these inputs ({trial.inputs.description}): {one_line(error)}",
-            fix=f"pass the arguments that it accepts{_signature_text(trial.model)}",
+            fix=f"pass arguments that it accepts{_signature_text(trial.model)}",
         ) from error
     if not expected:
         raise HotrowError(
@@ -281,15 +281,15 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise HotrowError(
-            f"the model is a {type(model).__name__}, but must be a torch.nn.Module",
+            f"the model has type {type(model).__name__}, but must be a torch.nn.Module",
             fix="pass a module, or a function without arguments that returns one",
         )
     for path, module in model.named_modules():
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]
         if direction_of(module) is not None or tables:
             raise HotrowError(
-                f"{name} is already converted, at {path or 'the model itself'}",
-                fix="pass the model before hotrow.convert",
+                f"{name} is already converted, at {path or 'the top level'}",
+                fix="pass a model that is not converted",
             )
 
 
@@ -301,7 +301,7 @@ def _signature_text(model: nn.Module) -> str:
 
 
 class _InternalErrors(AbstractContextManager[None]):
-    """Re-raise an exception of the converted model as an internal error."""
+    """Re-raise an exception from the converted model as an internal error."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, Exception) and not _is_out_of_memory(error):
@@ -323,9 +323,9 @@ def _measure_cost(
     peaks = []
     for side in (plain, converted):
         with _InternalErrors() if side is converted else nullcontext():
-            side.run(gradient)  # one-time allocations must not count
+            side.run(gradient)  # keep one-time allocations out of the measurement
             side.clear_gradients()
-            _references = side.state_tensors()  # the profiler warns if these are released
+            _references = side.state_tensors()  # the profiler warns if these tensors are released
             result, peak = measure_peak_memory(lambda side=side: side.run(gradient))  # type: ignore[misc]
             del result
             side.clear_gradients()

@@ -1,4 +1,4 @@
-"""Intercept the products with one-hots that a converted model computes as lookups."""
+"""Intercept the one-hot products that a converted model computes as lookups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TensorMap = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Product:
-    """A call of a torch function that multiplies by a one-hot.
+    """A call to a torch function that multiplies by a one-hot.
 
     Attributes:
         func: the torch function.
@@ -57,7 +57,7 @@ class Product:
         return [t for t in found if not isinstance(t, OneHot) and t is not other_input]
 
     def run(self, transform: TensorMap) -> Tensor:
-        """Call the function with `transform` applied to each of its tensors."""
+        """Call the function with `transform` applied to each tensor argument."""
         args, kwargs = map_instances((self.args, self.kwargs), Tensor, transform)
         result: Tensor = self.func(*args, **kwargs)
         return result
@@ -65,7 +65,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Multiplications:
-    """The numbers of multiplications by a one-hot, forward and gradient."""
+    """The number of multiplications by one-hots, in the forward pass and for gradients."""
 
     forward: int = 0
     gradient: int = 0
@@ -78,7 +78,7 @@ class ProductMode(TorchFunctionMode):
     """A torch mode that intercepts each product that a converted model computes as a lookup."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the result of the call, or of `on_product` if it is a lookup."""
+        """Call the function, and pass its result to `on_product` if it was a lookup."""
         kwargs = kwargs or {}
         x = next(find_instances((args, kwargs), OneHot), None)
         lookups = 0 if x is None else _count_lookups(x)
@@ -100,11 +100,11 @@ class ProductMode(TorchFunctionMode):
 
 
 class ProductCounter(ProductMode):
-    """Counts the multiplications of the one-hot products, plain and as lookups.
+    """Counts the multiplications of one-hot products, both as dense products and as lookups.
 
-    A product of x (N, C) and a weight (C, D) takes N C D multiplications forward, as many for the
-    weight's gradient, and as many for the gradient of x if it is needed. A lookup takes only those
-    of dense columns next to the one-hots, and of the one-hots' weights.
+    A product of x (N, C) and a weight (C, D) takes N C D multiplications in the forward pass. It
+    takes as many for the weight's gradient, and as many for the gradient of x if it is needed. A
+    lookup multiplies only dense columns next to the one-hots, and the weights of the one-hots.
     """
 
     def __init__(self) -> None:
@@ -135,5 +135,5 @@ class ProductCounter(ProductMode):
 
 
 def _count_lookups(x: OneHot) -> int:
-    """Count the lookups of one-hots with an origin in common with `x`."""
+    """Count the lookups of all one-hots that share an origin with `x`."""
     return sum(sum(origin.product_counts.values()) for origin in x.origins)

@@ -1,7 +1,7 @@
 """Run a converted model with the dense product in place of each lookup, and compare the two.
 
 The rest of the model then computes the same bits as the plain model. Only the lookups can differ,
-and each is compared with its product on the same numbers.
+and each is compared with its product on the same inputs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hotrow.verify.models.products import Product, ProductMode, TensorMap
 
 
 class ProductSplice(ProductMode):
-    """Compares each lookup with its product, and continues the model with the product.
+    """Compares each lookup with its product, and lets the model continue with the product.
 
     The gradient of a weight that is a parameter, or a view of one, comes from the lookup. All other
     gradients come from the product. After the backward pass, `finish` compares the gradients of
-    lookups and products, and `gradient_bound` bounds the differences of the weights' gradients.
+    lookups and products, and `gradient_bound` bounds the rounding of the weights' gradients.
 
     Attributes:
         agreements: one for each result of each product.
-        epsilon: the largest eps of the dtypes in which products were computed.
+        epsilon: the largest eps of all dtypes used for products.
     """
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class ProductSplice(ProductMode):
         self._result_gradients: list[tuple[Product, Tensor]] = []
         self._used_elsewhere: set[int] = set()
         self._weight_sums: dict[int, tuple[Tensor, Tensor, bool, torch.dtype]] = {}
-        self._references: list[Any] = []  # keeps tensors alive whose id() is a key
+        self._references: list[Any] = []  # keeps the tensors alive whose id() is used as a key
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Record the parameters that another operation uses."""
+        """Record the parameters that operations other than lookups use."""
         if func not in METADATA_FUNCTIONS:
             self._used_elsewhere.update(map(id, find_instances((args, kwargs), nn.Parameter)))
 
     def on_product(self, product: Product, result: Tensor) -> Tensor:
-        """Compare the lookup with the product, and continue with the product."""
+        """Compare the lookup with the product, and return the product."""
         with torch.no_grad():
             dense = product.run(lambda t: _to_plain(t).detach())
         bound = self._result_bound(product, dense) if dense.is_floating_point() else None
@@ -68,7 +68,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.append((product, gradient))
 
     def finish(self) -> None:
-        """Compare the gradients of each product and lookup from the recorded gradients."""
+        """Use the recorded gradients to compare the gradients of each lookup and product."""
         with torch.enable_grad():
             for product, gradient in self._result_gradients:
                 self._add_weight_terms(product, gradient)
@@ -85,7 +85,7 @@ class ProductSplice(ProductMode):
         )
 
     def _add_weight_terms(self, product: Product, gradient: Tensor) -> None:
-        """Add up the terms of the weights' gradients, by parameter."""
+        """Add up term counts and magnitudes of the weights' gradients, for each parameter."""
         direct = [weight for weight in product.weights if _is_parameter_weight(product, weight)]
         if not direct:
             return
@@ -114,11 +114,11 @@ class ProductSplice(ProductMode):
             self._weight_sums[id(leaf)] = all_terms, all_magnitudes, rounds_terms, dtype
 
     def gradient_bound(self, parameter: Tensor, gradient: Tensor) -> Bound | None:
-        """Bound the rounding difference of a parameter's gradient; None if it has no lookup."""
+        """Bound the rounding difference of a parameter's gradient; None if no lookup uses it."""
         if id(parameter) not in self._weight_sums:
             return None
         terms, magnitudes, rounds_terms, dtype = self._weight_sums[id(parameter)]
-        if id(parameter) in self._used_elsewhere:  # one term more, of unknown magnitude
+        if id(parameter) in self._used_elsewhere:  # adds one term of unknown magnitude
             terms, magnitudes = terms + 1, 2 * magnitudes + gradient.double().abs()
         return _rounding_bound(terms, magnitudes, rounds_terms, dtype)
 
@@ -197,7 +197,7 @@ class _SplicedGradient(torch.autograd.Function):
 
 
 def compare_any_tensors(what: str, a: Tensor, b: Tensor, bound: Bound | None = None) -> Agreement:
-    """Compare like `compare_tensors`, also complex tensors; other shapes or dtypes differ."""
+    """Compare like `compare_tensors`, but accept complex tensors and unequal shapes or dtypes."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return Agreement(what, max(a.numel(), b.numel()), 0, "different", 0, float("inf"), None)
     if a.is_complex():
@@ -206,7 +206,7 @@ def compare_any_tensors(what: str, a: Tensor, b: Tensor, bound: Bound | None = N
 
 
 def _elementwise_bound(values: Tensor) -> Bound:
-    """Return the bound that is `values` at each position."""
+    """Return a bound that reads `values` at each position."""
     columns = values.shape[-1] if values.ndim else 1
     by_row = values.reshape(-1, max(columns, 1))
     return lambda places: by_row[places[:, 0], places[:, 1]]
@@ -215,9 +215,9 @@ def _elementwise_bound(values: Tensor) -> Bound:
 def _rounding_bound(
     terms: Tensor, magnitudes: Tensor, rounds_terms: bool, dtype: torch.dtype
 ) -> Bound:
-    """Return the bound for numbers of terms and sums of their magnitudes; see `verify/bounds.py`.
+    """Return the bound for term counts and sums of the terms' magnitudes; see `verify/bounds.py`.
 
-    A product rounds once more, and so does half precision in some libraries.
+    Products are rounded before they are added, and some libraries round half precision twice.
     """
     info = torch.finfo(dtype)
     roundings = (terms + 1 if rounds_terms or info.bits < 32 else terms - 1).clamp(min=0)
@@ -235,7 +235,7 @@ def _coarsest_dtype(product: Product, result: Tensor) -> torch.dtype:
 
 
 def _rounds_terms(product: Product) -> bool:
-    """Whether each term is itself rounded; if all factors are 1, it is an entry of the weight."""
+    """Whether terms are rounded before they are added; with factors of 1, they are exact."""
     if product.other_input is not None:
         return True
     return any(isinstance(p, DenseColumns) or p.weights is not None for p in product.x.parts)
@@ -264,21 +264,21 @@ def _weight_gradients(
 
 
 def _to_plain(t: Tensor) -> Tensor:
-    """Return the tensor as in the plain model: dense and contiguous."""
+    """Return the tensor as the plain model uses it: dense and contiguous."""
     if isinstance(t, Table):
         return t.detach().contiguous()
     return t.materialize() if isinstance(t, OneHot) else t
 
 
 def _is_parameter_weight(product: Product, t: Tensor) -> bool:
-    """Whether it is a weight whose gradient is that of a parameter, unchanged."""
+    """Whether `t` is a weight whose gradient flows to a parameter unchanged."""
     if isinstance(t, OneHot) or t is product.other_input or not t.requires_grad:
         return False
     return _parameter_of(t) is not None
 
 
 def _parameter_of(t: Tensor) -> Tensor | None:
-    """Return the parameter that `t` is, or is a view of; None for other tensors."""
+    """Return `t` if it is a parameter, or the parameter that it views; otherwise None."""
     if t.is_leaf:
         return t
     base = t._base
@@ -289,7 +289,7 @@ def _parameter_of(t: Tensor) -> Tensor | None:
 
 
 def _view_as_weight(total: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
-    """View `total`, of the shape of `leaf`, as `weight` views `leaf`."""
+    """View `total`, which has the shape of `leaf`, in the same way as `weight` views `leaf`."""
     if weight is leaf:
         return total
     start = weight.storage_offset() - leaf.storage_offset()

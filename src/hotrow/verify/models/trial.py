@@ -1,4 +1,4 @@
-"""Run plain and converted copies of a model from one seed, for outputs, gradients and buffers."""
+"""Run plain and converted copies of a model, and collect outputs, gradients and buffers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Inputs:
                 raise HotrowError(
                     f"the inputs are a dict with the key {other_key!r}, but the keys must be "
                     "names of keyword arguments",
-                    fix="pass a tuple of positional arguments; for a single dict, ({...},)",
+                    fix="pass a tuple of positional arguments; write a single dict as ({...},)",
                 )
             return cls((), dict(inputs))
         return cls(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
@@ -122,11 +122,15 @@ class Trial:
         except Exception as error:
             raise HotrowError(
                 f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
-                fix="store no tensor with a graph in it, and nothing else that deepcopy rejects",
+                fix="remove tensors with a graph, and everything else that deepcopy rejects",
             ) from error
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
-        """Copy and convert the model, and make tables of these parameters, by columns or not."""
+        """Copy and convert the model, and store some parameters as tables.
+
+        Args:
+            tables: (name, by columns) for each parameter to store as a table.
+        """
         side = self.make_plain()
         convert(side.model, self.to, min_entries=0)
         for name, columns in tables:
@@ -137,7 +141,7 @@ class Trial:
 
 
 def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
-    """Return the parameters that a first step of `hotrow.optim` makes tables, with by-columns."""
+    """Return (name, by columns) for each weight that `hotrow.optim` would store as a table."""
     return tuple(
         (name, parameter.lookup_axis == "columns")
         for name, parameter in model.named_parameters()
@@ -146,7 +150,7 @@ def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
 
 
 class ModelCopy:
-    """One copy of the model, and its runs.
+    """A copy of the model, with methods to run it.
 
     Attributes:
         output_type: the name of the type that the model returned.
@@ -162,7 +166,7 @@ class ModelCopy:
         self._differentiable = False
 
     def compute_results(self, mode: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
-        """Run once from the seed under a torch mode; return outputs, gradients and buffers."""
+        """Run once with the trial's seed under a torch mode; return all results by name."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         inputs = self.trial.inputs.copy()
         versions = [tensor._version for _, tensor in inputs.tensors]
@@ -197,7 +201,7 @@ class ModelCopy:
             return True
         try:
             self.run(False)
-        except RuntimeError:  # the model differentiates inside forward, for example for forces
+        except RuntimeError:  # forward itself differentiates, for example to compute forces
             return False
         return True
 
@@ -237,7 +241,7 @@ class ModelCopy:
             torch.autograd.backward([output for _, output in trained], cotangents)
 
     def _cotangent(self, name: str, output: Tensor) -> Tensor:
-        """Return random positive and negative integers; 1 for a loss."""
+        """Return random positive and negative integers, or 1 for a single value such as a loss."""
         key = name, output.shape
         if output.numel() == 1:
             return torch.ones_like(output)

@@ -1,4 +1,4 @@
-"""Decide whether a plain and a converted run are equal, bit for bit or provably up to rounding."""
+"""Decide whether two runs are equal bit for bit, or provably equal up to rounding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def judge_results(
         for name in expected
     ):
         notes.append(
-            "the plain model is not deterministic: two of its runs with the same seed differ too"
+            "the plain model is not deterministic: two of its runs with the same seed also differ"
         )
         return [_with_verdict(each, "unsure") for each in agreements], notes
     splice = ProductSplice()
@@ -52,7 +52,7 @@ def judge_results(
     except Exception as error:
         spliced = {}
         reason = elide(one_line(error), 200)
-        notes.append(f"the run with the original products failed: {reason}")
+        notes.append(f"the run with the original one-hot products failed: {reason}")
     parameters = dict(side.model.named_parameters())
     failed = [each for each in splice.agreements if each.verdict == "different"]
     proven = bool(spliced) and all(each.equal for each in splice.agreements)
@@ -69,7 +69,7 @@ def judge_results(
             bound = splice.gradient_bound(parameter, expected[name])
         spliced_result = spliced.get(name, missing)
         remainder = compare_any_tensors(name, pairs[name][0], spliced_result, bound)
-        # A difference in more than half of the digits is an error, or rounding amplified too much.
+        # A difference in more than half of the digits is an error, or strongly amplified rounding.
         epsilon = _epsilon_of(pairs[name][0])  # integers don't round
         tolerated = (max(splice.epsilon, epsilon) if epsilon else 0.0) ** 0.5
         is_near = each.max_error <= tolerated * magnitudes.get(name, 0.0)
@@ -91,7 +91,7 @@ def _with_verdict(agreement: Agreement, verdict: Verdict) -> Agreement:
 
 
 def merge_agreements(*groups: list[Agreement]) -> tuple[Agreement, ...]:
-    """Return the worst agreement of each result."""
+    """Return the worst agreement for each result."""
     by_name: dict[str, list[Agreement]] = {}
     for each in (agreement for agreements in groups for agreement in agreements):
         by_name.setdefault(each.name, []).append(each)
@@ -108,7 +108,7 @@ def _find_non_finite(model: nn.Module) -> list[str]:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return [
-                f"{name} contains inf or NaN. 0 x inf is NaN, so it spreads to every output of a "
-                "matmul; a lookup reads only the selected rows"
+                f"{name} contains inf or NaN. 0 x inf is NaN, so a matmul spreads it to every "
+                "output; a lookup reads only the selected rows"
             ]
     return []
