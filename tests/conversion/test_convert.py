@@ -67,7 +67,7 @@ def test_two_embeddings_that_share_a_table_train_like_torch():
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Tied(), "its weight is also used densely (a tied head), so its gradient is dense"),
+        (Tied(), "another layer also uses its weight (a tied head), so its gradient is dense"),
         (
             nn.utils.parametrizations.weight_norm(nn.Embedding(9, 3)),
             "its weight is computed from other parameters",
@@ -99,7 +99,7 @@ def test_meta_model_converts_and_runs(kind):
 
 def test_report_of_a_model_with_nothing_to_convert():
     found = convert.report(convert(nn.Linear(2, 2)))
-    assert str(found) == "no embeddings, and no one-hots seen so far"
+    assert str(found) == "no embeddings, and no one-hots found so far"
 
 
 def test_non_module_raises():

@@ -255,7 +255,7 @@ def test_other_code_gives_the_same_results(text):
 )
 def test_near_misses_do_not_appear_in_the_report(text):
     report = str(convert.report(assert_same_model(text)))
-    assert report == "no embeddings, and no one-hots seen so far"
+    assert report == "no embeddings, and no one-hots found so far"
 
 
 def test_error_for_a_missing_class_names_the_line():
@@ -278,7 +278,7 @@ def test_error_for_a_missing_class_names_the_line():
         ("F.one_hot(x, 5).argmax(-1)", "  not used in a product"),
         (
             "F.one_hot(x, 5)",
-            "  leaves the model as a dense one-hot: convert the code around it too",
+            "  leaves the model as a dense one-hot: convert the code that uses it too",
         ),
         ("F.one_hot(x, 5).sum()", "  falls back to a dense one-hot: sum needs every column"),
         (
@@ -293,7 +293,7 @@ def test_error_for_a_missing_class_names_the_line():
 )
 def test_report_gives_the_outcome_of_each_one_hot(text, ends):
     model = convert(with_forward(text)())
-    assert str(convert.report(model)) == "no embeddings, and no one-hots seen so far"
+    assert str(convert.report(model)) == "no embeddings, and no one-hots found so far"
     for _ in range(2):
         model(IDS)
     (finding,) = convert.report(model).findings

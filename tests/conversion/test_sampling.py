@@ -138,7 +138,7 @@ def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model(torch.zeros(rows - 1, dtype=torch.int64))
     assert not model.looked[-1] or not convert.report(model).findings[0].converted
     model(torch.zeros(rows, dtype=torch.int64))
-    outcome = "linear(1000, 3) looked up; only from 100,000 entries on"
+    outcome = "linear(1000, 3) looked up; only with at least 100,000 entries"
     assert str(convert.report(model)).endswith(outcome)
     assert searching_calls(model, 20) == [*range(1, 21)]
 
@@ -307,7 +307,7 @@ def test_sequential_passes_one_hots_on():
 def test_report_mentions_the_default_min_entries():
     model = convert(Small(), min_entries=0)
     model(IDS)
-    why = "linear(6, 3) looked up; by default only from 100,000 entries on"
+    why = "linear(6, 3) looked up; by default only with at least 100,000 entries"
     assert str(convert.report(model)).endswith(why)
 
 

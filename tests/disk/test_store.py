@@ -374,8 +374,8 @@ def test_missing_and_damaged_folders_raise(tmp_path):
     (tmp_path / "t" / "rest.pt").unlink()
     disk.open(tmp_path / "t").close()
     for rows, dtype, text in (
-        (0, torch.float32, "rows is 0 and columns is 3, but both are at least 1: pass 1 or more"),
-        (2, torch.int64, "dtype is torch.int64, but a table in files is float32 or float64: pass"),
+        (0, torch.float32, "rows is 0 and columns is 3, but both must be at least 1: pass 1"),
+        (2, torch.int64, "dtype is torch.int64, but a table in files must be float32 or float64"),
     ):
         with pytest.raises(HotrowError, match=text):
             disk.create(tmp_path / "u", rows, 3, dtype=dtype)
@@ -575,8 +575,8 @@ def test_a_forked_child_cannot_save_into_its_parents_folder(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "text"),
     [
-        ("run.json", b"[1]", "run.json is damaged .it does not contain a run"),
-        ("run.json", b"null", "run.json is damaged .it does not contain a run"),
+        ("run.json", b"[1]", "run.json is damaged .it does not contain a training run"),
+        ("run.json", b"null", "run.json is damaged .it does not contain a training run"),
         ("run.json", b'{"rule": "Adam"}', "run.json is damaged .KeyError: 'group'"),
         ("run.json", b"{", "run.json is damaged"),
         ("last.safetensors", None, "last.safetensors is damaged .it is missing"),
@@ -604,5 +604,5 @@ def test_a_new_folder_has_the_default_permissions(tmp_path):
     (tmp_path / "plain").mkdir()
     create(tmp_path / "t").close()
     assert (tmp_path / "t").stat().st_mode == (tmp_path / "plain").stat().st_mode
-    with pytest.raises(HotrowError, match=r"rows is 2\.5 and columns is 3, but both are integers"):
+    with pytest.raises(HotrowError, match=r"rows is 2\.5 and columns is 3, but both must be int"):
         disk.create(tmp_path / "u", 2.5, 3)

@@ -300,7 +300,7 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
     found = rank_processes(3).run(bad_ids, 3, bad)
     assert text in found[1][0]
     for error, goes_on in (found[0], found[2]):
-        assert error.startswith("rank 1 of 3 could not look up in user to train: ")
+        assert error.startswith("rank 1 of 3 could not look up ids in user for training: ")
         assert text in error
         assert goes_on
 
@@ -380,8 +380,8 @@ def other_look_ups(count):
 
 def test_different_operations_on_the_ranks_raise():
     for error in rank_processes(2).run(other_look_ups, 2):
-        assert "different operations (rank 0: look up in word to train; rank 1: look up in" in error
-        assert "rank 1: look up in user to train): run the same model on every rank" in error
+        assert "different operations (rank 0: look up ids in word for training; rank 1: " in error
+        assert "rank 1: look up ids in user for training): run the same model on every" in error
 
 
 def ids_of_other_dtypes(count):
@@ -441,7 +441,7 @@ def test_unsupported_models_raise_on_every_rank():
         "shard found no tables in this Linear",
         "shard found no tables in this Linear",
         "DistributedDataParallel treats the table 0.weight as a dense parameter",
-        "the mesh has 2 dimensions, but shard takes a mesh with one: use mesh['b']",
+        "the mesh has 2 dimensions, but shard takes a one-dimensional mesh: use mesh['b']",
         "mesh is a str, but shard takes a DeviceMesh",
         "user.weight is already sharded",
         "use DistributedDataParallel(shard(model, mesh))",

@@ -1,1 +1,1 @@
-"""Convert a model: its embeddings to tables, its one-hot products to lookups."""
+"""Convert a model's embeddings to tables and its one-hot products to lookups."""

@@ -1,4 +1,4 @@
-"""The embeddings in a model, and which of them can be tables."""
+"""Find the embeddings in a model, and decide which of them can become tables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 
 def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:
-    """Return (path, module, reason) of each embedding; the reason says why it can't be a table.
+    """Return (path, module, reason) for each embedding.
 
-    The reason is "" if it can.
+    The reason says why the embedding can't become a table. It is "" if the embedding can.
     """
     other_uses: Counter[int] = Counter()
     for module in model.modules():
@@ -24,12 +24,12 @@ def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.Embed
 
 
 def _obstacle(module: nn.Embedding | nn.EmbeddingBag, other_uses: Counter[int]) -> str:
-    """Return why the embedding's weight can't be a table, or ""."""
+    """Return why the embedding's weight can't become a table, or "" if it can."""
     weight: Tensor = module.weight
     if not isinstance(weight, nn.Parameter):
         return "its weight is computed from other parameters"
     if other_uses[id(weight)]:
-        return "its weight is also used densely (a tied head), so its gradient is dense"
+        return "another layer also uses its weight (a tied head), so its gradient is dense"
     if not weight.is_floating_point():
         return "its weight is not floating point"
     return ""

@@ -1,7 +1,7 @@
-"""Find the one-hots that a model's own code makes, in each of the usual ways to write one.
+"""Find the one-hots that a model's own code creates with the usual patterns.
 
-`Finder` is a torch function mode. While it is on, each pattern returns a `OneHot`, and all other
-operations run in torch.
+`Finder` is a torch function mode. While it is active, an operation that matches a pattern returns a
+`OneHot`. All other operations run in torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 
 
 class Finder(TorchFunctionMode):
-    """The mode that is on while a method of a converted model searches for one-hots.
+    """The mode that is active while a converted model's method searches for one-hots.
 
     Args:
-        record: stores the origins of the one-hots found; None while `torch.compile` traces.
+        record: stores the origin of each one-hot found; None under `torch.compile`.
 
     Attributes:
-        sampler: chooses the calls in which the mode is on.
+        sampler: chooses the calls that search for one-hots.
     """
 
     def __init__(self, record: Record | None = None) -> None:
@@ -60,7 +60,7 @@ class Finder(TorchFunctionMode):
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
             return func(*args, **kwargs)
-        # In a checkpoint's own function: its recomputation runs outside the method, without a mode.
+        # Don't search in a checkpointed function, which is recomputed outside the method and mode.
         if call_state.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **kwargs)
         try:
@@ -78,11 +78,11 @@ class Finder(TorchFunctionMode):
 
 
 def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
-    """Return the finder for this call of a method, or None if the call may skip the search."""
+    """Return the finder for this method call, or None if the call can skip the search."""
     finder: Finder | None = record.finders.get(method)
     if finder is None:
         finder = record.finders[method] = Finder(record)
-    # A checkpoint's recomputation must search exactly when its first run did, so both always do.
+    # A checkpoint's recomputation must repeat the searches of its first run, so always search.
     must_search = torch._C._is_tracing() or saved_tensor_hook() is not None
     return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
@@ -101,11 +101,14 @@ def _one_hot(
     return encode_or_none(ids, num_classes)
 
 
-_MAX_ROWS_PER_ID = 16  # recognizing an identity matrix reads all of it, so don't for few ids
+_MAX_ROWS_PER_ID = 16  # with few ids, reading a large matrix to check it costs too much
 
 
 def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
-    """Whether it is an identity matrix; checked every time, as torch doesn't count all writes."""
+    """Return whether the matrix is an identity matrix.
+
+    The result is not cached, because torch's version counter misses some writes.
+    """
     count, limit = len(matrix), _MAX_ROWS_PER_ID * ids.numel()
     if matrix.requires_grad or matrix.device.type != "cpu" or not 1 < count <= limit:
         return False
@@ -115,7 +118,7 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
 
 
 def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
-    """Find rows that are selected from an identity matrix."""
+    """Match an operation that selects rows of an identity matrix."""
     if type(index) is not Tensor or index.dtype not in (torch.int64, torch.int32):
         return None
     if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
@@ -141,7 +144,7 @@ def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None
 
 
 def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
-    """Find ids[..., None] == arange(V), in either order; an id out of range gives a zero row."""
+    """Match ids[..., None] == arange(V), in either order; an invalid id gives a row of zeros."""
     if type(left) is not Tensor or type(other) is not Tensor:
         return None
     ids, classes = (other, left) if left.ndim < other.ndim else (left, other)
@@ -166,7 +169,7 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
 
 
 def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
-    """Return zeros in the form of a `OneHot`, into which the calling code scatters."""
+    """Return zeros as a `OneHot`, so that the calling code can scatter ones into it."""
     if not set(kwargs) <= {"size", "dtype", "device", "input"}:
         return None
     like = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
@@ -181,7 +184,7 @@ def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
 
 
 def _scatters(frame: Any) -> bool:
-    """Whether the function that creates the zeros also calls scatter."""
+    """Return whether the function that creates the zeros also calls scatter."""
     names = frame.f_code.co_names
     return "scatter_" in names or "scatter" in names
 

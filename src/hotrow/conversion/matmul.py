@@ -1,6 +1,7 @@
-"""Convert to "matmul": compute every lookup as the product of a one-hot and the table.
+"""The "matmul" conversion: compute every lookup as the product of a one-hot and the table.
 
-This suits backends where a product is cheaper, such as matrix units or encrypted computation.
+It is for backends where a product is cheaper than a lookup, such as matrix units or encrypted
+computation.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from hotrow.layers.embedding_bag import pool_rows
 
 
 class MatmulMode(TorchFunctionMode):
-    """A mode in which `F.embedding` and `F.embedding_bag` multiply by one-hots."""
+    """A mode that computes `F.embedding` and `F.embedding_bag` as products with one-hots."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return torch's result, or compute an embedding as a product."""
+        """Compute an embedding as a product, and run any other function in torch."""
         product = _PRODUCTS.get(func)
         if product is None:
             return func(*args, **(kwargs or {}))
         table = args[1] if len(args) > 1 else (kwargs or {})["weight"]
-        with torch.autocast(table.device.type, enabled=False):  # autocast ignores lookups
+        with torch.autocast(table.device.type, enabled=False):  # autocast doesn't cast lookups
             return product(*args, **(kwargs or {}))
 
 
@@ -50,7 +51,7 @@ def _embedding(
     one_hot = _encode(input, weight)
     if padding_idx is None:
         return one_hot @ weight
-    # The padding row is read like any other row, but gets no gradient.
+    # Lookups read the padding row like any other row, but it receives no gradient.
     padding = (input == normalize_padding(padding_idx, len(weight))).unsqueeze(-1)
     return torch.where(padding, one_hot @ weight.detach(), one_hot @ weight)
 

@@ -1,7 +1,7 @@
-"""Converted modules: their methods run with a torch function mode on.
+"""Convert modules so that their methods run under a torch function mode.
 
-The module stays the same object, but its class becomes a subclass of its original class. The
-subclass has the original's name, and is rebuilt when the module is copied or loaded.
+A converted module stays the same object, but its class becomes a subclass of the original class.
+The subclass has the name of the original, and is rebuilt when the module is copied or loaded.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
-_records: dict[int, Record] = {}  # by id(module), while the module exists
+_records: dict[int, Record] = {}  # keyed by id(module), for modules that are still alive
 DIRECTIONS = ("lookup", "matmul")
 
 
 class _Converted:
-    """The base class of converted modules' classes.
+    """The base class of all converted modules.
 
     Attributes:
         _original: the module's original class.
         _direction: "lookup" or "matmul".
-        _min_entries: the entries from which the product of a one-hot is a lookup.
+        _min_entries: the minimum size, in entries, of a one-hot whose products become lookups.
     """
 
     _original: ClassVar[type[nn.Module]]
@@ -45,11 +45,11 @@ class _Converted:
     _min_entries: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
-        """Do nothing: the original class's hook is meant for subclasses that users write."""
+        """Skip the original class's hook, which is meant for subclasses that users write."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         constructor, arguments, *state = tuple(super().__reduce_ex__(protocol))
-        if arguments and arguments[0] is type(self):  # a new object of this class
+        if arguments and arguments[0] is type(self):  # creates an object of this class
             settings = self._original, self._direction, self._min_entries
             constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
         return constructor, arguments, *state
@@ -66,12 +66,12 @@ def _rebuild(
 
 
 def direction_of(module: nn.Module) -> str | None:
-    """Return the direction in which the module was converted, or None if it was not."""
+    """Return the direction of the conversion, or None if the module is not converted."""
     return module._direction if isinstance(module, _Converted) else None
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
-    """Return the class of the module before it was converted."""
+    """Return the class that the module had before conversion."""
     return module._original if isinstance(module, _Converted) else type(module)
 
 
@@ -89,18 +89,18 @@ def _new_record(model: nn.Module) -> Record:
 
 
 def iter_records(model: nn.Module) -> Iterator[tuple[str, Record]]:
-    """Yield (path, record) for each module in the model whose calls were searched."""
+    """Yield (path, record) for each module whose calls were searched for one-hots."""
     for path, module in model.named_modules():
         if id(module) in _records:
             yield path, _records[id(module)]
 
 
 def convert_modules(model: nn.Module, direction: str, min_entries: int | None = None) -> None:
-    """Change the class of the modules in the model, so that their methods run with a mode on.
+    """Replace the classes of the model's modules, so that their methods run under a mode.
 
-    Products of one-hots with fewer than `min_entries` entries are not looked up; None keeps the
-    earlier setting. Torch's own layers keep their class, because they make no one-hots, except
-    Sequential, which passes one-hots on.
+    Products of one-hots with fewer than `min_entries` entries don't become lookups. None keeps the
+    earlier setting. Torch's own layers keep their class, because they create no one-hots. An
+    exception is a Sequential that contains other modules, because it passes one-hots on.
     """
     changes = []
     for module in model.modules():
@@ -138,7 +138,7 @@ def _is_torch_layer(module: nn.Module) -> bool:
 def _converted_class(
     original: type[nn.Module], direction: str, min_entries: int
 ) -> type[nn.Module]:
-    """Return the subclass of the original class whose methods run with a mode on."""
+    """Return the subclass of the original class whose methods run under a mode."""
     settings = {"_original": original, "_direction": direction, "_min_entries": min_entries}
     for cls in original.__subclasses__():
         if settings.items() <= vars(cls).items():
@@ -158,11 +158,11 @@ def _converted_class(
 
 
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method to run with the mode on, unless an outer method has turned the mode on."""
+    """Wrap a method to run under the mode, unless an outer method has already activated it."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current = getattr(original, name)  # the user may have replaced it
+        current = getattr(original, name)  # the user may have replaced the method
         outer = call_state.mode, call_state.saved_tensor_hook
         hook = saved_tensor_hook()
         if outer[0] and hook is outer[1]:
@@ -201,11 +201,11 @@ def _materialize_output(value: OneHot) -> Tensor:
 
 
 def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
-    """Return the mode for this call of a method, or None."""
+    """Return the mode for this method call, or None if it needs no mode."""
     if module._direction == "matmul":
         return MatmulMode()
     if is_compiling():
         return Finder()
-    # A module that is being copied or loaded has no `training` yet.
+    # A module that is being copied or loaded has no `training` attribute yet.
     method = name, getattr(module, "training", True)
     return finder_of(record_of(module), method, args, kwargs)

@@ -1,4 +1,4 @@
-"""Record where a model's own code makes one-hots and how they are used, for the report."""
+"""Record where a model's own code creates one-hots and how it uses them, for the report."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def _search_always() -> None:
 
 
 class Origin:
-    """A line of code that makes a one-hot, and how the one-hot was used.
+    """A line of code that creates one-hots, and how the one-hots were used.
 
     Attributes:
-        path: the path in the model of the module that contains the code.
-        location: file and line.
-        operation: the operation that makes the one-hot, for the report.
-        widths: the numbers of columns of its one-hots, in order of appearance.
-        product_counts: how often each product was a lookup.
-        fallback_counts: how often each operation materialized the one-hot.
-        max_product_entries: entries of the largest one-hot whose product was a lookup.
-        max_small_entries: entries of the largest one-hot that was too small to look up.
-        is_returned: whether a converted method returned it to code outside the model.
+        path: the name of the module that contains the code, as in `named_modules`.
+        location: the file and line.
+        operation: the name of the operation that creates the one-hot, for the report.
+        widths: the column counts of the one-hots, in order of appearance.
+        product_counts: how often each product became a lookup.
+        fallback_counts: how often each operation materialized a one-hot.
+        max_product_entries: the size of the largest one-hot whose product became a lookup.
+        max_small_entries: the size of the largest one-hot that was too small for a lookup.
+        is_returned: whether a converted method returned a one-hot to code outside the model.
     """
 
     def __init__(self, record: Record, path: str, location: str, operation: str) -> None:
@@ -45,55 +45,55 @@ class Origin:
 
     @property
     def min_entries(self) -> int:
-        """The entries from which the product of a one-hot is a lookup."""
+        """The minimum size, in entries, of a one-hot whose products become lookups."""
         return self._record.min_entries
 
     def record_one_hot(self, x: OneHot) -> None:
-        """Record that this line made `x`."""
+        """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
         if x.entries >= self.min_entries:
             _search_always()
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
-        """Record that a product with this weight was a lookup."""
+        """Record that a product with this weight became a lookup."""
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
         _search_always()
 
     def record_fallback(self, func: Any) -> None:
-        """Record an operation without a rule."""
+        """Record that an operation without a rule materialized a one-hot."""
         self.fallback_counts[func] += 1
 
     def record_small_product(self, entries: int) -> None:
-        """Record a product of a one-hot that is too small to look up."""
+        """Record a product whose one-hot is too small for a lookup."""
         self.max_small_entries = max(self.max_small_entries, entries)
 
     def describe_widths(self) -> str:
-        """Describe the numbers of columns of its one-hots."""
+        """Describe the column counts of the one-hots."""
         widths = sorted(self.widths)
         if len(widths) > 3:
             return f"{widths[0]:,} to {widths[-1]:,} columns"
         return f"{', '.join(f'{width:,}' for width in widths)} columns"
 
     def describe_products(self) -> list[str]:
-        """Describe the products that were lookups."""
+        """Describe the products that became lookups."""
         return [
             f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
             for columns, shape in self.product_counts
         ]
 
     def describe_fallbacks(self) -> list[str]:
-        """Return the names of the operations that materialized it."""
+        """Return the names of the operations that materialized a one-hot."""
         return [getattr(func, "__name__", str(func)).strip("_") for func in self.fallback_counts]
 
 
 class Record:
-    """The origins found in a model.
+    """The origins of the one-hots found in a model.
 
     Attributes:
-        min_entries: the entries from which the product of a one-hot is a lookup.
-        finders: the finder of each method, by name and training mode.
+        min_entries: the minimum size, in entries, of a one-hot whose products become lookups.
+        finders: the finder of each method, keyed by the name and the training mode.
     """
 
     def __init__(self, model: nn.Module, min_entries: int) -> None:
@@ -109,8 +109,8 @@ class Record:
         return list(self._origins.values())
 
     def origin_in(self, frame: Any, func: Any) -> Origin:
-        """Return the origin of the one-hot that `func`, called in `frame`, made."""
-        key = id(frame.f_code), frame.f_lasti, func  # two calls on a line are two origins
+        """Return the origin of the one-hot that a call of `func` in `frame` created."""
+        key = id(frame.f_code), frame.f_lasti, func  # two calls on the same line are two origins
         origin = self._origins.get(key)
         if origin is None:
             code = frame.f_code
@@ -125,7 +125,7 @@ class Record:
         return origin
 
     def _path_of(self, frame: Any) -> str:
-        """Return the path of the innermost module whose method is in the call stack."""
+        """Return the path of the innermost module whose method is on the call stack."""
         model = self._model()
         paths: dict[int, str] = (
             {} if model is None else {id(m): name for name, m in model.named_modules()}

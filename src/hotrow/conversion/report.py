@@ -15,14 +15,14 @@ from hotrow.table.parameter import Table
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome for one embedding, or for one line of code that makes a one-hot.
+    """The outcome for one embedding, or for one line of code that creates a one-hot.
 
     Attributes:
-        path: the path of the module in the model.
+        path: the module's name, as in `named_modules`.
         what: the embedding, or the line of code.
         converted: whether it was converted to a table, or to at least one lookup.
-        how: what it was converted to: "table", or the products that are looked up; "" otherwise.
-        why: why it was not converted, or not always, or why the steps of a table were dense.
+        how: the result of the conversion, "table" or the products that became lookups; "" if none.
+        why: the reason if it was not converted, was only sometimes converted, or had dense steps.
     """
 
     path: str
@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def outcome(self) -> str:
-        """How it was converted, and why not or not always."""
+        """`how` and `why` as one string."""
         return "; ".join(filter(None, (self.how, self.why)))
 
     def __str__(self) -> str:
@@ -42,12 +42,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """The findings for a model. Prints as one line for each."""
+    """The findings for a model, printed as one line per finding."""
 
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.findings)) or "no embeddings, and no one-hots seen so far"
+        return "\n".join(map(str, self.findings)) or "no embeddings, and no one-hots found so far"
 
     __repr__ = __str__
 
@@ -55,17 +55,19 @@ class Report:
 def report(model: nn.Module) -> Report:
     """List what `hotrow.convert` converted in a model and what it did not, and why.
 
-    Each finding names the module, the embedding or the line of code that makes a one-hot, and the
-    outcome. An embedding is "table" or "stays plain PyTorch". A one-hot's products are "looked up",
-    or it "falls back to a dense one-hot". One-hots are found while the model runs, so run it first.
+    Each finding names the module, the embedding or the line of code that creates a one-hot, and the
+    outcome. For an embedding, the outcome is "table" or "stays plain PyTorch". For a one-hot, the
+    outcome lists the products that were "looked up", or the operations for which it "falls back to
+    a dense one-hot". One-hots are found while the model runs, so run the model first.
 
     Args:
         model: a module, converted or not.
 
     Returns:
-        A `Report`. It prints as one line per finding; `findings` is the tuple of them.
+        A `Report`, which prints one line per finding. Its `findings` attribute is a tuple of
+        `Finding` objects.
 
-    Cost: a pass over the modules of the model.
+    Cost: one pass over the model's modules.
 
     >>> import torch
     >>> class Policy(nn.Module):
@@ -96,7 +98,7 @@ def report(model: nn.Module) -> Report:
             findings.append(Finding(path, what, is_table, "table" if is_table else "", why))
     for path, record in iter_records(model):
         findings += [_finding_of(path, origin) for origin in record.origins()]
-    # A module that is also called directly has recorded some findings twice.
+    # Some findings appear twice if a module inside the model was also called directly.
     return Report(tuple(dict.fromkeys(findings)))
 
 
@@ -114,12 +116,12 @@ def _why_not_converted(origin: Origin) -> str:
         need = "needs" if len(fallbacks) == 1 else "need"
         reasons.append(f"falls back to a dense one-hot: {', '.join(fallbacks)} {need} every column")
     if origin.is_returned:
-        reasons.append("leaves the model as a dense one-hot: convert the code around it too")
+        reasons.append("leaves the model as a dense one-hot: convert the code that uses it too")
     largest, min_entries = origin.max_small_entries, origin.min_entries
     if 0 < origin.max_product_entries < sampling.MIN_ENTRIES:
-        reasons.append(f"by default only from {sampling.MIN_ENTRIES:,} entries on")
+        reasons.append(f"by default only with at least {sampling.MIN_ENTRIES:,} entries")
     elif largest and origin.product_counts:
-        reasons.append(f"only from {min_entries:,} entries on")
+        reasons.append(f"only with at least {min_entries:,} entries")
     elif largest:
         reasons.append(
             f"stays plain PyTorch: it has at most {largest:,} entries, and torch's product is just "
@@ -131,10 +133,10 @@ def _why_not_converted(origin: Origin) -> str:
 def _why_plain(weight: Tensor) -> str:
     if weight.numel() < sampling.MIN_ENTRIES:
         return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
-    return "smaller than min_entries, or its weight was replaced later: convert it again"
+    return "it is smaller than min_entries, or its weight was replaced later: convert it again"
 
 
 def _why_dense(weight: Tensor) -> str:
     if isinstance(weight, Table) and weight.had_dense_gradient:
-        return "had a dense gradient from another use than lookups, so torch's dense step ran"
+        return "had a dense gradient from a use other than lookups, so torch's dense step ran"
     return ""

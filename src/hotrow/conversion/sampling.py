@@ -1,7 +1,7 @@
 """Choose which calls of a converted model search for one-hots.
 
-Until a method makes a one-hot that is large enough to look up, only a sample of its calls searches.
-All other calls run as in the original model.
+Until a method creates a one-hot that is large enough for a lookup, only a sample of its calls
+searches. All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 
-MIN_ENTRIES = 100_000  # for fewer entries, torch's dense product is about as fast
-_FIRST_CALLS, _INTERVAL = 8, 64  # the first 8 calls search, then each 64th
-_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # limits on the arguments whose size is measured
+MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast
+_FIRST_CALLS, _INTERVAL = 8, 64  # the first 8 calls search, then every 64th
+_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # limits for measuring the input size
 
 
 class CallSampler:
     """Chooses the calls of one method that search for one-hots.
 
-    A call searches if it is one of the first 8 or each 64th, if its input is larger than that of
-    all calls that searched, or if the size of its input is unknown.
+    The first 8 calls search, and then every 64th call. A call also searches if its input is larger
+    than in all earlier searches, or if the size of its input is unknown.
 
     Attributes:
-        always_searches: whether all calls search, because a large enough one-hot was found.
+        always_searches: whether every call searches, because a call created a large one-hot.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class CallSampler:
             return False
         self._calls += 1
         size = _input_size(args) + _input_size(kwargs.values()) if kwargs else _input_size(args)
-        size = size or math.inf  # without arguments, the method gets its input elsewhere
+        size = size or math.inf  # a method without arguments gets its input elsewhere
         searches = (
             self._calls <= _FIRST_CALLS or self._calls % _INTERVAL == 0 or size > self._largest
         )
@@ -53,7 +53,10 @@ class CallSampler:
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:
-    """Return the number of entries, plus the integers, which may be sizes; inf if unknown."""
+    """Return the number of entries in all arrays, plus all integers, which may be sizes.
+
+    Returns inf if the size of a value is unknown.
+    """
     if len(values) > _MAX_ARGUMENTS or depth > _MAX_DEPTH:
         return math.inf
     total: float = 0
@@ -74,7 +77,10 @@ def _input_size(values: Collection[Any], depth: int = 0) -> float:
 
 
 def saved_tensor_hook() -> Any:
-    """Return the hook that packs the tensors autograd saves (a checkpoint sets one), or None."""
+    """Return the hook that packs the tensors that autograd saves, or None.
+
+    Activation checkpointing sets such a hook.
+    """
     if is_compiling():
         return None
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -82,12 +88,12 @@ def saved_tensor_hook() -> Any:
 
 
 class _CallState(threading.local):
-    """A thread's current call of a converted model's method.
+    """The state of a thread's current call of a converted method.
 
     Attributes:
         mode: "searching" for one-hots, "skipping" the search, or "" outside any call.
-        sampler: the method's sampler, while it searches.
-        saved_tensor_hook: the hook that was set when the innermost method began.
+        sampler: the sampler of the method that is searching, or None.
+        saved_tensor_hook: the hook that was set when the innermost converted method began.
     """
 
     def __init__(self) -> None:  # runs once in each thread

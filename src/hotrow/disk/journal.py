@@ -1,15 +1,16 @@
 """Write several files atomically, with a journal.
 
     1. Write all data to `journal.new`, and flush it to the disk.
-    2. Rename it to `journal`. From now on the save is complete.
+    2. Rename it to `journal`. From this point on, the save is complete.
     3. Write the data to the files, and flush them.
     4. Delete `journal`.
 
-If the process or the machine stops before 2, the files contain the previous save. After 2, the next
-process that opens the folder repeats 3 and then does 4.
+If the process or the machine stops before step 2, the files contain the previous save. If it stops
+later, the next process that opens the folder repeats step 3 and continues with step 4.
 
-Format: a magic line; for each write, the length of the name, the offset, the length of the data,
-the name, the data; then the SHA-256 of all bytes before it (32 bytes).
+The journal contains a magic line, all writes, and the SHA-256 of all bytes before it (32 bytes).
+Each write consists of the length of the name, the offset, the length of the data, the name and the
+data.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from hotrow.errors import HotrowError
 _MAGIC = b"hotrow journal 1\n"
 _HEADER = struct.Struct("<HQQ")
 
-WHOLE_FILE = (1 << 64) - 1  # as the offset: the data replaces the whole file
+WHOLE_FILE = (1 << 64) - 1  # the offset of data that replaces the whole file
 
-FileWrite = tuple[str, int, Any]  # the name of a file, the offset, the data
+FileWrite = tuple[str, int, Any]  # the file name, the offset and the data
 
 
 def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
     Raises:
-        HotrowError: the disk is full or fails. The folder contains this save or the previous one.
+        HotrowError: the disk is full or fails. The folder contains either this save or the
+            previous one.
     """
     new_journal = folder / "journal.new"
     try:
@@ -62,7 +64,7 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
 
 
 def replay_journal(folder: Path) -> bool:
-    """Apply the writes of a complete journal: the last part of a save, or the repair after a crash.
+    """Apply the writes of a complete journal, at the end of a save or after a crash.
 
     Returns whether there was a journal.
     """
@@ -117,7 +119,7 @@ def flush(file: Any) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the file names of a folder to the disk."""
+    """Flush the directory entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """A safetensors file with one tensor, mapped copy-on-write.
 
 The mapping is private: the first write to a page gives the process its own copy, and the file does
-not change. Linux lists these copies in `/proc/self/pagemap`, as pages in memory or swap that belong
-to no file. A save writes them to the file.
+not change. Linux lists these copies in `/proc/self/pagemap` as pages in memory or swap that are not
+backed by a file. A save writes them to the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 
 PAGE = mmap.PAGESIZE
-# Reserve no memory for pages that are not written yet. The mmap module has it since Python 3.13.
+# Reserve no memory for pages that are not written yet. Python 3.13 added the flag to mmap.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int32: "I32"}
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
@@ -38,7 +38,7 @@ RowBlocks = Iterable[Tensor]  # blocks of rows, in order
 def write_new(
     path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: RowBlocks = ()
 ) -> None:
-    """Write a file with one tensor; missing values are zero, and take no space on the disk."""
+    """Write a file with one tensor; missing values are zeros that take no disk space."""
     size = math.prod(shape) * dtype.itemsize
     entry = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [0, size]}
     header = json.dumps({name: entry}).encode()
@@ -55,17 +55,17 @@ def write_new(
 
 
 class MappedTensor:
-    """The tensor of a file that `write_new` has written.
+    """A memory-mapped tensor from a file that `write_new` created.
 
     Raises:
-        HotrowError: `write_new` did not write the file, its size is wrong, or the system is not
+        HotrowError: `write_new` did not create the file, its size is wrong, or the system is not
             Linux.
     """
 
     def __init__(self, path: Path) -> None:
         if sys.platform != "linux":
             raise HotrowError(
-                f"{path} cannot be trained on {sys.platform}: only Linux lists the written pages",
+                f"{path} cannot be trained on {sys.platform}: only Linux reports written pages",
                 fix="read its rows with hotrow.Embedding.from_file",
             )
         self.path = path
@@ -78,16 +78,16 @@ class MappedTensor:
                 flags=mmap.MAP_PRIVATE | NO_RESERVE,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
-        self._map.madvise(mmap.MADV_RANDOM)  # do not read ahead around each row
+        self._map.madvise(mmap.MADV_RANDOM)  # reads are random, so don't read ahead
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
 
     def tensor(self) -> Tensor:
-        """The values, as a new tensor over the same memory."""
+        """Return the values as a tensor that shares the mapped memory."""
         values = self.bytes[PAGE:].view(NUMPY_DTYPES[self.dtype])
         return torch.from_numpy(values.reshape(self.shape))
 
     def written_pages(self) -> NDArray[np.int64]:
-        """The numbers of the pages that were written, and may differ from the file."""
+        """Return the numbers of the written pages, which may differ from the file."""
         page_count = -(-len(self.bytes) // PAGE)
         with open("/proc/self/pagemap", "rb", buffering=0) as file:
             file.seek(self.bytes.ctypes.data // PAGE * 8)
@@ -96,7 +96,7 @@ class MappedTensor:
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
 
     def page(self, number: int) -> NDArray[np.uint8]:
-        """The bytes of a page; the last page of a file may be shorter."""
+        """Return the bytes of a page; the last page of a file may be shorter."""
         return self.bytes[number * PAGE : (number + 1) * PAGE]
 
     def discard_pages(self) -> None:
@@ -105,7 +105,7 @@ class MappedTensor:
 
 
 def _read_exactly(file: Any, count: int) -> bytes:
-    """The next `count` bytes; a single read may return fewer."""
+    """Read the next `count` bytes; a single read may return fewer."""
     data = b""
     while len(data) < count:
         data += file.read(count - len(data))
@@ -113,7 +113,7 @@ def _read_exactly(file: Any, count: int) -> bytes:
 
 
 def _read_header(path: Path) -> tuple[str, tuple[int, ...], torch.dtype]:
-    """The name, shape and dtype of the tensor in a file."""
+    """Return the name, shape and dtype of the tensor in a file."""
     dtypes = {name: dtype for dtype, name in DTYPE_NAMES.items()}
     try:
         with path.open("rb") as file:

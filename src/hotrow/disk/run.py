@@ -1,4 +1,4 @@
-"""The files of a training run: the ledger of the table, and the user's `rest`."""
+"""Read and write the files of a training run: the table's ledger, and the user's `rest`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = dict[str, Any]
 
 
 def read_run(folder: Path) -> Run:
-    """Read the saved run; empty if the table has not been trained.
+    """Return the saved run, or an empty dict if the table has not been trained.
 
     Raises:
         HotrowError: the file is damaged.
@@ -30,12 +30,12 @@ def read_run(folder: Path) -> Run:
     except ValueError as error:
         raise damaged_file(path, str(error)) from None
     if not isinstance(run, dict):
-        raise damaged_file(path, "it does not contain a run")
+        raise damaged_file(path, "it does not contain a training run")
     return run
 
 
 def read_rest(folder: Path) -> Any:
-    """Read the `rest` of the last save, or None.
+    """Return the `rest` of the last save, or None.
 
     Raises:
         HotrowError: the file is damaged.
@@ -45,15 +45,15 @@ def read_rest(folder: Path) -> Any:
         return torch.load(path, weights_only=True) if path.exists() else None
     except OSError:
         raise
-    except Exception as error:  # from zipfile, pickle or torch
+    except Exception as error:  # raised by zipfile, pickle or torch
         raise damaged_file(path, error_summary(error)) from None
 
 
 def serialize_rest(rest: Any) -> bytes:
-    """Return the bytes that `torch.save` writes, after a check that `torch.load` can read them.
+    """Serialize `rest` with `torch.save`, and check that `torch.load` can read it.
 
     Raises:
-        HotrowError: `torch.load(weights_only=True)` cannot read them.
+        HotrowError: `torch.load(weights_only=True)` cannot read it.
     """
     buffer = io.BytesIO()
     try:
@@ -63,17 +63,17 @@ def serialize_rest(rest: Any) -> bytes:
         raise HotrowError(
             "rest cannot be saved, because torch.load(weights_only=True) could not read it "
             f"({error_summary(error)})",
-            fix="use tensors, numbers, strings, and lists, tuples and dicts of these",
+            fix="use only tensors, numbers, strings, and lists, tuples and dicts of these",
         ) from None
     return buffer.getvalue()
 
 
 def damaged_file(path: Path, why: str) -> HotrowError:
-    """The error for a file whose contents are not what was written."""
+    """Return the error for a damaged file."""
     return HotrowError(f"{path} is damaged ({why})", fix="restore it from a backup")
 
 
 def error_summary(error: Exception) -> str:
-    """The type of an error and the first line of its message."""
+    """Return the type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0] if lines else '':.100}"

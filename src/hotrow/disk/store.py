@@ -1,7 +1,7 @@
-"""A folder with one table, the state of its optimizer and its ledger.
+"""A folder with one table, its optimizer state and its ledger.
 
-An open `Store` is the `backing` of its table: the optimizer creates its state in the folder's
-files, and a save writes the ledger, so that stale rows stay stale across a save.
+An open `Store` is the `backing` of its table. The optimizer creates its state in the folder's
+files. A save writes the ledger, so it doesn't need to settle stale rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
-BLOCK_VALUES = 1 << 22  # the number of values in one write to a new file
+BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
 
 
 def create(
@@ -60,15 +60,15 @@ def create(
         rows: V, at least 1.
         columns: D, at least 1.
         dtype: float32 or float64.
-        fill: called with blocks of rows, (n, D), in order; writes their values in place, like
-            `torch.nn.init.normal_`.
+        fill: a function such as `torch.nn.init.normal_`. It is called with each block of rows,
+            (n, D), in order, and writes the values in place.
 
     Returns:
         The open store.
 
     Raises:
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
-            positive integer, or the disk is full. No folder is left behind.
+            positive integer, or the disk is full. No new folder is left behind.
 
     Cost: the table is written once. Zeros cost nothing, because the files are sparse.
 
@@ -86,17 +86,17 @@ def create(
     folder = Path(path)
     if dtype not in (torch.float32, torch.float64):
         raise HotrowError(
-            f"dtype is {dtype}, but a table in files is float32 or float64",
+            f"dtype is {dtype}, but a table in files must be float32 or float64",
             fix="pass dtype=torch.float32 or torch.float64",
         )
     if not (isinstance(rows, int) and isinstance(columns, int)):
         raise HotrowError(
-            f"rows is {rows!r} and columns is {columns!r}, but both are integers",
+            f"rows is {rows!r} and columns is {columns!r}, but both must be integers",
             fix="pass integers",
         )
     if rows < 1 or columns < 1:
         raise HotrowError(
-            f"rows is {rows} and columns is {columns}, but both are at least 1",
+            f"rows is {rows} and columns is {columns}, but both must be at least 1",
             fix="pass 1 or more",
         )
     if folder.exists():
@@ -106,7 +106,7 @@ def create(
     new_folder: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # A unique name, because another process may be creating the same folder.
+        # Use a unique name, because another process may be creating the same folder.
         new_folder = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
         new_folder.mkdir()
         values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
@@ -125,22 +125,22 @@ def create(
 
 
 def open(path: str | Path) -> Store:
-    """Open the folder of a table, to train the table or to read its rows.
+    """Open a table's folder to train the table or to read its rows.
 
-    If a crash interrupted a save after its data was on the disk, the save is completed first.
+    If a crash interrupted a save after its data was on the disk, `open` first completes the save.
 
     Args:
-        path: a folder that `create` has created.
+        path: a folder that `create` created.
 
     Returns:
-        The open store. Create an optimizer of the same class and options to continue training; it
-        continues with the saved state.
+        The open store. To continue training, create an optimizer of the same class with the same
+        options. It continues from the saved state.
 
     Raises:
         HotrowError: the folder does not exist or is damaged, or it is already open, in this
             process or another one.
 
-    Cost: reads no rows. The journal of an interrupted save is read and written once.
+    Cost: `open` reads no rows. It applies the journal of an interrupted save once.
 
     >>> import tempfile, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -158,11 +158,11 @@ class Store:
     Train the table like any other, with an optimizer of `hotrow.optim`. Use the store in a `with`
     statement, or call `close` when you are done.
 
-    Memory: written pages (of 4,096 bytes) stay in this process until `save` writes them to the
-    files and frees them. So memory grows with the number of rows touched since the last save.
+    Memory: changed pages (4,096 bytes each) stay in memory until `save` writes them to the files
+    and frees them. So memory use grows with the number of rows touched since the last save.
 
-    Cost of a save: the written pages, and the ledger with its scalars for each step. Stale rows are
-    saved unsettled, together with the steps that they have missed.
+    Cost of a save: it writes the changed pages, and the ledger with its scalars for each step. It
+    doesn't settle stale rows, but saves them together with the steps that they have missed.
 
     Reads of the whole table (`layer.state_dict()`, `layer.weight.norm()`) and of the whole
     optimizer state (`optimizer.state_dict()`) settle every row. They need memory for all rows that
@@ -213,7 +213,7 @@ class Store:
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
         assert isinstance(weight, nn.Parameter)
-        self.table = Table.adopt(weight)  # makes no copy, because `values` shares the memory
+        self.table = Table.adopt(weight)  # makes no copy: `values` is the mapped memory
         self.table.backing = self
         return layer
 
@@ -234,11 +234,11 @@ class Store:
     # --- The optimizer state ---------------------------------------------------------------------
 
     def create_slot(self, name: str, initial: float) -> Tensor:
-        """Create a state tensor (V, D) with this initial value; the optimizer calls it."""
+        """Create a (V, D) state tensor with this initial value, for the optimizer."""
         if name in self._state_files:
             raise HotrowError(
-                f"{self.folder} already has a state {name!r}, from another optimizer",
-                fix="train with one optimizer; to change it, save and open the folder again first",
+                f"{self.folder} already has the state {name!r} of another optimizer",
+                fix="use one optimizer; to switch optimizers, save and reopen the folder first",
             )
         shape, dtype = self._weight_file.shape, self._weight_file.dtype
         values: RowBlocks = ()
@@ -247,14 +247,14 @@ class Store:
         return self._state_tensor(name, shape, dtype, values)
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """Return a state tensor (V, D) with these values; the optimizer calls it."""
+        """Return a (V, D) state tensor with these values, for the optimizer."""
         slot = self._state_tensor(name, self._weight_file.shape, self._weight_file.dtype, ())
         if slot.data_ptr() != values.data_ptr():
             slot.copy_(values)
         return slot
 
     def row_steps(self) -> Tensor:
-        """Return zeros, (V,) int32, for the number of steps of each row; the optimizer calls it."""
+        """Return (V,) int32 zeros, in which the optimizer counts the steps of each row."""
         exists = "last" in self._state_files
         values = self._state_tensor("last", self._weight_file.shape[:1], torch.int32, ())
         return values.zero_() if exists else values
@@ -278,7 +278,7 @@ class Store:
     # --- Saving ----------------------------------------------------------------------------------
 
     def save(self, rest: Any = None) -> None:
-        """Write all changes to the files, atomically: all of them or none.
+        """Write all changes to the files atomically.
 
         Args:
             rest: other data to save in the same transaction, such as the state dicts of the dense
@@ -287,10 +287,10 @@ class Store:
 
         Raises:
             HotrowError: the disk is full or fails, the store is closed, the table no longer uses
-                the memory of the files, or `rest` cannot be read again. The folder contains the
-                previous save or this one, and the changes are still in memory.
+                the memory of the files, or `rest` cannot be read again. The folder contains
+                either the previous save or this one, and the changes are still in memory.
 
-        Cost: twice the size of the written pages and of `rest`, because of the journal.
+        Cost: the changed pages and `rest` are written twice, because of the journal.
         """
         self._check_can_save()
         writes = self._writes(json.dumps(self._describe_run()).encode(), serialize_rest(rest))
@@ -317,7 +317,7 @@ class Store:
             raise HotrowError(
                 f"the table of {self.folder} no longer uses the memory of its files, for example "
                 "after layer.double() or an assignment to weight.data",
-                fix="copy values into the original table instead: weight.copy_(...) in no_grad",
+                fix="copy the values into the original table: weight.copy_(...) in no_grad",
             )
 
     def _writes(self, run: bytes, rest: bytes) -> Iterator[FileWrite]:
@@ -328,14 +328,14 @@ class Store:
         yield REST_FILE, WHOLE_FILE, rest
 
     def _describe_run(self) -> Run:
-        """The run so far: the ledger of the steps that rows may have missed, and their options."""
+        """Return the run so far: the steps that rows may have missed, and the options."""
         lag = self.table.lag
         if not isinstance(lag, RowLag):
             if self._state_files:
                 raise HotrowError(
-                    "the optimizer state cannot be saved: all rows have settled and the optimizer "
+                    "the optimizer state cannot be saved: all rows are settled and the optimizer "
                     "has closed its ledger, for example in state_dict()",
-                    fix="make a step before you save",
+                    fix="run an optimizer step before you save",
                 )
             return {}
         ledger = lag.ledger
@@ -352,7 +352,7 @@ class Store:
         }
 
     def _resume(self) -> None:
-        """Give the table the lag that it was saved with."""
+        """Restore the lag that was saved with the table."""
         run = self._run
         group: ParamGroup = {
             key: tuple(value) if isinstance(value, list) else value
@@ -369,7 +369,7 @@ class Store:
 
 @contextmanager
 def _wrap_open_errors(folder: Path) -> Iterator[None]:
-    """Turn errors that occur while a folder is opened into HotrowErrors."""
+    """Convert errors from opening a folder to HotrowErrors."""
     try:
         yield
     except Timeout:
@@ -382,7 +382,7 @@ def _wrap_open_errors(folder: Path) -> Iterator[None]:
             f"{folder} could not be opened ({error})",
             fix="free disk space or check the permissions, and open it again; nothing is lost",
         ) from None
-    except (KeyError, TypeError, AttributeError) as error:  # from a damaged run file
+    except (KeyError, TypeError, AttributeError) as error:  # raised for a damaged run file
         raise damaged_file(folder / RUN_FILE, error_summary(error)) from None
 
 
@@ -391,7 +391,7 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 
 
 def _restore_ledger(new_ledger: Ledger, group: ParamGroup, run: Run) -> Ledger:
-    """A ledger with the saved entries and scalars."""
+    """Return a ledger with the saved entries and scalars."""
     ledger = Ledger(new_ledger.rule, group, start_step=run["start"])
     for entry in run["entries"]:
         ledger.append(tuple(entry))
@@ -406,7 +406,7 @@ def _rules_by_name() -> dict[str, Rule]:
 def _filled_blocks(
     shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Tensor], object]
 ) -> Iterator[Tensor]:
-    """Yield the blocks of rows of a tensor in order, filled by `fill`."""
+    """Yield blocks of rows in order, with the values that `fill` writes."""
     rows, columns = shape
     block_rows = max(1, BLOCK_VALUES // columns)
     for begin in range(0, rows, block_rows):

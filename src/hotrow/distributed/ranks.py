@@ -1,10 +1,11 @@
-"""Collectives over the ranks of a process group, with different sizes and errors on all ranks.
+"""Collectives whose sizes can differ between ranks, and whose errors are raised on all ranks.
 
 An exchange starts with a header of two numbers for each rank: a code for the operation, and the
 number of rows that follow. A rank with an error sends the code `FAILED`. A rank that receives
-`FAILED`, or the code of another operation, raises. So no rank waits for data that is never sent.
+`FAILED` or the code of another operation raises an error. So no rank waits for data that is never
+sent.
 
-With W ranks, each rank sends 16 (W - 1) bytes for the header.
+With W ranks, each rank sends headers of 16 (W - 1) bytes.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 
-FAILED = -1  # sent instead of the code of an operation
+FAILED = -1  # a rank with an error sends this instead of the operation's code
 
 
 class Ranks:
     """The ranks of a process group, and collectives over them.
 
     Arguments:
-        group: the process group of torch.distributed.
-        device: the device of the tensors in its collectives.
+        group: the torch.distributed process group.
+        device: the device of the exchanged tensors.
     """
 
     def __init__(self, group: Any, device: torch.device) -> None:
@@ -40,10 +41,10 @@ class Ranks:
     def all_gather(
         self, operation: str, value: Any, failure: HotrowError | None = None
     ) -> list[Any]:
-        """Return the values of all ranks, which may be any objects.
+        """Return the values of all ranks; a value can be any picklable object.
 
         Raises:
-            HotrowError: on every rank, if a rank passed `failure`.
+            HotrowError: on every rank, if any rank passed `failure`.
         """
         problem = None
         if failure is not None:
@@ -58,7 +59,7 @@ class Ranks:
         return [value for value, _ in answers]
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
-        """The norm over all ranks, computed from the norm of each rank's part."""
+        """Return the norm over all ranks, given the norm of this rank's part."""
         if math.isinf(order):
             dist.all_reduce(local_norm, dist.ReduceOp.MAX, group=self.group)
             return local_norm
@@ -76,7 +77,7 @@ class Ranks:
         """Send `counts[r]` to each rank r, and return the counts that this rank receives.
 
         Raises:
-            HotrowError: on every rank, if a rank passed `failure` or the operations differ.
+            HotrowError: on every rank, if any rank passed `failure` or the operations differ.
         """
         code = FAILED if failure is not None else zlib.crc32(operation.encode())
         header = torch.tensor([[code, count] for count in counts], device=self.device)
@@ -88,7 +89,7 @@ class Ranks:
         return list(received_counts)
 
     def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
-        """Raise the failure of any rank, or an error about their different operations."""
+        """Raise the failure of a rank, or an error that lists the ranks' different operations."""
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(
@@ -104,13 +105,13 @@ class Ranks:
         send_counts: Sequence[Sequence[int]],
         receive_counts: Sequence[Sequence[int]],
     ) -> list[Tensor]:
-        """Send each rank some rows of each tensor, in one exchange.
+        """Send rows of each tensor to each rank, in one exchange.
 
         Arguments:
-            tensors: (rows, ...) each, ordered by the rank that receives the rows. Dtypes and the
-                other dimensions are the same on all ranks.
-            send_counts: for each tensor, the number of rows for each rank.
-            receive_counts: for each tensor, the number of rows from each rank.
+            tensors: tensors of shape (rows, ...), with rows ordered by the rank that receives them.
+                The dtypes and the other dimensions must be the same on all ranks.
+            send_counts: for each tensor, the number of rows to send to each rank.
+            receive_counts: for each tensor, the number of rows to receive from each rank.
 
         Returns:
             For each tensor, the received rows, ordered by the rank that sent them.
@@ -167,7 +168,7 @@ class Ranks:
 
 
 class AllToAll(torch.autograd.Function):
-    """`Ranks.all_to_all`; the backward pass sends gradients back, averaged over the ranks."""
+    """Differentiable `Ranks.all_to_all`; backward returns gradients averaged over the ranks."""
 
     @staticmethod
     def forward(
@@ -191,11 +192,11 @@ class AllToAll(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of `rows`, divided by the number of ranks before they are summed.
 
-        DistributedDataParallel divides in the same order. The gradient of an output that no rank
-        has used is None, so that its table makes no step.
+        DistributedDataParallel also divides before it sums. If no rank uses an output, the gradient
+        of its rows is None, so the optimizer skips the table.
 
         Raises:
-            HotrowError: on every rank, if the ranks differentiate different exchanges.
+            HotrowError: on every rank, if the ranks run the backward passes of different exchanges.
         """
         ranks = ctx.ranks
         ranks.exchange_counts(
@@ -208,7 +209,7 @@ class AllToAll(torch.autograd.Function):
             for gradient, (shape, dtype) in zip(gradients, ctx.output_metadata, strict=True)
         ]
         is_used = [[gradient is not None for gradient in gradients]]
-        ones = [1] * ranks.count  # one row of `is_used` for each rank
+        ones = [1] * ranks.count  # send one row of `is_used` to each rank
         shares.append(torch.tensor(is_used * ranks.count, device=ranks.device))
         *row_gradients, used_by_rank = ranks.all_to_all(
             shares, [*ctx.receive_counts, ones], [*ctx.send_counts, ones]
@@ -225,17 +226,17 @@ class AllToAll(torch.autograd.Function):
 
 
 def _as_bytes(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor, which any backend can send."""
+    """Return a tensor as bytes, which any backend can send."""
     flat = tensor.detach().reshape(-1)
     return flat.view(torch.uint8) if len(flat) else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _byte_counts(tensors: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The number of bytes of `counts` rows of each tensor."""
+    """Convert the row counts of each tensor to byte counts."""
     widths = [tensor.element_size() * math.prod(tensor.shape[1:]) for tensor in tensors]
     return [[n * width for n in row] for row, width in zip(counts, widths, strict=True)]
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:
-    """The parts as one tensor; a single part is not copied."""
+    """Concatenate the parts; a single part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

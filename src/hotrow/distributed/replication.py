@@ -1,7 +1,8 @@
 """Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
 
-A lookup announces itself to the other ranks; its backward pass exchanges the touched rows; before
-a step, the ranks settle together.
+Before a lookup, the ranks check that all of them run it. Its backward pass exchanges the gradients
+of the touched rows. If one rank settles all rows, the other ranks settle theirs before the next
+step.
 """
 
 from __future__ import annotations
@@ -32,38 +33,38 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def replicate(model: _M, mesh: DeviceMesh) -> _M:
-    """Keep a whole copy of each table on every rank of a mesh, equal bit for bit.
+    """Keep a copy of each table on every rank of a mesh, with all copies equal bit for bit.
 
-    Use `DistributedDataParallel(replicate(model, mesh))`: DistributedDataParallel trains the dense
-    parameters and ignores the tables. With W ranks, the gradient of a lookup is::
+    Use the model as `DistributedDataParallel(replicate(model, mesh))`. DistributedDataParallel
+    trains the dense parameters and ignores the tables. With W ranks, the gradient of a lookup is::
 
         gradient = gradient_0 / W + ... + gradient_(W - 1) / W
 
-    as in DistributedDataParallel, but the ranks send only the rows that their batches touched, and
-    add them in the order of the ranks.
+    DistributedDataParallel computes the same average. Here, the ranks send only the rows that their
+    batches touch, and add them in rank order.
 
     All copies have the same bits after every step. If a read settles all rows on one rank, for
     example for a checkpoint, the other ranks settle theirs before the next step.
 
-    Every rank must make the same lookups, with an empty batch if it has no data. If one rank has a
-    bad id, that lookup raises on all ranks, and training can continue. You can differentiate a
-    table only through lookups.
+    Every rank must make the same lookups, with an empty batch if it has no data. If one rank has an
+    invalid id, the lookup raises an error on all ranks, and training can continue. You can
+    differentiate a table only through lookups.
 
     Args:
-        model: converted by `hotrow.convert`. Changed in place; its tables get the values of the
-            first rank.
+        model: a model converted by `hotrow.convert`. It is changed in place, and its tables are set
+            to the values on the first rank.
         mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
 
     Returns:
         The model.
 
     Raises:
-        HotrowError: on every rank. The model has no tables, the tables differ among ranks, a table
-            has `max_norm` or `scale_grad_by_freq` or is in files, or the mesh has more than one
-            dimension.
+        HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
+            table has `max_norm` or `scale_grad_by_freq` or is in files, or the mesh has more than
+            one dimension.
 
     Cost: for each lookup, each rank sends its distinct rows and their ids to the W - 1 other ranks,
-    and two headers of 16 bytes to each. A step sends 16 more bytes for each table.
+    and two 16-byte headers to each of them. A step sends 16 more bytes for each table.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -100,25 +101,25 @@ def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> H
         return table_in_files(path)
     if shared_table(modules).replicas is not None:
         return HotrowError(
-            f"{path}.weight is already replicated", fix="call replicate once for each model"
+            f"{path}.weight is already replicated", fix="call replicate only once per model"
         )
     return None
 
 
 @dataclass(frozen=True)
 class _Replicas:
-    """The ranks that have the same table."""
+    """The ranks that have a copy of the same table."""
 
     path: str
     ranks: Ranks
 
     def source(self, table: Tensor) -> Tensor:
-        """A tensor like the table, whose gradient is gathered from all ranks."""
+        """Return a stand-in for the table, with a gradient that is gathered from all ranks."""
         source: Tensor = MapGradient.apply(table, self._gather)  # type: ignore[no-untyped-call]
         return source
 
     def _gather(self, gradient: RowGradient) -> RowGradient:
-        """Gather the row gradients of all ranks, ordered by rank, divided by their number."""
+        """Gather the row gradients of all ranks in rank order, divided by the number of ranks."""
         ranks, storage = self.ranks, gradient.merge().row_storage
         operation = f"average the gradient of {self.path}"
         counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
@@ -128,13 +129,13 @@ class _Replicas:
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
-        """Check before a lookup that gets a gradient that every rank makes it, or raise on each."""
+        """Check that every rank makes this lookup with a gradient, or raise on every rank."""
         check_ddp_ignores(table, self.path)
-        operation = f"look up in {self.path} to train"
+        operation = f"look up ids in {self.path} for training"
         self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise the error of a lookup; if the lookup gets a gradient, on every rank."""
+        """Raise a lookup's error; if the lookup needs a gradient, raise it on every rank."""
         if needs_gradient(table):
             self.prepare_look_up(table, error)
         raise error
@@ -142,7 +143,7 @@ class _Replicas:
     def settle_together(self, table: Table) -> None:
         """Settle all rows, or close the lag, if another rank has done so since the last step.
 
-        The rows were equal on all ranks after that step, so they are equal again.
+        All ranks had equal rows after that step, so settling makes them equal again.
         """
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
         flags = torch.tensor([lag_ended, is_settled], dtype=torch.int64, device=self.ranks.device)

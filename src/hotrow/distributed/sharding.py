@@ -31,26 +31,27 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     have fewer rows, or none. This is the layout of DTensor's `Shard(0)`.
 
     A lookup sends each distinct id of the batch to the rank that has its row, and receives the row.
-    The backward pass sends the gradients the same way, one for each distinct id, divided by W like
-    in DistributedDataParallel. A step equals that of a single process that adds the gradients of
-    the ranks' batches in the order of the ranks.
+    The backward pass sends the gradients the same way, one for each distinct id, divided by W as in
+    DistributedDataParallel. The result of a step equals that of a single process that adds the
+    gradients of the ranks' batches in rank order.
 
-    Call `shard` before you create the optimizer, and before you pass the same module to
-    DistributedDataParallel, which trains the dense parameters and ignores the tables.
+    Call `shard` before you create the optimizer and before you pass the same module to
+    DistributedDataParallel. DistributedDataParallel trains the dense parameters and ignores the
+    tables.
 
     In `state_dict()`, a table and its optimizer state are DTensors. `torch.distributed.checkpoint`
-    can save them with one number of ranks and load them with another, or in one process. A state
-    dict with whole tables loads as well: each rank takes its rows.
+    can save them with one number of ranks and load them with another, or in one process. You can
+    also load a state dict with whole tables, from which each rank takes its rows.
 
     Every rank must make the same lookups, with an empty batch if it has no data. A direct read of a
     table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
-    gradient includes all ranks, so that `clip_grad_norm_` clips like a single process; every rank
-    must call it.
+    gradient includes all ranks, so `clip_grad_norm_` clips as in a single process. Every rank must
+    call it.
 
     Args:
-        model: converted by `hotrow.convert`. Changed in place. Every rank passes the same model,
-            for example created with the same seed. If it is on the "meta" device, each rank
-            initializes its rows with `reset_parameters`.
+        model: a model converted by `hotrow.convert`; changed in place. Every rank must pass the
+            same model, for example one created with the same seed. If the model is on the "meta"
+            device, each rank initializes its rows with `reset_parameters`.
         mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
             To replicate each shard, call `hotrow.distributed.replicate` with another dimension of
             the same mesh.
@@ -59,10 +60,11 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
         The model.
 
     Raises:
-        HotrowError: on every rank. The model has no tables, the tables differ among ranks, a table
-            has `scale_grad_by_freq` or is in files, or the mesh has more than one dimension.
+        HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
+            table has `scale_grad_by_freq` or is in files, or the mesh has more than one dimension.
 
-    Cost: each rank copies its rows, and frees the others. docs/scale.md has the cost of a step.
+    Cost: each rank copies its own rows and frees the others. See docs/scale.md for the cost of a
+    step.
 
     Source: `torch.distributed.tensor.Shard`; hybrid parallelism, https://arxiv.org/abs/1906.00091.
 
@@ -91,7 +93,7 @@ def _find_problem(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> H
         return table_in_files(path)
     if shared_table(modules).shards is not None:
         return HotrowError(
-            f"{path}.weight is already sharded", fix="call shard once for each model"
+            f"{path}.weight is already sharded", fix="call shard only once per model"
         )
     return None
 
@@ -116,7 +118,7 @@ def _split_table(
 
 
 def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
-    """Initialize the rows of this rank, with different values on each rank for the same seed."""
+    """Initialize the rows of this rank; with the same seed, each rank gets different values."""
     seed = int(torch.randint(2**62, ())) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
     with torch.random.fork_rng(devices=[] if module.weight.is_cpu else None):
@@ -129,23 +131,23 @@ def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> 
 
 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
-    """Look up in several sharded embeddings in one exchange, instead of one exchange for each.
+    """Look up ids in several sharded embeddings with one exchange, instead of one per embedding.
 
-    Their gradients also return in one exchange. The results equal those of the separate calls.
+    The backward pass also sends all gradients in one exchange. The results equal those of separate
+    calls.
 
     Args:
-        pairs: (layer, ids) pairs. The tables of the layers are sharded over the same mesh; ids are
-            int64 or int32, 0 .. V - 1, any shape.
+        pairs: (layer, ids) pairs. The layers' tables must be sharded over the same mesh. The ids
+            are int64 or int32 tensors of any shape, with values from 0 to V - 1.
 
     Returns:
         `layer(ids)` for each pair, of shape `(*ids.shape, D)`.
 
     Raises:
-        HotrowError: a table is not sharded, or the meshes differ. On every rank, if an id on any
-            rank is invalid.
+        HotrowError: a table is not sharded, or the meshes differ. If an id on any rank is invalid,
+            the error is raised on every rank.
 
-    Cost: the data of the separate calls, in five messages to each rank instead of four for each
-    layer.
+    Cost: the same data as separate calls, in five messages to each rank instead of four per layer.
 
     Source: the all-to-all exchange of embedding lookups in https://arxiv.org/abs/1906.00091.
 
@@ -174,7 +176,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     ]
     if len({request.shards.mesh for request in requests}) > 1:
         raise HotrowError(
-            "the tables are sharded over different meshes", fix="call look_up once for each mesh"
+            "the tables are sharded over different meshes", fix="call look_up once per mesh"
         )
     results = fetch(requests) if requests else []
     return [F.embedding(inverse, rows) for _, inverse, rows in results]
@@ -183,7 +185,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
 def _save_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Replace a sharded table by a DTensor; a hook that runs after `state_dict`."""
+    """Replace a sharded table with a DTensor; this hook runs after `state_dict`."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and state_dict[name] is not table:
         state_dict[name] = table.shards.to_global(state_dict[name])
@@ -192,7 +194,7 @@ def _save_hook(
 def _load_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
 ) -> None:
-    """Take the rows of this rank from a whole table or a DTensor, before `load_state_dict`."""
+    """Extract this rank's rows from a whole table or a DTensor; runs before `load_state_dict`."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and name in state_dict:
         count, rows = len(state_dict[name]), table.shards.rows

@@ -41,7 +41,7 @@ class Shards:
         return slice(min(begin, self.rows), min(begin + self.rows_per_rank, self.rows))
 
     def to_global(self, rows: Tensor) -> Tensor:
-        """The DTensor whose local part is `rows`; it shares their memory."""
+        """Return the DTensor whose local part is `rows`, in the same memory."""
         shape = torch.Size((self.rows, *rows.shape[1:]))
         result: Tensor = DTensor.from_local(
             rows, self.mesh, [Shard(0)], run_check=False, shape=shape, stride=rows.stride()
@@ -49,7 +49,7 @@ class Shards:
         return result
 
     def to_local(self, value: Tensor) -> Tensor:
-        """The rows of this rank, from a DTensor or from a tensor with all rows."""
+        """Return the rows of this rank, from a DTensor or from a tensor with all rows."""
         if isinstance(value, DTensor):
             if value.device_mesh == self.mesh and tuple(value.placements) == (Shard(0),):
                 return value.to_local()
@@ -57,12 +57,12 @@ class Shards:
         return value[self.local_slice] if len(value) == self.rows else value
 
     def source(self, table: Tensor) -> Tensor:
-        """A stand-in for the table, whose gradient refers to the ranks with the other rows."""
+        """Return a stand-in for the table, with a gradient that refers to the other ranks."""
         source: Tensor = MapGradient.apply(table, self._mark_gradient)  # type: ignore[no-untyped-call]
         return source
 
     def _mark_gradient(self, gradient: RowGradient) -> RowGradient:
-        """Store the ranks in the gradient of this rank's rows, for norms over all rows."""
+        """Store the ranks in this rank's gradient, so that its norm can include all rows."""
         gradient.row_storage.shards = self.ranks
         return gradient
 
@@ -103,7 +103,7 @@ class LookUpRequest:
         return shards
 
     def look_up_locally(self, ids: Tensor) -> Tensor:
-        """The rows of this rank at `ids`, which are relative to its first row."""
+        """Return the rows of this rank at `ids`, which count from its first row."""
         padding, shards = self.padding_idx, self.shards
         local = shards.local_slice
         if padding is not None:
@@ -116,8 +116,8 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     """Fetch the rows of several tables in one exchange.
 
     Returns:
-        For each request, its distinct ids (R,), ascending; the position of each id among them; and
-        their rows (R, D), differentiable.
+        For each request, the sorted distinct ids (R,), the position of each requested id among
+        them, and their rows (R, D), which are differentiable.
     """
     first = requests[0].shards
     ranks, shards = first.ranks, [request.shards for request in requests]
@@ -126,7 +126,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
         check_ddp_ignores(request.table, request.shards.path)
-    send_counts = [[0] * ranks.count for _ in requests]  # for each table, distinct ids by rank
+    send_counts = [[0] * ranks.count for _ in requests]  # distinct-id counts by table and rank
     try:
         for i, request in enumerate(requests):
             ids = check_ids(request.ids, request.shards.rows, "input", refused_encoding="")
@@ -156,15 +156,15 @@ def _exchange_counts(
     tables: Sequence[Table],
     failure: HotrowError | None,
 ) -> list[int]:
-    """`Ranks.exchange_counts`; the replicas of these shards raise its error as well.
+    """Run `Ranks.exchange_counts`; on an error, also raise it on the replicas of these shards.
 
-    The replicas have the same rows of the tables, and make the same lookup at the same time.
+    The replicas have the same rows of the tables and make the same lookup at the same time.
     """
     try:
         return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards get here. Their replicas wait if any rank needs a gradient.
+        # All ranks of these shards reach this point. Replicas wait if any rank needs a gradient.
         if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)
@@ -172,9 +172,9 @@ def _exchange_counts(
 
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
-    """The name of an exchange, which the ranks compare and error messages contain."""
+    """Return the name of an exchange, which the ranks compare and error messages show."""
     names = ", ".join(shard.path for shard in shards)
-    return f"look up in {names}{' to train' if any(map(needs_gradient, tables)) else ''}"
+    return f"look up ids in {names}{' for training' if any(map(needs_gradient, tables)) else ''}"
 
 
 def _send_ids(
@@ -184,7 +184,7 @@ def _send_ids(
     send_counts: list[list[int]],
     received_totals: Sequence[int],
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of its rows, relative to its first row.
+    """Send each rank the ids of its rows, counted from its first row.
 
     Returns:
         For each table, the ids that this rank receives, and the number of ids from each rank.

@@ -1,7 +1,7 @@
-"""Find the tables of a model, and check that all ranks of a mesh have the same ones.
+"""Find the tables of a model, and check that all ranks of a mesh have the same tables.
 
-Also the parts that sharding and replication share: hooks, and the exclusion of tables from
-DistributedDataParallel.
+This module also contains the hooks that sharding and replication share, and makes
+DistributedDataParallel ignore the tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TableModules = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 
 
 def _find_tables(model: nn.Module, operation: str) -> TableModules:
-    """The modules of each table, by the path of its first module."""
+    """Return the modules that use each table, keyed by the path of the first one."""
     if isinstance(model, DistributedDataParallel):
         raise HotrowError(
             f"the model is wrapped in DistributedDataParallel, but {operation} must come first, so "
@@ -57,7 +57,7 @@ def _find_tables(model: nn.Module, operation: str) -> TableModules:
 
 
 def shared_table(modules: list[nn.Embedding | nn.EmbeddingBag]) -> Table:
-    """The table that the modules share."""
+    """Return the table that the modules share."""
     table: Tensor = modules[0].weight
     assert isinstance(table, Table)
     return table
@@ -69,14 +69,14 @@ def agree_on_tables(
     operation: str,
     find_problem: Callable[[str, list[nn.Embedding | nn.EmbeddingBag]], HotrowError | None],
 ) -> tuple[Ranks, TableModules]:
-    """Return the ranks of a mesh and the tables of a model, the same on all ranks.
+    """Return the ranks of a mesh and a model's tables, which must be the same on all ranks.
 
     Arguments:
         model: the model to shard or replicate.
         mesh: a mesh with one dimension.
         operation: "shard" or "replicate", for error messages.
-        find_problem: `find_problem(path, modules)`, the error for a table that is not supported,
-            or None.
+        find_problem: `find_problem(path, modules)` returns the error for an unsupported table, or
+            None.
 
     Raises:
         HotrowError: on every rank, if the tables differ or a rank finds a problem.
@@ -104,7 +104,7 @@ def agree_on_tables(
 
 
 def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) -> str:
-    """The properties of a table that must be the same on all ranks."""
+    """Describe the properties of a table that must be the same on all ranks."""
     table = shared_table(modules)
     uses = ", ".join(repr(module) for module in modules)
     options = "" if table.requires_grad else ", frozen"
@@ -114,9 +114,9 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
 
 
 def _make_ranks(mesh: Any, operation: str) -> Ranks:
-    """The ranks of a mesh with one dimension, in a new process group.
+    """Return the ranks of a one-dimensional mesh, in a new process group.
 
-    A lookup uses the new group while DistributedDataParallel may use the group of the mesh.
+    A lookup uses the new group, because DistributedDataParallel may be using the mesh's group.
     """
     if not isinstance(mesh, DeviceMesh):
         raise HotrowError(
@@ -127,7 +127,7 @@ def _make_ranks(mesh: Any, operation: str) -> Ranks:
         names = mesh.mesh_dim_names
         choice = f"mesh[{names[-1]!r}]" if names else "mesh_dim_names, and select one of them"
         raise HotrowError(
-            f"the mesh has {mesh.ndim} dimensions, but {operation} takes a mesh with one",
+            f"the mesh has {mesh.ndim} dimensions, but {operation} takes a one-dimensional mesh",
             fix=f"use {choice}",
         )
     device = torch.device(mesh.device_type)
@@ -151,7 +151,7 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(parameter, Table) and parameter.spans_processes:
-                # torch checks both forms of the name for parameters of the model itself
+                # For the model's own parameters, torch checks both forms of the name.
                 names |= {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         model, sorted(names)
@@ -159,7 +159,7 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
 
 
 def table_in_files(path: str) -> HotrowError:
-    """The error for a table of `hotrow.disk`, which only one process can open."""
+    """Return the error for a table of `hotrow.disk`, which only one process can open."""
     return HotrowError(
         f"{path}.weight is in files, which only one process can open",
         fix="shard or replicate a table in memory, or leave this one out of the model",
@@ -173,36 +173,36 @@ def refuse_assignment(
     local_metadata: dict[str, Any],
     *others: Any,
 ) -> None:
-    """Raise if `load_state_dict` would replace the table; a hook that runs before it."""
+    """Raise if `load_state_dict` would replace the table; this hook runs before it."""
     if f"{prefix}weight" in state_dict and local_metadata.get("assign_to_params_buffers"):
         raise HotrowError(
             f"load_state_dict(assign=True) would replace the table {prefix}weight, which is "
-            "sharded or replicated, by a plain parameter",
-            fix="leave assign out, so that the values are copied",
+            "sharded or replicated, with a plain parameter",
+            fix="omit assign, so that the values are copied",
         )
 
 
 def check_ddp_ignores(table: Table, path: str) -> None:
-    """Raise if the DistributedDataParallel of this forward pass does not ignore a table.
+    """Raise if the active DistributedDataParallel does not ignore the table.
 
-    It ignores only the parameters listed on the module that it wraps, not on inner modules.
+    It ignores only parameters that are listed on the module that it wraps, not on inner modules.
     """
     wrapper = DistributedDataParallel._active_ddp_module
     if wrapper is not None and any(parameter is table for parameter in wrapper._module_parameters):
         raise HotrowError(
             f"DistributedDataParallel treats the table {path}.weight as a dense parameter, and has "
-            "replaced its values by those of the first rank",
+            "replaced its values with those of the first rank",
             fix="build the model again, and call shard or replicate on the same module that you "
             "pass to DistributedDataParallel",
         )
 
 
 class MapGradient(torch.autograd.Function):
-    """A stand-in for a table; its gradient passes through `function` on the way to the table."""
+    """A stand-in for a table; `function` maps its gradient to the gradient of the table."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, function: Callable[[RowGradient], RowGradient]) -> Tensor:
-        """Return a tensor of the table's shape with a single value in memory; no alias."""
+        """Return a tensor of the table's shape that stores one value, in separate memory."""
         ctx.set_materialize_grads(False)
         ctx.function = function
         return table.new_empty(()).expand(table.shape)
@@ -210,5 +210,5 @@ class MapGradient(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: RowGradient | None) -> tuple[RowGradient | None, None]:
-        """The gradient that `function` returns."""
+        """Return the gradient of the table."""
         return None if gradient is None else ctx.function(gradient), None

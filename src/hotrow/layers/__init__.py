@@ -1,15 +1,15 @@
 """Embedding and linear layers that accept both ids and one-hots.
 
-Each is a subclass of torch's layer with the same constructor and `state_dict` keys, and computes
-with torch's own operators. It checks ids first, so a bad id raises an error and never reads another
-row. A table has V rows and D columns.
+Each layer is a subclass of the torch layer with the same constructor and `state_dict` keys, and
+computes with torch's operators. It checks ids first, so an invalid id raises an error instead of
+reading another row. A table has V rows and D columns.
 
 Known limits:
 
 - `torch.fx.symbolic_trace` and `torch.jit.script` don't support the checks. `torch.export` and
   `torch.compile` do.
-- On a GPU, the check synchronizes, so a CUDA graph can't capture it.
-- The checks have no sharding rule for tensor parallel layers.
+- On a GPU, the checks synchronize with the CPU, so a CUDA graph can't capture them.
+- The checks have no DTensor sharding rule, so they don't work in tensor-parallel layers.
 """
 
 from hotrow.layers.embedding import Embedding

@@ -1,4 +1,4 @@
-"""`Embedding`: torch's layer, which also accepts one-hot and probability input."""
+"""The `Embedding` layer, which also accepts one-hot and probability input."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 class Embedding(TableLayer, nn.Embedding):
     """A `torch.nn.Embedding` that also accepts one-hot and probability tensors.
 
-    For ids, `output[..., :] = table[ids[...], :]`. That equals `one_hot(ids) @ table` bit for bit
-    if the table is finite, except for the sign of zeros. For floating-point input of last dimension
-    V, the output is `input @ table`, differentiable in both.
+    For ids, `output[..., :] = table[ids[...], :]`. The output equals `one_hot(ids) @ table` bit for
+    bit if the table is finite, except for the sign of zeros. For floating-point input with a last
+    dimension of V, the output is `input @ table`, with gradients for both.
 
     The constructor, the `state_dict` keys, and the options `padding_idx`, `max_norm`,
-    `scale_grad_by_freq` and `sparse` are those of torch. Checkpoints load in both directions.
+    `scale_grad_by_freq` and `sparse` are the same as in torch. Each layer can load the other's
+    checkpoints.
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
         one-hot or probabilities: the table's dtype, (..., V); the output is (..., D). A
-            `hotrow.one_hot` of any dtype is looked up.
+            `hotrow.one_hot` can have any dtype.
 
     Raises:
-        HotrowError: wrong dtype or last dimension; integers that look like a one-hot; one-hot input
-            with `scale_grad_by_freq`, which counts ids.
-        HotrowIndexError: an id outside 0..V-1. It is raised before anything changes.
+        HotrowError: the dtype or the last dimension is wrong, integers look like a one-hot, or the
+            input is one-hot with `scale_grad_by_freq`, which counts ids.
+        HotrowIndexError: an id is outside 0..V-1. It is raised before anything changes.
 
-    Cost: a lookup of N ids writes N x D values and multiplies nothing. The gradient is torch's:
-    V x D with zeros for untouched rows, or one row for each id with `sparse=True`. After
-    `hotrow.convert`, it contains only the touched rows.
+    Cost: a lookup of N ids writes N x D values, without any multiplications. The gradient is the
+    same as in torch: V x D with zeros for untouched rows, or one row for each id with
+    `sparse=True`. After `hotrow.convert`, it contains only the touched rows.
 
     >>> import torch
     >>> layer = Embedding.from_pretrained(torch.tensor([[1., 2.], [3., 4.], [5., 6.]]))
@@ -62,9 +63,9 @@ class Embedding(TableLayer, nn.Embedding):
             options: the layer's other constructor arguments.
 
         Raises:
-            HotrowError: the file can't be read, or has no such table.
+            HotrowError: the file can't be read, or doesn't contain the table.
         """
-        from hotrow.inputs.files import read_table  # deferred: `import hotrow` must stay fast
+        from hotrow.inputs.files import read_table  # deferred, so that `import hotrow` stays fast
 
         _, table = read_table(path, tensor)
         rows, columns = table.shape

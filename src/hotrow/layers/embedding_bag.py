@@ -1,4 +1,4 @@
-"""`EmbeddingBag`: torch's layer, which also accepts one-hot, multi-hot and probability input."""
+"""The `EmbeddingBag` layer, which also accepts one-hot, multi-hot and probability input."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 class EmbeddingBag(TableLayer, nn.EmbeddingBag):
     """A `torch.nn.EmbeddingBag` that also accepts one-hot, multi-hot and probability tensors.
 
-    The output of a bag is the sum, mean or maximum of its ids' rows. In "sum" mode, each row can be
-    scaled by its `per_sample_weights` first. A sum equals `multi_hot(bag) @ table`, within
+    The output for a bag is the sum, mean or maximum of the rows for its ids. In "sum" mode,
+    `per_sample_weights` can scale each row first. A sum equals `multi_hot(bag) @ table`, within
     rounding.
 
-    The constructor, the `state_dict` keys and all options are those of torch. Ids equal to
+    The constructor, the `state_dict` keys and all options are the same as in torch. Ids equal to
     `padding_idx` don't count as members of their bag.
 
     Shapes:
@@ -33,8 +33,8 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             member is a distribution over rows instead of an id. A member equal to the one-hot of
             `padding_idx` doesn't count.
         multi-hot: (B, V) without offsets. Row i of the table has weight input[b, i] in bag b.
-            "mean" divides by the sum of the weights unless it is 0. "max" raises an error. The
-            weight of `padding_idx` is ignored.
+            "mean" divides by the sum of the weights, unless the sum is 0. "max" raises an error.
+            The weight of `padding_idx` is ignored.
         per_sample_weights: the shape of the ids, (B, L) or (N,).
 
     Raises:
@@ -57,7 +57,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, L) or (N,) ids, or the same with a last dimension V, to (B, D)."""
+        """Map (B, L) or (N,) ids, or soft input with another dimension V, to (B, D)."""
         try:
             return self._bags(input, offsets, per_sample_weights)
         except HotrowError as error:
@@ -81,7 +81,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             last=self.include_last_offset,
         )
         if offsets is None and input.shape[1] == 0:
-            # torch fails on a (B, 0) batch, but accepts the same empty bags as offsets.
+            # torch fails on a (B, 0) batch, but accepts empty bags that are described by offsets.
             bags = len(input) + self.include_last_offset
             offsets = torch.zeros(bags, dtype=torch.int64, device=input.device)
             input = input.flatten(0, 1)
@@ -115,7 +115,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             what = 'mode="max"' if self.mode == "max" else "per_sample_weights"
             raise HotrowError(
                 f"{what} needs the separate members of each bag, but input is a (B, V) multi-hot "
-                f"of shape {tuple(values.shape)}, their sum",
+                f"of shape {tuple(values.shape)}, which contains only their sum",
                 fix="pass ids, or one-hots of shape (B, L, V)",
             )
         if self.padding_idx is not None:
@@ -134,10 +134,10 @@ def pool_rows(
     offsets: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """Pool rows that are already looked up, (N, D), with torch's `embedding_bag`.
+    """Pool (N, D) rows that are already looked up, with torch's `embedding_bag`.
 
-    There is one row for each id of `shape`. To ignore padding, all padding ids point at one extra
-    row, which is torch's `padding_idx`.
+    `shape` is the shape of the ids, each of which has one row. To ignore padding, all padding ids
+    point to an extra row, which is passed to torch as `padding_idx`.
     """
     positions = torch.arange(len(rows), device=rows.device)
     if is_padding is not None:

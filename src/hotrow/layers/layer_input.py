@@ -1,4 +1,4 @@
-"""Check that the input of a layer is a tensor."""
+"""Check the type of a layer's input."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hotrow.onehot.tensor import OneHot
 
 
 def as_input_tensor(input: Any, weight: Tensor) -> Tensor:
-    """Return the input; cast an integer `hotrow.one_hot` to the dtype of the weight."""
+    """Return the input; cast an integer `hotrow.one_hot` to the weight's dtype."""
     if isinstance(input, OneHot) and not input.is_floating_point():
         return input.to(weight.dtype)
     if not isinstance(input, Tensor):
         raise HotrowError(
-            f"input is a {type(input).__name__}, but must be a tensor",
+            f"input is a {type(input).__name__}, but it must be a tensor",
             fix="use torch.tensor(input)",
         )
     return input

@@ -1,4 +1,4 @@
-"""Linear layers to convert from and to."""
+"""Conversion from and to linear layers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _L = TypeVar("_L", bound=nn.Linear)
 
 
 def check_linear(linear: Any) -> None:
-    """Raise `HotrowError` unless it is a `torch.nn.Linear`."""
+    """Raise `HotrowError` unless `linear` is a `torch.nn.Linear`."""
     if not isinstance(linear, nn.Linear):
         raise HotrowError(
-            f"linear is of type {type(linear).__name__}, but must be a torch.nn.Linear"
+            f"linear is of type {type(linear).__name__}, but it must be a torch.nn.Linear"
         )
 
 
 def copy_storage(values: Tensor, copy: bool) -> Tensor:
-    """Return the detached values; with `copy`, as a contiguous copy."""
+    """Detach the values; with `copy`, return a contiguous copy."""
     values = values.detach()
     return values.clone(memory_format=torch.contiguous_format) if copy else values
 

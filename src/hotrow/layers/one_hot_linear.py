@@ -1,4 +1,4 @@
-"""`OneHotLinear`: torch's linear layer, which also accepts ids."""
+"""The `OneHotLinear` layer, a linear layer that also accepts ids."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hotrow.table.lookup import look_up
 class OneHotLinear(nn.Linear):
     """A `torch.nn.Linear` for one-hot input that also accepts the ids themselves.
 
-    For ids, `output[..., :] = weight[:, ids[...]] + bias`. That equals
+    For ids, `output[..., :] = weight[:, ids[...]] + bias`. The output equals
     `linear(one_hot(ids), weight, bias)` bit for bit if the weights are finite, except for the sign
-    of zeros. Floating-point input goes to torch's linear unchanged.
+    of zeros. For floating-point input, the layer runs torch's linear.
 
-    The constructor, the initial values and the `state_dict` keys are those of torch: `weight` is
-    (D, V), and `bias` is (D,) or None.
+    The constructor, the initial values and the `state_dict` keys are the same as in torch. `weight`
+    is (D, V), and `bias` is (D,) or None.
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
@@ -30,8 +30,8 @@ class OneHotLinear(nn.Linear):
     Raises:
         HotrowError, HotrowIndexError: as for `Embedding`.
 
-    Cost: a lookup of N ids reads N x D values, one column of `weight` for each id, and multiplies
-    nothing.
+    Cost: a lookup of N ids reads N x D values, one column of `weight` for each id, without any
+    multiplications.
 
     >>> layer = OneHotLinear(4, 5)
     >>> ids = torch.tensor([2, 3, 1])
@@ -44,12 +44,12 @@ class OneHotLinear(nn.Linear):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, copy: bool = True) -> Self:
-        """Create the layer from a linear layer; with `copy=False`, they share storage."""
+        """Create the layer from a linear layer; with `copy=False`, both layers share storage."""
         check_linear(linear)
         return build_linear(cls, linear.weight, linear.bias, copy)
 
     def to_linear(self, *, copy: bool = True) -> nn.Linear:
-        """Return a plain `torch.nn.Linear`; with `copy=False`, they share storage."""
+        """Return a plain `torch.nn.Linear`; with `copy=False`, both layers share storage."""
         return build_linear(nn.Linear, self.weight, self.bias, copy)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class OneHotLinear(nn.Linear):
         bias: Tensor | None = self.bias
         rows = look_up(weight, ids, columns=True)
         device = weight.device.type
-        # Autocast leaves float64 alone, as in torch's linear.
+        # As in torch's linear, autocast doesn't cast float64.
         if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
             return rows.to(dtype) if bias is None else rows.to(dtype) + bias.to(dtype)

@@ -1,4 +1,4 @@
-"""The base class of layers with a (V, D) table: soft input, conversion from and to linear."""
+"""The base class of layers with a (V, D) table, with soft input and linear conversion."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TableLayer:
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, copy: bool = True, **options: Any) -> Self:
-        """Create the layer whose lookup equals `linear` of the one-hot.
+        """Create a layer whose lookup equals `linear` applied to the one-hot.
 
         Its table is `linear.weight` transposed, (in_features, out_features).
 
         Args:
             linear: a linear layer without a bias, which a table can't represent.
-            copy: whether to copy the weight. Otherwise both layers share one storage, and stepping
-                both would update it twice.
+            copy: whether to copy the weight. If False, both layers share storage, so an optimizer
+                with both layers would update it twice.
             options: the layer's other constructor arguments.
 
         Raises:
@@ -57,9 +57,9 @@ class TableLayer:
         return layer
 
     def to_linear(self, *, copy: bool = True) -> nn.Linear:
-        """Return the `torch.nn.Linear` without bias that equals this layer for one-hots.
+        """Return a `torch.nn.Linear` without bias that equals this layer for one-hot input.
 
-        Its weight is the table transposed, (D, V). With `copy=False`, they share storage.
+        Its weight is the table transposed, (D, V). With `copy=False`, both layers share storage.
 
         Raises:
             HotrowError: the layer has `padding_idx`, `max_norm` or `scale_grad_by_freq`, which make
@@ -84,14 +84,14 @@ class TableLayer:
         """Map (..., V) one-hots or probabilities to (..., D): values @ table."""
         if isinstance(self.weight, Table) and self.weight.spans_processes:
             raise HotrowError(
-                "input is one-hots or probabilities, but a sharded or replicated table accepts "
-                "only ids, because its gradient would be dense",
+                "input contains one-hots or probabilities, but a sharded or replicated table "
+                "accepts only ids, because its gradient would be dense",
                 fix="pass ids, or don't shard or replicate this table",
             )
         check_soft(values, len(self.weight), self.weight.dtype)
         if self.scale_grad_by_freq:
             raise HotrowError(
-                "input is one-hots or probabilities, but scale_grad_by_freq counts ids",
+                "input contains one-hots or probabilities, but scale_grad_by_freq counts ids",
                 fix="pass ids, or build the layer without scale_grad_by_freq",
             )
         if self.max_norm is not None:
@@ -100,14 +100,14 @@ class TableLayer:
                 torch.embedding_renorm_(self.weight, used, self.max_norm, self.norm_type)
         if self.padding_idx is None:
             return values @ self.weight
-        # The padding row is read like any other row, but gets no gradient.
+        # Lookups read the padding row like any other row, but it receives no gradient.
         padding = values[..., self.padding_idx, None] * self.weight[self.padding_idx].detach()
         rows = values.index_fill(-1, index_tensor(self.padding_idx, values), 0) @ self.weight
         return rows + padding.to(rows.dtype)  # under autocast, rows has autocast's dtype
 
 
 def index_tensor(row: int, like: Tensor) -> Tensor:
-    """Return a row's number as a (1,) tensor on the device of `like`."""
+    """Return a row index as a (1,) tensor on the device of `like`."""
     return torch.tensor([row], device=like.device)
 
 

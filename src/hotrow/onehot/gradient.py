@@ -1,8 +1,10 @@
-"""The gradient of the one-hot itself: it flows through a proxy, zeros of its shape without memory.
+"""The gradient of a one-hot itself, which flows through a proxy.
 
-A one-hot that requires grad has a proxy. Each one-hot derived from it has a proxy that autograd
-connects to the first. A rule with a gradient is a linear operation, so its backward is the same for
-the zeros as for the values. Nothing of size V is allocated before backward, which returns (..., V).
+A proxy is a tensor of zeros that has the one-hot's shape but takes almost no memory. A one-hot that
+requires grad has a proxy. Each one-hot derived from it has a proxy that autograd connects to the
+first proxy. A rule with a gradient is a linear operation, so its backward pass is the same for the
+zeros as for the values. No tensor of size V is allocated before the backward pass, which returns a
+(..., V) gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 
 def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros of these sizes that use the memory of a single entry."""
+    """Return zeros of these sizes that take the memory of a single entry."""
     return torch.zeros((), dtype=dtype, device=device).expand(tuple(sizes))
 
 
@@ -34,7 +36,7 @@ class LeafProxy(torch.autograd.Function):
 
 
 class _TransformedProxy(torch.autograd.Function):
-    """`transform` applied to zeros, which gives zeros; its backward is that of `transform`."""
+    """The result of `transform` on zeros, which is zeros, with the backward pass of `transform`."""
 
     @staticmethod
     def forward(
@@ -61,9 +63,9 @@ def transform_proxy(
     """Return the proxy of the result of `transform`, or None if no input has a proxy.
 
     Args:
-        transform: a linear function of as many tensors as there are proxies that are not None.
+        transform: a linear function that takes one tensor for each proxy that is not None.
         out: a tensor with the shape and dtype of the result.
-        proxies: the inputs' proxies, or None for inputs without one.
+        proxies: the proxy of each input, or None if the input has no proxy.
     """
     present = [proxy for proxy in proxies if proxy is not None]
     if not present or not out.is_floating_point():

@@ -25,7 +25,7 @@ class Field:
     width: int
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> Field:
-        """Apply `transform` to ids and weights; it must keep their last axis."""
+        """Apply `transform` to ids and weights; `transform` must keep their last axis."""
         weights = None if self.weights is None else transform(self.weights)
         return Field(transform(self.ids), weights, self.width)
 
@@ -67,7 +67,7 @@ class DenseColumns:
         return self.values.shape[-1]
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> DenseColumns:
-        """Apply `transform` to the values; it must keep their last axis."""
+        """Apply `transform` to the values; `transform` must keep their last axis."""
         return DenseColumns(transform(self.values))
 
     def to(self, dtype: torch.dtype, device: torch.device | None) -> DenseColumns:
@@ -83,7 +83,7 @@ Part = Field | DenseColumns
 
 
 def batch_tensor(part: Part) -> Tensor:
-    """Return a tensor of the part; its leading axes are the batch axes."""
+    """Return a tensor of the part whose leading axes are the batch axes."""
     return part.ids if isinstance(part, Field) else part.values
 
 
@@ -116,7 +116,7 @@ def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
 
 
 def merge_fields(parts: Iterable[Part]) -> list[Part]:
-    """Merge neighboring fields into one field; its ids count from its first column."""
+    """Merge neighboring fields into one field, whose ids count from its first column."""
     result: list[Part] = []
     for part in parts:
         previous = result[-1] if result else None
@@ -131,6 +131,6 @@ def merge_fields(parts: Iterable[Part]) -> list[Part]:
 
 
 def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
-    """Return the weights of each field, with ones where a field has none; None if all have none."""
+    """Return each field's weights, or ones if it has none; None if no field has weights."""
     first = next((field.weights for field in fields if field.weights is not None), None)
     return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]

@@ -3,7 +3,7 @@
 `RuleTensor` is the base class of tensors whose operations go through this registry; `OneHot` is its
 only subclass. A rule returns torch's result for the dense tensor, or NotImplemented. If there is no
 rule, or the rule returns NotImplemented, the tensor is materialized and torch runs on it. The rules
-are in `rules/`, which imports the tensor; this module must not import it.
+are in `rules/`, which imports `OneHot`. This module must not import it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from hotrow.table.nested import find_instances, map_instances
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
-USE_TORCH = object()  # returned by a rule for a product so small that torch's own is as fast
+USE_TORCH = object()  # rules return this for products so small that torch is as fast
 
-# Functions that read no values.
+# Functions that don't read any values.
 _METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
 
 
 class RuleTensor(Tensor):
-    """A tensor whose operations run by the rules in `RULES`.
+    """A tensor whose operations use the rules in `RULES`.
 
     Attributes:
-        is_grad_leaf: whether the caller set requires_grad on it.
-        origins: the lines of code that made it, for the report.
+        is_grad_leaf: whether the caller set requires_grad on this tensor.
+        origins: the lines of code that created the tensor, for the report.
     """
 
     is_grad_leaf: bool
@@ -46,21 +46,21 @@ class RuleTensor(Tensor):
 
     @property
     def is_modified(self) -> bool:
-        """Whether an in-place write changed it, so that it may no longer be a one-hot."""
+        """Whether an in-place write changed the tensor, which may no longer be a one-hot."""
         raise NotImplementedError
 
     @property
     def needs_grad(self) -> bool:
-        """Whether it, or any of its weights or dense columns, requires grad."""
+        """Whether this tensor, or any of its weights or dense columns, requires grad."""
         raise NotImplementedError
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """Return the dense tensor that this one represents."""
+        """Return the dense tensor that this tensor represents."""
         raise NotImplementedError
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the rule for `func`, or torch's own function."""
+        """Run the rule for `func`, or torch's function if there is no rule."""
         return apply(func, args, kwargs or {})
 
     @classmethod
@@ -85,8 +85,8 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
     """Run torch's function on the materialized tensors. An in-place write returns the one-hot.
 
-    The origins record why a one-hot was materialized: with `too_small` because the product is
-    small, otherwise because there is no rule.
+    The origins record why a one-hot was materialized. With `too_small`, the reason is that the
+    product is small. Otherwise, no rule applied.
     """
     if is_compiling():
         return func(*_materialized(args), **_materialized(kwargs))
@@ -102,8 +102,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run `func` below autograd, where the weights' gradient would be lost."""
-    if func.overloadpacket is torch.ops.aten.set_:  # torch doesn't call __torch_function__ for it
+    """Run `func` below autograd, or raise if the gradient of the weights would be lost."""
+    if func.overloadpacket is torch.ops.aten.set_:  # torch doesn't call __torch_function__ for set_
         for x in find_instances(args, RuleTensor):
             x.materialize(permanent=True)
     hidden = [
@@ -112,7 +112,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
             f"{func} runs below autograd on a one-hot that requires grad, so its gradient would be "
-            "lost; make it dense first, for example with x + 0"
+            "lost; make the one-hot dense first, for example with x + 0"
         )
     return func(*_materialized(args), **_materialized(kwargs))
 
@@ -133,7 +133,7 @@ def _is_modified(x: Any) -> bool:
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for these functions. It is called with the function and its arguments."""
+    """Register a rule, which is called with one of these functions and its arguments."""
 
     def register(body: Rule) -> Rule:
         parameters = inspect.signature(body).parameters
@@ -142,7 +142,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
             def run(*args: Any, func: Any = func, **kwargs: Any) -> Any:
                 positional, named = args, kwargs
-                if kwargs and not args:  # the tensor was passed by keyword
+                if kwargs and not args:  # the caller passed the tensor by keyword
                     named = dict(kwargs)
                     names = ("self", "input", "tensors")
                     positional = tuple(named.pop(name) for name in names if name in named)
@@ -161,11 +161,11 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def overloads(*names: str) -> list[Any]:
-    """Return the torch function and the tensor method of each name, where they exist."""
+    """Return the torch function and the tensor method with each name, if they exist."""
     namespaces = torch, Tensor
     return [getattr(space, name) for name in names for space in namespaces if hasattr(space, name)]
 
 
 def graph_functions() -> list[Callable[..., Any]]:
-    """Return the functions that `torch.compile` puts into a graph whole, and traces later."""
+    """Return the functions that `torch.compile` adds to a graph as single calls."""
     return [materialize, *RULES.values()]

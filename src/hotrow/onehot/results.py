@@ -1,6 +1,6 @@
-"""Build the result of an operation on a one-hot: a one-hot of other parts.
+"""Build the result of an operation on a one-hot, as a one-hot with new parts.
 
-Its shape, strides and dtype come from torch, which runs the operation on a meta tensor.
+To get the shape, strides and dtype of the result, torch runs the operation on a meta tensor.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def meta_tensor(x: OneHot) -> Tensor:
-    """Return a meta tensor like x, from which torch computes the result's shape or raises."""
+    """Return a meta tensor like x, on which torch can compute a result's shape or raise."""
     return empty_meta(x.sizes, x.strides, x.cached_dtype)
 
 
 def empty_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    """Return a meta tensor of these sizes and strides; do not write to it."""
+    """Return a meta tensor of these sizes and strides; callers must not modify it."""
     if is_compiling():  # sizes may be symbolic
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return _cached_meta(sizes, strides, dtype)
@@ -45,7 +45,7 @@ def derive(
     transform: Transform,
     rounds_differently: bool = False,
 ) -> OneHot:
-    """Return the one-hot of these parts, with the dtype and strides of `out`.
+    """Return a one-hot with these parts and the dtype and strides of `out`.
 
     `transform` computes the same result from the dense x. With `rounds_differently`, the parts
     round differently from torch, so materializing the result runs `transform` on the dense x.
@@ -60,14 +60,14 @@ def derive(
 
 
 def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> OneHot:
-    """Apply `transform` to ids, weights and columns; the result is a view of x if torch's is."""
+    """Apply `transform` to ids, weights and columns; return a view of x if torch does."""
     return derive_view(x, [part.map(transform) for part in x.parts], out, transform, view)
 
 
 def derive_view(
     x: OneHot, parts: Sequence[Part], out: Tensor, transform: Transform, view: Transform
 ) -> OneHot:
-    """Do the same as `derive`; if `out` is a view, the result is a view of x, taken by `view`."""
+    """Do the same as `derive`, but if `out` is a view, return a view of x made by `view`."""
     result = derive(x, parts, out, transform)
     if out._is_view():
         x.has_views, result._parent = True, (x, view)

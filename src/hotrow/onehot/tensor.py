@@ -1,6 +1,6 @@
 """The one-hot tensor that stores ids, weights and column widths instead of zeros.
 
-`rules/` has the operations on it.
+The operations on it are in `rules/`.
 """
 
 from __future__ import annotations
@@ -22,39 +22,40 @@ from hotrow.onehot.registry import RuleTensor
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """Raised for an id without a column. It is a RuntimeError too, like that of `F.one_hot`."""
+    """Raised for an id without a column. Like the error of `F.one_hot`, it is a RuntimeError."""
 
 
 class OneHot(RuleTensor):
     """A (*batch, C) tensor made of parts, side by side along the class axis.
 
-    Operations with a rule work on the parts. Any other operation materializes the dense tensor,
-    once. In-place writes to the dense tensor change this tensor and its views, as in torch.
+    Operations with a rule work on the parts. Any other operation materializes the dense tensor
+    once and caches it. In-place writes to the dense tensor change this tensor and its views, as in
+    torch.
 
     Attributes:
         sizes: its shape, cached because `shape` of a tensor subclass is slow to read.
         strides: its strides, cached.
         cached_dtype: its dtype.
         cached_device: its device.
-        is_grad_leaf: whether the caller set requires_grad on it.
-        has_views: whether it may have views.
+        is_grad_leaf: whether the caller set requires_grad on this tensor.
+        has_views: whether this tensor may have views.
 
     Args:
         parts: the parts, in column order.
         dtype: the dtype of the dense tensor.
-        grad_proxy: zeros of its shape, through which the gradient flows to the one-hot that it
-            was derived from.
-        parent: the tensor that it is a view of, and the function that takes the view.
-        origins: the lines of code that made it, for the report.
+        grad_proxy: zeros of the same shape, through which the gradient flows to the one-hot that
+            this tensor was derived from.
+        parent: the tensor that this tensor is a view of, and the function that creates the view.
+        origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
-        dense_fn: computes the dense tensor, if the parts would round differently.
+        dense_fn: a function that computes the dense tensor, if the parts round differently.
     """
 
     _parts: tuple[Part, ...]
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor] | None
-    _dense_version: int | None  # of `_dense` while the parts equal it; None if they may not
+    _dense_version: int | None  # of `_dense` while it equals the parts; None if it may differ
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -111,7 +112,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_modified(self) -> bool:
-        """Whether an in-place write changed it, so that it may no longer be a one-hot."""
+        """Whether an in-place write changed the tensor, which may no longer be a one-hot."""
         dense = self._dense
         if dense is not None and (
             self._dense_version is None or dense._version != self._dense_version
@@ -121,7 +122,7 @@ class OneHot(RuleTensor):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether it, or any of its weights or dense columns, requires grad."""
+        """Whether this tensor, or any of its weights or dense columns, requires grad."""
         if self.is_grad_leaf:
             return True
         tensors = flatten(self._parts)[0]
@@ -130,10 +131,10 @@ class OneHot(RuleTensor):
         return any(tensor.requires_grad for tensor in tensors)
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """Return the dense tensor that this one represents; the same object each time.
+        """Return the dense tensor that this tensor represents; always the same object.
 
-        A write to it changes this tensor, and the tensor that this one is a view of. With
-        `permanent`, the dense tensor replaces the parts from now on, even without a write.
+        Writing to the dense tensor also changes this tensor, and the tensor that it is a view of.
+        With `permanent`, the dense tensor replaces the parts from now on, even without a write.
         """
         if is_compiling():
             return self._compute_dense()
@@ -202,33 +203,34 @@ def one_hot(
 ) -> Tensor:
     """Encode ids as a one-hot tensor that stores only the ids.
 
-    The result equals that of `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
+    The result equals `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
     otherwise 0. Multiplying it by a table looks up the table's rows.
 
     These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
     reshaping, indexing and stacking along the batch, sums over a batch axis, scaling, `@`,
-    `linear`, simple `einsum` calls, `bilinear` and `argmax`. Any other operation falls back to the
-    dense one-hot and gives torch's result, as do `torch.func` transforms.
+    `linear`, simple `einsum` calls, `bilinear` and `argmax`. Any other operation, or a `torch.func`
+    transform, falls back to the dense one-hot and gives torch's result.
 
     A product differs from the dense product in three cases. A sum of several rows is equal within
-    rounding. An inf or NaN in a row that no id selects does not spread. A zero may have the other
-    sign.
+    rounding. An inf or NaN in a row that no id selects does not spread. A zero may have the
+    opposite sign.
 
     Args:
         ids: integers of any shape.
-        num_classes: C, the number of classes; -1 for the largest id plus 1.
+        num_classes: C, the number of classes; -1 means the largest id plus 1.
         dtype: the dtype of the one-hot; int64 by default, as in torch.
         requires_grad: whether to compute the gradient of the one-hot itself, (..., C), for example
-            to search over tokens. The forward pass still looks rows up.
+            to search over tokens. The forward pass still looks up rows.
 
     Returns:
         A tensor of shape `(*ids.shape, num_classes)` on the device of the ids.
 
     Raises:
-        HotrowIndexError: an id is not in 0..num_classes-1. It is a `RuntimeError` too, as in torch.
+        HotrowIndexError: an id is not in 0..num_classes-1. As in torch, the error is also a
+            `RuntimeError`.
         HotrowError: `ids` does not contain integers.
 
-    Cost: one pass over the ids. The memory is that of the ids until a fallback.
+    Cost: one pass over the ids. The one-hot takes only the memory of the ids until a fallback.
 
     >>> x = one_hot([2, 0], 3, torch.float32)
     >>> x
@@ -243,7 +245,7 @@ def one_hot(
     ids = as_ids(ids).long()
     if num_classes == -1 and ids.numel():
         num_classes = max(int(ids.max()) + 1, 1)
-    if torch._C._are_functorch_transforms_active():  # they cannot see the parts
+    if torch._C._are_functorch_transforms_active():  # transforms can't see the parts
         result = F.one_hot(check_ids(ids, num_classes, refused_encoding=""), num_classes)
         result = result.to(dtype or torch.int64)
     else:
@@ -269,7 +271,7 @@ def encode(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
 
 
 def encode_or_none(ids: Tensor, classes: int) -> OneHot | None:
-    """Return the one-hot of `F.one_hot(ids, classes)`, or None if torch must run or raise."""
+    """Return `F.one_hot(ids, classes)` as a `OneHot`, or None if torch must run or raise."""
     if ids.dtype != torch.int64 or ids.is_meta or ids.is_nested:
         return None
     if classes == -1:

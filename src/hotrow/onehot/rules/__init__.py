@@ -1,4 +1,4 @@
-"""The rules that run torch operations on a one-hot's parts, one file for each kind of operation.
+"""Rules that run torch operations on a one-hot's parts, with one file per kind of operation.
 
 A rule returns torch's result for the dense tensor, or NotImplemented. Its gradient comes from the
 torch operations that it calls. Importing this package registers all rules.

@@ -24,18 +24,18 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if func.__name__ == "mean" and not (
         x.cached_dtype.is_floating_point or x.cached_dtype.is_complex
     ):
-        return NotImplemented  # torch raises another type of error on the meta device
+        return NotImplemented  # torch raises a different error on the meta device
     out = func(meta_tensor(x), dim, keepdim)
     count = len(x.sizes)
     dims = sorted(d % count for d in dims)
     terms = math.prod(x.sizes[d] for d in dims)
     if dims[-1] == count - 1 or not terms or x.cached_dtype == torch.bool:
         return NotImplemented
-    if out.dtype in (torch.float16, torch.bfloat16):  # they round after each addition
+    if out.dtype in (torch.float16, torch.bfloat16):  # torch rounds after each addition
         return NotImplemented
 
     def merge_axes(t: Tensor) -> Tensor:
-        """Move the summed axes to the end, and flatten them and the last axis into one."""
+        """Flatten the summed axes and the last axis into a single last axis."""
         kept = [d for d in range(count - 1) if d not in dims]
         merged = t.permute(*kept, *dims, count - 1).flatten(len(kept))
         for d in dims if keepdim else ():
@@ -104,7 +104,7 @@ def _(func: Any, x: Any, other: Any = -1, **kwargs: Any) -> Any:
 
 
 def _keeps_zeros(other: Any, dtype: torch.dtype, divides: bool) -> bool:
-    """Whether zero times (or divided by) each factor is zero; assumed in `torch.compile`."""
+    """Return whether scaling by `other` leaves zeros at zero; assumed under `torch.compile`."""
     if not isinstance(other, Tensor):
         other = torch.tensor(other, dtype=dtype)
     elif is_compiling():

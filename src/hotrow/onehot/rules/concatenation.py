@@ -1,4 +1,4 @@
-"""Concatenation of fields and dense columns side by side, or of rows."""
+"""Concatenation of one-hots and dense tensors, along the class axis or a batch axis."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: int) -> OneHot:
-    """Return the one-hot of these parts; its gradient flows to `tensors`."""
+    """Return a one-hot with these parts, whose gradient flows to `tensors`."""
     one_hots = [t for t in tensors if isinstance(t, OneHot)]
     proxies = [t.grad_proxy if isinstance(t, OneHot) else None for t in tensors]
 
@@ -77,7 +77,7 @@ def _sizes(t: Tensor) -> tuple[int, ...]:
 
 
 def _matching_parts(one_hots: list[OneHot]) -> list[tuple[Part, ...]] | None:
-    """Return the parts of each one-hot, or None unless their types and widths match."""
+    """Return the parts of each one-hot, or None if their types and widths don't match."""
     part_lists = [x.parts for x in one_hots]
 
     def layout(part: Part) -> tuple[int, int]:

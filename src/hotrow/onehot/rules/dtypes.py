@@ -66,7 +66,7 @@ def _(func: Any, x: OneHot, dtype: Any = None, **kwargs: Any) -> Any:
 
 
 def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool) -> Any:
-    """Cast like `Tensor.to`, or return NotImplemented if casting the parts would be wrong."""
+    """Cast like `Tensor.to`, or return NotImplemented if casting the parts is not equivalent."""
     moves = device is not None and device != x.cached_device
     if not moves and dtype == x.cached_dtype and not copy:
         return x
@@ -84,11 +84,11 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
 
 
 def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether casting the part's tensors equals casting its dense columns."""
+    """Return whether casting the part's tensors equals casting its dense columns."""
     if dtype == torch.bool or dtype.is_complex:
         return False
     if isinstance(part, DenseColumns) or part.ids.shape[-1] == 1:
         return True
-    # Repeated ids add up, but not in a bool, and the sum can overflow 8 bits.
+    # Repeated ids add up, except in a bool. In 8 bits, the sum can overflow.
     exact = part.weights is None and part.ids.shape[-1] <= _EXACT_COUNTS
     return exact and source != torch.bool and dtype not in (torch.uint8, torch.int8)

@@ -30,7 +30,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 
     if isinstance(out, Tensor):
         return map_batch(x, out, transform, transform)
-    # This reruns the operation for each result, which is cheap: it touches only ids and weights.
+    # Rerunning the operation for each result is cheap, because it touches only ids and weights.
     return tuple(
         map_batch(x, each, lambda t, i=i: transform(t)[i], lambda t, i=i: transform(t)[i])  # type: ignore[misc]
         for i, each in enumerate(out)
@@ -41,7 +41,7 @@ _DIM_POSITIONS = {"select": 0, "narrow": 0, "index_select": 0, "flip": 0, "roll"
 
 
 def _positional_dim(name: str, args: Any) -> Any:
-    """Return the axis among the positional arguments; None means all axes."""
+    """Return the axis from the positional arguments; None means all axes."""
     position = _DIM_POSITIONS.get(name, 1)
     if name == "flip" and len(args) > 1:
         return args
@@ -51,7 +51,7 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Slice along the class axis, if the cuts lie between parts."""
+    """Slice along the class axis, if all cuts lie between parts."""
     if func.__name__ not in ("narrow", "split", "chunk"):
         return NotImplemented
     widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
@@ -124,7 +124,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
 
 
 def _axis_count(index: Any) -> int:
-    """Count the axes that an index consumes; 1024 leaves the index to torch."""
+    """Count the axes that an index consumes; 1024 means that torch must handle the index."""
     if index is None or index is Ellipsis:
         return 0
     if isinstance(index, bool):

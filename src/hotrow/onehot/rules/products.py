@@ -1,4 +1,4 @@
-"""Products with a one-hot: look up rows for the fields, multiply the dense columns."""
+"""Products with a one-hot: look up rows for its fields, and multiply its dense columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AUTOCAST_DTYPES = {torch.float32, torch.float16, torch.bfloat16}  # the dtypes 
 
 
 class _AddProxyProduct(torch.autograd.Function):
-    """rows + proxy @ weight. The product is zero, so forward skips it; backward needs it."""
+    """Compute rows + proxy @ weight. The forward pass skips the product, which is zero."""
 
     @staticmethod
     def forward(
@@ -31,12 +31,15 @@ class _AddProxyProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return a zero gradient for the weight (the lookup has it), but differentiable."""
+        """Return the gradients.
+
+        The weight's gradient comes from the lookup. Here, it is zero, but differentiable.
+        """
         proxy, weight = ctx.saved_tensors
         if torch.is_grad_enabled() and not ctx.is_plain:
             raise NotImplementedError(
                 "second derivatives are not supported for a scaled or summed one-hot that requires "
-                "grad: make it dense first, for example with x + 0"
+                "grad: make the one-hot dense first, for example with x + 0"
             )
         dense = gradient @ (weight if ctx.columns else weight.t()).to(gradient.dtype)
         zero = None
@@ -78,7 +81,7 @@ def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
 
 
 def _sum_rows(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: bool) -> Tensor:
-    """Sum the rows that the ids of all fields select."""
+    """Sum the weight rows that the ids of all fields select."""
     flat = ids[0] if len(ids) == 1 else torch.cat(ids, -1)
     weights = all_weights(fields)
     if flat.shape[-1] == 1 and weights is None:
@@ -95,7 +98,7 @@ def _sum_rows(ids: list[Tensor], fields: list[Field], weight: Tensor, columns: b
 
 
 def _row_slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
-    """Return the (width, D) rows by which dense columns are multiplied."""
+    """Return the (width, D) weight rows by which dense columns are multiplied."""
     row_count = weight.shape[1 if columns else 0]
     if start == 0 and width == row_count:
         return weight.t() if columns else weight
@@ -194,7 +197,7 @@ def _(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None =
     x, other = (input2, input1) if swapped else (input1, input2)
     if isinstance(other, OneHot) or other.ndim != len(x.sizes) or other.dtype != x.cached_dtype:
         return NotImplemented
-    # (O, I, J) -> (I, O * J): a row for each id of the one-hot
+    # (O, I, J) -> (I, O * J), with one row for each id of the one-hot
     by_id = weight.permute(2, 0, 1) if swapped else weight.permute(1, 0, 2)
     count, outputs, inner = by_id.shape
     if other.shape != (*x.sizes[:-1], inner) or (bias is not None and bias.shape != (outputs,)):

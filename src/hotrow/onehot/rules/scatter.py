@@ -1,4 +1,4 @@
-"""Scatter: writing ones into zeros makes a one-hot."""
+"""Scatter: writing ones into zeros creates a one-hot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, meta_tensor
 from hotrow.onehot.tensor import OneHot
 
-_MAX_COMPARED = 64  # the most ids of a row that are compared pairwise
+_MAX_COMPARED = 64  # the maximum number of ids in a row to compare pairwise
 
 
 @rule(*overloads("scatter"), Tensor.scatter_)
@@ -45,7 +45,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
 
 
 def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
-    """Return the weights of the scattered ids; None for ones."""
+    """Return the weights of the scattered ids; None if all weights are 1."""
     if isinstance(src, Tensor):
         fits = src.shape == index.shape and src.dtype == x.cached_dtype and index.shape[-1] == 1
         return src.clone() if fits and x.cached_dtype != torch.bool else NotImplemented
@@ -55,6 +55,6 @@ def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
         return None
     if index.shape[-1] > _MAX_COMPARED or x.cached_dtype == torch.bool:
         return NotImplemented
-    # An entry that is written twice is 1, not 2.
+    # An entry that is written twice must be 1, not 2.
     repeated = (index.unsqueeze(-1) == index.unsqueeze(-2)).tril(-1).any(-1)
     return (~repeated).to(x.cached_dtype) if bool(repeated.any()) else None

@@ -13,7 +13,7 @@ from hotrow.onehot.results import Transform, derive_view, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
-_MAX_COPIES = 64  # the most rows with dense columns that are joined into one
+_MAX_COPIES = 64  # the maximum number of rows to join, unless x has only one field
 
 
 def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
@@ -29,7 +29,7 @@ def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
 
 
 def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
-    """Join each `copies` rows into one row, with their parts side by side."""
+    """Join every `copies` rows into one row, with their parts side by side."""
     batch, width = tuple(out.shape[:-1]), x.sizes[-1]
 
     def split_axis(t: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *args, **kwargs)
     count = len(x.sizes)
-    # The stride of each axis is its number, so the result's strides are the new order.
+    # Each axis has its index as its stride, so the result's strides are the new axis order.
     numbered = torch.empty_strided([1] * count, [*range(count)], device="meta")
     order = func(numbered, *args, **kwargs).stride()
     if order[-1] != count - 1:

@@ -1,4 +1,4 @@
-"""Operations that need the whole dense tensor: arrays, storages, copies, pickles, printing."""
+"""Operations that need the whole dense tensor, such as array access, pickling and printing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances
 
 
-# Torch's version counter misses direct writes to the memory, so the dense tensor must stay.
+# Torch's version counter misses direct writes to memory, so the dense tensor replaces the parts.
 @rule(
     *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.set_),
     *(Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_),
@@ -30,7 +30,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dense_leaf(x: OneHot) -> Tensor:
-    """Return the dense leaf that torch would have instead of this one."""
+    """Return the dense leaf tensor that torch would have instead of the one-hot."""
     leaf = x.materialize().detach().requires_grad_()
     leaf.grad = x.grad
     return leaf
