@@ -1,21 +1,22 @@
-"""The full benchmark suite, and the scripts that write the pages of measurements.
+"""Full benchmark suite, and scripts that generate the documentation pages with measurements.
 
-cli.py           the command: `python -m benchmarks --suite full`
-suite.py         run workloads one after the other, each in its own process
-workloads.py     every workload by name, and the suites
-workload.py      the interface of a workload
-tables.py        one table as a workload, measured by hotrow.bench
-goals.py         goals of such a workload, and whether a record meets them
-registry.py      every peer by name
+cli.py           command line: `python -m benchmarks --suite full`
+suite.py         run workloads in sequence, each in its own process
+workloads.py     all workloads by name, and the suites
+workload.py      interface of a workload
+tables.py        workloads that train one table, measured by hotrow.bench
+goals.py         goals of table workloads, and whether a record meets them
+registry.py      all peers by name
 fbgemm_peers.py  FBGEMM's table-batched embedding as a peer
-jax_peers.py     JAX's as peers
-models.py        a whole model as a workload, before and after `convert`
-networks.py      those models
-startup.py       a whole program as a workload: the time it takes to start
-record_files.py  records as JSON files, with commit and machine
-report.py        a record as text
-plots.py         charts of records
-page.py          docs/performance.md from records/ and performance.md
-sameness.py      docs/sameness.md: every optimizer's step compared with torch's
-scale.py         docs/scale.md: bytes on the network, tables on disk
+jax_peers.py     JAX peers
+models.py        workloads that train a whole model, before and after `convert`
+networks.py      models that models.py measures
+startup.py       workload for the startup time of a program
+record_files.py  read and write records as JSON files, with commit and machine
+report.py        format a record as text
+plots.py         draw charts of records
+page.py          write docs/performance.md from records/ and performance.md
+sameness.py      write docs/sameness.md, which compares every optimizer's step with torch's
+scale.py         write docs/scale.md: network traffic and tables on disk
+explanation.py   train the models in docs/explanation and draw their figures
 """

@@ -30,11 +30,12 @@ from hotrow.inputs.text import escape_unprintable
 
 RAN, FAILED = 0, 1
 
-# A line with only \b keeps the following paragraph as it is.
+# Click doesn't rewrap a paragraph that follows a line with only \b.
 HELP = """Run the workloads of docs/performance.md.
 
-Each workload first compares hotrow's rows with dense training. Then all peers take turns in one
-process, each with its best settings. The report says how to install missing peers.
+Each workload first compares hotrow's rows with dense training. Then it times hotrow and its peers
+(torch, FBGEMM and JAX) in turns in one process, each with its fastest settings. If a peer is not
+installed, the report shows the install command.
 
 \b
 Examples:
@@ -47,8 +48,8 @@ Examples:
 
 \b
 Exit code:
-  0 all measured, 1 a workload failed, 2 invalid input, 3 internal error.
-  A goal that is not met is not a failure.
+  0 all workloads measured, 1 a workload failed, 2 invalid input, 3 internal error.
+  A missed goal is not a failure.
 """
 
 app = typer.Typer(
@@ -78,7 +79,7 @@ def run_command(
     peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="Peers to measure with hotrow, comma-separated. Default: all.",
+            help="Peers to compare with hotrow, comma-separated. Default: all.",
             metavar="NAMES",
         ),
     ] = None,
@@ -92,7 +93,7 @@ def run_command(
     ] = None,
     small: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
-    """Measure the workloads and print each; exit 1 if one failed."""
+    """Measure the workloads and print their records; exit with code 1 if any workload failed."""
     if is_list:
         terminal.write_output(terminal.render(_print_list))
         raise typer.Exit(RAN)
@@ -124,14 +125,14 @@ def run_command(
 
 
 def _peer_types_of(workload: Workload) -> set[str]:
-    """Return the types of its peers; all types for a workload with fixed peers."""
+    """Return the peer types of a workload; if its peers are fixed, return all types."""
     if isinstance(workload, TableBenchmark):
         return {peer.type_name for peer in workload.peers}
     return set(PEER_TYPES)
 
 
 def _workload_names(texts: list[str]) -> list[str]:
-    """Return the workloads of these suites and names, without duplicates."""
+    """Return workload names without duplicates; expand the names of suites."""
     known = [*workloads.SUITES, *workloads.WORKLOADS]
     names = _parse_names("--suite", texts, known, "suite or workload")
     return list(dict.fromkeys(n for name in names for n in workloads.SUITES.get(name, (name,))))
@@ -146,7 +147,7 @@ def _parse_names(option: str, texts: list[str], known: list[str], kind: str) -> 
             fix = f"did you mean {near[0]}? " if near else ""
             raise HotrowError(
                 f"{option} {name!r:.60} is not a {kind}",
-                fix=f"{fix}python -m benchmarks --list shows all",
+                fix=f"{fix}python -m benchmarks --list shows all names",
             )
     return names
 
@@ -156,13 +157,13 @@ def _make_folder(path: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise HotrowError(f"--records {path} cannot be a folder ({error.strerror})") from None
+        raise HotrowError(f"--records {path}: cannot create folder ({error.strerror})") from None
     files.check_writable(folder / "record")
     return folder
 
 
 def _print_list(console: Console) -> None:
-    """Print the workloads with their suites, and the peers."""
+    """Print the workloads with their suites, then the peers."""
     table = _new_table()
     for column in ("workload", "what", "suites", "about"):
         table.add_column(column, overflow="fold", justify="right" if column == "about" else "left")
@@ -187,14 +188,14 @@ def _new_table() -> Table:
 
 
 def _about(workload: Any) -> str:
-    """Describe a workload in one line, with its sizes."""
+    """Return a one-line description of a workload, with its sizes."""
     if not isinstance(workload, TableBenchmark):
         return str(workload.about)
     return f"{workload.about}: {workload.rows:,} x {workload.columns}, {workload.ids:,} ids"
 
 
 def _print_record(record: Record, console: Console) -> None:
-    """Print a record, in at most 80 columns."""
+    """Print a record within 80 columns."""
     report = describe(record, brief=True)
     heading = Text(f"{record['workload']}  ", style="bold")
     console.print(heading.append(report.title, style="not bold"))
@@ -212,7 +213,7 @@ def _print_record(record: Record, console: Console) -> None:
 
 
 def _print_progress(share: float, activity: str, spent: float, left: float) -> None:
-    """Print one line on standard error, overwritten on a terminal."""
+    """Print progress to standard error; on a terminal, overwrite the previous line."""
     text = f"{share:4.0%}  {activity}, {_minutes(spent)} elapsed, about {_minutes(left)} left"
     if sys.stderr.isatty():
         columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80

@@ -1,9 +1,9 @@
-"""Train the small models of docs/explanation, and draw what happened to them.
+"""Train the small models in docs/explanation and draw their figures.
 
     python -m benchmarks.explanation [--docs docs/explanation] [--draw]
 
-It writes runs.json and the figures made from it. `--draw` makes the figures again and trains
-nothing. Every run takes seconds, and none measures a time.
+The script writes the results to runs.json and draws the figures from that file. `--draw` redraws
+the figures without training. Each run takes a few seconds, and no run measures time.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ WEIGHT_STEPS, WEIGHT_READ, WEIGHT_RATE = 240, 12, 0.01
 USERS, ITEMS, COLUMNS, BATCH = 1_000, 300, 8, 64
 LOSS_STEPS, LOSS_READ, LOSS_RATES = 2_000, 100, (0.003, 0.01, 0.03)
 DRAWN_RATE = 0.01
-WIDTH, HEIGHT, MARGIN = 320, 210, 12  # pixels: a phone shows the figure without shrinking its text
+WIDTH, HEIGHT, MARGIN = 320, 210, 12  # pixels; fits a phone screen without shrinking the text
 
 Record = dict[str, Any]
 Fields = tuple[Tensor, Tensor, Tensor]
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> tuple[nn.Module, Any]:
-    """The model, converted for hotrow, and its optimizer."""
+    """Return the model and its optimizer; convert the model for a hotrow optimizer."""
     if name.startswith("hotrow"):
         model = hotrow.convert(model, min_entries=0)
         return model, hotrow.optim.Adam(model.parameters(), lr=lr)
@@ -44,10 +44,11 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> tuple[nn.Module, A
 
 
 def follow_weight(name: str) -> tuple[list[int], list[float]]:
-    """The steps whose batch has row 0, and the row's first weight at the start and after each step.
+    """Return the steps whose batch contains row 0, and the weight of row 0 after each step.
 
-    The gradients are given: what differs among the optimizers is the step alone. hotrow's table is
-    read once in `WEIGHT_READ` steps, so that the row misses steps in between.
+    The list of weights begins with the initial weight. All optimizers get the same gradients, so
+    only their update rules differ. hotrow's table is read only every `WEIGHT_READ` steps, so
+    that the row misses the steps in between.
     """
     random = np.random.default_rng(5)
     batch_has_row = random.random(WEIGHT_STEPS) < 0.035
@@ -68,10 +69,10 @@ def follow_weight(name: str) -> tuple[list[int], list[float]]:
 
 
 def interactions(seed: int = 0) -> Callable[[int], Fields]:
-    """A source of batches: users, items, and whether the user likes the item.
+    """Return a function that draws batches: users, items, and whether each user likes the item.
 
-    Users and items are drawn by Zipf's law. Each has four hidden tastes, and a user likes an item
-    by chance, more often the more their tastes agree.
+    Users and items follow Zipf's law. Each user and each item has a hidden vector of four tastes.
+    The more the tastes of a user and an item agree, the more likely the user likes the item.
     """
     random = np.random.default_rng(seed)
     tastes = [random.standard_normal((count, 4)) for count in (USERS, ITEMS)]
@@ -87,7 +88,7 @@ def interactions(seed: int = 0) -> Callable[[int], Fields]:
 
 
 class Factors(nn.Module):
-    """A matrix factorization: a row for each user and item, whose product is the logit."""
+    """Matrix factorization: the logit is the dot product of the user's row and the item's row."""
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class Factors(nn.Module):
             nn.init.normal_(table.weight, std=0.3)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """(B,) twice -> (B,) logits."""
+        """Return the logits of pairs, (B,) users and (B,) items -> (B,)."""
         logits: Tensor = (self.user(users) * self.item(items)).sum(1)
         return logits
 
@@ -120,7 +121,7 @@ def train(name: str, lr: float, steps: int = LOSS_STEPS) -> Iterator[float]:
 
 
 def measure() -> Record:
-    """Train everything."""
+    """Train all models and return the results."""
     weights = {name: follow_weight(name) for name in OPTIMIZERS}
     return {
         "weight": {
@@ -141,7 +142,7 @@ def plot(
     steps: list[int],
     marks: list[int],
 ) -> str:
-    """The SVG of a line for each optimizer; hotrow's is of dots."""
+    """Return an SVG chart with a line for each optimizer, and dots for hotrow."""
     cells = [svg.label(MARGIN, 8, heading, "bold")]
     cells.append(svg.label(MARGIN, 30, note, "muted", svg.SMALL))
     ticks = [f"{height:g}" for height in heights]
@@ -205,7 +206,7 @@ def plot(
 
 
 def draw_weight(record: Record) -> str:
-    """One weight of a row that few batches select."""
+    """Draw one weight of a row that appears in few batches."""
     lines = {}
     for name, values in record["weight"]["values"].items():
         stride = WEIGHT_READ if name.startswith("hotrow") else 1
@@ -221,7 +222,7 @@ def draw_weight(record: Record) -> str:
 
 
 def draw_loss(record: Record) -> str:
-    """The held-out loss of the small recommender."""
+    """Draw the held-out loss of the small recommender."""
     lines = {
         name: [(float((i + 1) * LOSS_READ), loss) for i, loss in enumerate(losses)]
         for name, losses in record["loss"][str(DRAWN_RATE)].items()
@@ -240,10 +241,10 @@ FIGURES = {"one-weight.svg": draw_weight, "held-out-loss.svg": draw_loss}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train, unless told only to draw, and write the figures."""
+    """Train the models, except with `--draw`, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, default=Path("docs/explanation"))
-    parser.add_argument("--draw", action="store_true", help="draw runs.json again, train nothing")
+    parser.add_argument("--draw", action="store_true", help="redraw runs.json without training")
     args = parser.parse_args(arguments)
     runs = args.docs / "runs.json"
     if not args.draw:

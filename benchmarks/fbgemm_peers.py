@@ -1,4 +1,4 @@
-"""The FBGEMM peer: its table-batched embedding on the CPU."""
+"""FBGEMM's table-batched embedding on the CPU as a peer."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class FbgemmPeer(Peer):
             """Do nothing."""
 
         def step(self) -> None:
-            """Do nothing: backward has made the step."""
+            """Do nothing: the backward pass has already updated the table."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up one bag per id, which is faster than `PoolingMode.NONE`."""
+        """Look up each id as a bag of one, which is faster than `PoolingMode.NONE`."""
         output: Tensor = self.module(ids, _offsets(len(ids)))
         return output
 
     def state(self) -> Iterator[Tensor]:
-        """Yield the optimizer state that is as large as the table."""
-        if self.counterpart == "Adagrad":  # SGD has no state, and reading it fails
+        """Yield the state tensors that are as large as the table."""
+        if self.counterpart == "Adagrad":  # FBGEMM raises if SGD's state is read
             yield from (s for s in self.module.split_optimizer_states()[0] if s.ndim == 2)
 
 
 @functools.cache
 def _offsets(count: int) -> Tensor:
-    """Return the offsets of bags of one id each."""
+    """Return bag offsets for `count` bags that contain one id each."""
     return torch.arange(count + 1)
 
 
@@ -49,7 +49,7 @@ def build_fbgemm(case: Case, others: dict[str, Peer]) -> Peer:
     """Build FBGEMM's table with its optimizer."""
     optimizer = case.optimizer or "SGD"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about GPU code, which this build lacks
+        warnings.simplefilter("ignore")  # FBGEMM warns that the CPU build lacks GPU code
         from fbgemm_gpu import split_table_batched_embeddings_ops_training as tbe
         from fbgemm_gpu.split_embedding_configs import EmbOptimType
 

@@ -1,4 +1,4 @@
-"""Goals of a workload on a table, and whether a record meets them."""
+"""Goals of table workloads, and whether a record meets them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from hotrow.bench.workload import HOTROW, Record
 
-FLOOR, BEST = "floor", "best peer"  # what a goal can be against, besides the names of peers
+FLOOR, BEST = "floor", "best peer"  # values of `Goal.against` that aren't peers
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A step of hotrow takes at most `max_ratio` times as long as `against`'s."""
+    """The time of hotrow's step must be at most `max_ratio` times that of `against`."""
 
     against: str
     max_ratio: float
@@ -22,7 +22,7 @@ class Goal:
 def judge(
     record: Record, goals: tuple[Goal, ...], max_extra_bytes: float | None
 ) -> Iterator[dict[str, Any]]:
-    """Each goal with what was measured, and whether it was met; None where it was not measured."""
+    """Yield each goal with the measured value and whether it was met; None means not measured."""
     for goal in goals:
         yield _judge_ratio(record["peers"], goal)
     if max_extra_bytes is not None:
@@ -38,7 +38,7 @@ def _judge_ratio(peers: Record, goal: Goal) -> dict[str, Any]:
     if goal.against == FLOOR:
         ratio = peers[HOTROW.name]["floor_ratio"]["median"]
     elif goal.against == BEST:
-        # hotrow in other sizes is no peer.
+        # Ignore hotrow at other sizes.
         others = [n for n in ratios if n.partition(",")[0] != HOTROW.type_name]
         best = max(others, key=lambda name: ratios[name], default="")
         if best:

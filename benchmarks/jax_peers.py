@@ -1,7 +1,8 @@
-"""JAX peers: a dense step with optax, and a hand-written step of the touched rows.
+"""JAX peers: a dense step with optax, and a hand-written step that updates only touched rows.
 
-Each has two compiled functions: the lookup, and the step, which donates table and state and
-updates them in place. In a single function, XLA copies the whole table for the lookup.
+Each peer compiles two functions. The first looks up rows. The second computes the gradient and
+updates the donated table and state in place. If one function did both, XLA would copy the whole
+table for the lookup.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # table, state, ids, gra
 
 
 class JaxPeer(Peer):
-    """A JAX array as the table, and the compiled `update` as its step, if there is one."""
+    """A table in a JAX array; its step is the compiled `update`, if there is one."""
 
     def __init__(
         self, case: Case, update: Step | None, init_state: Any, label: str, counterpart: str | None
@@ -29,13 +30,13 @@ class JaxPeer(Peer):
         import jax
 
         super().__init__(case, None, None, label, counterpart)
-        self.table = jax.numpy.array(initial_weight(case).numpy())  # a copy that JAX owns
+        self.table = jax.numpy.array(initial_weight(case).numpy())  # copy into memory that JAX owns
         self.values = init_state(self.table)
         self.update = None if update is None else jax.jit(update, donate_argnums=(0, 1))
         self.look_up = jax.jit(lambda table, ids: table.at[ids].get(mode="promise_in_bounds"))
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """Time the lookup, and everything else in one call."""
+        """Return the seconds of the lookup, and of the rest of the step, a single call."""
         import jax
 
         inputs = jax.numpy.array(ids.int().numpy()), jax.numpy.array(gradient.numpy())
@@ -50,22 +51,22 @@ class JaxPeer(Peer):
         return {"forward": middle - begin, "rest": time.perf_counter() - middle}
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return a copy of some rows."""
+        """Return a copy of the given rows."""
         return torch.from_numpy(np.array(self.look_up(self.table, rows.int().numpy())))
 
     def gradient(self, rows: Tensor) -> Tensor:
-        """Return some rows of the last step's gradient."""
+        """Return the given rows of the last step's gradient."""
         return torch.from_numpy(np.array(self.look_up(self.values, rows.int().numpy())))
 
     def zero_grad(self) -> None:
         """Do nothing: JAX has no gradient to release."""
 
     def state(self) -> Iterator[Tensor]:
-        """Yield nothing: no state is a torch tensor."""
+        """Yield nothing: the state isn't stored in torch tensors."""
         yield from ()
 
     def table_and_state_bytes(self) -> int:
-        """Return the bytes of the table, and of the state if there is an optimizer."""
+        """Return the size in bytes of the table and, if there is an optimizer, its state."""
         import jax
 
         leaves = jax.tree.leaves((self.table, self.values if self.case.optimizer else ()))
@@ -73,7 +74,7 @@ class JaxPeer(Peer):
 
 
 def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
-    """Build the dense gradient and optax's step; without an optimizer, the gradient alone."""
+    """Build a peer with a dense gradient and, if there is an optimizer, an optax step."""
     import jax
     import optax
 
@@ -115,7 +116,7 @@ def build_dense(case: Case, others: dict[str, Peer]) -> Peer:
 
 
 def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
-    """Build a step of the touched rows only, like torch's sparse optimizers: idle rows stay."""
+    """Build a peer that updates only the touched rows, like torch's sparse optimizers."""
     import jax
     import jax.numpy as jnp
 
@@ -124,7 +125,10 @@ def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
     lr, eps = defaults["lr"], defaults.get("eps", 0.0)
 
     def sum_by_row(ids: Any, gradient: Any) -> tuple[Any, Any]:
-        """Return the distinct ids, padded with an id past the table, and their summed gradients."""
+        """Return the distinct ids and their summed gradients.
+
+        An out-of-range id pads the distinct ids to a fixed length.
+        """
         distinct, places = jnp.unique(ids, size=case.ids, fill_value=case.rows, return_inverse=True)
         return distinct, jax.ops.segment_sum(gradient, places, num_segments=case.ids)
 

@@ -1,7 +1,8 @@
-"""A whole model as a workload, before and after `convert`.
+"""Workloads that train a whole model, before and after `convert`.
 
-A step is forward, backward and Adam: `torch.optim` before, `hotrow.optim` after, both fused for
-dense parameters. First, output and gradients of both are compared with float64.
+A step consists of forward, backward and an Adam update. The optimizer is `torch.optim.Adam` before
+`convert` and `hotrow.optim.Adam` after it, both with `fused=True` for dense parameters. Before the
+timing, the outputs and gradients of both models are compared with float64.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from hotrow.bench.workload import Record, ReportProgress, ignore_progress
 from hotrow.table.gradient import RowGradient
 
 SIDES = "before", "after"
-EXAMPLES_COMPARED = 256  # of a batch
+EXAMPLES_COMPARED = 256  # per batch
 
 
 class Side:
-    """A model and its optimizer, before or after."""
+    """A model and its optimizer, either before or after `convert`."""
 
     def __init__(self, model: nn.Module, converted: bool, min_entries: int | None = None) -> None:
         self.model = hotrow.convert(model, min_entries=min_entries) if converted else model
@@ -35,18 +36,18 @@ class Side:
         self.optimizer = kind(model.parameters(), fused=True)  # torch's fastest
 
     def step(self, batch: Batch) -> None:
-        """Forward, backward, step."""
+        """Run forward, backward and the optimizer step."""
         self.optimizer.zero_grad()
         self.model(*batch).square().mean().backward()
         self.optimizer.step()
 
     def peak_bytes(self, batch: Batch) -> int:
-        """The peak of a step over model, state and batch."""
+        """Return the peak memory of a step on top of model, state and batch."""
         self.optimizer.zero_grad()
         return memory.measure_peak(lambda: self.step(batch))
 
     def updated_bytes(self) -> int:
-        """Of the parameters that the last step updated; of a table, of its touched rows."""
+        """Return the bytes that the last step updated: dense parameters and touched rows."""
         total = 0
         for parameter in self.model.parameters():
             gradient = parameter.grad
@@ -57,14 +58,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Model:
-    """A model, how many steps of its two sides are timed, and the goals.
+    """A model to measure before and after `convert`.
 
     Attributes:
-        make: the model and its batches; smaller ones if its argument is true.
-        steps_per_turn: timed steps of a turn, before and after; each begins with an untimed step.
-        goals: "time" or "memory", and the largest ratio.
-        min_entries: what `convert` is given.
-        rounds: how many turns each side has, after an untimed one that makes the state.
+        make: returns the model and its batches; smaller ones if its argument is true.
+        steps_per_turn: timed steps per turn, before and after `convert`. An untimed step precedes
+            them.
+        goals: "time" or "memory", and the largest allowed ratio of after to before.
+        min_entries: the `min_entries` argument of `convert`.
+        rounds: turns per side, after an untimed turn that allocates the state.
     """
 
     name: str
@@ -78,15 +80,15 @@ class Model:
     is_small: bool = False
 
     def shrink(self) -> Model:
-        """A few columns, a few steps."""
+        """Return a version with few columns and few steps."""
         return replace(self, is_small=True, steps_per_turn=(2, 2), rounds=2, seconds=8.0)
 
     def with_peers(self, type_names: Collection[str]) -> Model:
-        """The same: both sides always take part."""
+        """Return this workload unchanged: it has no optional peers."""
         return self
 
     def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
-        """Equality, times and memory, and whether the goals were met."""
+        """Measure equality, times and memory, and check the goals."""
         report_progress(0.05, "outputs and gradients")
         record: Record = {"workload": self.name, "about": self.about}
         record |= {"equality": self.measure_equality()} | self.measure_times(report_progress)
@@ -101,10 +103,10 @@ class Model:
         """Compare output and gradients of both sides with float64.
 
         The converted model's error may exceed the plain model's by at most 4 ulp of the largest
-        value, because a sum of rows rounds differently from a product.
+        value, because a sum of rows rounds differently than a matrix product.
 
         Raises:
-            AssertionError: the error is larger.
+            AssertionError: the converted model exceeds this bound.
         """
         model, draw = self.make(self.is_small)
         batch = tuple(value[:EXAMPLES_COMPARED] for value in draw(0))
@@ -121,7 +123,7 @@ class Model:
         return result
 
     def measure_times(self, report_progress: ReportProgress) -> dict[str, Any]:
-        """Steps of both in turns, and the memory of one of each."""
+        """Time the steps of both sides in turns, and measure the memory of one step of each."""
         model, draw = self.make(self.is_small)
         sides = (Side(copy.deepcopy(model), False), Side(model, True, self.min_entries))
         batches = [draw(seed) for seed in range(8)]
@@ -138,7 +140,7 @@ class Model:
                     begin = time.perf_counter()
                     side.step(batches[k % len(batches)])
                     turn.append(1e3 * (time.perf_counter() - begin))
-                if number:  # the first compiles as well
+                if number:  # the first turn also compiles kernels
                     turns.append(turn[1:])
                 elif memory.is_supported():
                     peaks[SIDES[len(peaks)]] = side.peak_bytes(batches[0])
@@ -158,10 +160,10 @@ class Model:
     def compare_with_floor(
         self, side: Side, batch: Batch, copy_speed: float, steps: dict[str, Any]
     ) -> dict[str, Any]:
-        """The bytes that a step must move, the time to copy as many, and the ratios to it.
+        """Return the bytes that a step must move, the time to copy them, and ratios to that time.
 
-        Of each parameter that the step updates, value and Adam's two numbers are read and written;
-        the batch is read.
+        A step reads the batch. It reads and writes the value and Adam's two moments of each
+        parameter that it updates.
         """
         side.step(batch)
         moved = 2 * (1 + floor.state_count("Adam")) * side.updated_bytes() + sum(
@@ -177,7 +179,7 @@ class Model:
 
 
 def run_model(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """The output, and the gradient of each parameter."""
+    """Return the output of a model and the gradient of each parameter."""
     output = model(*batch)
     output.square().mean().backward()
     grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}

@@ -1,4 +1,4 @@
-"""The models that are measured before and after `convert`, and their batches."""
+"""Models that are measured before and after `convert`, and their batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ModelAndBatches = tuple[nn.Module, Callable[[int], Batch]]  # a model, and batch
 
 
 class Tabular(nn.Module):
-    """Fields as one-hots, side by side with dense columns, into a linear layer."""
+    """An MLP over one-hot fields that are concatenated with dense columns."""
 
     def __init__(self, sizes: list[int], dense: int, width: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Tabular(nn.Module):
 
 
 class Policy(nn.Module):
-    """The network of an actor-critic over discrete states."""
+    """An actor-critic network over discrete states."""
 
     def __init__(self, states: int, width: int = 64, actions: int = 6) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Policy(nn.Module):
 
 
 class Plain(nn.Module):
-    """Nothing to convert."""
+    """A residual MLP with nothing to convert."""
 
     def __init__(self, width: int, layers: int = 4) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Plain(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, width) -> the same."""
+        """(B, width) -> (B, width)."""
         for layer in self.layers:
             x = self.norm(x + layer(x).relu())
         return x
 
 
 class Recommender(nn.Module):
-    """A table for each field, their rows side by side with dense columns, into an MLP."""
+    """An MLP over one embedding row per field, concatenated with dense columns."""
 
     def __init__(self, sizes: list[int], dense: int, columns: int, width: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Recommender(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """A table of tokens, a recurrent layer, and an output head of its own."""
+    """A token embedding, a recurrent layer, and an untied output head."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -91,13 +91,13 @@ class LanguageModel(nn.Module):
         self.head = nn.Linear(columns, rows)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(B, T) -> (B, T, V), of the token that follows each."""
+        """Return logits for the next token at each position, (B, T) -> (B, T, V)."""
         output: Tensor = self.head(self.body(self.table(ids))[0])
         return output
 
 
 def geometric(fields: int, total: int) -> list[int]:
-    """Sizes of fields, small ones and large ones, that add up."""
+    """Return field sizes that grow geometrically and sum to `total`."""
     shares = [1.4**i for i in range(fields)]
     sizes = [max(2, int(total * share / sum(shares))) for share in shares]
     sizes[-1] += total - sum(sizes)
@@ -105,7 +105,7 @@ def geometric(fields: int, total: int) -> list[int]:
 
 
 def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
-    """Ids of each field, small ones frequent, and dense columns."""
+    """Return a function that draws ids for each field, mostly small ids, and dense columns."""
 
     def draw(seed: int) -> Batch:
         random = torch.Generator().manual_seed(seed)
@@ -117,7 +117,7 @@ def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
 
 
 def tabular(small: bool) -> ModelAndBatches:
-    """26 fields of 100,000 columns in all, 13 dense columns."""
+    """Return a model with 26 one-hot fields, 100,000 columns in total, and 13 dense columns."""
     fields, total, dense, batch, width = (
         (4, 200, 3, 64, 16) if small else (26, 100_000, 13, 4096, 256)
     )
@@ -126,7 +126,7 @@ def tabular(small: bool) -> ModelAndBatches:
 
 
 def recommender(small: bool) -> ModelAndBatches:
-    """26 tables of 2,000,000 rows in all."""
+    """Return a model with 26 tables, 2,000,000 rows in total."""
     fields, total, dense, columns, batch, width = (
         (4, 2000, 3, 4, 64, 16) if small else (26, 2_000_000, 13, 32, 2048, 256)
     )
@@ -135,14 +135,14 @@ def recommender(small: bool) -> ModelAndBatches:
 
 
 def language_model(small: bool) -> ModelAndBatches:
-    """GPT-2's vocabulary."""
+    """Return a language model with the size of GPT-2's vocabulary."""
     rows, columns, batch, length = (300, 8, 2, 8) if small else (50_257, 128, 8, 32)
     ids = Batches(rows, batch * length)
     return LanguageModel(rows, columns), lambda t: (ids[t].view(batch, length),)
 
 
 def policy(small: bool, states: int = 500, batch: int = 64) -> ModelAndBatches:
-    """A policy of the size that Taxi needs."""
+    """Return a policy network; the default is the 500 states of Gymnasium's Taxi environment."""
 
     def draw(seed: int) -> Batch:
         return (torch.randint(states, (batch,), generator=torch.Generator().manual_seed(seed)),)
@@ -151,7 +151,7 @@ def policy(small: bool, states: int = 500, batch: int = 64) -> ModelAndBatches:
 
 
 def plain(small: bool) -> ModelAndBatches:
-    """A network in whose code `convert` finds nothing."""
+    """Return a network in which `convert` finds nothing to convert."""
     width, batch = (16, 8) if small else (512, 256)
 
     def draw(seed: int) -> Batch:

@@ -1,11 +1,12 @@
-"""Write docs/performance.md, its figures and the READMEs' table of times from benchmarks/records.
+"""Write docs/performance.md, its figures and the READMEs' timing tables from benchmarks/records.
 
     python -m benchmarks.page
 
-The text of the page is benchmarks/performance.md. Marks such as `<!-- tables -->` are replaced by
-tables of the records. Marks such as `{{speedup adamw-1m-256: torch fused}}` are replaced by one
-figure: hotrow's `speedup` over a peer, or the peer's `ms` or extra `MB`. `make bench` measures the
-records and then runs this.
+The text of the page comes from benchmarks/performance.md. The script replaces marks such as
+`<!-- tables -->` with tables of the records. It replaces marks such as
+`{{speedup adamw-1m-256: torch fused}}` with a single number: hotrow's `speedup` over a peer, the
+peer's step time in `ms`, or its extra memory in `MB`. `make bench` measures the workloads and then
+runs this script.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def make_page(records: dict[str, Record]) -> str:
     text = TEXT.read_text(encoding="utf-8")
     for name, part in parts.items():
         mark = f"<!-- {name} -->"
-        assert text.count(mark) == 1, f"{TEXT.name} has one {mark}"
+        assert text.count(mark) == 1, f"{TEXT.name} must contain {mark} exactly once"
         text = text.replace(mark, part)
     return re.sub(
         r"\{\{(\w+) ([\w-]+): ([^}]+)\}\}", lambda mark: _figure(ordered, *mark.groups()), text
@@ -55,17 +56,17 @@ def make_page(records: dict[str, Record]) -> str:
 
 
 def _figure(records: dict[str, Record], kind: str, workload: str, name: str) -> str:
-    """Return one figure of a peer: hotrow's speedup over it, its milliseconds or its memory."""
+    """Return hotrow's speedup over a peer, the peer's step time, or its extra memory."""
     peer = records[workload]["peers"][name]
     if kind == "speedup":
         return speedup(peer["hotrow_ratio"]["median"])
     if kind == "ms":
         return f"{number(peer['step']['median_ms'])} ms"
-    assert kind == "MB", f"no figure is named {kind}"
+    assert kind == "MB", f"unknown kind of number: {kind}"
     return f"{number(peer['memory']['peak_extra_bytes'] / 1e6)} MB"
 
 
-# The workloads of the summary, and one for each optimizer.
+# Workloads in the summary table, and in the table with one row per optimizer.
 SUMMARY = (
     "adamw-1m-256",
     "adamw-50k-768",
@@ -79,7 +80,7 @@ LIBRARY_PEERS = ("fbgemm", "jax lazy", "jax dense")
 
 
 def summary_table(records: dict[str, Record], names: Iterable[str]) -> str:
-    """Return a row for each workload: hotrow's time, and each baseline with hotrow's speedup."""
+    """Return a table of hotrow's times, the baselines' times and hotrow's speedups."""
     chosen = [records[name] for name in names]
     has_libraries = any(name in LIBRARY_PEERS for record in chosen for name in record["peers"])
     head = ["table and ids per step", "hotrow", "torch fused", "torch foreach", "torch default"]
@@ -99,7 +100,7 @@ def summary_table(records: dict[str, Record], names: Iterable[str]) -> str:
 
 
 def _summary_cell(record: Record, name: str) -> str:
-    """Return a peer's time and hotrow's speedup, marked where the result is not the dense one."""
+    """Return a peer's time and hotrow's speedup; mark peers that don't equal dense training."""
     peer = record["peers"].get(name, {})
     if "step" not in peer:
         return "—"
@@ -125,7 +126,7 @@ def speedup_plot(records: dict[str, Record]) -> str:
 
 
 def section(name: str, record: Record) -> str:
-    """Return one record, folded: its figure, its table and the remarks."""
+    """Return a collapsible section with a record's figure, table and remarks."""
     report = describe(record)
     figure = [f"![Bar chart: {report.title}]({FIGURES}/{name}.svg)"] * ("peers" in record)
     remarks = "\n".join(f"- {line}" for line in report.remarks)
@@ -139,7 +140,7 @@ def section(name: str, record: Record) -> str:
 
 
 def _summary(record: Record, heading: str) -> str:
-    """Return the line that stays visible: the sizes and hotrow's time."""
+    """Return the visible line of a collapsed section: the sizes and hotrow's time."""
     about = record["about"] if "peers" in record else ""
     about = f" ({about})" if about and not about.startswith("a training step") else ""
     time = ""
@@ -149,7 +150,7 @@ def _summary(record: Record, heading: str) -> str:
 
 
 def folded(summary: str, text: str) -> str:
-    """Return text that a reader opens; GitHub and Sphinx both render this."""
+    """Return a collapsible section in HTML that GitHub and Sphinx both render."""
     return (
         f"<details>\n<summary>{html.escape(summary, quote=False)}</summary>\n\n{text}\n\n</details>"
     )
@@ -173,7 +174,7 @@ def models_table(records: dict[str, Record]) -> str:
 
 
 def machines_list(records: dict[str, Record]) -> str:
-    """List the machines of the records, one per line, with the commits."""
+    """Return a list of the machines that made the records, each with its commits."""
     machines: dict[str, dict[str, list[Record]]] = {}
     for record in records.values():
         environment = record["environment"]
@@ -194,13 +195,13 @@ def machines_list(records: dict[str, Record]) -> str:
 
 
 def _describe_commit(commit: str, records: list[Record]) -> str:
-    """Describe a commit: its workloads, their dates and the load average before."""
+    """Describe a commit: its workloads, their dates and the load average before the runs."""
     names = [record["workload"] for record in records]
     many = names[0] if len(names) == 1 else f"{len(names)} workloads"
     environments = [record["environment"] for record in records]
     dates = sorted({environment["date"] for environment in environments})
     loads = [e["load_average_before"] for e in environments if e["load_average_before"] is not None]
-    load = f", load average before {_span(sorted(loads))}" if loads else ""
+    load = f", load average {_span(sorted(loads))} before the runs" if loads else ""
     return f"commit {commit}: {many}, {_span(dates)}{load}"
 
 
@@ -215,7 +216,7 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-# The workloads in the table of the READMEs; the labels suit both languages.
+# Workloads in the READMEs' timing table; both languages use the same labels.
 README_WORKLOADS = {
     "adamw-1m-256": "1M x 256, 16,384, AdamW",
     "adamw-50k-768": "50,257 x 768, 4,096, AdamW",
@@ -227,7 +228,7 @@ README_PEERS = ("torch fused", "torch default", "torch sparse")
 
 
 def readme_rows(records: dict[str, Record]) -> str:
-    """Return the rows of the READMEs' table of times, without its head."""
+    """Return the rows of the READMEs' timing table, without its header."""
     lines = []
     for name, label in README_WORKLOADS.items():
         peers = records[name]["peers"]
@@ -246,21 +247,21 @@ def readme_rows(records: dict[str, Record]) -> str:
 
 
 def replace_rows(readme: str, rows: str) -> str:
-    """Return the README with these rows in its table of times."""
+    """Return the README with these rows in its timing table."""
     pattern = r"(^\|[^\n]*\| hotrow \|[^\n]*\n\|[-| :]+\n)(?:\|[^\n]*\n)+"
     changed, count = re.subn(pattern, lambda m: m[1] + rows, readme, flags=re.MULTILINE)
-    assert count == 1, "a README has one table of times"
+    assert count == 1, "a README must contain exactly one timing table"
     return changed
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page, its figures and the tables of the READMEs."""
+    """Write the page, its figures and the READMEs' timing tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--records", type=Path, default=RECORDS, help="the folder of the records")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="the folder with the records")
     parser.add_argument(
-        "--docs", type=Path, help="write to this folder, and leave the READMEs unchanged"
+        "--docs", type=Path, help="write to this folder, without changing the READMEs"
     )
     options = parser.parse_args(arguments)
     records = record_files.read(options.records)

@@ -1,4 +1,4 @@
-"""Charts of records: step times as bars or as lines over a size, and speedups."""
+"""Charts of step times, speedups, errors and bytes sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Bar(NamedTuple):
 
 
 def plot(record: Record) -> str | None:
-    """Return the SVG of a record of times; None if the record has nothing to compare."""
+    """Return the SVG of a record's times; None if there is nothing to compare."""
     if "peers" in record:
         growth = _growth(record)
         return svg.write(_bars(record) if growth is None else growth, "en")
@@ -78,13 +78,13 @@ def _bars(record: Record) -> svg.Drawing:
 
 
 def _decades(values: list[float]) -> range:
-    """Return the powers of ten around all values, at least one decade."""
+    """Return the exponents of the powers of ten around all values, at least one decade."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return range(low, max(high, low + 1) + 1)
 
 
 def _scale(decades: range, begin: float, end: float) -> Callable[[float], float]:
-    """Return the function that maps a value to a place on a logarithmic axis."""
+    """Return a function that maps a value to a position on a logarithmic axis."""
 
     def place(value: float) -> float:
         share = (math.log10(value) - decades[0]) / (decades[-1] - decades[0])
@@ -161,13 +161,13 @@ def _grid(
 
 
 def _tick(x: float, y: float, text: str) -> svg.Cell:
-    """Return a label on the bottom axis."""
+    """Return a label for the bottom axis."""
     wide = svg.pixel_width(text, svg.SMALL)
     return svg.Cell(x - wide / 2, y + 2, wide, 20, text, "muted", "", "middle", svg.SMALL)
 
 
 def _growth(record: Record) -> svg.Drawing | None:
-    """Draw lines over the one size in which the peers differ; None if there is none."""
+    """Draw times as lines if the peers differ in exactly one size; otherwise return None."""
     peers = [peer for peer in record["peers"].values() if "step" in peer]
     usual = {"rows": record["rows"], "ids": record["ids"]}
     usual["threads"] = record["environment"]["threads"]
@@ -185,7 +185,7 @@ def _growth(record: Record) -> svg.Drawing | None:
 
 
 def _lines(heading: str, axis: str, lines: dict[str, list[tuple[int, float]]]) -> svg.Drawing:
-    """Draw a curve with its points for each name."""
+    """Draw a line with points for each name."""
     points = [point for line in lines.values() for point in line]
     sizes = sorted({size for size, _ in points})
     heights = _decades([time for _, time in points])

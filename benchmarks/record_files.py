@@ -1,4 +1,4 @@
-"""Records as JSON files, and the commit and the machine they were made on."""
+"""Read and write records as JSON files, and describe the commit and machine of a run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from hotrow.bench import environment
 from hotrow.bench.workload import Record
 from hotrow.inputs import files
 
-ROOT = Path(__file__).parents[1]  # of the repository
+ROOT = Path(__file__).parents[1]  # root of the repository
 PACKAGES = (*environment.PACKAGES, "fbgemm-gpu-cpu", "jax", "optax")
 
 
 def describe_environment(threads: int) -> dict[str, Any]:
-    """The commit, the versions and the machine."""
+    """Return the commit, the versions and the machine."""
     return {"commit": commit(), **environment.describe_environment(threads, PACKAGES)}
 
 
 def write(record: Record, folder: Path) -> Path:
-    """Write a record, under the name of its workload."""
+    """Write a record to a file named after its workload, and return the path."""
     path = folder / f"{record['workload']}.json"
     files.write_text(path, json.dumps(record, indent=1) + "\n")
     return path
 
 
 def read(folder: Path) -> dict[str, Record]:
-    """All records of a folder by name."""
+    """Return all records in a folder by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 def commit() -> str:
-    """The commit of the working tree, and whether it has changes."""
+    """Return the commit of the working tree, and whether there are uncommitted changes."""
 
     def git(*command: str) -> str:
         try:
@@ -42,7 +42,7 @@ def commit() -> str:
             return ""
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    # Without what the run itself changes, and what is made from the records.
+    # Ignore files that the run changes or that are generated from the records.
     outside = ("--", ":!benchmarks/records", ":!docs", ":!README*.md")
     changes = git("status", "--porcelain", *outside)
     return (git("rev-parse", "--short=12", "HEAD") or "unknown") + " with changes" * bool(changes)

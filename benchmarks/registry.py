@@ -16,7 +16,7 @@ PEER_TYPES = peers.PEER_TYPES | {
         "JAX with optax, dense", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND
     ),
     "jax lazy": PeerType(
-        "JAX, hand-written step of the touched rows",
+        "JAX, hand-written step that updates only touched rows",
         jax_peers.build_lazy,
         0.0,
         jax_peers.INSTALL_COMMAND,

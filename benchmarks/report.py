@@ -1,4 +1,4 @@
-"""A record of the suite as text: a title, a table and remarks."""
+"""Format a record of the suite as text: a title, a table and remarks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Report(NamedTuple):
 
 
 def describe(record: Record, brief: bool = False) -> Report:
-    """Describe any record; `brief` leaves out columns so that the table fits a terminal."""
+    """Format any record as text; `brief` omits columns so that the table fits a terminal."""
     if "peers" in record:
         return _describe_table(record, brief)
     return _describe_startup(record) if "later_use" in record else _describe_model(record)
@@ -49,7 +49,7 @@ def _speedup_range(ratio: Record) -> str:
 
 
 def _describe_table(record: Record, brief: bool) -> Report:
-    """Describe one table, with a row for each peer that was measured."""
+    """Format the record of a table workload, with a row for each measured peer."""
     parts = TASK_PARTS[record["task"]] if not brief else ()
     parts = parts if len(parts) > 1 else ()
     peers = {name: peer for name, peer in record["peers"].items() if "error" not in peer}
@@ -85,7 +85,7 @@ def _describe_table(record: Record, brief: bool) -> Report:
 def _setting(record: Record) -> str:
     about = record.get("about")
     text = f"{about[0].upper()}{about[1:]}. " if about else ""
-    text += f"{record['distinct_ids_per_step']:,} of the ids are distinct. "
+    text += f"Each step has {record['distinct_ids_per_step']:,} distinct ids. "
     if record["task"] == "step":
         text += (
             f"Warm-up: {record['warmup_steps']:,} steps "
@@ -102,7 +102,7 @@ def _setting(record: Record) -> str:
 
 
 def _peer_remarks(record: Record) -> Iterator[str]:
-    """Describe which peers are equal to dense training, and which were not measured and why."""
+    """Yield a remark on each peer: whether it equals dense training, or why it was not measured."""
     for name, peer in record["peers"].items():
         if "error" in peer:
             command = peer.get("install_command")
@@ -113,7 +113,7 @@ def _peer_remarks(record: Record) -> Iterator[str]:
 
 
 def _goal_remarks(record: Record) -> Iterator[str]:
-    """Describe each goal and whether it was met."""
+    """Yield a remark on each goal and whether it was met."""
     for goal in record["goals"]:
         verdict = goal_verdict(goal)
         if "max_extra_bytes" in goal:
@@ -145,7 +145,7 @@ def _goal_peer(record: Record, goal: Record) -> str:
 
 
 def _describe_model(record: Record) -> Report:
-    """Describe a model before and after `convert`."""
+    """Format the record of a model before and after `convert`."""
     peak = record.get("peak_extra_bytes", {})
     rows = []
     for side in ("before", "after"):
@@ -173,7 +173,7 @@ def model_goals(record: Record) -> str:
 
 
 def _describe_startup(record: Record) -> Report:
-    """Describe the first and the later starts of a program."""
+    """Format the record of a program's first and later starts."""
     seconds = "median_ms", "p20_ms", "p80_ms"
     rows = [
         ["first run, kernels not compiled yet", number(record["first_use_median_s"])],
@@ -188,7 +188,7 @@ def _describe_startup(record: Record) -> Report:
         for row, peak in zip(rows, (None, hotrow, torch, hotrow - torch), strict=True):
             row.append("" if peak is None else number(peak / 1e6))
     goal = record["goals"][0]
-    remark = f"Goal: at most {goal['max_added_s']} s added: {goal_verdict(goal)}."
+    remark = f"Goal: hotrow adds at most {goal['max_added_s']} s: {goal_verdict(goal)}."
     setting = "A whole program: import, a table of 1,000 x 64, three steps of AdamW, exit."
     return Report("Startup", setting, head, rows, [remark])
 

@@ -1,12 +1,12 @@
-"""Measure bytes on the network and tables on disk; write docs/scale.json and docs/scale.md.
+"""Measure network traffic and tables on disk; write docs/scale.json and docs/scale.md.
 
     python -m benchmarks.scale
     python -m benchmarks.scale --page
 
-`--page` only writes the page again, from docs/scale.json and benchmarks/scale.md. The bytes are
-what Linux counts on the loopback interface of a separate network namespace (root only), including
-the overhead of gloo and TCP. Times cover forward, backward and step on Zipf ids that were drawn
-before. Memory is the process's peak resident memory, including torch and the kernels.
+`--page` only rewrites the page from docs/scale.json and benchmarks/scale.md. Linux counts the bytes
+on the loopback interface of a separate network namespace, which requires root. The bytes include
+the overhead of gloo and TCP. Times cover forward, backward and step, but not the drawing of the
+Zipf ids. Memory is the process's peak resident memory, including torch and the kernels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def loopback_bytes() -> int:
 
 
 def formula_bytes(mode: str, distinct: int, foreign: int, count: int) -> int:
-    """Return the bytes that one rank sends in a step, by the formula of docs/scale.md."""
+    """Return the bytes that one rank sends in a step, by the formula in docs/scale.md."""
     row = 4 * COLUMNS
     if mode == "shard":
         return 33 * (count - 1) + foreign * (4 + 2 * row)
@@ -60,7 +60,7 @@ def formula_bytes(mode: str, distinct: int, foreign: int, count: int) -> int:
 
 
 def run_rank(rank: int, count: int, port: int, mode: str, path: str) -> None:
-    """Train on one rank; rank 0 writes the bytes sent."""
+    """Train on one rank; rank 0 writes the counted and the calculated bytes to `path`."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=count)
@@ -93,7 +93,7 @@ def run_rank(rank: int, count: int, port: int, mode: str, path: str) -> None:
 
 
 def measure_network(mode: str, count: int) -> dict[str, Any]:
-    """Measure the bytes that `count` ranks send per step, with the formula's."""
+    """Measure the bytes that `count` ranks send per step, and calculate them by the formula."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -110,7 +110,7 @@ def measure_network(mode: str, count: int) -> dict[str, Any]:
 
 
 def measure_disk(rows: int, folder: str) -> dict[str, Any]:
-    """Measure time and memory of a table on disk."""
+    """Measure the step time and memory of a table on disk."""
     batches = Batches(rows, DISK_IDS)
     all_ids = [batches[t] for t in range(DISK_STEPS)]
     clear_cache()
@@ -139,12 +139,12 @@ def measure_disk(rows: int, folder: str) -> dict[str, Any]:
 
 
 def dense_bytes(count: int) -> int:
-    """Return the bytes that all ranks send to all-reduce a dense gradient, in a ring."""
+    """Return the bytes that all ranks send in a ring all-reduce of a dense gradient."""
     return 2 * (count - 1) * 4 * ROWS * COLUMNS
 
 
 def network_table(record: dict[str, Any]) -> str:
-    """Return the table of bytes on the network."""
+    """Return the table of bytes sent over the network."""
     lines = [
         "| | ranks | bytes per step, formula | counted | counted / formula "
         "| dense all-reduce, formula | fewer bytes |",
@@ -192,12 +192,12 @@ def page(record: dict[str, Any]) -> str:
             f"a table of {last['table_bytes'] / 1e9:.1f} GB, plus twice that for Adam's state, "
             f"trains with {last['peak_resident_bytes'] / 1e9:.1f} GB of memory, at "
             f"{last['step_median_ms']:.0f} ms per step. A table of "
-            f"{first['table_bytes'] / 1e9:.1f} GB takes {first['step_median_ms']:.0f} ms."
+            f"{first['table_bytes'] / 1e9:.1f} GB takes {first['step_median_ms']:.0f} ms per step."
         ),
     }
     text = TEXT.read_text(encoding="utf-8")
     for mark, part in parts.items():
-        assert text.count(mark) == 1, f"{TEXT.name} has one {mark}"
+        assert text.count(mark) == 1, f"{TEXT.name} must contain {mark} exactly once"
         text = text.replace(mark, part)
     return text
 

@@ -1,4 +1,4 @@
-"""The time of a short program: import, a small table, three steps, exit."""
+"""Workload for the startup time of a program: import, a small table, three steps, exit."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ for _ in range(3):
     table(torch.arange(500)).sum().backward()
     optimizer.step()
 """
-PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # on Linux, with the program's peak
+PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # Linux only; includes peak memory
 MAX_ADDED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Startup:
-    """First starts with an empty kernel cache, and later starts in turns with torch alone."""
+    """Starts with an empty kernel cache, then later starts that alternate with torch alone."""
 
     name: str = "startup"
     about: str = "a whole program: import, a table of 1,000 x 64, three steps of AdamW, exit"
@@ -45,11 +45,11 @@ class Startup:
     seconds: float = 55.0
 
     def shrink(self) -> Startup:
-        """Two rounds."""
+        """Return a version with two rounds."""
         return replace(self, rounds=2, seconds=30.0)
 
     def with_peers(self, type_names: Collection[str]) -> Startup:
-        """The same: its only peer is torch without hotrow."""
+        """Return this workload unchanged: its only peer is torch without hotrow."""
         return self
 
     def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
@@ -59,7 +59,7 @@ class Startup:
         later: list[float] = []
         peaks: dict[str, list[int]] = {"torch_alone": [], "later_use": []}
         with tempfile.TemporaryDirectory() as folder:
-            run_program(TORCH, folder)  # fills the file cache for the others
+            run_program(TORCH, folder)  # fill the file cache for the timed runs
             for number in range(min(self.rounds, 3)):
                 report_progress(0.5 * number / 3, "first starts")
                 cache = os.path.join(folder, str(number))
@@ -94,7 +94,7 @@ class Startup:
 
 
 def run_program(program: str, cache: str) -> tuple[float, int | None]:
-    """Seconds from the interpreter's start to its end; on Linux, its peak resident bytes."""
+    """Run a program; return its seconds and, on Linux, its peak resident bytes."""
     begin = time.perf_counter()
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
     status = PRINT_STATUS * sys.platform.startswith("linux")

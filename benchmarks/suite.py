@@ -1,4 +1,4 @@
-"""Workloads run one after the other, each in a process of its own."""
+"""Run workloads in sequence, each in its own process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.workloads import select
 from hotrow.bench.process import JobError, run_job
 from hotrow.bench.workload import Record, ReportProgress
 
-# The share that is done, what is being done, seconds spent, and seconds left.
+# Completed share, current activity, elapsed seconds, and remaining seconds.
 ReportSuiteProgress = Callable[[float, str, float, float], None]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What applies to every workload: `peers` beside hotrow, None for all."""
+    """Options for every workload; hotrow is compared with `peers`, or with all if None."""
 
     threads: int
     peers: Collection[str] | None = None
@@ -27,7 +27,7 @@ class Options:
 
 
 class SuiteProgress:
-    """What is done, and about how long everything still takes."""
+    """Progress of the suite, with an estimate of the remaining time."""
 
     def __init__(self, report: ReportSuiteProgress, estimated_seconds: float) -> None:
         self.report, self.estimated_seconds = report, estimated_seconds
@@ -35,10 +35,10 @@ class SuiteProgress:
         self.begin = time.monotonic()
 
     def update(self, workload: Workload, share: float, activity: str) -> None:
-        """Report that this share of the workload is done."""
+        """Report the completed share of a workload."""
         spent = time.monotonic() - self.begin
         done = self.done_seconds + share * workload.seconds
-        # The remaining estimates, scaled by how well they have held so far.
+        # Scale the remaining estimates by the ratio of elapsed to estimated time so far.
         is_known = done > 0.1 * self.estimated_seconds
         left = (self.estimated_seconds - done) * (spent / done if is_known else 1.0)
         self.report(done / self.estimated_seconds, activity, spent, left)
@@ -50,7 +50,7 @@ def run_suite(
     report_progress: ReportSuiteProgress,
     handle_record: Callable[[Record], None],
 ) -> list[tuple[str, str]]:
-    """Measure each workload and hand its record over; returns the failures, with reasons."""
+    """Measure each workload, pass on its record, and return the failures with their reasons."""
     workloads = [select(name, options.small, options.peers) for name in names]
     progress = SuiteProgress(report_progress, sum(workload.seconds for workload in workloads))
     failures: list[tuple[str, str]] = []
@@ -67,7 +67,7 @@ def run_suite(
 
 
 def run_in_process(workload: Workload, options: Options, report_progress: ReportProgress) -> Record:
-    """The record of a workload, without its environment.
+    """Measure a workload in a child process; return its record without the environment.
 
     Raises:
         JobError: the process ended without a record.

@@ -1,4 +1,4 @@
-"""One table as a workload of the suite: its peers, its goals, and about how long it takes."""
+"""Workloads that train one table, with peers, goals and estimated durations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TableBenchmark(TableWorkload):
     """A workload with goals.
 
     Attributes:
-        seconds: about how long it takes on two cores, for the progress and the suites.
+        seconds: the estimated duration on two cores, for progress and for suite lengths.
     """
 
     goals: tuple[Goal, ...] = ()
@@ -30,7 +30,7 @@ class TableBenchmark(TableWorkload):
     seconds: float = 20.0
 
     def shrink(self) -> TableBenchmark:
-        """The same with a thousandth of the rows, and a few steps."""
+        """Return a version with a thousandth of the rows and only a few steps."""
         peers = tuple(
             replace(
                 peer,
@@ -54,7 +54,7 @@ class TableBenchmark(TableWorkload):
         )
 
     def with_peers(self, type_names: Collection[str]) -> TableBenchmark:
-        """The same with only hotrow and these types of peers, and the goals that remain."""
+        """Return a version with only hotrow, these peer types, and the goals that still apply."""
         peers = tuple(
             p for p in self.peers if p.type_name == HOTROW.type_name or p.type_name in type_names
         )
@@ -65,6 +65,6 @@ class TableBenchmark(TableWorkload):
         return replace(self, peers=peers, goals=goals)
 
     def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
-        """Equality, times and memory of all peers, and whether the goals were met."""
+        """Measure equality, times and memory of all peers, and check the goals."""
         record = Measurement(self, PEER_TYPES, report_progress).run()
         return record | {"goals": list(judge(record, self.goals, self.max_extra_bytes))}

@@ -9,15 +9,15 @@ from hotrow.bench.workload import Record, ReportProgress
 
 
 class Workload(Protocol):
-    """One thing to measure."""
+    """A workload of the benchmark suite."""
 
     @property
     def name(self) -> str:
-        """The name in suites and of the record's file."""
+        """The name in suites, and of the record file."""
 
     @property
     def about(self) -> str:
-        """A description of one line."""
+        """A one-line description."""
 
     @property
     def seconds(self) -> float:

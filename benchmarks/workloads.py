@@ -1,7 +1,7 @@
 """All workloads by name, and the suites.
 
-`seconds` are estimates for two idle cores. A test checks their sums: `quick` takes at most 2
-minutes, `full` at most 20.
+The `seconds` are estimates for two idle cores. A test checks that they sum to at most 2 minutes for
+`quick` and at most 20 minutes for `full`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGE = [
         seconds=50,
     ),
     TableBenchmark(
-        "adamw-50k-768-bf16", "the same in bfloat16", "AdamW", 50_257, 768, 4_096,
+        "adamw-50k-768-bf16", "GPT-2's table in bfloat16", "AdamW", 50_257, 768, 4_096,
         (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,), dtype="bfloat16", seconds=45,
     ),
     TableBenchmark(
@@ -133,7 +133,7 @@ SMALL = [
 
 
 def _optimizer_benchmark(optimizer: str) -> TableBenchmark:
-    """Return the workload of one optimizer, with the same size for all."""
+    """Return the workload for one optimizer; all optimizers have the same sizes."""
     sparse = (SPARSE,) if optimizer in FUSED_OPTIMIZERS else ()
     fused = (FUSED,) if optimizer in FUSED_OPTIMIZERS else ()
     return TableBenchmark(
@@ -170,7 +170,7 @@ MODELS = [
     ),
 ]  # fmt: skip
 
-# Not in a suite: the cost of converting small one-hots.
+# Cost of converting small one-hots; these workloads aren't in any suite.
 LOOKED_UP = [
     Model(
         f"onehot-policy-{name}", f"the policy network with `min_entries=0`, {what}",
@@ -195,7 +195,7 @@ SUITES = {
 
 
 def select(name: str, small: bool = False, peers: Collection[str] | None = None) -> Workload:
-    """Return a workload by name, shrunk if `small`, with these peers; None keeps all."""
+    """Return a workload by name, shrunk if `small`, with only these peers; None keeps all."""
     workload = WORKLOADS[name]
     workload = workload if peers is None else workload.with_peers(peers)
     return workload.shrink() if small else workload

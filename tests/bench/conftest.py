@@ -1,4 +1,4 @@
-"""One thread, and small copies for the copy speed."""
+"""Settings of the benchmark tests: one thread, and small copies for the copy speed."""
 
 import pytest
 import torch

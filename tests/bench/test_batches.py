@@ -1,4 +1,4 @@
-"""The ids of each step."""
+"""Batches of ids."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ def test_batches_are_reproducible_and_favor_few_rows():
     assert not torch.equal(batches[3], batches[4])
     counts = torch.bincount(batches[3], minlength=1000)
     assert int(counts.argmax()) == int(batches.ids_of_ranks(torch.tensor([0]).numpy()))
-    # Ranks 1 and 8 differ by 8^1.1 = 9.8.
+    # Rank 1 is 8^1.1 = 9.8 times as frequent as rank 8.
     rank_8 = batches.ids_of_ranks(torch.tensor([7]).numpy())
     assert 6 < counts.max() / counts[rank_8].float() < 15
     uniform = torch.bincount(Batches(1000, 4096, zipf_exponent=None)[3], minlength=1000)

@@ -85,7 +85,7 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     assert "hotrow: equal to dense torch.optim.AdamW on" in text
     assert "SparseAdam*: not equal to dense torch.optim.Adam on" in text
     assert "* SparseAdam trains a different model: it skips rows without a gradient" in text
-    assert "than torch's fastest dense AdamW (" in text  # which form is the fastest varies
+    assert "than torch's fastest dense AdamW (" in text  # the fastest optimizer varies
 
 
 def test_sparse_sgd_trains_the_same_model(run):
@@ -119,7 +119,7 @@ def test_rows_that_are_not_equal_exit_1(run, monkeypatch, tmp_path):
 
 def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
     table = 4 * 300 * 8
-    # Room for the first peers only.
+    # The memory suffices only for the first peers.
     monkeypatch.setattr(measurement, "free_memory", lambda: 8 * table)
     code, out, _ = run(*SMALL)
     assert code == 0

@@ -5,7 +5,7 @@ from hotrow.bench import floor
 
 
 def test_bytes_that_a_step_must_move():
-    # 3 ids, 2 of them distinct, in rows of 4 values of 4 bytes.
+    # 3 ids, 2 of them distinct; each row has 4 values of 4 bytes.
     assert floor.bytes_moved("forward", None, 4, 3, 2, 4) == 16 * (2 + 3)
     assert floor.bytes_moved("gradient", None, 4, 3, 2, 4) == 16 * (2 + 3 + 3 + 2)
     assert floor.bytes_moved("step", "SGD", 4, 3, 2, 4) == 16 * (2 * 2 + 3 + 3)

@@ -106,7 +106,7 @@ def test_a_small_embedding_is_measured_as_a_table():
 
 
 class BrokenPeer(Peer):
-    """hotrow, but one step skips a row."""
+    """A faulty hotrow peer: one step skips a row."""
 
     def step(self, ids, gradient):
         self.steps = getattr(self, "steps", 0) + 1

@@ -1,4 +1,4 @@
-"""The peak memory of a step, and the estimates for peers."""
+"""The peak memory of a step, and the memory estimates for peers."""
 
 from dataclasses import replace
 
@@ -32,9 +32,9 @@ def test_memory_includes_a_gradient_as_large_as_the_table():
     for peer in found.values():
         assert peer["memory"]["table_and_state_bytes"] == 3 * table
     assert 0.99 < extra["torch fused"] < 1.2
-    assert 2.9 < extra["torch default"] < 3.2  # the gradient, and two temporaries of its size
+    assert 2.9 < extra["torch default"] < 3.2  # the gradient and two temporaries of the same size
     assert extra["torch sparse"] < 0.1
-    # 4 bytes per row for its last step.
+    # hotrow stores the last step of each row in 4 bytes.
     assert 4 * rows / table <= extra["hotrow"] < 4 * rows / table + 0.1
 
 
@@ -46,7 +46,7 @@ def test_memory_is_the_peak_of_allocated_bytes():
     def work():
         first, second = ones(16), ones(8)
         del first
-        work.kept = second, ones(20)  # does not fit into the freed memory
+        work.kept = second, ones(20)  # too large for the freed block
 
     for _ in range(2):
         assert 27.5 < memory.measure_peak(work) / (1 << 20) < 32
@@ -90,7 +90,7 @@ def test_the_budget_has_all_tables_and_the_largest_step():
 
 
 def test_a_peer_that_does_not_fit_is_not_measured(monkeypatch):
-    # Each of the two tables fits alone; the second does not fit beside the first.
+    # Each table fits alone, but the two together do not.
     monkeypatch.setattr(measurement, "free_memory", lambda: 5 * 4 * 300 * 8)
     record = Measurement(ADAMW).run()
     expected = "MemoryError: it needs about 28.8 kB, but 19.2 kB are free"

@@ -11,7 +11,7 @@ from hotrow.bench.environment import SETTINGS, describe_environment
 
 
 def work(case, report_progress):
-    """The job of the child process, imported from this module."""
+    """The job that the child process imports from this module and runs."""
     report_progress(0.5, "half")
     if case == "fails":
         raise ValueError("no such number")

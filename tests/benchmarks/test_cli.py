@@ -74,7 +74,7 @@ def test_the_list_names_every_workload_and_peer(run):
         (["--suite", "ful"], "--suite 'ful' is not a suite or workload", "did you mean full?"),
         (["--suite", ","], "--suite '' is not a suite or workload", "python -m benchmarks --list"),
         (["--peers", "torch spars"], "--peers 'torch spars' is not a peer", "torch sparse?"),
-        (["--records", __file__], f"--records {__file__} cannot be a folder", ""),
+        (["--records", __file__], f"--records {__file__}: cannot create folder", ""),
         (["--threads", "0"], "Invalid value for '--threads'", ""),
     ],
 )
@@ -118,7 +118,7 @@ def test_remaining_time_follows_the_elapsed_time(monkeypatch):
     now, reported = iter([0.0, 10.0]), []
     monkeypatch.setattr(suite.time, "monotonic", lambda: next(now))
     progress = suite.SuiteProgress(lambda *values: reported.append(values), 20.0)
-    # 5 of 20 estimated seconds took 10: 15 more take 30.
+    # 5 of the 20 estimated seconds took 10 s, so the other 15 will take 30 s.
     progress.update(replace(select("sgd-1k-16"), seconds=10.0), 0.5, "half")
     assert reported == [(0.25, "half", 10.0, 30.0)]
 
@@ -161,7 +161,7 @@ def test_report_of_a_record(brief):
     assert all(len(row) == len(found.head) for row in found.rows)
     for line in (
         "theirs, 7 rows, 3 ids, 1 thread: **not equal** to dense torch.optim.Adam on 9 sampled "
-        "rows: max error 0.5, dense bfloat16 0.25; weights moved by up to 1.",
+        "rows: max error 0.5 (dense bfloat16 training: 0.25); weights moved by up to 1.",
         "absent was not measured: ImportError: no. Install it with `pip install it`.",
         "Goal: 10x faster than theirs, 7 rows, 3 ids, 1 thread: 31.2x, met.",
         "Goal: at most 2x the bandwidth floor: 3.06x, **not met**.",

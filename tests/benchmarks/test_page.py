@@ -131,7 +131,7 @@ def test_every_machine_has_one_line(found):
     other["sgd-1k-16"]["environment"]["cpu"] = "another"
     first, second = page.machines_list(other).splitlines()
     assert "another" not in first
-    assert second.endswith(": sgd-1k-16, 2026-11-22, load average before 1.8.")
+    assert second.endswith(": sgd-1k-16, 2026-11-22, load average 1.8 before the runs.")
 
 
 def test_the_summary_marks_results_that_are_not_dense(found):
@@ -139,7 +139,7 @@ def test_the_summary_marks_results_that_are_not_dense(found):
     assert "| **6.49 ms** | 168 ms (25.9x) |" in row
     assert "20.2 ms (3.1x) † |" in row  # SparseAdam
     (row,) = page.summary_table(found, ["sgd-1m-256"]).splitlines()[2:]
-    assert "5.28 ms (1.45x) ‡ |" in row  # sparse SGD: a larger error
+    assert "5.28 ms (1.45x) ‡ |" in row  # sparse SGD has a larger error
     (row,) = page.summary_table(found, ["adagrad-1m-256"]).splitlines()[2:]
     assert "13.8 ms (3.25x) |" in row
 

@@ -1,4 +1,4 @@
-"""docs/scale.md: the byte formulas, and the example from one process to three."""
+"""docs/scale.md: the byte formulas, and the example with one to three processes."""
 
 import contextlib
 import importlib
@@ -58,7 +58,7 @@ def counted(rank):
 
 
 def bytes_of_step(mode, count, together=False):
-    """Return the bytes that this rank sends in a step of two tables, and its ids."""
+    """Return the bytes that this rank sends in a step with two tables, and its ids."""
     rank = dist.get_rank()
     model = hotrow.convert(nn.ModuleList([nn.Embedding(*size) for size in SIZES]))
     {"shard": shard, "replicate": replicate}[mode](model, mesh_of_all(count))
@@ -74,7 +74,7 @@ def bytes_of_step(mode, count, together=False):
 
 
 def distinct(ids, rows, count, rank):
-    """Return the number of distinct ids, and how many of them are stored on other ranks."""
+    """Return the number of distinct ids, and how many of them other ranks store."""
     found = ids.unique()
     owners = found // -(-rows // count)
     return len(found), int((owners != rank).sum())

@@ -1,4 +1,4 @@
-"""The suite: goals, peers of other libraries, models, startup and workloads."""
+"""The benchmark suite: goals, peers of other libraries, models, startup and workloads."""
 
 import importlib.util
 import subprocess

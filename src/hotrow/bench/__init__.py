@@ -1,14 +1,16 @@
 """Benchmark a training step of one table against torch's optimizers.
 
-batches.py       the ids of each step, the same for every peer
-workload.py      a workload: table, batch, optimizer and peers
-peers.py         hotrow, torch's optimizers and the one-hot matmul behind one interface
-equality.py      compare a peer's rows with dense training
-floor.py         the bytes that a step must move, and the machine's copy speed
-memory.py        the peak memory of a step, and the memory that a peer needs
-percentiles.py   medians and percentiles of times
-measurement.py   measure equality, memory and times of all peers, in turns A B A B
-process.py       run a measurement in a child process with its own settings
-environment.py   these settings, the machine and the versions
-report.py        a record as text
+A peer is one implementation of the step, such as hotrow or a torch optimizer.
+
+batches.py      the ids of each step, the same for every peer
+workload.py     a workload: table, batch, optimizer and peers
+peers.py        hotrow, torch's optimizers and the one-hot matmul behind one interface
+equality.py     compare a peer's rows with dense training
+floor.py        the bytes that a step must move, and the machine's copy speed
+memory.py       the peak memory of a step, and the memory that a peer needs
+percentiles.py  medians and percentiles of times
+measurement.py  measure equality, memory and times of all peers, in turns (A B A B)
+process.py      run a measurement in a child process with its own settings
+environment.py  the settings of the child process, the machine and the versions
+report.py       format parts of a record as text
 """

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-ZIPF_EXPONENT = 1.1  # the probability of the id of rank k is proportional to 1 / k^1.1
-STRIDE, OFFSET = 7919, 13  # a prime and a shift, to scatter popular rows over the table
+ZIPF_EXPONENT = 1.1  # the k-th most frequent id has a probability proportional to 1 / k^1.1
+STRIDE, OFFSET = 7919, 13  # a prime step and a shift, which scatter frequent rows over the table
 
 
 class Batches:
-    """Batches of `count` ids for a table of `rows` rows; batch t is always the same.
+    """Reproducible batches of `count` ids for a table of `rows` rows.
 
-    The ids follow Zipf's law with `zipf_exponent`; None draws them uniformly.
+    The ids follow Zipf's law with `zipf_exponent`; if it is None, they are uniform.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Batches:
     ) -> None:
         self.rows, self.count, self.zipf_exponent, self.seed = rows, count, zipf_exponent, seed
         stride = STRIDE
-        while math.gcd(stride, rows) > 1:  # otherwise two ranks share a row
+        while math.gcd(stride, rows) > 1:  # otherwise two ranks would share a row
             stride += 1
         self.stride = stride
 
@@ -39,7 +39,7 @@ class Batches:
         return self.ids_of_ranks(np.searchsorted(sums, random.random(self.count) * sums[-1]))
 
     def ids_of_ranks(self, ranks: NDArray[Any]) -> Tensor:
-        """Return the ids of these ranks; rank 0 is the most frequent."""
+        """Return the ids with these frequency ranks; rank 0 is the most frequent."""
         return torch.from_numpy((ranks * self.stride + OFFSET) % self.rows)
 
 
@@ -50,5 +50,5 @@ def _cumulative_weights(rows: int, exponent: float) -> NDArray[np.float64]:
 
 
 def clear_cache() -> None:
-    """Free the cache of `Batches`: 8 bytes per row of the last tables."""
+    """Free the cache of `Batches`, which takes 8 bytes per row of recent tables."""
     _cumulative_weights.cache_clear()

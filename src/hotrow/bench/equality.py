@@ -20,7 +20,7 @@ class EqualityError(AssertionError):
 
 
 def sample_rows(batches: Batches, size: int = 128) -> Tensor:
-    """Return distinct rows in order: the most frequent, some of a batch, and rare ones."""
+    """Return sorted distinct rows: the most frequent rows, rows of a batch, and rare rows."""
     third = size // 3
     rare = np.random.default_rng(1).integers(0, batches.rows, third)
     frequent = batches.ids_of_ranks(np.arange(third))
@@ -37,9 +37,9 @@ def train_rows(
     gradient: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Train the sampled rows with torch's dense optimizer; return them, or their gradient.
+    """Train the sampled rows with torch's dense optimizer and return them.
 
-    Without an optimizer, return the gradient. An elementwise optimizer treats each row
+    Without an optimizer, return their gradient. An elementwise optimizer treats each row
     separately, so a table of the sampled rows suffices.
     """
     table = nn.Parameter(initial.to(dtype, copy=True))
@@ -64,11 +64,11 @@ def train_rows(
 def compare_rows(
     values: Tensor, initial: Tensor, train_dense: Callable[[torch.dtype], Tensor]
 ) -> dict[str, Any]:
-    """Compare the errors of `values` and of dense torch against dense torch in float64.
+    """Compare the error of `values` with that of dense torch in the same dtype.
 
-    Equal means: the max error of `values` is at most that of dense torch in their dtype, plus 2
-    ulp of the largest value. For float64 there is no wider reference: its dense error is taken as
-    twice that of float32, scaled by the ratio of the two ulps.
+    Errors are differences from dense torch in float64. The values are equal if their max error is
+    at most that of dense torch plus 2 ulp of the largest value. For float64 there is no wider
+    reference, so the dense error is twice that of float32, scaled by the ratio of the two ulps.
     """
     truth = train_dense(torch.float64)
     eps = torch.finfo(values.dtype).eps

@@ -2,8 +2,8 @@
 
 A training step reads and writes each touched row's weight and state once, reads each row of the
 output's gradient once, and writes each row of the output once. Forward alone reads the touched
-rows and writes the output; forward and backward also read the output's gradient and write the
-gradient of each touched row. The ids are not counted.
+rows and writes the output. Backward also reads the output's gradient and writes the gradient of
+each touched row. The ids are not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 import hotrow.optim
 
-COPY_BYTES = 128 << 20  # several times the caches
+COPY_BYTES = 128 << 20  # several times the size of the caches
 
 
 def bytes_moved(
@@ -51,7 +51,7 @@ class CopySpeed:
         self.seconds: list[float] = []
 
     def measure(self, times: int = 5) -> None:
-        """Time more copies, after an untimed one."""
+        """Time `times` copies, after an untimed copy."""
         for number in range(times + 1):
             begin = time.perf_counter()
             self.target.copy_(self.source)
@@ -59,5 +59,5 @@ class CopySpeed:
                 self.seconds.append(time.perf_counter() - begin)
 
     def bytes_per_second(self) -> float:
-        """Return the bytes read and written per second, at the median."""
+        """Return the median of the bytes read and written per second."""
         return 2 * self.source.nbytes / statistics.median_high(self.seconds)

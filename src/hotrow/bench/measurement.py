@@ -1,4 +1,4 @@
-"""Measure equality, memory and times of a workload's peers, in turns A B A B, in one process."""
+"""Measure equality, memory and times of a workload's peers, in turns (A B A B) in one process."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from hotrow.bench.workload import (
 from hotrow.inputs.text import one_line
 from hotrow.verify.measure import free_memory
 
-Turns = list[list[dict[str, float]]]  # of a peer: turns, steps, milliseconds by part
-WARMUP_SHARE = 0.65  # share of the warm-up in the total time
+Turns = list[list[dict[str, float]]]  # of one peer: turns of steps, with milliseconds by part
+WARMUP_SHARE = 0.65  # the warm-up's share of the total time
 
 
 def case_of(workload: TableWorkload, config: PeerConfig = HOTROW) -> Case:
@@ -115,9 +115,9 @@ class Measurement:
         }
 
     def prepare_peers(self) -> None:
-        """Prepare each peer; the result of a peer that fails contains the reason.
+        """Prepare each peer; if a peer fails, its result contains the reason.
 
-        The memory that peers need is estimated, because a step allocates much of it later.
+        A peer's memory is estimated in advance, because much of it is allocated only in a step.
         """
         budget = memory.MemoryBudget(free_memory())
         references: dict[Any, Tensor] = {}
@@ -153,7 +153,7 @@ class Measurement:
         budget.reserve(*needed)
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`; or None if the peer fails, which removes it."""
+        """Return the result of `work`; if the peer fails, remove it and return None."""
         type_name = self.configs[name].type_name
         try:
             return work()
@@ -212,12 +212,12 @@ class Measurement:
             )
 
     def run_steps(self, name: str, peer: Peer, count: int) -> list[dict[str, float]]:
-        """Run `count` steps of one peer; return the milliseconds of each part of each step."""
+        """Run `count` steps of one peer; return the milliseconds of each step by part."""
         torch.set_num_threads(self.configs[name].threads or self.thread_count)
         gradient = self.gradient[: self.cases[name].ids]
         times = []
         try:
-            # Draw the ids before the steps, so that drawing is not timed.
+            # Draw ids before the steps so that the drawing is not timed.
             for begin in range(0, count, 32):
                 first = self.next_batch[name] + begin
                 for ids in [self.batches[name][first + k] for k in range(min(32, count - begin))]:
@@ -229,7 +229,7 @@ class Measurement:
         return times
 
     def time_rounds(self) -> dict[str, Turns]:
-        """Time the peers in turns A B A B; return each peer's steps by turn."""
+        """Time the peers in turns (A B A B); return each peer's step times by turn."""
         workload = self.workload
         turns: dict[str, Turns] = {name: [] for name in self.peers}
         for number in range(workload.rounds):
@@ -241,12 +241,12 @@ class Measurement:
                 work = functools.partial(self.run_steps, name, peer, 1 + steps)
                 times = self.attempt(name, work)
                 if times is not None:
-                    turns[name].append(times[1:])  # the first step runs with another peer's caches
+                    turns[name].append(times[1:])  # the first step has cold caches
                     peer.zero_grad()
         return {name: peer_turns for name, peer_turns in turns.items() if name in self.peers}
 
     def summarize(self, turns: Turns) -> dict[str, Any]:
-        """Return percentiles of the steps' times, and of their parts if these are timed."""
+        """Return percentiles of the step times and of the parts that are timed."""
         steps = [step for turn in turns for step in turn]
         summary = {"step": percentiles([sum(step.values()) for step in steps])}
         for part in TASK_PARTS[self.workload.task]:
@@ -259,7 +259,7 @@ class Measurement:
         return len(torch.unique(self.batches[name][0]))
 
     def compare_with_floor(self, name: str, copy_speed: float) -> dict[str, Any]:
-        """Return the bytes a step must move, the time to copy them, and the step's ratio to it."""
+        """Return the bytes a step must move, the time to copy them, and ratios to that time."""
         case, step = self.cases[name], self.results[name]["step"]
         moved = floor.bytes_moved(
             case.task,

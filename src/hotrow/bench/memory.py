@@ -1,7 +1,8 @@
 """The peak memory of a step (Linux with glibc only), and the memory that peers need.
 
-The peak is the process's peak resident memory during a step (VmHWM, reset by writing 5 to
-/proc/self/clear_refs) minus the resident memory between steps, without gradients.
+The peak memory of a step is the process's peak resident memory during the step minus its resident
+memory between steps, without gradients. Linux reports the process's peak as VmHWM. Writing 5 to
+/proc/self/clear_refs resets it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ RETURN_BYTES = 128 << 10  # larger blocks go back to the system when freed
 
 
 def is_supported() -> bool:
-    """Return whether the system reports the peak and its allocator can return memory at once."""
+    """Return whether peak memory is reported and freed memory can be returned immediately."""
     try:
         CLEAR.write_text("5")
         return bool(ctypes.CDLL(None).mallopt and ctypes.CDLL(None).malloc_trim)
@@ -34,7 +35,7 @@ def is_supported() -> bool:
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system at once; time measurements don't do this."""
+    """Return freed memory to the system immediately; time measurements don't use this."""
     libc = ctypes.CDLL(None)
     for option in THRESHOLDS.values():
         libc.mallopt(option, RETURN_BYTES)
@@ -46,7 +47,7 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def measure_peak(work: Callable[[], object]) -> int:
-    """Return the peak bytes that `work` needs on top of those in use before."""
+    """Return the peak bytes that `work` adds to the resident memory."""
     with return_freed_memory():
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -57,13 +58,13 @@ def measure_peak(work: Callable[[], object]) -> int:
 
 
 def make_state_resident(peer: Peer) -> None:
-    """Write to the whole state: zeros that were never written may not be resident."""
+    """Write to every page of the state: zeros that were never written may not be resident."""
     for state in peer.state():
         state.view(-1)[::PAGE_FLOATS].add_(0)
 
 
 def resident_bytes(field: str, status: str | None = None) -> int:
-    """Return VmRSS (current) or VmHWM (peak) of this process, or from the given status."""
+    """Return VmRSS (current) or VmHWM (peak) in bytes, from `status` or for this process."""
     for line in (status or STATUS.read_text()).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -71,24 +72,27 @@ def resident_bytes(field: str, status: str | None = None) -> int:
 
 
 class MemoryBudget:
-    """Free memory, shared by peers: each keeps table and state, one at a time makes a step."""
+    """The free memory that all peers share.
+
+    Each peer keeps its table and state in memory. Only one peer at a time runs a step.
+    """
 
     def __init__(self, free_bytes: float) -> None:
         self.free_bytes, self.step_bytes = free_bytes, 0.0
 
     def check(self, table_and_state_bytes: float, step_bytes: float) -> None:
-        """Raise if one more peer does not fit.
+        """Raise an error if another peer does not fit.
 
         Raises:
-            MemoryError: the message has the needed and the free bytes.
+            MemoryError: the message contains the needed and the free bytes.
         """
-        # Keep room for the largest step of the other peers.
+        # Leave room for the largest step of the other peers.
         left = self.free_bytes - max(self.step_bytes - step_bytes, 0.0)
         if table_and_state_bytes + step_bytes > left:
             needed = format_size(table_and_state_bytes + step_bytes)
             raise MemoryError(f"it needs about {needed}, but {format_size(max(left, 0))} are free")
 
     def reserve(self, table_and_state_bytes: float, step_bytes: float) -> None:
-        """Reserve memory for one more peer."""
+        """Reserve memory for another peer."""
         self.free_bytes -= table_and_state_bytes
         self.step_bytes = max(self.step_bytes, step_bytes)

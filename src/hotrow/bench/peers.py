@@ -21,12 +21,12 @@ TASK_PARTS = {
     "gradient": ("zero_grad", "forward", "backward"),
     "step": ("zero_grad", "forward", "backward", "optimizer_step"),
 }
-FUSED_OPTIMIZERS = ("SGD", "Adagrad", "Adam", "AdamW")  # fused by torch on CPUs
+FUSED_OPTIMIZERS = ("SGD", "Adagrad", "Adam", "AdamW")  # torch has fused versions for CPUs
 
 
 @dataclass(frozen=True)
 class Case:
-    """A task of `TASK_PARTS`, its optimizer or None, and the sizes."""
+    """A task from `TASK_PARTS`, its optimizer or None, and the sizes."""
 
     task: str
     optimizer: str | None
@@ -37,7 +37,7 @@ class Case:
 
     @property
     def table_bytes(self) -> int:
-        """The bytes of the weight."""
+        """The size of the weight in bytes."""
         return self.rows * self.columns * self.dtype.itemsize
 
 
@@ -48,9 +48,9 @@ def initial_weight(case: Case) -> Tensor:
 
 
 class GivenGradient(torch.autograd.Function):
-    """A loss with a given gradient, in place of a model's other layers.
+    """A loss with a given gradient, which replaces the other layers of a model.
 
-    As in a model, backward owns the only reference to that gradient.
+    As in a real model, backward owns the only reference to that gradient.
     """
 
     @staticmethod
@@ -70,8 +70,8 @@ class Peer:
 
     Attributes:
         label: the name in reports.
-        counterpart: torch's dense optimizer to compare the rows with.
-        is_dense: whether a step updates the whole table; its time doesn't depend on earlier steps.
+        counterpart: torch's dense optimizer that the rows are compared with.
+        is_dense: whether a step updates the whole table; earlier steps then don't affect its time.
         is_reference: whether this is torch's dense optimizer itself.
     """
 
@@ -87,7 +87,7 @@ class Peer:
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
         """Run the task once; return the seconds of each of its `TASK_PARTS`.
 
-        Backward's time includes freeing the output and its graph.
+        The time of backward includes freeing the output and its graph.
         """
         names = TASK_PARTS[self.case.task]
         if names == ("forward",):
@@ -113,7 +113,7 @@ class Peer:
 
     @torch.no_grad()
     def forward_only(self, ids: Tensor) -> float:
-        """Return the seconds of the lookup."""
+        """Return the time of the lookup in seconds."""
         begin = time.perf_counter()
         self.forward(ids)
         return time.perf_counter() - begin
@@ -125,29 +125,29 @@ class Peer:
 
     @torch.no_grad()
     def read(self, rows: Tensor) -> Tensor:
-        """Return a copy of some rows, read with a lookup."""
+        """Return a copy of the given rows, read with a lookup."""
         return self.forward(rows).detach().clone()
 
     @torch.no_grad()
     def gradient(self, rows: Tensor) -> Tensor:
-        """Return some rows of the last step's gradient."""
+        """Return the given rows of the last step's gradient."""
         gradient = self.module.weight.grad
         dense: Tensor = gradient.to_dense() if gradient.is_sparse else gradient
         return dense[rows]
 
     def state(self) -> Iterator[Tensor]:
-        """Yield the optimizer state that is as large as the table, without settling it."""
+        """Yield the state tensors that are as large as the table, without settling rows."""
         for values in self.optimizer.state.values() if self.optimizer else ():
             for value in dict.values(values):
                 if isinstance(value, Tensor) and value.ndim == 2:
                     yield value
 
     def table_and_state_bytes(self) -> int:
-        """Return the bytes of table and state."""
+        """Return the size of table and state in bytes."""
         return self.case.table_bytes + sum(s.nbytes for s in self.state())
 
     def bookkeeping_bytes(self) -> int:
-        """Return the bytes of other data that is kept between steps."""
+        """Return the size in bytes of other data that persists between steps."""
         return 0
 
 
@@ -155,7 +155,7 @@ Build = Callable[[Case, dict[str, Peer]], Peer]
 
 
 class OneHot(nn.Module):
-    """The literal product with a dense one-hot of the table's dtype."""
+    """A layer that multiplies dense one-hots by the table, in the table's dtype."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class OneHot(nn.Module):
 
 
 def torch_embedding(case: Case, sparse: bool = False) -> nn.Embedding:
-    """Return torch's layer with `initial_weight`."""
+    """Return an `nn.Embedding` with `initial_weight`."""
     weight = initial_weight(case)
     return nn.Embedding(case.rows, case.columns, sparse=sparse, _weight=weight)
 
@@ -179,13 +179,13 @@ class HotrowPeer(Peer):
     """hotrow's table and optimizer."""
 
     def bookkeeping_bytes(self) -> int:
-        """Return the bytes of the last steps of the rows."""
+        """Return the size in bytes of the array with each row's last step."""
         lag = getattr(self.module.weight, "lag", None)
         return 0 if lag is None else int(lag.row_steps.nbytes)
 
 
 def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:
-    """Build hotrow's peer with the two lines of the README; convert small tables too."""
+    """Build hotrow's peer with the two lines from the README; also convert small tables."""
     module = hotrow.convert(torch_embedding(case), min_entries=0)
     assert isinstance(module.weight, Table), "convert did not convert the embedding"
     if case.optimizer is None:
@@ -195,10 +195,10 @@ def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:
 
 
 def build_torch_dense(**options: bool) -> Build:
-    """Return a function that builds torch's dense optimizer: fused, foreach or default."""
+    """Return a function that builds a peer with torch's fused, foreach or default optimizer."""
 
     def build(case: Case, others: dict[str, Peer]) -> Peer:
-        # The dense forms share one table and state, to save memory.
+        # The dense optimizers share one table and state to save memory.
         other = next((p for p in others.values() if p.is_reference and p.case == case), None)
         module = other.module if other else torch_embedding(case)
         optimizer, label = None, "nn.Embedding"
@@ -247,10 +247,11 @@ class PeerType:
     """A kind of peer.
 
     Attributes:
-        about: a description of one line.
-        build: builds the peer, given the peers that exist already.
-        gradient_tables: the peak memory of a step on top of table and state, in table sizes.
-        install_command: the command that installs it, if it needs another package.
+        about: a one-line description.
+        build: builds the peer, given the existing peers.
+        gradient_tables: the peak memory of a step on top of table and state, as a multiple of the
+            table's size.
+        install_command: the command that installs the package of this peer, if it needs one.
     """
 
     about: str
@@ -281,9 +282,9 @@ DENSE_TYPES = ("torch fused", "torch foreach", "torch default")
 def estimate_bytes(
     type_name: str, peer_type: PeerType, case: Case, others: dict[str, Peer]
 ) -> tuple[float, float]:
-    """Estimate the bytes of table and state, and of a step with its one-hot if it has one.
+    """Estimate the bytes of a peer's table and state, and the bytes that its step needs.
 
-    torch's dense forms share a table.
+    Peers with torch's dense optimizers share a table.
     """
     is_shared = type_name in DENSE_TYPES and any(
         peer.is_reference and peer.case == case for peer in others.values()

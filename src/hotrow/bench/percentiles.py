@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
-    """Return the median, the 20th and the 80th percentile, to five digits."""
+    """Return the median and the 20th and 80th percentiles, rounded to five digits."""
     return {f"{name}_ms": value for name, value in _percentiles(milliseconds).items()}
 
 
 def turn_ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return percentiles of the ratios of a's to b's median times, turn by turn."""
+    """Return percentiles over turns of the ratio of a's median time to b's."""
     pairs = zip(a, b, strict=True)
     return _percentiles([statistics.median(x) / statistics.median(y) for x, y in pairs])
 

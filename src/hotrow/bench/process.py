@@ -1,4 +1,4 @@
-"""Run a measurement in a child process, so that its settings apply from the start.
+"""Run a measurement in a child process so that its settings apply from the start.
 
 The child is `python -m hotrow.bench.process JOB`. It writes its progress to standard output as
 JSON lines, and its result to a file named in the job.
@@ -37,19 +37,20 @@ class JobError(Exception):
 def run_job(
     function: str, arguments: dict[str, Any], threads: int, report_progress: ReportProgress
 ) -> Record:
-    """Call `module:function` with `arguments` and a callback in a child process.
+    """Call `module:function` with `arguments` and a progress callback in a child process.
 
     Raises:
-        JobError: with the exception's message, or the last line that the process wrote.
+        JobError: the child failed. The message is that of the exception, or the last line that
+            the child wrote to standard error.
     """
     count = str(threads)
     environment = (
         os.environ
         | SETTINGS
-        | {"OMP_NUM_THREADS": count, "NPROC": count}  # of torch and of JAX
+        | {"OMP_NUM_THREADS": count, "NPROC": count}  # for torch and for JAX
         | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-        }  # the child imports from the same places
+        }  # the child imports from the same folders
     )
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         path = Path(folder) / "result"

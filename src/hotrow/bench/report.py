@@ -1,4 +1,4 @@
-"""A record as text: title, peer labels, equality and formatted numbers."""
+"""Format parts of a record as text: title, peer labels, equality and numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASK_TITLES = {
 
 
 def title(record: Record) -> str:
-    """Return the optimizer or the task, and the sizes."""
+    """Return a title with the optimizer or task, and the sizes."""
     subject = record["optimizer"] or TASK_TITLES[record["task"]]
     ids = f"{record['ids']:,} {'uniform ' if record['zipf_exponent'] is None else ''}ids"
     sizes = f"{record['rows']:,} x {record['columns']}, {ids}"
@@ -21,7 +21,7 @@ def title(record: Record) -> str:
 
 
 def peer_label(record: Record, name: str) -> str:
-    """Return a peer's label, with the sizes that differ from the workload's."""
+    """Return a peer's label, with any sizes that differ from the workload's sizes."""
     peer = record["peers"][name]
     text = str(peer.get("label", name.partition(",")[0]))
     text += "" if peer["rows"] == record["rows"] else f", {peer['rows']:,} rows"
@@ -32,7 +32,7 @@ def peer_label(record: Record, name: str) -> str:
 
 
 def trains_other_model(record: Record, name: str) -> bool:
-    """Whether this peer skips rows that the optimizer would still move: SparseAdam, lazy Adam."""
+    """Return whether this peer is SparseAdam or lazy Adam, which skip rows without a gradient."""
     label = record["peers"].get(name, {}).get("label", "")
     return "SparseAdam" in label or "lazy Adam" in label
 
@@ -46,10 +46,10 @@ def equality(record: Record, comparison: Record) -> str:
         return f"{verdict} to the table on {rows} sampled rows, {bits}."
     dtype, dense_error = record["dtype"], comparison["max_error_of_dense"]
     is_gradient = record["task"] == "gradient"
-    reference = "torch's gradient" if is_gradient else comparison["reference"]
+    reference = "gradients in torch" if is_gradient else comparison["reference"]
     text = (
-        f"{verdict} to dense {reference} on {rows} sampled rows: max error {error:.2g}, dense "
-        f"{dtype} {dense_error:.2g}"
+        f"{verdict} to dense {reference} on {rows} sampled rows: max error {error:.2g} "
+        f"(dense {dtype} training: {dense_error:.2g})"
     )
     if record["task"] == "step":
         change = comparison["max_change_of_dense"]

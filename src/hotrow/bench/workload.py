@@ -9,7 +9,7 @@ from typing import Any
 from hotrow.bench.batches import ZIPF_EXPONENT
 
 Record = dict[str, Any]
-ReportProgress = Callable[[float, str], None]  # completed share, 0 to 1, and next activity
+ReportProgress = Callable[[float, str], None]  # completed share (0 to 1) and next activity
 
 
 def ignore_progress(share: float, activity: str) -> None:
@@ -18,7 +18,7 @@ def ignore_progress(share: float, activity: str) -> None:
 
 @dataclass(frozen=True)
 class PeerConfig:
-    """A peer: the name of its type, and sizes that differ from the workload's."""
+    """A peer: the name of its type, and any sizes that differ from the workload's sizes."""
 
     type_name: str
     rows: int | None = None
@@ -27,7 +27,7 @@ class PeerConfig:
 
     @property
     def name(self) -> str:
-        """The key in records and goals."""
+        """The key of the peer in records and goals."""
         sizes = {"rows": self.rows, "ids": self.ids, "threads": self.threads}
         texts = [f"{value:,} {size}" for size, value in sizes.items() if value]
         return ", ".join([self.type_name, *texts])
@@ -40,10 +40,11 @@ HOTROW = PeerConfig("hotrow")
 class TableWorkload:
     """One table, one task, and the number of steps.
 
-    `task` is one of `peers.TASK_PARTS`; without an optimizer it is "forward" or "gradient". Each
-    peer first runs `warmup_steps`; dense peers, whose time does not depend on earlier steps, run
-    `dense_warmup_steps`. Then `rounds` rounds follow. In each, every peer times `steps_per_turn`
-    steps, or `dense_steps_per_turn` if it is dense, after an untimed step.
+    `task` is a key of `peers.TASK_PARTS`; without an optimizer it is "forward" or "gradient". Each
+    peer first runs `warmup_steps` steps. A dense peer runs only `dense_warmup_steps`, because
+    earlier steps don't affect its time. Then the peers take turns for `rounds` rounds. In each
+    turn, a peer runs an untimed step, then `steps_per_turn` timed steps (`dense_steps_per_turn` if
+    it is dense).
     """
 
     name: str
