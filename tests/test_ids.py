@@ -1,4 +1,4 @@
-"""Checks of ids from lists, arrays and tensors, and of the offsets of bags."""
+"""Checks of ids in lists, arrays and tensors, and of bag offsets."""
 
 import numpy as np
 import pytest
@@ -29,12 +29,12 @@ def test_accepts_scalars_empty_and_nested_lists():
     [
         ([1.0, 2.0], "ids is float32 of shape (2,), but ids must be int64 or int32"),
         ([True], "ids is bool"),
-        (np.array([1], "u1"), "torch treats uint8 as a mask"),
-        ([[1, 2], [3]], "ids cannot be read as a tensor of ids"),
-        (["a"], "ids cannot be read as a tensor of ids"),
-        ([2**63], "ids cannot be read as a tensor of ids"),
-        (None, "ids cannot be read as a tensor of ids"),
-        ({"a": 1}, "ids cannot be read as a tensor of ids"),
+        (np.array([1], "u1"), "torch indexing treats uint8 as a mask"),
+        ([[1, 2], [3]], "ids cannot be converted to a tensor of ids"),
+        (["a"], "ids cannot be converted to a tensor of ids"),
+        ([2**63], "ids cannot be converted to a tensor of ids"),
+        (None, "ids cannot be converted to a tensor of ids"),
+        ({"a": 1}, "ids cannot be converted to a tensor of ids"),
     ],
 )
 def test_invalid_ids_raise(values, message):

@@ -1,8 +1,8 @@
 """Check ids, offsets and counts: dtype, range, and one-hots passed as ids.
 
-Checks that read values run inside two custom operators, `hotrow::check_ids` and
-`hotrow::check_offsets`. One implementation then serves eager code, `torch.compile` (without a
-graph break), `torch.export` and `vmap`. Meta tensors have no values, so they pass.
+Checks that read tensor values run inside two custom operators, `hotrow::check_ids` and
+`hotrow::check_offsets`. This way, one implementation serves eager code, `torch.compile` (without a
+graph break), `torch.export` and `vmap`. Meta tensors have no values, so they always pass.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Integers that look like an encoding are refused only if a smaller share of batches of uniformly
-# random ids would look like one. The second limit is for 1-D ids.
+# Ids that look like an encoding are rejected only if fewer than this share of uniformly random
+# batches would look the same by chance. The second limit is for 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
     torch.bool: "for a one-hot or multi-hot use {name}.float(); "
     "for the positions where a mask is True use {name}.nonzero()",
-    torch.uint8: "torch treats uint8 as a mask elsewhere; use {name}.long()",
+    torch.uint8: "torch indexing treats uint8 as a mask; use {name}.long()",
 }
 
 
@@ -33,7 +33,7 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
     """Convert a tensor, an array, a list (nested to any depth) or an int to a tensor of ids.
 
     Returns an int64 or int32 tensor of the same shape. Raises `HotrowError` for anything else.
-    `check_ids` checks the range.
+    This doesn't check the range; use `check_ids` for that.
 
     >>> as_ids([2, 3, 1])
     tensor([2, 3, 1])
@@ -43,11 +43,11 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
             values = torch.as_tensor(values)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise HotrowError(
-                f"{name} cannot be read as a tensor of ids ({error})",
-                fix="give an int, a list of ints, or an integer tensor",
+                f"{name} cannot be converted to a tensor of ids ({error})",
+                fix="pass an int, a list of ints, or an integer tensor",
             ) from None
         if values.numel() == 0:
-            values = values.long()  # torch makes an empty list float32
+            values = values.long()  # torch converts an empty list to float32
     ids: Tensor = values
     check_dtype(ids, name, what)
     return ids
@@ -82,19 +82,19 @@ def check_ids(
         ids: int64 or int32, any shape, any device; may be empty.
         rows: V, the number of rows of the table.
         name: the argument's name, for error messages.
-        refused_encoding: refuse integers that look like this encoding: "one-hot" (a single 1,
-            otherwise 0), "multi-hot" (0 and at least one 1), or "" for none. It applies if the last
-            dimension is V >= 3, and if fewer than one batch of uniformly random ids in 50 would
-            look the same (one in 10,000 for 1-D ids).
+        refused_encoding: reject integers that look like this encoding: "one-hot" (one 1, otherwise
+            0), "multi-hot" (only 0s and at least one 1), or "" for none. This check runs only if
+            the last dimension is V >= 3, and if fewer than 1 in 50 uniformly random batches of ids
+            would look like the encoding (1 in 10,000 for 1-D ids).
 
     Raises:
-        HotrowIndexError: an id is negative, or `rows` or larger. The message names the first one.
-        HotrowError: wrong dtype, or the ids look like the refused encoding.
+        HotrowIndexError: an id is negative or not less than `rows`. The message names the first.
+        HotrowError: the dtype is wrong, or the ids look like the rejected encoding.
 
-    Cost: one pass over the ids. On a GPU, it synchronizes.
+    Cost: one pass over the ids, and a synchronization on a GPU.
     """
     check_dtype(ids, name)
-    if ids.is_nested:  # jagged: values() holds the ids
+    if ids.is_nested:  # jagged layout: values() contains the ids
         check_ids(ids.values(), rows, name, refused_encoding="")
         return ids
     check = _check_ids if is_readable(ids) else torch.ops.hotrow.check_ids
@@ -103,9 +103,9 @@ def check_ids(
 
 
 def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
-    """Check dtype and range like `check_ids`, without a copy and without refusing encodings.
+    """Check dtype and range like `check_ids`, but don't copy the ids or reject encodings.
 
-    A traced graph doesn't keep this check, so use it only in code that is never traced.
+    Tracing doesn't record this check, so use it only in code that is never traced.
     """
     check_dtype(ids, name)
     if ids.is_nested or not is_readable(ids):
@@ -115,7 +115,11 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
 
 
 def is_readable(ids: Tensor) -> bool:
-    """Whether Python can read the values: no tracer, transform, mode or subclass is active."""
+    """Return whether Python can read the values.
+
+    It can't read them under a tracer, a transform or a dispatch mode, nor from a tensor subclass or
+    a meta tensor.
+    """
     return (
         type(ids) is Tensor
         and not is_compiling()
@@ -134,8 +138,8 @@ def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
     Args:
         offsets: int64 or int32, 1-D; the start of each bag.
         count: the number of ids.
-        last: torch's `include_last_offset`: the last entry is the end of the last bag, and must be
-            `count`.
+        last: torch's `include_last_offset`. If true, the last entry is the end of the last bag and
+            must equal `count`.
     """
     check_dtype(offsets, "offsets", "offsets")
     if offsets.ndim != 1:
@@ -145,7 +149,7 @@ def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
 
 
 def normalize_padding(padding_idx: int | None, rows: int) -> int:
-    """Return the row without a gradient as an index from 0, or -1 for none."""
+    """Return the padding row as a non-negative index, or -1 if there is none."""
     if padding_idx is None:
         return -1
     if not -rows <= padding_idx < rows:
@@ -227,7 +231,7 @@ def check_soft(values: Tensor, rows: int, dtype: torch.dtype, name: str = "input
     if values.ndim == 0 or values.shape[-1] != rows:
         raise HotrowError(
             f"{name} is {_dtype(values)} of shape {tuple(values.shape)}, but one-hot or "
-            f"probability input must have a last dimension of {rows}, the table's rows",
+            f"probability input must have a last dimension of {rows}, the number of table rows",
             fix=f"if these are ids, use {name}.long()",
         )
     if values.dtype != dtype and not torch.is_autocast_enabled(values.device.type):
@@ -242,10 +246,10 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
-    """Whether integers are almost certainly an encoding, for which .float() was forgotten."""
+    """Return whether integers are almost certainly an encoding that lacks a `.float()` call."""
     if not encoding or rows < 3 or ids.ndim == 0 or ids.shape[-1] != rows:
         return False
-    # A few ids in a small table may look like an encoding by chance: they are accepted.
+    # Accept a few ids of a small table, because they may look like an encoding by chance.
     chance = -(rows - 1) * math.log(rows) if encoding == "one-hot" else rows * math.log(2 / rows)
     max_chance = math.log(_MAX_FLAT_CHANCE if ids.ndim == 1 else _MAX_CHANCE)
     if ids.numel() // rows * chance > max_chance or not bool(((ids == 0) | (ids == 1)).all()):
@@ -266,7 +270,7 @@ def _check_ids(ids: Tensor, rows: int, name: str, refused_encoding: str) -> Tens
     if _is_encoded(ids, rows, refused_encoding):
         raise HotrowError(
             f"{name} of shape {tuple(ids.shape)} looks like a {refused_encoding} in {_dtype(ids)}: "
-            f"its last dimension is the table's {rows} rows, and all values are 0 or 1",
+            f"its last dimension is {rows}, the number of table rows, and all values are 0 or 1",
             fix=(
                 "use {0}.argmax(-1) to get the ids, or {0}.float() where a one-hot is accepted"
                 if refused_encoding == "one-hot"
@@ -285,9 +289,9 @@ def _range_error(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
     valid = f"valid 0..{rows - 1}" if rows else "no id is valid"
     other_count = int(out_of_range.sum()) - 1
     if value < 0:
-        fix = "negative ids often mark padding or ignored positions; mask them or give them a row"
+        fix = "negative ids often mark padding or ignored positions; mask them or map them to a row"
     elif value == rows:
-        fix = "ids start at 0; do yours start at 1, or does the table lack a row?"
+        fix = "ids start at 0; do yours start at 1, or does the table need one more row?"
     else:
         fix = "do these ids come from a larger vocabulary?"
     return HotrowIndexError(
@@ -315,7 +319,7 @@ def _check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
         end = f"offsets[{i + 1}] = {int(ends[i])}" if has_next else f"there are {count} ids"
         raise HotrowError(
             f"offsets[{i}] = {int(offsets[i])}, but {end}",
-            fix="offsets are the start of each bag, in ascending order",
+            fix="offsets must be the start of each bag, in ascending order",
         )
     if last and int(offsets[-1]) != count:
         raise HotrowError(
@@ -329,7 +333,7 @@ _library: Any = torch.library.Library("hotrow", "DEF")  # type: ignore[no-untype
 
 
 def _define(name: str, arguments: str, implementation: Any) -> None:
-    """Define an operator that returns a copy of its input, opaque to tracers, usable in vmap."""
+    """Define an operator that copies its input, is opaque to tracers and works in vmap."""
     operator = f"hotrow::{name}"
     _library.define(f"{name}(Tensor {arguments}) -> Tensor")
     _library.impl(name, implementation, "CompositeExplicitAutograd")

@@ -34,7 +34,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all valid and invalid files that the tests use."""
+    """Return a folder with all valid and invalid files that the tests use."""
     folder = tmp_path_factory.mktemp("inputs")
     table = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
     poisoned = table.clone()
@@ -75,7 +75,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, run_hotrow: Run) -> Run:
-    """Run `hotrow compare` in the folder of the inputs."""
+    """Run `hotrow compare` in the folder with the input files."""
     monkeypatch.chdir(inputs)
     return partial(run_hotrow, "compare")
 
@@ -105,7 +105,7 @@ def launch(folder: Path, *arguments: str, **options: Any) -> Result:
 # --- invalid input ----------------------------------------------------------------
 
 ONE = "--table one.safetensors"
-NO_TENSOR = "and one of F64, F32, F16, BF16; none of its tensors is a table"
+NO_TENSOR = "with one of the dtypes F64, F32, F16, BF16; none of its tensors is a table"
 INCOMPLETE = (
     "is the file complete? hotrow never opens pickled files (.pt, .bin); "
     "save the tensor with safetensors.torch.save_file"
@@ -115,13 +115,13 @@ MAY_READ = "check the path and the permissions"
 SIZE = "write it as 500MB or 2GiB"
 LONG = "x" * 300
 
-# (arguments, start of the message, fix). The start may end where another library's message begins.
+# (arguments, start of the message, fix). The start leaves out messages from other libraries.
 UNUSABLE: list[tuple[str, str, str | None]] = [
     # ids
     (
         f"{ONE} --ids 1,2,4",
         "ids[2] = 4, but the table has 4 rows (valid 0..3)\n",
-        "ids start at 0; do yours start at 1, or does the table lack a row?",
+        "ids start at 0; do yours start at 1, or does the table need one more row?",
     ),
     (
         f"{ONE} --ids '9 1 7'",
@@ -131,7 +131,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --ids 1,-3",
         "ids[1] = -3, but the table has 4 rows (valid 0..3)\n",
-        "negative ids often mark padding or ignored positions; mask them or give them a row",
+        "negative ids often mark padding or ignored positions; mask them or map them to a row",
     ),
     (
         f"{ONE} --tokenizer words.json --ids {2**40}",
@@ -163,7 +163,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
             "pickled.pt",
         )
     ),
-    # the tensor in it
+    # the name of the tensor
     (
         "--table two.safetensors --ids 1",
         "two.safetensors has 2 tables; name one with --tensor:\n"
@@ -184,8 +184,8 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         "--table two.safetensors --tensor bias --ids 1",
-        "tensor bias in two.safetensors is F32 of shape (3,), but a table must be 2-D and one of "
-        "F64, F32, F16, BF16; its tables are:\n"
+        "tensor bias in two.safetensors is F32 of shape (3,), but a table must be 2-D with "
+        "one of the dtypes F64, F32, F16, BF16; its tables are:\n"
         "  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
@@ -204,8 +204,8 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         "--table none.safetensors --ids 1",
-        "none.safetensors has no table: none of its tensors is 2-D and one of F64, F32, F16, "
-        "BF16\n",
+        "none.safetensors has no table: none of its tensors is 2-D with one of the dtypes "
+        "F64, F32, F16, BF16\n",
         None,
     ),
     # the tokenizer
@@ -256,7 +256,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         r"the text is not Unicode: character 3 is '\udcff'" + "\n",
         "pass UTF-8 text",
     ),
-    # options that do not go together
+    # invalid combinations of options
     (ONE, "--table needs ids or text to look up\n", "add one of --text, --text-file, --ids"),
     (
         f"{ONE} --ids 1 --text the",
@@ -344,7 +344,7 @@ def test_the_path_of_the_page_is_checked_before_any_work(
     run: Run, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def work(*_: object) -> None:
-        raise AssertionError("the work has begun")
+        raise AssertionError("the work has started")
 
     for name in ("read_table", "read_tokenizer", "read_text"):
         monkeypatch.setattr(files, name, work)
@@ -352,7 +352,7 @@ def test_the_path_of_the_page_is_checked_before_any_work(
     assert run(*ONE.split(), "--ids-file", "ids.txt", "--html", place).code == 2
 
 
-# Root can read every file: the process first drops its capabilities.
+# Root can read every file, so the process first drops its capabilities.
 FORBIDDEN = """
 import ctypes, os, sys
 if os.geteuid() == 0:
@@ -406,7 +406,7 @@ def test_files_without_permission_are_rejected(inputs: Path, tmp_path: Path) -> 
 
 def test_without_arguments_it_compares_two_examples_within_80_columns(tmp_path: Path) -> None:
     found = launch(tmp_path, "compare")
-    assert found.err == ""  # no progress into a pipe either
+    assert found.err == ""  # no progress output when stderr is a pipe
     assert found.code == 0
     for example in examples.ALL:
         assert example.title in found.out
@@ -819,7 +819,7 @@ def test_a_closed_pipe_keeps_the_exit_code_without_a_traceback(inputs: Path) -> 
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.close()  # as `| head -1` does, but before anything was written
+        process.stdout.close()  # like `| head -1`, but before any output is written
         assert process.stderr.read() == b""
         assert process.wait(120) == 0
 
@@ -907,7 +907,7 @@ def test_on_a_real_terminal_progress_appears_after_two_seconds_and_is_cleared(in
         try:
             while chunk := os.read(master, 4096):
                 seen += chunk
-        except OSError:  # on Linux: the other end is closed
+        except OSError:  # Linux raises this when the other end is closed
             pass
         assert process.stdout is not None
         out = process.stdout.read().decode()

@@ -114,7 +114,7 @@ class Batch:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The current directory, with modules and input files."""
+    """Create modules and input files, and make their folder the current directory."""
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "__init__.py").touch()
     (tmp_path / "nets" / "models.py").write_text(MODELS)
@@ -147,7 +147,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `hotrow compare` in that folder, without timing; `@` stands for `nets.models:`."""
+    """Run `hotrow compare` in this folder without timing; `@` stands for `nets.models:`."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
     real = cli_compare.compare_models
@@ -170,7 +170,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_a_model_is_compared_within_80_columns(run: Run) -> None:
     found = run("@build --inputs @states")
     assert found.code == 0
-    assert found.err == "building\n"  # the model's own output
+    assert found.err == "building\n"  # printed by the model
     lines = found.out.splitlines()
     assert lines[:2] == [
         "nets.models:build, before and after conversion",
@@ -189,7 +189,7 @@ def test_a_model_is_compared_within_80_columns(run: Run) -> None:
 
 
 def swapped(described: str) -> str:
-    """Return the names in the order of a .safetensors file."""
+    """Swap the two described tensors, because .safetensors files sort them by name."""
     first, _, second = described.partition("), ")
     return f"{second}, {first})"
 
@@ -208,7 +208,7 @@ def swapped(described: str) -> str:
         ("@build", "names.safetensors", "scale float32 (4, 1), states int64 (4,)"),
     ],
 )
-def test_models_and_inputs_of_every_kind(run: Run, model: str, inputs: str, described: str) -> None:
+def test_every_kind_of_model_and_input(run: Run, model: str, inputs: str, described: str) -> None:
     found = run(f"{model} --inputs {inputs} --json")
     assert found.code == 0
     content = json.loads(found.out)
@@ -301,8 +301,16 @@ COMPLETE = "is the file complete? Write it with torch.save"
 # (arguments, part of the message, fix)
 UNUSABLE: list[tuple[str, str, str]] = [
     # the model's name
-    ("nots:build --inputs @states", "there is no module nots in ", "run the command in"),
-    ("nets.mod:build --inputs @states", "there is no module nets.mod in ", "run the"),
+    (
+        "nots:build --inputs @states",
+        "module nots, which nots:build needs, is neither in ",
+        "run the command in",
+    ),
+    (
+        "nets.mod:build --inputs @states",
+        "module nets.mod, which nets.mod:build needs, is neither in ",
+        "run the",
+    ),
     (
         "nets/models.py:build --inputs @states",
         "'nets/models.py:build' is not module:function",
@@ -365,13 +373,21 @@ UNUSABLE: list[tuple[str, str, str]] = [
     # the inputs
     ("@built --inputs @fails", "nets.models:fails() fails: KeyError: 'vocabulary'", ONE),
     ("@built --inputs @plane", "there is no plane in nets.models", "check the name"),
-    ("@built --inputs nots:batch", "there is no module nots in ", "run the command in the folder"),
+    (
+        "@built --inputs nots:batch",
+        "module nots, which nots:batch needs, is neither in ",
+        "run the command in the folder",
+    ),
     (
         "@built --inputs @plain",
-        "nets.models:plain gives a Plain, but inputs must be a tensor, a tuple or list of",
+        "the inputs from nets.models:plain are of type Plain, but must be a tensor, a tuple or",
         "return or save one of these",
     ),
-    ("@built --inputs number.pt", "number.pt gives a int, but inputs must be a tensor", "return"),
+    (
+        "@built --inputs number.pt",
+        "the inputs from number.pt are of type int, but must be a tensor",
+        "return",
+    ),
     (
         "@built --inputs inputs.npz",
         "--inputs 'inputs.npz' is neither module:function nor a .pt or .safetensors file",
@@ -424,7 +440,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "of another kind xxx",
         "pass arguments that it accepts, forward(states)",
     ),
-    # options that do not go together
+    # invalid combinations of options
     ("@built", "nets.models:built needs inputs", "add --inputs with module:function"),
     ("--inputs @states", "--inputs needs a model", "hotrow compare models:build --inputs"),
     ("--seed 3", "--seed needs a model", "hotrow compare models:"),
@@ -492,6 +508,6 @@ def test_the_help_has_an_example(run: Run) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_a_name_has_a_colon() -> None:
+def test_an_import_name_has_a_colon() -> None:
     assert loader.is_import_name("a:b")
     assert not loader.is_import_name("stray")

@@ -1,4 +1,4 @@
-"""Cases for every layer: sizes and ids, valid and invalid."""
+"""Test cases for every layer: valid sizes and ids, and invalid input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ class Case:
     name: str
     rows: int
     columns: int
-    shape: tuple[int, ...]  # of the ids
-    distinct: int = 0  # ids are drawn from the first so many rows; 0: from all
+    shape: tuple[int, ...]  # shape of the ids
+    distinct: int = 0  # draw ids from this many first rows; 0 for all rows
     dtype: torch.dtype = torch.int64
 
     def ids(self) -> Tensor:
@@ -39,13 +39,13 @@ CASES = [
     Case("one column", 40, 1, (20,)),
     Case("no columns", 40, 0, (20,)),
     Case("no ids", 10, 3, (0,)),
-    Case("no ids, two dimensions", 10, 3, (4, 0)),
+    Case("no ids in two dimensions", 10, 3, (4, 0)),
     Case("int32 ids", 60, 9, (30,), dtype=torch.int32),
 ]
 case_table = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 BAG_CASES = [case for case in CASES if len(case.shape) == 2] + [
     Case("bags of repeated ids", 30, 7, (6, 40), distinct=2),
-    Case("bags of one", 30, 7, (6, 1)),
+    Case("bags of one id", 30, 7, (6, 1)),
     Case("no bags", 30, 7, (0, 4)),
     Case("int32 bags", 30, 7, (5, 4), dtype=torch.int32),
 ]
@@ -56,11 +56,11 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 @dataclass(frozen=True)
 class BadInput:
-    """Input that every layer of 7 rows and 3 columns refuses, with the error that it raises."""
+    """Input that every layer with 7 rows and 3 columns rejects, and the error that it raises."""
 
     name: str
     input: Callable[[], Tensor]
-    error: type[Exception]  # what torch's users would catch
+    error: type[Exception]  # the type that torch users would catch
     message: str
 
 
@@ -70,7 +70,7 @@ BAD_INPUTS = [
         lambda: torch.tensor([[1, 2, 3], [4, 7, 7]]),
         IndexError,
         "input[1, 1] = 7, but the table has 7 rows (valid 0..6), and 1 more out of "
-        "range: ids start at 0; do yours start at 1, or does the table lack a row?",
+        "range: ids start at 0; do yours start at 1, or does the table need one more row?",
     ),
     BadInput(
         "far too large",
@@ -84,24 +84,24 @@ BAD_INPUTS = [
         lambda: torch.tensor([[3, -100]]),
         IndexError,
         "input[0, 1] = -100, but the table has 7 rows (valid 0..6): negative ids often mark "
-        "padding or ignored positions; mask them or give them a row",
+        "padding or ignored positions; mask them or map them to a row",
     ),
     BadInput(
         "float ids",
         lambda: torch.tensor([[1.0, 2.0]]),
         ValueError,
         "input is float32 of shape (1, 2), but one-hot or probability input must have a last "
-        "dimension of 7, the table's rows: if these are ids, use input.long()",
+        "dimension of 7, the number of table rows: if these are ids, use input.long()",
     ),
     BadInput(
-        "probabilities of another width",
+        "probabilities of the wrong width",
         lambda: torch.rand(4, 6),
         ValueError,
         "input is float32 of shape (4, 6), but one-hot or probability input must have a last "
-        "dimension of 7, the table's rows: if these are ids, use input.long()",
+        "dimension of 7, the number of table rows: if these are ids, use input.long()",
     ),
     BadInput(
-        "one-hot of another dtype",
+        "one-hot of the wrong dtype",
         lambda: torch.eye(7, dtype=torch.float64),
         ValueError,
         "input is float64, but the table is float32: use input.to(torch.float32)",
@@ -118,7 +118,7 @@ BAD_INPUTS = [
         lambda: torch.tensor([[1, 2]], dtype=torch.uint8),
         ValueError,
         "input is uint8 of shape (1, 2), but ids must be int64 or int32: "
-        "torch treats uint8 as a mask elsewhere; use input.long()",
+        "torch indexing treats uint8 as a mask; use input.long()",
     ),
     BadInput(
         "int16",
@@ -134,10 +134,11 @@ BAD_INPUTS = [
         "input is complex64 of shape (2, 7), but ids must be int64 or int32",
     ),
     BadInput(
-        "one-hot in integers",
+        "integer one-hot",
         lambda: torch.nn.functional.one_hot(torch.tensor([[2, 6]]), 7).flatten(0, 1),
         ValueError,
-        "-hot in int64: its last dimension is the table's 7 rows, and all values are 0 or 1",
+        "-hot in int64: its last dimension is 7, the number of table rows, and all values are 0 or "
+        "1",
     ),
 ]
 bad_input_table = pytest.mark.parametrize("bad", BAD_INPUTS, ids=lambda bad: bad.name)

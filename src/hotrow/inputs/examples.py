@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Example:
-    """A table, created on request, and the ids to look up."""
+    """Ids to look up, and a function that creates the table."""
 
     title: str
     table: Callable[[], Tensor]
@@ -39,7 +39,7 @@ def _zipf(rows: int, count: int, seed: int = 123) -> tuple[int, ...]:
 A = Example("Example A: ids 2, 3, 1 in a 4 x 5 table", lambda: seeded_table(4, 5), (2, 3, 1))
 B = Example("Example B: ids 2, 3, 5, 1 in a 6 x 3 table", lambda: seeded_table(6, 3), (2, 3, 5, 1))
 GPT2 = Example(
-    "A table of GPT-2's size, 300 ids distributed like words",
+    "A table of GPT-2's size, and 300 ids distributed like words",
     lambda: seeded_table(50_257, 768),
     _zipf(50_257, 300),
 )

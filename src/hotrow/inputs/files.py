@@ -1,4 +1,4 @@
-"""Read tables, texts and ids from files, and write text files. It never unpickles anything."""
+"""Read tables, texts and ids from files, and write text files. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hotrow.inputs.text import elide, escape_unprintable
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# safetensors' names for the dtypes of a table.
+# The dtypes that a table may have, as named by safetensors.
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-_MAX_LISTED = 40  # the most candidates that an error names
-_ID = re.compile("-?[0-9]{1,18}")  # each fits an int64
+_MAX_LISTED = 40  # maximum number of candidates in an error message
+_ID = re.compile("-?[0-9]{1,18}")  # 18 digits fit in an int64
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Ids and the texts of their tokens."""
+    """The tokens of a text, as ids and as strings."""
 
     ids: list[int]
     texts: tuple[str, ...]
@@ -36,7 +36,7 @@ class Tokens:
 def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor]:
     """Return the name and values of one 2-D floating-point tensor in a safetensors file.
 
-    The file is memory-mapped. Other tensors are never read, and only the used rows of this one.
+    The file is memory-mapped: rows are read when they are used, and other tensors are never read.
 
     Args:
         path: the safetensors file.
@@ -67,7 +67,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
 
 
 def _check_settled(path: Path) -> None:
-    """Raise if the file is in a `hotrow.disk` folder whose rows are not settled."""
+    """Raise `HotrowError` if the file is in a `hotrow.disk` folder with unsettled rows."""
     run = path.with_name("run.json")
     unfinished = path.with_name("journal").exists()
     if unfinished or (run.exists() and json.loads(run.read_bytes()).get("behind")):
@@ -100,8 +100,8 @@ def _choose_table(
     if wanted in tensors:
         shape, dtype = tensors[wanted]
         raise HotrowError(
-            f"tensor {wanted} in {path} is {dtype} of shape {shape}, but a table must be 2-D and "
-            f"one of {', '.join(_TABLE_DTYPES)}; {others}"
+            f"tensor {wanted} in {path} is {dtype} of shape {shape}, but a table must be 2-D with "
+            f"one of the dtypes {', '.join(_TABLE_DTYPES)}; {others}"
         )
     if wanted is not None:
         matches = difflib.get_close_matches(wanted, tables, n=1)
@@ -111,7 +111,8 @@ def _choose_table(
         return next(iter(tables))
     if not tables:
         raise HotrowError(
-            f"{path} has no table: none of its tensors is 2-D and one of {', '.join(_TABLE_DTYPES)}"
+            f"{path} has no table: none of its tensors is 2-D with one of the dtypes "
+            f"{', '.join(_TABLE_DTYPES)}"
         )
     raise HotrowError(f"{path} has {len(tables)} tables; name one with --tensor:{listing}")
 
@@ -150,14 +151,14 @@ def parse_ids(text: str, source: str) -> list[int]:
 def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
     """Read a tokenizer.json and check that the table has a row for each id, unless `rows` is None.
 
-    Truncation and padding are turned off, so that every token of a text counts once.
+    Truncation and padding are turned off, so the ids match the tokens of the whole text.
     """
     from tokenizers import Tokenizer
 
     path = _check_readable(path, "the tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises a plain Exception
+    except Exception as error:  # tokenizers raises a plain Exception
         raise HotrowError(
             f"{path} cannot be read as a tokenizer ({error})",
             fix="pass a tokenizer.json file written by the tokenizers library",
@@ -175,10 +176,10 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
-    """Return the ids of a text, including the tokenizer's special tokens."""
+    """Tokenize a text, including the special tokens that the tokenizer adds."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # an argument that is not UTF-8 contains surrogates
+    except UnicodeEncodeError as error:  # a command-line argument that is not UTF-8 has surrogates
         raise HotrowError(
             f"the text is not Unicode: character {error.start:,} is {text[error.start]!r}",
             fix="pass UTF-8 text",
@@ -194,7 +195,7 @@ def token_texts(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
 
 
 def check_writable(path: str | Path) -> None:
-    """Raise `HotrowError` if no file can be written at the path; call it before any work."""
+    """Raise `HotrowError` if the path can't be written. Call this before any expensive work."""
     target = Path(path).absolute()
     folder = target.parent
     if target.is_dir():
@@ -203,7 +204,7 @@ def check_writable(path: str | Path) -> None:
         raise HotrowError(
             f"{path} cannot be written: there is no folder {folder}", fix="create it first"
         )
-    # os.replace would replace a device or a pipe by a file.
+    # os.replace would replace a device or a pipe with a file.
     if target.exists() and not target.is_file():
         raise HotrowError(
             f"{path} is not a regular file", fix="pass the path of a regular or a new file"
@@ -218,7 +219,7 @@ def check_writable(path: str | Path) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically: write a temporary file in the same folder, then rename it."""
     check_writable(path)
-    target = Path(path).resolve()  # write through a symbolic link
+    target = Path(path).resolve()  # replace the target of a symbolic link
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=target.parent, prefix=".hotrow-", delete=False
@@ -228,7 +229,7 @@ def write_text(path: str | Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-                # A temporary file is private. Give it the permissions of any new file.
+                # Temporary files are private. Set the default permissions of a new file.
                 umask = os.umask(0)
                 os.umask(umask)
                 os.chmod(temporary, 0o666 & ~umask)

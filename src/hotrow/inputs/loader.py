@@ -1,7 +1,7 @@
 """Load a model and its inputs by name: module:callable, a .pt file or a .safetensors file.
 
-A module:callable name is imported and called. Files may contain only tensors: it never unpickles
-other objects.
+A module:callable name is imported and called. Files may contain only tensors: other objects are
+never unpickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME_FIX = "write it as package.module:function"
 
 
 def is_import_name(text: str) -> bool:
-    """Whether the text has the form module:callable.
+    """Return whether the text has the form module:callable.
 
     >>> is_import_name("models:build"), is_import_name("inputs.pt")
     (True, False)
@@ -35,11 +35,11 @@ def is_import_name(text: str) -> bool:
 
 
 def load_model(name: str, seed: int = 0) -> nn.Module:
-    """Load the model that module:callable returns, or the module object that the name refers to.
+    """Load a model: import the name, and call the result unless it is already an `nn.Module`.
 
     Args:
         name: module:callable; both parts may be dotted.
-        seed: the seed of torch's random numbers, set before the import and before the call.
+        seed: torch's random seed, set before the import and again before the call.
 
     Raises:
         HotrowError: the name can't be found, imported or called, or the result isn't a module.
@@ -58,8 +58,8 @@ def load_inputs(name: str, seed: int = 0) -> Any:
     """Load inputs: a tensor, a tuple or list of arguments, or a dict of keyword arguments.
 
     Args:
-        name: module:callable, or a file. The tensors of a .safetensors file are keyword arguments
-            by name, or positional arguments if they are named 0, 1, 2, ...
+        name: module:callable, or a file. The tensors in a .safetensors file become keyword
+            arguments, or positional arguments if they are named 0, 1, 2, ...
         seed: as for `load_model`.
 
     Raises:
@@ -77,8 +77,8 @@ def load_inputs(name: str, seed: int = 0) -> Any:
         )
     if not isinstance(inputs, torch.Tensor | tuple | list | dict):
         raise HotrowError(
-            f"{name} gives a {type(inputs).__name__}, but inputs must be a tensor, a tuple or list "
-            "of positional arguments, or a dict of keyword arguments",
+            f"the inputs from {name} are of type {type(inputs).__name__}, but must be a tensor, a "
+            "tuple or list of positional arguments, or a dict of keyword arguments",
             fix="return or save one of these",
         )
     return inputs
@@ -105,7 +105,7 @@ def _import_attribute(name: str, seed: int) -> Any:
         missing = error.name or ""
         if path == missing or path.startswith(f"{missing}."):
             raise HotrowError(
-                f"there is no module {missing} in {directory} or installed, but {name} needs it",
+                f"module {missing}, which {name} needs, is neither in {directory} nor installed",
                 fix="run the command in the folder of the module, or install the module",
             ) from None
         raise _failure(f"{path} cannot be imported", error) from error

@@ -6,8 +6,8 @@ import os
 import traceback
 import unicodedata
 
-_MESSAGE_COLUMNS = 400  # limit for messages of other libraries
-_LIBRARY_PATHS = (  # parts of the file names of torch, Python's imports and hotrow
+_MESSAGE_COLUMNS = 400  # limit for messages from other libraries
+_LIBRARY_PATHS = (  # parts of paths to torch, Python's import system and hotrow
     f"-packages{os.sep}torch{os.sep}",
     "importlib",
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
@@ -16,10 +16,11 @@ _MAX_MARKS = 4  # combining marks on one letter; Vietnamese and Hindi need three
 
 
 def escape_unprintable(text: str) -> str:
-    r"""Replace every character that is not `str.isprintable()` by its escape sequence.
+    r"""Replace every unprintable character (see `str.isprintable`) with its escape sequence.
 
-    These are control characters, newlines, direction overrides, zero-width characters and lone
-    surrogates. The result is safe in a terminal. HTML and SVG need their own escaping on top.
+    Unprintable characters include control characters, newlines, direction overrides, zero-width
+    characters and lone surrogates. The result is safe in a terminal. HTML and SVG need additional
+    escaping.
 
     >>> print(escape_unprintable("\x1b[31mred\n"))
     \x1b[31mred\n
@@ -47,8 +48,8 @@ def _char_width(char: str) -> int:
 def elide(text: str, columns: int) -> str:
     """Cut the text to at most `columns` columns (1 or more), with `…` at the cut.
 
-    A letter with more combining marks than any script uses is cut too: the marks take no columns,
-    but they would cover the lines above.
+    The text is also cut at a letter with more combining marks than any script uses. Such marks take
+    no columns, but would cover the lines above.
 
     >>> elide("embedding", 9), elide("embeddings", 9), elide("嵌入矩阵", 6)
     ('embedding', 'embeddin…', '嵌入…')
@@ -79,7 +80,7 @@ def format_number(x: float) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a number with its noun, in the plural if it is not 1.
+    """Format a number and its noun, which is plural unless the number is 1.
 
     >>> format_count(1, "row"), format_count(1200, "row")
     ('1 row', '1,200 rows')
@@ -88,7 +89,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_size(count: float) -> str:
-    """Format a number of bytes with three digits.
+    """Format a number of bytes with three significant digits.
 
     >>> format_size(80), format_size(215_619_504)
     ('80 B', '216 MB')
@@ -101,7 +102,7 @@ def format_size(count: float) -> str:
 
 
 def format_milliseconds(value: float) -> str:
-    """Format a time with three digits.
+    """Format a time with three significant digits, or as a whole number from 100 ms.
 
     >>> format_milliseconds(0.0412), format_milliseconds(1234.5)
     ('0.0412 ms', '1,234 ms')
@@ -129,7 +130,7 @@ def one_line(error: BaseException) -> str:
 
 
 def relative_path(path: str) -> str:
-    """Return a path relative to the current directory if it is inside it.
+    """Return the path relative to the current directory, or unchanged if it is outside.
 
     >>> relative_path(os.path.join(os.getcwd(), "models.py"))
     'models.py'
