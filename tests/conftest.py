@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
 
-# A contributor may lack a browser or the real table. On CI, only a GPU and the peers that
-# `make bench` installs may be missing.
+# On a contributor's machine, tests may also be skipped because a browser or the real table is
+# missing. On CI, only a GPU and the peers that `make bench` installs may be missing.
 EXPECTED_SKIPS = ("needs a GPU", "needs a peer of the benchmark")
 
 
@@ -33,7 +33,7 @@ def _seed() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_process_is_left() -> Generator[None]:
+def _end_rank_processes() -> Generator[None]:
     yield
     if "tests.support.ranks" in sys.modules:
         sys.modules["tests.support.ranks"].close_all()
@@ -62,13 +62,13 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _small_one_hots(monkeypatch) -> None:
-    """Look up one-hot products of any size."""
+    """Set the default `min_entries` to 0, so that one-hot products of any size are looked up."""
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", 0)
 
 
 @pytest.fixture
 def small_tables(monkeypatch):
-    """Make tables of any size."""
+    """Convert embeddings of any size to tables."""
     monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0)
 
 
@@ -79,7 +79,7 @@ def browser() -> Iterator[Browser]:
     if path is None:
         reason = f"no browser: install one of {', '.join(names)}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    from playwright.sync_api import sync_playwright  # `make test-torch` installs none
+    from playwright.sync_api import sync_playwright  # not installed by `make test-torch`
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)
@@ -89,7 +89,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_recorded(browser: Browser) -> Iterator[OpenPage]:
-    """Open an address in a new browser context, and record requests and messages."""
+    """Return a function that opens an address in a new browser context and records its activity."""
     contexts = []
 
     def open_recorded(
@@ -119,7 +119,7 @@ def open_recorded(browser: Browser) -> Iterator[OpenPage]:
 
 @pytest.fixture
 def run_hotrow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `hotrow` in this process."""
+    """Return a function that runs `hotrow` in this process."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
 

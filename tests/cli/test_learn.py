@@ -20,7 +20,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The addresses that the browser opens."""
+    """Return a list that records the addresses that the browser would open."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: found.append(url) or True)
     return found
@@ -79,7 +79,7 @@ def test_without_a_browser_it_prints_the_path(learn: Run, monkeypatch: pytest.Mo
     assert found.out.startswith("Open the lesson in a browser: ")
 
 
-def test_a_text_gives_the_first_tokens(learn: Run) -> None:
+def test_a_text_sets_the_tokens(learn: Run) -> None:
     arguments = "--print-path", "--text", "the same the same", "--tokenizer", "words.json"
     own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
     assert (own["name"], own["V"], own["random"]) == ("own", 4, True)
@@ -87,7 +87,7 @@ def test_a_text_gives_the_first_tokens(learn: Run) -> None:
     assert own["tokens"] == ["[UNK]", "the", "same", "numbers"]
 
 
-def test_a_table_gives_its_rows(learn: Run) -> None:
+def test_a_table_sets_the_rows(learn: Run) -> None:
     arguments = ["--print-path", "--table", "one.safetensors"]
     own = data_of(Path(learn(*arguments).out.strip()))["tables"][-1]
     assert (own["V"], own["D"], own["ids"], own["random"]) == (4, 5, [0, 1, 2], False)

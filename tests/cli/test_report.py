@@ -1,4 +1,4 @@
-"""The report on a table: its costs, its wording, and the HTML page with five figures."""
+"""The comparison report: its costs, its wording, and the HTML page with five figures."""
 
 import dataclasses
 import io
@@ -43,7 +43,7 @@ def on_terminal(comparison: Comparison, width: int = 80) -> str:
 
 
 class Page(HTMLParser):
-    """The tags of a page, and its text without style sheets."""
+    """The tags, attributes and visible text of an HTML page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_the_verdict_matches_the_agreements(example_a: Comparison, verdict: str,
     assert line in report.to_html([comparison])
 
 
-def test_many_ids_are_cut_and_counted() -> None:
+def test_a_long_list_of_ids_is_cut_and_counted() -> None:
     comparison = compared(50, 3, list(range(50)))
     text = on_terminal(comparison)
     assert re.search(r" 17 *\n  and 32 more *\n", text)
@@ -205,7 +205,7 @@ def drawings(page: str) -> list[tuple[list[str], str]]:
 
 
 def count(texts: list[str], run: list[str]) -> int:
-    """Count how often the texts occur in a row."""
+    """Count how often the texts of `run` occur one after another in `texts`."""
     return sum(texts[start : start + len(run)] == run for start in range(len(texts)))
 
 
@@ -216,7 +216,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert f"id {id} selects row {id}" in caption
         assert {row: count(texts, ROWS[row]) for row in ROWS} == {
             row: 2 if row == id else 1 for row in ROWS
-        }  # in the table; the selected row also in the output
+        }  # every row is in the table, and the selected row is also in the output
     texts, caption = several
     assert caption == "Figure 3. The ids select their rows, in order."
     assert all(count(texts, ROWS[row]) == 2 for row in ROWS)
@@ -227,7 +227,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert f"the one-hot row of id {id} by column 0" in caption
         entry = ROWS[id][0]
         assert count(texts, ["1", "×", entry, "=", entry]) == 1
-        assert texts.count("0") >= 6  # a zero and its product for each other row
+        assert texts.count("0") >= 6  # one zero and one product for each other row
         assert texts[texts.index("sum") + 1 :][:2] == ["=", entry]
         assert "3 of 4 products are by zero." in texts
 
@@ -314,7 +314,7 @@ def test_the_page_has_no_scripts_and_no_links(example_a: Comparison) -> None:
         "many ids",
     ],
 )
-def test_every_size_has_its_report_and_its_figures(
+def test_tables_of_every_size_have_a_report_and_figures(
     rows: int, columns: int, ids: list[int], figures: int
 ) -> None:
     comparison = compared(rows, columns, ids, tokens=[f"w{id}" for id in ids])

@@ -32,7 +32,7 @@ Open = Callable[..., RecordedPage]
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of three reports: Example A, hostile texts, and one that is not equal."""
+    """Write a page with three reports: Example A, hostile texts, and an unequal result."""
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(5000, 300, generator=generator)
     poisoned = torch.randn(40, 3, generator=generator)
@@ -53,7 +53,7 @@ def open_page(open_recorded: OpenPage, file: Path) -> Open:
     return partial(open_recorded, file.as_uri())
 
 
-def test_it_opens_from_disk_without_requests_or_messages(open_page: Open, file: Path) -> None:
+def test_the_page_opens_from_disk_without_requests_or_messages(open_page: Open, file: Path) -> None:
     recorded = open_page()
     recorded.page.mouse.wheel(0, 20_000)
     for item in recorded.page.locator(".ids li").all():
@@ -65,7 +65,7 @@ def test_it_opens_from_disk_without_requests_or_messages(open_page: Open, file: 
 
 def test_requests_and_dialogs_are_recorded(open_page: Open) -> None:
     recorded = open_page()
-    recorded.page.goto("about:blank")  # leave the page's content security policy
+    recorded.page.goto("about:blank")  # escape the page's content security policy
     recorded.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
     recorded.page.wait_for_timeout(200)
     assert "http://127.0.0.1:9/x" in recorded.requests
@@ -87,7 +87,7 @@ def test_hostile_texts_stay_text(open_page: Open) -> None:
 
 def test_at_360_pixels_only_wide_parts_scroll(open_page: Open, tmp_path: Path) -> None:
     page = open_page(360).page
-    page.screenshot(path=tmp_path / "narrow.png", full_page=True)  # to inspect by eye
+    page.screenshot(path=tmp_path / "narrow.png", full_page=True)  # for visual inspection
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate("document.documentElement.clientWidth") == 360
     too_wide = page.evaluate(
@@ -116,7 +116,7 @@ def test_figures_keep_a_readable_size(open_page: Open, width: int) -> None:
     assert min(heights) >= 11
 
 
-# The lowest contrast of text outside the figures with its background (WCAG 2.2).
+# Return the lowest contrast (WCAG 2.2) between any text outside the figures and its background.
 CONTRAST = """() => {
   const parse = color => {
     const [r, g, b, a = 1] = color.match(/[0-9.]+/g).map(Number);
@@ -154,7 +154,7 @@ CONTRAST = """() => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_has_enough_contrast(open_page: Open, tmp_path: Path, scheme: str) -> None:
     page = open_page(scheme=scheme).page
-    page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)  # to inspect by eye
+    page.screenshot(path=tmp_path / f"{scheme}.png", full_page=True)  # for visual inspection
     found = page.evaluate(CONTRAST)
     assert found["texts"] > 50
     assert found["least"][0] >= 4.5, found["least"]

@@ -1,4 +1,4 @@
-"""convert makes tables of embeddings in place, and reports what it did not convert and why."""
+"""convert turns embeddings into tables in place, and reports which it did not convert and why."""
 
 import copy
 
@@ -12,7 +12,7 @@ from hotrow.conversion import sampling
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
-DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
+DEFAULT = sampling.MIN_ENTRIES  # saved before a fixture changes it
 
 
 class Tied(nn.Module):

@@ -1,4 +1,4 @@
-"""Which one-hots of a model's own code are found, and that nothing else changes."""
+"""convert finds the one-hots in a model's own code, and changes nothing else."""
 
 import copy
 import io
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class Model(nn.Module):
-    """The model whose members the tests' expressions use."""
+    """A base model with the members that the tested expressions use."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class Model(nn.Module):
 
 
 def with_forward(text):
-    """Return a class whose forward runs these statements about `x` and returns the last."""
+    """Return a class whose forward runs statements that use `x`, and returns the last value."""
     *before, result = [part.strip() for part in text.split(";")]
     code = "".join(f"    {each}\n" for each in before)
     names = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint}
@@ -48,7 +48,7 @@ def forwards(text):
 
 
 def assert_same_model(text):
-    """Assert that converting changes no output or gradient; return the converted model."""
+    """Assert that conversion changes no output or gradient; return the converted model."""
     model = with_forward(text)()
     other = convert(copy.deepcopy(model))
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_other_code_gives_the_same_results(text):
         "F.one_hot(x.int(), 5)",
     ],
 )
-def test_near_misses_do_not_appear_in_the_report(text):
+def test_similar_code_does_not_appear_in_the_report(text):
     report = str(convert.report(assert_same_model(text)))
     assert report == "no embeddings, and no one-hots found so far"
 
@@ -673,7 +673,7 @@ def test_forward_replaced_on_the_object_or_the_class():
             return x
 
     other = convert(Changes())
-    Changes.forward = lambda self, x: x + 1  # monkeypatches and notebooks do this
+    Changes.forward = lambda self, x: x + 1  # as monkeypatches and notebooks do
     assert torch.equal(other(IDS), IDS + 1)
 
 
@@ -749,7 +749,7 @@ def test_functional_call_and_function_transforms():
 
 
 def test_vmap_inside_the_model():
-    """Runs in a subprocess, because it once crashed the interpreter."""
+    """This test runs in a subprocess, because the code once crashed the interpreter."""
     import subprocess
     import sys
 
@@ -901,7 +901,7 @@ def test_compiled_model_trains():
 
 
 def test_checkpoint_of_a_local_function():
-    """Recomputed when no method of the model runs, so its one-hots are never looked up."""
+    """No method of the model runs during recomputation, so these one-hots are never looked up."""
 
     class Checkpointed(Outer):
         def forward(self, x):
@@ -920,7 +920,7 @@ def test_checkpoint_of_a_local_function():
         output.square().sum().backward()
     for a, b in zip(plain.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad)
-    assert len(convert.report(model).findings) == 1  # the one outside the checkpoint
+    assert len(convert.report(model).findings) == 1  # the one-hot outside the checkpoint
 
 
 def test_line_found_through_two_modules_is_reported_once():

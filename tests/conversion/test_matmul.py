@@ -26,7 +26,7 @@ class Model(nn.Module):
 
 
 def twins(layer):
-    """Return a plain model, and a converted one with the same values."""
+    """Return a plain model and a converted copy."""
     model = Model(layer)
     return model, convert(copy.deepcopy(model), to="matmul")
 
@@ -49,7 +49,7 @@ def multiplies(model, *arguments):
 
 
 def assert_same_training(model, other, *arguments):
-    """Assert equal outputs, and equal gradients within rounding, as a matmul reorders sums."""
+    """Assert equal outputs. Gradients may differ by rounding, because a matmul reorders sums."""
     outputs = [each(*arguments) for each in (model, other)]
     assert_same_bits(outputs[1], outputs[0])
     cotangent = torch.randn(outputs[0].shape).to(outputs[0].dtype)
@@ -95,7 +95,7 @@ def test_bags_train_like_the_lookup(case, mode):
     layer = nn.EmbeddingBag.from_pretrained(case.table(), freeze=False, mode=mode)
     model, other = twins(layer)
     ids = case.ids()
-    if not ids.shape[1]:  # torch refuses empty bags in this form
+    if not ids.shape[1]:  # torch rejects empty bags in a 2-D input
         assert type(outcome(other, ids)) is type(outcome(model, ids))
         return
     assert_same_training(model, other, ids)

@@ -1,4 +1,4 @@
-"""A model without large one-hots runs as if unconverted, and a large one-hot is still found."""
+"""A model without large one-hots runs like plain PyTorch, and a large one-hot is still found."""
 
 import copy
 import pickle
@@ -16,12 +16,12 @@ from hotrow import HotrowError, convert
 from hotrow.conversion import sampling
 from tests.support.tolerance import assert_same_bits
 
-DEFAULT = sampling.MIN_ENTRIES  # before a fixture sets it
+DEFAULT = sampling.MIN_ENTRIES  # saved before a fixture changes it
 TRIES, EVERY = 8, 64
 
 
 class Small(nn.Module):
-    """Records for each call whether it searched for one-hots."""
+    """A model that records for each call whether hotrow searched for one-hots."""
 
     def __init__(self, states=6):
         super().__init__()
@@ -37,7 +37,7 @@ class Small(nn.Module):
 
 
 class Batch:
-    """An input of unknown size."""
+    """An input whose size hotrow cannot determine."""
 
 
 class Nothing(Small):
@@ -76,7 +76,7 @@ def test_model_with_large_one_hots_always_searches():
     assert searching_calls(convert(Small()), 100) == [*range(1, 101)]
     assert (
         searching_calls(convert(Nothing()), 2 * EVERY + 1) == FIRST
-    )  # it makes no one-hots at all
+    )  # this model makes no one-hots at all
 
 
 class Largest(Small):
@@ -164,7 +164,7 @@ def test_small_one_hots_match_torch_bit_for_bit_in_every_call():
 
 @pytest.mark.parametrize(("min_entries", "uses"), [(24, True), (25, False)])
 def test_entries_are_counted_in_the_product(min_entries, uses):
-    model = convert(Fields(), min_entries=min_entries)  # 4 x 6, half of it in each field
+    model = convert(Fields(), min_entries=min_entries)  # 4 x 6, half in each field
     expected = Fields()
     expected.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(IDS), expected(IDS))
@@ -190,7 +190,7 @@ def test_min_entries_stays_until_it_is_set_again():
     assert type(convert(model)) is type(model)
     assert convert.report(model).findings[0].converted
     convert(model, min_entries=25)
-    assert "no one-hots" in str(convert.report(model))  # the record was cleared
+    assert "no one-hots" in str(convert.report(model))  # setting min_entries cleared the report
     model(IDS)
     assert not convert.report(model).findings[0].converted
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -228,7 +228,7 @@ def test_each_method_is_sampled_separately():
 
 
 class Scaled(nn.Module):
-    """A one-hot with trained weights."""
+    """A model that multiplies a one-hot by trained weights."""
 
     def __init__(self):
         super().__init__()
@@ -240,7 +240,7 @@ class Scaled(nn.Module):
 
 
 class Twice(nn.Module):
-    """A checkpointed block that runs twice."""
+    """A model that runs a checkpointed block twice."""
 
     def __init__(self, block):
         super().__init__()
@@ -251,7 +251,7 @@ class Twice(nn.Module):
 
 
 class Late(Twice):
-    """Makes no one-hot in some calls, then a large one from the same input."""
+    """A model that makes no one-hot in its first calls, then a large one from the same input."""
 
     def forward(self, ids):
         self.calls = getattr(self, "calls", 0) + 1
@@ -289,7 +289,7 @@ def test_checkpoint_recomputes_with_the_same_search(make):
             torch.testing.assert_close(b.grad, a.grad, msg=name)
 
 
-def test_sequential_passes_one_hots_on():
+def test_sequential_passes_one_hots_between_modules():
     class Encode(nn.Module):
         def forward(self, ids):
             return F.one_hot(ids, 6).float()

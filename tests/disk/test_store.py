@@ -1,4 +1,4 @@
-"""Tables in files train like tables in memory, and any crash leaves the last completed save."""
+"""Tables in files train like tables in memory, and the last completed save survives any crash."""
 
 import errno
 import gc
@@ -30,8 +30,8 @@ OPTIMIZERS = {
     "Adam": {"lr": 0.05},
     "AdamW": {"lr": 0.05, "weight_decay": 0.1},
     "NAdam": {"lr": 0.05},  # has a scalar state
-    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1},  # its state starts above zero
-    "Adadelta": {"lr": 0.5, "weight_decay": 0.1},  # replayed step by step
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1},  # the state starts above zero
+    "Adadelta": {"lr": 0.5, "weight_decay": 0.1},  # missed steps are replayed one at a time
 }
 
 
@@ -40,7 +40,7 @@ def weights():
 
 
 def create(path):
-    """A table in files, with the values of `weights`."""
+    """Create a table in files, with the values of `weights()`."""
     values = weights()
     return disk.create(path, ROWS, COLUMNS, fill=lambda block: block.copy_(values))
 
@@ -161,10 +161,10 @@ def test_a_save_writes_the_changed_pages_and_frees_them(tmp_path):
     write_new(tmp_path / "t.safetensors", "t", (4096, 4), torch.float32)
     mapped = MappedTensor(tmp_path / "t.safetensors")
     values = mapped.tensor()
-    assert not values[::256].any()  # read, every page
+    assert not values[::256].any()  # reads every page
     assert mapped.written_pages().tolist() == []
     values[0], values[4095] = 1.0, 2.0
-    assert mapped.written_pages().tolist() == [1, 16]  # the first has the header
+    assert mapped.written_pages().tolist() == [1, 16]  # page 0 contains the header
     mapped.discard_pages()
     assert not values.any()
     with create(tmp_path / "u") as store:
@@ -190,11 +190,11 @@ def test_unsaved_changes_are_lost(tmp_path):
 
 
 class Crash(BaseException):
-    """Stands for the death of the process."""
+    """Simulates the death of the process."""
 
 
 def raise_at_line(number, error):
-    """A trace function that raises at the `number`-th executed line of journal.py."""
+    """Return a trace function that raises at the `number`-th executed line of journal.py."""
     left = [number]
 
     def trace(frame, event, argument):
@@ -210,7 +210,7 @@ def raise_at_line(number, error):
 
 
 def save_raises(store, trace, kind):
-    """Whether the error that `trace` raises interrupts a save."""
+    """Return whether the error that `trace` raises interrupts a save."""
     before = sys.gettrace()
     sys.settrace(trace)
     try:
@@ -225,7 +225,7 @@ def save_raises(store, trace, kind):
 
 
 def saved_runs(tmp_path, number, error):
-    """A run saved after 3 steps, and again after 6, where an error interrupts the save."""
+    """Train and save after 3 steps, then save after 6 steps with an error during the save."""
     path = tmp_path / f"t{number}"
     store = create(path)
     optimizer = make("AdamW", store.layer)
@@ -382,7 +382,7 @@ def test_missing_and_damaged_folders_raise(tmp_path):
 
 
 def saved_and_in_memory(path):
-    """A layer in memory and its Adam, after the same steps as a saved folder."""
+    """Save a trained table; return a layer in memory and its Adam after the same steps."""
     layer = in_memory()
     optimizer = make("Adam", layer)
     with create(path) as store:

@@ -1,4 +1,4 @@
-"""A run saved with one number of ranks continues with another, or alone, with the same bits."""
+"""A saved run continues with another number of ranks, or in one process, with the same bits."""
 
 import os
 import signal
@@ -33,21 +33,21 @@ from tests.support.ranks import RankProcesses, rank_processes
 from tests.support.tolerance import assert_same_bits
 
 HALF = STEPS // 2
-# Optimizers with different states; that of Adagrad starts above zero.
+# Optimizers with different kinds of state. Adagrad's state starts above zero.
 SAVED = "SGD", "AdamW", "Adagrad"
 
 
 def full_state(model, optimizer):
-    """The state that torch's distributed checkpoints contain."""
+    """Return the state to save in a distributed checkpoint."""
     weights, state = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": state}
 
 
 def resume(model, optimizer, path):
-    """Load a checkpoint as torch's documentation does."""
+    """Load a checkpoint in the way that torch's documentation shows."""
     state = full_state(model, optimizer)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in one plain process
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in a single process
         dcp.load(state, checkpoint_id=path)
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
@@ -73,18 +73,18 @@ def second_half(name, count, path):
 
 
 def train_alone(name, before, after):
-    """One process that sums the shares of `before` ranks, and after the save of `after` ranks."""
+    """Train in one process like `before` ranks until the save, then like `after` ranks."""
     model = converted_model()
     optimizer = make_optimizer(name, model)
     train_single_process(model, optimizer, before, range(HALF))
-    model.state_dict(), optimizer.state_dict()  # saved: rows settle
+    model.state_dict(), optimizer.state_dict()  # saving settles the rows
     train_single_process(model, optimizer, after, range(HALF, STEPS))
     return state_values(model, optimizer)
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The path of a run on two ranks, saved halfway, and the final values of each rank."""
+    """Return the checkpoint of a run on two ranks, saved halfway, and each rank's final values."""
     found = {}
     for name in SAVED:
         path = tmp_path_factory.mktemp(name)
@@ -151,7 +151,7 @@ def test_a_checkpoint_of_torch_loads_into_shards_and_back(name, tmp_path):
     for found, _ in results:
         for key, value in expected.items():
             assert_same_bits(found[key], value)
-    weights, state = results[0][1]  # only the first rank gets the full state dicts
+    weights, state = results[0][1]  # only the first rank receives the full state dicts
     model.load_state_dict(weights)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state)
     for key, value in state_values(model, optimizer).items():

@@ -48,7 +48,7 @@ def test_replicas_with_ddp_are_no_worse_than_torch_in_one_process(count):
 
 
 def by_torch(count, name):
-    """Train with dense gradients that DistributedDataParallel averages."""
+    """Train with torch, where DistributedDataParallel averages dense gradients."""
     rank = dist.get_rank()
     model = dense_model()
     trained = DistributedDataParallel(model)
@@ -87,7 +87,7 @@ def gathered(count):
 
 
 def test_gradients_are_summed_in_rank_order():
-    """In float32, 2**24 + 1 - 2**24 is 0 from left to right, and 1 from right to left."""
+    """In float32, 2**24 + 1 - 2**24 is 0 if added left to right, and 1 if added right to left."""
     for found in rank_processes(3).run(gathered, 3):
         assert found.flatten().tolist() == [0, 0, 0, 0]
 
@@ -102,7 +102,7 @@ READS = {
 
 
 def read_on_one_rank(count, name, when):
-    """Train, and let only rank 0 read its table."""
+    """Train while only rank 0 reads its table."""
     rank = dist.get_rank()
     model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
@@ -132,7 +132,7 @@ def test_replicas_keep_the_same_bits_when_one_rank_reads(name, when):
 
 
 def train_with_an_alias(count):
-    """Train while rank 1 has an alias of a table, so that all its rows settle at every step."""
+    """Train while rank 1 has an alias of a table. Every step then settles all rows on that rank."""
     rank = dist.get_rank()
     model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
@@ -168,7 +168,7 @@ def test_replicas_start_with_the_values_of_the_first_rank():
 
 
 def bad_id(count):
-    """One rank has a bad id in its forward pass; then all ranks continue."""
+    """Use an invalid id on one rank in the forward pass, then continue training on all ranks."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), "replicate", count)
     trained = DistributedDataParallel(model)
@@ -187,7 +187,7 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks():
     for rank, (error, values) in enumerate(found):
         assert error.startswith("input[" if rank == 1 else "rank 1 of 3 could not look up ids in ")
         assert "but the table has 17 rows (valid 0..16)" in error
-        for name, value in expected.items():  # not the same bits: torch's buckets may differ
+        for name, value in expected.items():  # bits may differ, because torch's buckets may differ
             torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-5)
     assert_all_the_same([values for _, values in found])
 

@@ -75,7 +75,7 @@ def test_shards_with_ddp_are_no_worse_than_torch_in_one_process(count):
 
 
 def several(count, together):
-    """Look up in two tables, one of them twice: as layers, or in one exchange."""
+    """Look up ids in two tables, in one of them twice, with separate calls or in one exchange."""
     torch.manual_seed(1)
     model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
     model[1].double()
@@ -111,14 +111,14 @@ def gradient_of_padding(count, padding):
     return model[0].weight.grad.as_dense()[:, 0]
 
 
-@pytest.mark.parametrize("padding", [0, 2, 3])  # the first and the last row of a rank
+@pytest.mark.parametrize("padding", [0, 2, 3])  # first or last row of a rank
 def test_a_padding_row_has_no_gradient_on_any_rank(padding):
     found = torch.cat(rank_processes(2).run(gradient_of_padding, 2, padding))
     assert found.tolist() == [float(row != padding) for row in range(6)]
 
 
 def unused(count, users):
-    """Look up in two tables in one exchange; only the ranks in `users` use the second output."""
+    """Look up ids in two tables in one exchange; only ranks in `users` use the second output."""
     model = shard(
         hotrow.convert(nn.ModuleList([nn.Embedding(4, 2) for _ in "ab"])), mesh_of_all(count)
     )
@@ -131,12 +131,12 @@ def unused(count, users):
 
 
 @pytest.mark.parametrize("users", [(), (1,), (0, 1)])
-def test_a_table_whose_output_no_rank_used_makes_no_step(users):
+def test_a_table_is_not_updated_if_no_rank_used_its_output(users):
     assert rank_processes(2).run(unused, 2, users) == [(bool(users), not users)] * 2
 
 
 def other_losses(count, many):
-    """Use a different one of two lookups in the loss of each rank."""
+    """Look up ids in two tables, and use a different output in the loss of each rank."""
     sizes = (5, 7 if many else 5)
     model = shard(
         hotrow.convert(nn.ModuleList([nn.Embedding(n, 2) for n in sizes])), mesh_of_all(count)
@@ -174,7 +174,7 @@ def test_the_norm_of_a_gradient_includes_all_ranks(count):
 
 
 def scaled(count):
-    """An infinite gradient in a row of the last rank: no rank may make the step."""
+    """Produce an infinite gradient in a row of the last rank, so that every rank skips the step."""
     model = shard(hotrow.convert(nn.Sequential(nn.Embedding(9, 2))), mesh_of_all(count))
     optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -191,7 +191,7 @@ def test_a_gradient_scaler_detects_infinities_on_another_rank():
 
 
 def a_mesh_of_two_dimensions():
-    """Shards over one dimension, replicas of them over the other."""
+    """Train with shards over one mesh dimension and replicas over the other."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
@@ -242,7 +242,7 @@ def test_a_rank_stores_only_its_rows_and_their_state():
     assert [each[0] for each in found] == [26 * row, 26 * row, 26 * row, 23 * row]  # of 101
     assert [each[1] for each in found] == [each[0] for each in found]
     assert [each[2] * row for each in found] == [each[0] for each in found]
-    assert [each[3] for each in found] == [1, 1, 0, 0]  # a table with fewer rows than ranks
+    assert [each[3] for each in found] == [1, 1, 0, 0]  # fewer rows than ranks
 
 
 def copies(count):
@@ -272,14 +272,14 @@ def test_a_meta_table_is_initialized_in_shards():
         assert found.device.type == "cpu"
         assert 0.3 < float(found[:8].std()) < 3
         assert not found[8].any()  # padding
-        assert len(found.unique(dim=0)) == 9  # the rows differ, although the ranks' seeds are equal
+        assert len(found.unique(dim=0)) == 9  # rows differ although all ranks have the same seed
 
 
 # --- Errors: every rank raises, and can continue -------------------------------------------------
 
 
 def bad_ids(count, bad):
-    """One rank has bad ids in one lookup; then all ranks continue."""
+    """Look up invalid ids on one rank, then valid ids on all ranks."""
     model = distribute(converted_model(), "shard", count)
     ids = torch.tensor([0, 5])
     mine = bad if dist.get_rank() == 1 else ids
@@ -306,7 +306,7 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks(bad, text):
 
 
 def bad_layers(count):
-    """The checks of hotrow's layers, and of a converted bag."""
+    """Return the errors that hotrow's layers and a converted bag raise on this rank."""
     model = distribute(converted_model(), "shard", count)
     bag = shard(hotrow.convert(nn.EmbeddingBag(5, 2)), mesh_of_all(count))
     first = dist.get_rank() == 0
@@ -332,11 +332,11 @@ def test_errors_of_layers_reach_the_other_ranks():
     assert "offsets[1] = 9, but there are 2 ids" in mine[4]
     assert "input[1] = 2, but the table has 2 rows" in mine[5]
     for a, b in zip(mine, other, strict=True):
-        assert a in b  # the other rank adds which rank failed
+        assert a in b  # the other rank's message also names the rank that failed
 
 
 def bad_id_on_a_mesh():
-    """A bad id on a two-dimensional mesh also raises on the replicas; then all ranks continue."""
+    """Use an invalid id on one rank of a 2-D mesh, then continue training on all ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])
@@ -456,14 +456,14 @@ def test_unsupported_models_raise_on_every_rank():
             assert text in error
 
 
-# --- Stale rows, and parts of a table ------------------------------------------------------------
+# --- Stale rows and partial tables ---------------------------------------------------------------
 
 
 def trained_before(count):
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(10, 3))
     optimizer = hotrow.optim.Adam(layer.parameters(), lr=0.1)
-    for t in range(5):  # leaves stale rows
+    for t in range(5):  # makes some rows stale
         optimizer.zero_grad()
         layer(torch.tensor([t, 9 - t, 0])).sum().backward()
         optimizer.step()
@@ -490,7 +490,7 @@ def use_a_part_as_the_whole(count):
     return errors_found
 
 
-def test_using_a_part_as_the_whole_table_raises():
+def test_using_a_shard_as_the_whole_table_raises():
     for load, transform in rank_processes(2).run(use_a_part_as_the_whole, 2):
         assert "weight has 5 rows in the state dict, but the sharded table has 10" in load
         assert "cannot be looked up inside a torch.func transform" in transform

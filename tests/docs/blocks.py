@@ -1,4 +1,4 @@
-"""The code blocks of a Markdown page, and the HTML comments that say what to do with them."""
+"""Find the code blocks of a Markdown page, and the HTML comments with instructions for them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 
 PARSER = MarkdownIt()
 COMMENT = re.compile(r"<!--\s*(setup|file|not run|needs)\b:?\s*(.*?)\s*-->", re.DOTALL)
-# Directives of MyST that hold code of a language: ```{code-block} python
+# MyST directives that contain code, for example ```{code-block} python
 CODE_DIRECTIVES = ("code", "code-block")
 
 
@@ -19,11 +19,11 @@ class Block:
     """A block of code.
 
     Attributes:
-        language: what stands after the fence, or "setup" for code in a comment.
+        language: the language named after the fence, or "setup" for code in a comment.
         source: the code.
-        line: of the page, counted from 1, where the code starts.
-        file: the name under which the block is saved, if it is not run.
-        not_run: why it is not run, or None.
+        line: the page's line, counted from 1, where the code starts.
+        file: the name of the file to save the block to instead of running it, or None.
+        not_run: the reason why the block is not run, or None.
     """
 
     language: str
@@ -35,14 +35,14 @@ class Block:
 
 @dataclass
 class Page:
-    """What the tests need of a page."""
+    """The parts of a page that the tests use."""
 
     blocks: list[Block] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
 
 
 def read_page(text: str) -> Page:
-    """Find the blocks of a page in order, those within directives and lists as well."""
+    """Find the blocks of a page in order, including those in directives and lists."""
     page = Page()
     marks: dict[str, str] = {}
     for kind, value, source, line in _iter_parts(text, 1):
@@ -62,11 +62,11 @@ def read_page(text: str) -> Page:
 
 
 def _iter_parts(text: str, first: int) -> Iterator[tuple[str, str, str, int]]:
-    """Yield (kind, value, source, line) of each fence and of each comment for the tests."""
+    """Yield (kind, value, source, line) for each code fence and each comment for the tests."""
     for token in PARSER.parse(text):
         if token.map is None:
             continue
-        line = first + token.map[0] + 1  # the line below the fence, or below "<!-- setup"
+        line = first + token.map[0] + 1  # the line after the fence, or after "<!-- setup"
         if token.type == "html_block":
             for kind, value in COMMENT.findall(token.content):
                 yield kind, value, f"{value}\n", line

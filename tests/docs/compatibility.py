@@ -1,6 +1,6 @@
-"""What works with a converted model and hotrow's optimizers: a list whose entries are tests.
+"""Check which PyTorch features work with converted models and hotrow's optimizers.
 
-`python -m tests.docs.compatibility` writes docs/reference/compatibility.md from it.
+`python -m tests.docs.compatibility` generates docs/reference/compatibility.md from `FEATURES`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ Run = Callable[[nn.Module, Any], None]
 
 @dataclass(frozen=True)
 class Feature:
-    """A row of the table.
+    """A row of the compatibility page.
 
     Attributes:
-        section: the table that it is in.
+        section: the title of its table.
         name: the feature, in Markdown.
-        verdict: WORKS: the same numbers as torch, at the cost of the touched rows. DENSE: the same
-            numbers, at torch's cost. REFUSED: a `HotrowError`. UNSUPPORTED: another error, or
-            numbers that are not torch's.
-        note: what to know.
-        test: raises unless all this is so.
+        verdict: WORKS (same result as torch, and the cost scales with the touched rows), DENSE
+            (same result as torch, at torch's cost), REFUSED (a `HotrowError`), or UNSUPPORTED
+            (another error, or a result that differs from torch's).
+        note: what the user should know.
+        test: a function that raises unless the verdict is correct.
     """
 
     section: str
@@ -61,7 +61,7 @@ FEATURES: list[Feature] = []
 
 
 def feature(section: str, name: str, verdict: str, note: str = "") -> Callable[[Any], Any]:
-    """Add a row to the table, whose test is the function below."""
+    """Add a row to the page, with the decorated function as its test."""
 
     def add(test: Callable[[], None]) -> Callable[[], None]:
         FEATURES.append(Feature(section, name, verdict, note, test))
@@ -71,7 +71,7 @@ def feature(section: str, name: str, verdict: str, note: str = "") -> Callable[[
 
 
 class Model(nn.Module):
-    """Two ids in, two numbers out; the embedding is a table once it is converted."""
+    """Map two ids to two numbers; converting the model turns its embedding into a table."""
 
     def __init__(self, embedding: nn.Module | None = None) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Step once for each batch, the first one again at the end; keeps the last gradient."""
+    """Train on each batch once, then on the first batch again; keep the last gradient."""
     for ids in (*BATCHES, BATCHES[0]):
         optimizer.zero_grad()
         loss_of(model, ids).backward()
@@ -100,7 +100,7 @@ def adam(model: nn.Module, library: Any, **options: Any) -> torch.optim.Optimize
 
 
 def pair(make: Callable[[], nn.Module] = Model) -> Iterator[tuple[nn.Module, Any]]:
-    """(model, torch.optim), and (converted model, hotrow.optim) with the same weights."""
+    """Yield (model, torch.optim), then (converted model, hotrow.optim) with the same weights."""
     torch.manual_seed(0)
     model = make()
     converted = hotrow.convert(copy.deepcopy(model), min_entries=0)
@@ -111,7 +111,7 @@ def pair(make: Callable[[], nn.Module] = Model) -> Iterator[tuple[nn.Module, Any
 def same(
     run: Run, make: Callable[[], nn.Module] = Model, *, rows: bool = True, **limits: Any
 ) -> None:
-    """Assert that a run ends with torch's weights, and whether its gradients have rows only."""
+    """Assert that a run ends with torch's weights, and uses row gradients exactly if `rows`."""
     ends = []
     with count_dense() as calls:
         for model, library in pair(make):
@@ -124,7 +124,7 @@ def same(
 
 
 def has_rows(model: nn.Module) -> bool:
-    """Whether the embedding is a table whose gradient has the touched rows only."""
+    """Return whether the embedding is a table and its gradient has only the touched rows."""
     weight = model.embedding.weight
     if not (isinstance(weight, Table) and isinstance(weight.grad, RowGradient)):
         return False
@@ -133,7 +133,7 @@ def has_rows(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def count_dense() -> Iterator[list[int]]:
-    """A list that grows with each gradient of rows that is written out."""
+    """Yield a list that grows each time a row gradient is made dense."""
     calls: list[int] = []
     before = RowGradient.as_dense
 
@@ -184,7 +184,9 @@ def _() -> None:
     same(run)
 
 
-@feature(TRAINING, "Gradient accumulation", WORKS, "Touched rows of all batches are added.")
+@feature(
+    TRAINING, "Gradient accumulation", WORKS, "The gradient has the touched rows of all batches."
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -217,7 +219,9 @@ def _() -> None:
     same(run)
 
 
-@feature(TRAINING, "`torch.amp.GradScaler`", WORKS, "Skips the step of an overflow, as in torch.")
+@feature(
+    TRAINING, "`torch.amp.GradScaler`", WORKS, "Skips steps whose gradients overflow, as in torch."
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer, scaler = adam(model, library), torch.amp.GradScaler("cpu")
@@ -230,7 +234,9 @@ def _() -> None:
     same(run)
 
 
-@feature(TRAINING, "Learning-rate schedulers", WORKS, "The ledger stores each step's rate.")
+@feature(
+    TRAINING, "Learning-rate schedulers", WORKS, "hotrow stores the learning rate of each step."
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -239,13 +245,15 @@ def _() -> None:
             optimizer.zero_grad()
             loss_of(model, ids).backward()
             optimizer.step()
-            with contextlib.suppress(ValueError):  # after the last
+            with contextlib.suppress(ValueError):  # after the last step
                 scheduler.step()
 
     same(run)
 
 
-@feature(TRAINING, "Several optimizers", WORKS, "One for the tables and another for the rest.")
+@feature(
+    TRAINING, "Several optimizers", WORKS, "For example, one for the tables and one for the rest."
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         rest = torch.optim.SGD(model.head.parameters(), lr=0.1)
@@ -277,7 +285,7 @@ def _() -> None:
     same(run)
 
 
-@feature(TRAINING, "Hooks of tensors, modules and optimizers", WORKS)
+@feature(TRAINING, "Tensor, module and optimizer hooks", WORKS)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -302,7 +310,10 @@ def _() -> None:
 
 
 @feature(
-    TRAINING, "Early reads: `weight.norm()`, printing, evaluation", WORKS, "A read settles first."
+    TRAINING,
+    "Reads between steps: `weight.norm()`, printing, evaluation",
+    WORKS,
+    "A read settles the rows first.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -324,7 +335,7 @@ def _() -> None:
 OPTIONS = "Optimizers and their options"
 
 
-@feature(OPTIONS, "Parameter groups", WORKS, "Each with its own options.")
+@feature(OPTIONS, "Parameter groups", WORKS, "Each group has its own options.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         groups = [
@@ -347,7 +358,12 @@ def _() -> None:
     same(run)
 
 
-@feature(OPTIONS, "Options that change during training", WORKS, "`group['weight_decay'] = 0.1`.")
+@feature(
+    OPTIONS,
+    "Options that change during training",
+    WORKS,
+    "For example, `group['weight_decay'] = 0.1`.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -374,7 +390,10 @@ def _() -> None:
 
 
 @feature(
-    OPTIONS, "`foreach`, `fused`", WORKS, "For the dense parameters; tables take the row path."
+    OPTIONS,
+    "`foreach`, `fused`",
+    WORKS,
+    "They apply to the dense parameters. Tables use row updates.",
 )
 def _() -> None:
     for option in ("foreach", "fused"):
@@ -398,7 +417,7 @@ def _() -> None:
 
 
 @feature(
-    OPTIONS, "Adam with coupled `weight_decay`", WORKS, "Missed steps are replayed one by one."
+    OPTIONS, "Adam with coupled `weight_decay`", WORKS, "Missed steps are replayed one at a time."
 )
 def _() -> None:
     same(
@@ -408,7 +427,12 @@ def _() -> None:
     )
 
 
-@feature(OPTIONS, "RMSprop with `weight_decay`", DENSE, "torch's own step, bit for bit.")
+@feature(
+    OPTIONS,
+    "RMSprop with `weight_decay`",
+    DENSE,
+    "Tables run torch's own dense step, so the result is bitwise equal.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         train(model, library.RMSprop(model.parameters(), lr=0.1, weight_decay=0.1))
@@ -416,7 +440,7 @@ def _() -> None:
     same(run, rows=False)
 
 
-@feature(OPTIONS, "`torch.optim`'s own optimizers on a converted model", DENSE)
+@feature(OPTIONS, "`torch.optim` optimizers on a converted model", DENSE)
 def _() -> None:
     same(lambda model, library: train(model, adam(model, torch.optim)), rows=False)
 
@@ -480,7 +504,12 @@ for _option, _value in [("padding_idx", 1), ("max_norm", 1.0), ("scale_grad_by_f
     )
 
 
-@feature(MODEL, "`sparse=True`", WORKS, "A table of any size. It trains as dense Adam does.")
+@feature(
+    MODEL,
+    "`sparse=True`",
+    WORKS,
+    "Becomes a table at any size, and trains like a dense embedding.",
+)
 def _() -> None:
     model = converted(embedding(sparse=True))
     torch.manual_seed(0)
@@ -511,7 +540,7 @@ def _() -> None:
     same(plain, Bags)
 
 
-@feature(MODEL, "One table in several layers", WORKS)
+@feature(MODEL, "One table shared by several layers", WORKS)
 def _() -> None:
     class Shared(Model):
         def __init__(self) -> None:
@@ -536,12 +565,12 @@ class Tied(nn.Module):
         return self.head(self.embedding(ids).mean(1))
 
 
-@feature(MODEL, "Tied output head", DENSE, "Every logit depends on every row.")
+@feature(MODEL, "Tied output head", DENSE, "Every row gets a gradient.")
 def _() -> None:
     same(plain, Tied, rows=False)
 
 
-@feature(MODEL, "Penalty on the whole weight in the loss", DENSE, "Use `weight_decay`.")
+@feature(MODEL, "Loss penalty on the whole table", DENSE, "Use `weight_decay` instead.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -553,7 +582,12 @@ def _() -> None:
     same(run, rows=False)
 
 
-@feature(MODEL, "Penalty on the rows in the batch", WORKS, "`model.embedding(ids).pow(2).sum()`.")
+@feature(
+    MODEL,
+    "Loss penalty on the rows in the batch",
+    WORKS,
+    "For example, `model.embedding(ids).pow(2).sum()`.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -565,7 +599,7 @@ def _() -> None:
     same(run)
 
 
-@feature(MODEL, "`parametrizations` of the table", DENSE, "`convert` leaves such a layer alone.")
+@feature(MODEL, "`parametrizations` of the table", DENSE, "`convert` skips such layers.")
 def _() -> None:
     def make() -> nn.Module:
         model = Model()
@@ -575,7 +609,7 @@ def _() -> None:
     same(plain, make, rows=False)
 
 
-@feature(MODEL, "`nn.utils.prune` on the table", DENSE, "`convert` leaves such a layer alone.")
+@feature(MODEL, "`nn.utils.prune` on the table", DENSE, "`convert` skips such layers.")
 def _() -> None:
     def make() -> nn.Module:
         model = Model()
@@ -586,7 +620,7 @@ def _() -> None:
     same(plain, make, rows=False)
 
 
-@feature(MODEL, "Frozen tables", WORKS, "`requires_grad_(False)`.")
+@feature(MODEL, "Frozen tables", WORKS, "Freeze them with `requires_grad_(False)`.")
 def _() -> None:
     def make() -> nn.Module:
         model = Model()
@@ -599,12 +633,12 @@ def _() -> None:
         assert torch.equal(model.embedding.weight, before)
 
 
-@feature(MODEL, "`nn.Module.to(dtype)` before the optimizer is made", WORKS)
+@feature(MODEL, "`nn.Module.to(dtype)` before creating the optimizer", WORKS)
 def _() -> None:
     same(lambda model, library: plain(model.double(), library))
 
 
-@feature(MODEL, "`nn.Module.to(dtype)` after its first step", REFUSED, "Make a new optimizer.")
+@feature(MODEL, "`nn.Module.to(dtype)` after the first step", REFUSED, "Create a new optimizer.")
 def _() -> None:
     model = converted()
     optimizer = adam(model, hotrow.optim)
@@ -626,7 +660,7 @@ def _trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-@feature(CHECKPOINTS, "`state_dict` of model and optimizer, torch to hotrow and back", WORKS)
+@feature(CHECKPOINTS, "Model and optimizer `state_dict`, from torch to hotrow and back", WORKS)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)
@@ -647,7 +681,12 @@ def _() -> None:
     same(run)
 
 
-@feature(CHECKPOINTS, "`load_state_dict(assign=True)`", DENSE, "Convert the model again.")
+@feature(
+    CHECKPOINTS,
+    "`load_state_dict(assign=True)`",
+    DENSE,
+    "Replaces the table. Convert the model again.",
+)
 def _() -> None:
     model, _ = _trained()
     model.load_state_dict(Model().state_dict(), assign=True)
@@ -657,7 +696,7 @@ def _() -> None:
     assert has_rows(model)
 
 
-@feature(CHECKPOINTS, "`copy.deepcopy(model)`", WORKS, "The copy is converted.")
+@feature(CHECKPOINTS, "`copy.deepcopy(model)`", WORKS, "The copy is converted too.")
 def _() -> None:
     model, _ = _trained()
     copied = copy.deepcopy(model)
@@ -665,7 +704,12 @@ def _() -> None:
     assert has_rows(copied)
 
 
-@feature(CHECKPOINTS, "`pickle`, `torch.save(model)`", DENSE, "Convert the loaded model.")
+@feature(
+    CHECKPOINTS,
+    "`pickle`, `torch.save(model)`",
+    DENSE,
+    "The loaded model is plain PyTorch. Convert it again.",
+)
 def _() -> None:
     model, _ = _trained()
     loaded = pickle.loads(pickle.dumps(model))
@@ -689,9 +733,9 @@ def _() -> None:
 
 @feature(
     CHECKPOINTS,
-    "Aliases: `weight.data`, `weight.numpy()`, `state_dict()`",
+    "Aliases of the weight: `weight.data`, `weight.numpy()`, `state_dict()`",
     WORKS,
-    "They follow the training.",
+    "They stay up to date during training.",
 )
 def _() -> None:
     model, optimizer = _trained()
@@ -721,7 +765,7 @@ def _() -> None:
     AUTOGRAD,
     "Second derivatives of a table (`create_graph=True`)",
     UNSUPPORTED,
-    "A `RuntimeError`. Leave that embedding unconverted.",
+    "Raises a `RuntimeError`. Don't convert that embedding.",
 )
 def _() -> None:
     model = converted()
@@ -731,7 +775,7 @@ def _() -> None:
         gradient.pow(2).sum().backward()
 
 
-@feature(AUTOGRAD, "`torch.autograd.detect_anomaly`", DENSE, "Its check for NaN is of all rows.")
+@feature(AUTOGRAD, "`torch.autograd.detect_anomaly`", DENSE, "It checks all rows for NaN.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         with warnings.catch_warnings():
@@ -781,15 +825,15 @@ def _() -> None:
 # --- Execution ------------------------------------------------------------------------------------
 
 EXECUTION = "Compilers and dtypes"
-PARALLEL = "Several processes"
+PARALLEL = "Multiple processes"
 
 
-@feature(EXECUTION, "`torch.compile`", WORKS, "A lookup in a table ends a graph.")
+@feature(EXECUTION, "`torch.compile`", WORKS, "A table lookup causes a graph break.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         torch._dynamo.reset()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dynamo's own, of `.grad` where a graph ends
+            warnings.simplefilter("ignore")  # Dynamo warns about `.grad` at a graph break
             train(torch.compile(model, backend="eager"), adam(model, library))
 
     same(run)
@@ -799,7 +843,7 @@ def _() -> None:
     EXECUTION,
     "`torch.jit.script`",
     UNSUPPORTED,
-    "It reads rows that have not been settled. Call `optimizer.settle()` first.",
+    "Reads unsettled rows. Call `optimizer.settle()` first.",
 )
 def _() -> None:
     model, optimizer = _trained()
@@ -838,7 +882,8 @@ def _() -> None:
     EXECUTION,
     "float16",
     WORKS,
-    "Not compiled. `eps` must not round to 0: torch's Adam then makes every idle row NaN.",
+    "No compiled kernels. `eps` must not round to 0 in float16; otherwise, "
+    "torch's Adam turns every idle row into NaN.",
 )
 def _() -> None:
     same(
@@ -873,7 +918,7 @@ def ddp_on_a_rank() -> None:
     PARALLEL,
     "`DistributedDataParallel`",
     DENSE,
-    "It sends the whole gradient. `hotrow.distributed.replicate` sends touched rows.",
+    "Sends the whole gradient. `hotrow.distributed.replicate` sends only the touched rows.",
 )
 def _() -> None:
     rank_processes(2).run(ddp_on_a_rank)
@@ -895,40 +940,41 @@ def fsdp_on_a_rank() -> None:
     PARALLEL,
     "`fully_shard` (FSDP2)",
     DENSE,
-    "It replaces the table. `hotrow.distributed.shard` splits tables by rows.",
+    "Replaces the table. To split tables by rows, use `hotrow.distributed.shard`.",
 )
 def _() -> None:
     rank_processes(2).run(fsdp_on_a_rank)
 
 
-COLUMN_NAMES = "| feature | verdict | note |\n| --- | --- | --- |\n"
+COLUMN_NAMES = "| feature | status | note |\n| --- | --- | --- |\n"
 INTRODUCTION = """\
 # Compatibility with PyTorch
 
-What works with a model that `hotrow.convert` has converted and an optimizer of `hotrow.optim`.
+This page lists PyTorch features and whether they work with a model converted by `hotrow.convert`
+and an optimizer from `hotrow.optim`.
 
 works
-: The result is torch's, and the cost follows the touched rows.
+: Same result as torch, and the cost scales with the touched rows.
 
 dense cost
-: The result is torch's, at the cost of dense training.
+: Same result as torch, at the cost of dense training.
 
 refused
-: hotrow raises a `HotrowError` that names the fix.
+: hotrow raises a `HotrowError` that explains the fix.
 
 not supported
-: Another error, or a result that isn't torch's. The note has the alternative.
+: A different error is raised, or the result differs from torch's. The note names an alternative.
 
-Each row of these tables is a test (`tests/docs/compatibility.py`), run with torch {torch} on a CPU.
-CUDA, MPS and `nn.DataParallel` on several GPUs aren't tested. Devices other than CPUs run in
-plain torch.
+Each row is verified by a test in `tests/docs/compatibility.py`, run with torch {torch} on a CPU.
+CUDA, MPS and `nn.DataParallel` on several GPUs aren't tested. On devices other than CPUs, hotrow
+uses plain torch operations instead of its compiled kernels.
 
-<!-- Written by `python -m tests.docs.compatibility`: change the list there. -->
+<!-- Generated by `python -m tests.docs.compatibility`. Edit the list in that file instead. -->
 """
 
 
 def page() -> str:
-    """The page, made from the list."""
+    """Return the text of the page, generated from `FEATURES`."""
     parts = [INTRODUCTION.format(torch=torch.__version__.split("+")[0])]
     for section in dict.fromkeys(each.section for each in FEATURES):
         rows = [

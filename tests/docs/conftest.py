@@ -1,8 +1,8 @@
-"""Fixtures for the tests of the documentation: what a reader has, and nothing else."""
+"""Fixtures for the documentation tests, which run under the same conditions as a reader's code."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def _small_one_hots() -> None:
-    """A reader's one-hots have the limits that hotrow ships with."""
+    """Keep hotrow's default `min_entries`, which other tests override."""

@@ -20,31 +20,31 @@ from hotrow.cli import main as cli
 from tests.docs.blocks import Block, read_page
 
 EXEMPT = ("diff", "text")
-# Commands that change the machine, or that have tests of their own (tests/test_examples.py).
+# Commands that change the machine, or that have their own tests in tests/test_examples.py.
 COMMANDS_NOT_RUN = re.compile(r"(make|pip|git|cd)\b|(python|torchrun .*) examples/")
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?", re.MULTILINE)
-FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # a long message is wrapped
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # pages wrap long messages
 EXIT_CODE = re.compile(r"# exit code (\d+)")
-# A time, a size in bytes or a ratio; not the x of "4 x 5".
+# A time, a size in bytes or a ratio, but not the "x" in "4 x 5".
 MEASURED = re.compile(
     r"\d[\d.,]*(e[-+]?\d+)?( ?(ns|µs|us|ms|s|min|kB|MB|GB|GB/s)(?![\w/])| ?x(?!\w| \d))"
 )
 
 
 class BlockError(AssertionError):
-    """A block of a page does not do what the page shows."""
+    """Raised when a block doesn't do what its page shows."""
 
 
 @dataclass
 class PageRun:
-    """A page whose blocks run one after the other in one folder and one namespace."""
+    """A page whose blocks run in order, in one folder and one namespace."""
 
     path: Path
     folder: Path
     main: ModuleType
 
     def run(self) -> int:
-        """Run every block; returns how many ran."""
+        """Run every block, and return how many ran."""
         return sum(self._run_block(block) for block in read_page(self.path.read_text()).blocks)
 
     def _run_block(self, block: Block) -> bool:
@@ -67,7 +67,7 @@ class PageRun:
             return False
         if block.language not in runners:
             known = ", ".join([*runners, *EXEMPT])
-            raise BlockError(f"{place}: a block in {block.language!r}; known are {known}")
+            raise BlockError(f"{place}: unknown language {block.language!r}; use one of {known}")
         try:
             runners[block.language](block)
         except BlockError:
@@ -97,13 +97,13 @@ class PageRun:
         exec(compile(lines + block.source, str(self.path), "exec"), vars(self.main))
 
     def _run_bash(self, block: Block) -> None:
-        """Commands to paste: a console block without prompts and output."""
+        """Run commands to paste: like a console block, but without prompts and output."""
         source = re.sub(r"(?<!\\\n)^(?=\S)", "$ ", block.source, flags=re.MULTILINE)
         self._run_console(replace(block, source=source))
 
     def _run_console(self, block: Block) -> None:
         if not block.source.startswith("$ "):
-            raise BlockError(f"{self.path}:{block.line}: a console block starts with `$ `")
+            raise BlockError(f"{self.path}:{block.line}: a console block must start with `$ `")
         parts = COMMAND.split(block.source)[1:]
         for command, shown in zip(parts[::2], parts[1::2], strict=True):
             if COMMANDS_NOT_RUN.match(command):
@@ -122,7 +122,7 @@ class PageRun:
             raise BlockError(f"{place}\nshown:\n{shown}\nprinted:\n{printed}")
 
     def _run_command(self, command: str) -> tuple[int, str]:
-        """The exit code, and what it prints on both streams."""
+        """Return the exit code, and the output of both streams."""
         words = shlex.split(os.path.expandvars(command.replace("\\\n", " ")), comments=True)
         if words[:1] == ["hotrow"] and not {"|", ">", "&&"} & set(words):
             return run_hotrow(words)
@@ -139,7 +139,7 @@ class PageRun:
 
 
 def check_options(source: str, place: str) -> None:
-    """Raise for an option that the command named before it does not have."""
+    """Raise `BlockError` if a `hotrow` command line uses an unknown option."""
     for command, arguments in re.findall(
         r"^(?:\$ )?hotrow (\w+)(.*(?:\\\n.*)*)", source, re.MULTILINE
     ):
@@ -151,7 +151,7 @@ def check_options(source: str, place: str) -> None:
 
 
 def run_hotrow(words: list[str]) -> tuple[int, str]:
-    """`hotrow` in this process."""
+    """Run `hotrow` in this process; return the exit code and the output."""
     output = io.StringIO()
     before = sys.argv
     sys.argv = words
@@ -166,7 +166,7 @@ def run_hotrow(words: list[str]) -> tuple[int, str]:
 
 
 def same_output(shown: str, printed: str) -> bool:
-    """Compare but for what is measured, and the width of the columns that hold it."""
+    """Compare outputs, but ignore measured values and the widths of their columns."""
     pattern = re.escape(_plain(shown)).replace(r"\.\.\.", ".*")
     return re.fullmatch(pattern, _plain(printed), re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""Every row of docs/reference/compatibility.md holds."""
+"""Every row of docs/reference/compatibility.md is correct and up to date."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.docs import compatibility
 from tests.docs.compatibility import FEATURES, PARALLEL
 from tests.support.exhaustive import grid
 
-# The others start processes, or compile kernels that no other test needs.
+# The other features start processes, or compile kernels that no other test needs.
 QUICK = grid(
     FEATURES,
     lambda each: each.section != PARALLEL and not each.name.startswith("`maximize`"),
@@ -14,9 +14,9 @@ QUICK = grid(
 
 
 @pytest.mark.parametrize("each", QUICK, ids=[each.name.replace("`", "") for each in FEATURES])
-def test_the_row_holds(each):
+def test_the_row_is_correct(each):
     each.test()
 
 
-def test_the_page_is_made_from_the_list():
+def test_the_page_is_generated_from_the_list():
     assert compatibility.PAGE.read_text() == compatibility.page()

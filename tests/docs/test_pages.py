@@ -25,7 +25,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     ROOT / "examples" / "README.md",
 ]
-# README.zh-CN has the blocks of README. The others start processes or train for seconds.
+# README.zh-CN has the same blocks as README. The other pages start processes or train for seconds.
 SLOW = ("README.zh-CN", "docs/how-to/distributed", "docs/tutorials/first-model")
 
 
@@ -37,7 +37,7 @@ def _as_case(path: Path) -> object:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder that a page's code runs in: with the files that pages name."""
+    """Create the folder in which a page's code runs, with the files that pages use."""
     for path in FILES.iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path)
@@ -62,7 +62,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def main(monkeypatch):
-    """The module whose variables a page's blocks share."""
+    """Return the module that contains the variables of all blocks of a page."""
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     return module
@@ -85,7 +85,7 @@ def test_the_blocks_do_what_the_page_shows(path, folder, main, monkeypatch):
     PageRun(path, folder, main).run()
 
 
-# --- The mechanism can fail ----------------------------------------------------------------------
+# --- The checks detect errors --------------------------------------------------------------------
 
 
 def run(text, folder, main):
@@ -104,9 +104,9 @@ def run(text, folder, main):
         (":::{note}\n```python\nraise KeyError\n```\n:::", "page.md:3: KeyError"),
         ("```{code-block} python\n:caption: it\n\nraise KeyError\n```", "page.md:4: KeyError"),
         ("<!-- setup\nx = 1\n\ny = 1 / 0\n-->", "page.md:2: ZeroDivisionError"),
-        ("```rust\n```", "a block in 'rust'"),
-        ("```\n```", "a block in ''"),
-        ("```console\nhotrow\n```", "starts with"),
+        ("```rust\n```", "unknown language 'rust'"),
+        ("```\n```", "unknown language ''"),
+        ("```console\nhotrow\n```", "must start with"),
         ("```console\n$ hotrow --version\nhotrow 99\n```", "shown:\nhotrow 99"),
         ("```console\n$ hotrow compare --ids x\n```", "exit code 2, not 0"),
         ("```console\n$ hotrow compare --ids x  # exit code 1\n```", "exit code 2, not 1"),
@@ -116,7 +116,7 @@ def run(text, folder, main):
         ("<!-- not run: slow -->\n```console\n$ hotrow bench --row 1\n```", "has no option --row"),
     ],
 )
-def test_a_block_that_does_something_else_fails(text, what, folder, main):
+def test_a_block_with_a_different_result_fails(text, what, folder, main):
     with pytest.raises(BlockError) as caught:
         run(text, folder, main)
     assert what in str(caught.value)

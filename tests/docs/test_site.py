@@ -1,4 +1,4 @@
-"""The documentation site: it is built without warnings, and asks no other machine for anything."""
+"""The documentation site builds without warnings and makes no network requests."""
 
 import subprocess
 import sys

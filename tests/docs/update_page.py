@@ -1,7 +1,7 @@
-"""Write what a page's blocks print into the page: `python -m tests.docs.update_page PAGE ...`.
+"""Update the output shown on a page: `python -m tests.docs.update_page PAGE ...`.
 
-For pages that show help texts and messages, after these have changed. Read the diff before you
-commit it. Names that a page needs beside its own blocks (`$MODEL`, say) have to be set.
+Use it after changing a help text or a message that a page shows. Read the diff before you commit
+it. Set the environment variables that the page needs, for example `$MODEL`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ WIDTH = 96
 
 
 class Recorder(doctest.DocTestRunner):
-    """Collect what failing examples print."""
+    """Collect the output of failing examples."""
 
     def __init__(self) -> None:
         super().__init__(optionflags=FLAGS, verbose=False)
         self.printed: dict[int, str] = {}
 
     def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
-        """Record the output, of a traceback without its frames."""
+        """Record the output; remove the frames of a traceback."""
         if got.startswith("Traceback"):
             header, *lines = got.splitlines()
             message = " ".join(line for line in lines if not line.startswith(" "))
@@ -39,21 +39,23 @@ class Recorder(doctest.DocTestRunner):
         self.printed[example.lineno] = got
 
     def report_unexpected_exception(self, out: Any, test: Any, example: Any, info: Any) -> None:
-        """Raise what no example expects."""
+        """Raise the exception that the example didn't expect."""
         raise info[1]
 
 
 class PageUpdate(PageRun):
-    """A page whose shown output is replaced where it differs from what is printed."""
+    """A page whose shown output is replaced where it differs from the actual output."""
 
     def update(self) -> None:
-        """Run the page, and write it."""
+        """Run the blocks, and write the updated page."""
         self.changes: list[tuple[str, str]] = []
         self.run()
         text = self.path.read_text()
         for before, after in self.changes:
             if text.count(before) != 1:
-                raise SystemExit(f"{self.path} has this block {text.count(before)} times: {before}")
+                raise SystemExit(
+                    f"{self.path}: {text.count(before)} copies of this block: {before}"
+                )
             text = text.replace(before, after)
         self.path.write_text(text)
 

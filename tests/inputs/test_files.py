@@ -1,4 +1,4 @@
-"""Reading tables, texts and ids from files, errors, and writing text files."""
+"""Reading tables, texts and ids from files, error messages, and writing text files."""
 
 import ast
 import json
@@ -33,7 +33,7 @@ def table(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_only_table_of_a_file_needs_no_name(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_a_single_table_in_a_file_needs_no_name(tmp_path: Path, dtype: torch.dtype) -> None:
     path = tmp_path / "m.safetensors"
     save_file({"w": table(dtype), "bias": torch.zeros(3), "steps": torch.zeros(2, 2).int()}, path)
     name, values = files.read_table(path)
@@ -52,7 +52,7 @@ def test_one_of_several_tables_is_read_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def huge(tmp_path: Path) -> Iterator[Path]:
-    """A sparse file of 3 GB: a table of 2 million rows, then one of 4 rows."""
+    """Create a sparse 3 GB file that contains a table of 2 million rows, then one of 4 rows."""
     path = tmp_path / "huge.safetensors"
     rows, columns = 2_000_000, 384
     end = rows * columns * 4
@@ -72,7 +72,7 @@ def huge(tmp_path: Path) -> Iterator[Path]:
 
 def test_table_is_memory_mapped_and_the_rest_of_the_file_is_never_read(huge: Path) -> None:
     assert huge.stat().st_size > 3_000_000_000
-    assert huge.stat().st_blocks * 512 < MIB, "the file system fills holes: nothing is shown"
+    assert huge.stat().st_blocks * 512 < MIB, "this test needs a sparse file"
     process = psutil.Process()
     before = process.memory_info().rss
     _, small = files.read_table(huge, "small")
@@ -132,14 +132,14 @@ def test_pickle_raises_and_is_never_executed(tmp_path: Path, read: object) -> No
         read(path)
     assert not sprung.exists()
     torch.load(path, weights_only=False)
-    assert sprung.exists(), "the trap is no trap: nothing is shown"
+    assert sprung.exists(), "unpickling must spring the trap"
 
 
 UNPICKLERS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 
 
 def test_no_source_file_unpickles_anything() -> None:
-    """Only tensors, by `torch.load(..., weights_only=True)`."""
+    """The only exception is `torch.load(..., weights_only=True)`, which loads only tensors."""
     sources = list(Path(hotrow.__file__).parent.rglob("*.py"))
     assert len(sources) > 10
     loads = []

@@ -21,7 +21,7 @@ OPTIONS = [{}, {"padding_idx": 2}, {"max_norm": 1.5}, {"max_norm": 1.0, "norm_ty
 
 
 def twins(*size, **options):
-    """Return torch's embedding and ours, with the same table."""
+    """Return hotrow's and torch's embedding with the same table."""
     ours, torchs = Embedding(*size, **options), nn.Embedding(*size, **options)
     ours.load_state_dict(torchs.state_dict())
     return ours, torchs
@@ -268,7 +268,7 @@ def test_bad_input_raises_one_clear_error(kind, bad):
 
 @bad_input_table
 def test_bad_input_changes_nothing(bad):
-    layer = Embedding(7, 3, max_norm=0.1)  # a forward pass rescales the rows it reads
+    layer = Embedding(7, 3, max_norm=0.1)  # max_norm rescales the rows that a forward pass reads
     before = layer.weight.detach().clone()
     with pytest.raises(HotrowError):
         layer(bad.input())
@@ -284,13 +284,13 @@ def test_input_that_is_not_a_tensor_raises(kind):
 @pytest.mark.parametrize(
     ("rows", "ids"),
     [
-        (2, [[0, 1], [1, 0]] * 20),  # with two rows, ids are as likely as a one-hot
-        (3, [0, 1, 0]),  # few ids may look like a one-hot by chance
+        (2, [[0, 1], [1, 0]] * 20),  # with two rows, these may just as well be ids
+        (3, [0, 1, 0]),  # a few ids may look like a one-hot by chance
         (4, [0, 0, 1, 0]),
         (3, [[0, 1, 0]]),
         (3, [[0, 1, 1]] * 20),  # two ones
         (3, [[0, 2, 1]] * 20),
-        (4, [[0, 0, 1]] * 20),  # another width
+        (4, [[0, 0, 1]] * 20),  # width differs from the number of rows
         (3, [[[0], [0], [1]]] * 20),  # the fix that the message suggests
     ],
 )

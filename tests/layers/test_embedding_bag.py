@@ -42,13 +42,13 @@ def test_ids_match_torch_bit_for_bit(case, mode, weighted):
     actual = run(ours, output_gradient, ids, per_sample_weights=weights)
     if members:
         expected = run(theirs, output_gradient, ids, per_sample_weights=weights)
-    else:  # torch fails on (B, 0), but accepts the same bags as offsets
+    else:  # torch fails on (B, 0), but accepts the same bags with offsets
         expected = run(theirs, output_gradient, ids.flatten(), torch.zeros(bags, dtype=torch.long))
     assert_all_same_bits(actual, expected)
 
 
 def dense_bag(case, mode, ids, table, output_gradient):
-    """Return output and gradient in float64, each with its number of terms and magnitudes."""
+    """Return the float64 output and gradient, each with its number and size of terms."""
     offsets = torch.arange(case.shape[0]) * case.shape[1]
     flat = ids.reshape(-1)
 

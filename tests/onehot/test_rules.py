@@ -1,4 +1,4 @@
-"""The rules of one-hots: each gives torch's result for the dense one-hot."""
+"""Each one-hot rule returns the same result as torch does for the dense one-hot."""
 
 import hypothesis.strategies as st
 import pytest
@@ -31,8 +31,8 @@ def expressions(text):
 
 
 # --- Random expressions --------------------------------------------------------------------
-# All numbers are small multiples of powers of two, so every sum is exact in any order. Sums can
-# then be compared bit for bit, like selected values.
+# All numbers are small multiples of powers of two, so every sum is exact in any order and can be
+# compared bit for bit, like selected values.
 
 
 class Pair:
@@ -49,7 +49,7 @@ class Pair:
 
 
 def both(change, *pairs):
-    """Apply `change` to the dense tensors and to ours; skip what torch itself refuses."""
+    """Apply `change` to the dense tensors and to ours; skip the example if torch rejects it."""
     try:
         dense = change(*(pair.dense for pair in pairs))
     except (RuntimeError, NotImplementedError, IndexError):
@@ -76,7 +76,7 @@ class Scene:
         return torch.tensor(flat, dtype=torch.float64).reshape(shape)
 
     def leaf(self, values):
-        """Draw a tensor, the same for both sides, that may require grad."""
+        """Draw whether the values require grad, and return them for both sides."""
         if not values.is_floating_point() or not self.draw(st.booleans()):
             return Pair(values, values)
         pair = Pair(values.clone().requires_grad_(), values.clone().requires_grad_())
@@ -172,7 +172,7 @@ def step(scene, x):
         keep = scene.draw(st.booleans())
         return x.map(lambda t: t.sum(dims, keep))
     if name == "mean":
-        if not floating or size not in (1, 2, 4):  # other sizes would round
+        if not floating or size not in (1, 2, 4):  # with other sizes, the mean would be rounded
             return x
         return x.map(lambda t: t.mean(at))
     if name == "roll":
@@ -213,7 +213,7 @@ def weighed(scene, x):
 
 
 def ending(scene, x):
-    """Multiply by a table, or compare the tensor itself."""
+    """Multiply the tensor by a table, take its argmax, or return the tensor itself."""
     dense = x.dense
     way = scene.pick("matmul", "linear", "vector", "einsum", "bilinear", "itself", "argmax")
     if way == "argmax" and dense.shape[-1]:
@@ -774,7 +774,7 @@ def test_sum_of_rows_rounds_once_per_row(run, dtype):
     table = torch.randn(left.shape[-1], 7).to(dtype)
     found = run(ours) @ table
     truth = left.double() @ table.double()
-    # Each weight was rounded when it was computed, and the dense one-hot adds weights.
+    # Each weight is rounded when it is computed, and the dense one-hot also adds weights.
     assert found.dtype == dtype
     assert_rounded(found, truth, 24, left.double().abs() @ table.double().abs())
 
@@ -813,7 +813,7 @@ def test_inf_and_nan_match_torch(run):
 
 
 def test_non_finite_value_stays_in_its_row():
-    """A documented difference: a row that no id selects does not reach the product."""
+    """Documented difference from torch: a row that no id selects does not affect the product."""
     table = TABLE.clone()
     table[4] = float("nan")
     x = one_hot([0, 1], 5, torch.float32)

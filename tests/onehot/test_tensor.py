@@ -40,7 +40,7 @@ def expressions(text):
 
 
 def statements(text):
-    """Parametrize a test with statements about `x`, one case per line; it compares the last."""
+    """Parametrize a test with one case per line: statements about `x`, then the compared value."""
     cases = []
     for line in text.strip().splitlines():
         *before, result = [part.strip() for part in line.split(";")]
@@ -363,7 +363,7 @@ def test_writes_that_bypass_the_version_counter_take_effect(run):
 
 
 def assert_values(actual, expected):
-    """Assert equality within rounding: after a write, products are torch's own."""
+    """Assert equality within rounding, because after a write torch computes the products."""
     for one, other in zip(
         *(r if isinstance(r, tuple) else (r,) for r in (actual, expected)), strict=True
     ):
@@ -511,7 +511,7 @@ def test_no_grad_write_into_a_leaf_that_requires_grad():
 
 @pytest.mark.parametrize("wanted", ["table", "one-hot"])
 def test_second_derivative_matches_torch(wanted):
-    """A penalty on the gradient, as in adversarial training and meta-learning."""
+    """Gradient penalties, as in adversarial training and meta-learning, work as in torch."""
     grads = []
     for x in twins(requires_grad=True):
         table = TABLE.clone().requires_grad_()
@@ -528,7 +528,7 @@ def test_second_derivative_matches_torch(wanted):
 
 @pytest.mark.parametrize("bag", [False, True])
 def test_second_derivative_with_weights_raises_unless_dense(bag):
-    """It would be wrong, so it raises; on the dense one-hot it is correct."""
+    """hotrow raises instead of computing a wrong result. The dense one-hot gives the right one."""
     dense, ours = twins(requires_grad=True)
     weights = torch.full((2, 3, 1), 0.5, requires_grad=True)
 
@@ -543,7 +543,7 @@ def test_second_derivative_with_weights_raises_unless_dense(bag):
 
 
 def test_greedy_coordinate_gradient():
-    """First-order estimates of the loss for every swap of one token, from one lookup."""
+    """A single lookup yields first-order loss estimates for every possible swap of one token."""
     table, head = torch.randn(50, 8), torch.randn(8, 3)
     grads = []
     for make in (
@@ -591,7 +591,7 @@ def test_forward_pass_allocates_no_zeros(run, requires_grad):
             run(x.requires_grad_(requires_grad))
     finally:
         run.__globals__["W"] = before
-    assert largest.size <= 2 * table.nbytes  # a dense one-hot would take 32 times that
+    assert largest.size <= 2 * table.nbytes  # a dense one-hot is 32 times as large as the table
 
 
 def test_backward_pass_allocates_no_zeros_without_requires_grad():
@@ -669,7 +669,7 @@ def test_function_transforms(run):
 
 
 def test_created_inside_vmap():
-    """Runs in a subprocess, because it once crashed the interpreter."""
+    """This test runs in a subprocess, because the code once crashed the interpreter."""
     code = """
 import torch, torch.nn.functional as F
 from hotrow.onehot.tensor import one_hot

@@ -23,7 +23,7 @@ BROWSER_ARGUMENTS = [
 
 @dataclass
 class RecordedPage:
-    """A page, its requests, and its console messages, errors and dialogs."""
+    """A page with its recorded requests and messages (console output, errors and dialogs)."""
 
     page: Page
     requests: list[str] = field(default_factory=list)

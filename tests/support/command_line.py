@@ -1,4 +1,4 @@
-"""Results of the command line, and tokenizer files for it."""
+"""The result of a command, and a helper that writes tokenizer files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Training in several processes, and the same training in one process."""
+"""Train in several processes, and run the same training in one process."""
 
 import copy
 
@@ -16,15 +16,15 @@ WORLD_SIZES = 1, 2, 3, 4
 STEPS, BATCH_SIZE = 7, 11
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
-    "AdamW": {"lr": 0.05, "weight_decay": 0.1},  # decay moves idle rows, as momentum does
+    "AdamW": {"lr": 0.05, "weight_decay": 0.1},  # decay updates idle rows, as momentum does
     "Adam": {"lr": 0.05, "amsgrad": True},
     "Adagrad": {"lr": 0.1},
-    "RMSprop": {"lr": 0.01, "weight_decay": 0.1},  # for which a table takes torch's dense step
+    "RMSprop": {"lr": 0.01, "weight_decay": 0.1},  # tables use torch's dense step
 }
 
 
 class Fields(nn.Module):
-    """Tables of uneven sizes, one smaller than most world sizes, weighted bags, and a layer."""
+    """A model with tables of uneven sizes (one smaller than most world sizes) and weighted bags."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -40,7 +40,7 @@ class Fields(nn.Module):
 
 
 def converted_model(dtype=torch.float32, dense=False):
-    """The same model on every rank; with `dense` its layer is trained as well."""
+    """Return the same model on every rank; with `dense`, its linear layer is trained too."""
     torch.manual_seed(3)
     model = hotrow.convert(Fields(dtype))
     model.layer.requires_grad_(dense)
@@ -48,7 +48,7 @@ def converted_model(dtype=torch.float32, dense=False):
 
 
 def make_batch(t, dtype=torch.float32):
-    """The ids of step t, and the gradient of the output; small enough for a rank to have no ids."""
+    """Return the inputs and output gradient of step t. Some batches leave a rank without ids."""
     torch.manual_seed(100 + t)
     size = BATCH_SIZE if t % 3 else 2
     ids = [torch.randint(n, (size,)) for n in (101, 2, 17)]
@@ -57,13 +57,13 @@ def make_batch(t, dtype=torch.float32):
 
 
 def rank_batch(batch, count, rank):
-    """A rank's part of a batch; the first ranks may have one more."""
+    """Return a rank's part of a batch; the first ranks may get one more example."""
     inputs, gradient = batch
     return [each.tensor_split(count)[rank] for each in inputs], gradient.tensor_split(count)[rank]
 
 
 def backward(model, batch, count):
-    """Differentiate a loss whose mean over the ranks is the sum of their parts."""
+    """Run the backward pass of a loss whose mean over all ranks is the loss of the whole batch."""
     inputs, gradient = batch
     (model(*inputs) * (gradient * count)).sum().backward()
 
@@ -77,7 +77,7 @@ def make_optimizer(name, model):
 
 
 def train_rank(model, optimizer, count, rank, steps, dtype=torch.float32):
-    """The training steps of one rank."""
+    """Run the training steps of one rank."""
     for t in steps:
         optimizer.zero_grad()
         backward(model, rank_batch(make_batch(t, dtype), count, rank), count)
@@ -85,7 +85,7 @@ def train_rank(model, optimizer, count, rank, steps, dtype=torch.float32):
 
 
 def train_single_process(model, optimizer, count, steps, dtype=torch.float32):
-    """Train in one process: run the batches of the ranks in turn, and add their gradients."""
+    """Train in one process: run each rank's batch in turn, and add up the gradients."""
     for t in steps:
         totals = None
         for rank in range(count):
@@ -102,12 +102,12 @@ def train_single_process(model, optimizer, count, steps, dtype=torch.float32):
 
 
 def distribute(model, method, count):
-    """The model, sharded or replicated over all ranks."""
+    """Shard or replicate the model over all ranks."""
     return {"shard": shard, "replicate": replicate}[method](model, mesh_of_all(count))
 
 
 def dense_model(dense=True):
-    """The same model with dense gradients."""
+    """Return the same model, but with dense gradients."""
     model = converted_model(dense=dense)
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -116,7 +116,7 @@ def dense_model(dense=True):
 
 
 def train_whole_batches(dtype):
-    """Train with whole batches in one process, by torch with dense gradients."""
+    """Train with torch on whole batches and dense gradients in one process."""
     model = dense_model().to(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), **OPTIMIZERS["AdamW"])
     for t in range(STEPS):
@@ -128,7 +128,7 @@ def train_whole_batches(dtype):
 
 
 def train_with_ddp(method, count):
-    """Train tables by hotrow and the layer by DistributedDataParallel, with clipping."""
+    """Train the tables with hotrow and the layer with DistributedDataParallel; clip gradients."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), method, count)
     ddp_model = DistributedDataParallel(model)

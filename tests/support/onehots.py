@@ -1,4 +1,4 @@
-"""torch's and hotrow's one-hots, and assertions that both behave the same."""
+"""Create torch's and hotrow's one-hots, and assert that both behave the same."""
 
 import io
 
@@ -16,13 +16,13 @@ CLASSES = 5
 
 
 def twins(dtype=torch.float32, requires_grad=False, ids=IDS, classes=CLASSES):
-    """Return torch's and hotrow's one-hot, of copies of the ids."""
+    """Return torch's and hotrow's one-hot of the same ids."""
     dense = F.one_hot(ids.clone(), classes).to(dtype).requires_grad_(requires_grad)
     return dense, one_hot(ids.clone(), classes, dtype, requires_grad=requires_grad)
 
 
 def to_dense(x):
-    """Return the dense tensor of a one-hot; other values unchanged."""
+    """Convert a one-hot to a dense tensor; return other values unchanged."""
     return x.materialize() if isinstance(x, OneHot) else x
 
 
@@ -35,14 +35,14 @@ def outcome(run, *arguments):
 
 
 def assert_alike(actual, expected, strides=True):
-    """Assert the same types, values, shapes, dtypes, strides and requires_grad; or errors."""
+    """Assert equal types, values, shapes, dtypes, strides and requires_grad, or similar errors."""
     if isinstance(expected, Exception):
-        # Our error is of the type of torch's, or of a subclass; the text may differ.
-        assert isinstance(actual, Exception), f"torch raises {expected!r}, ours gives {actual}"
-        assert isinstance(actual, type(expected)), f"{actual!r} is no {expected!r}"
+        # Our error has the same type as torch's, or a subclass; the message may differ.
+        assert isinstance(actual, Exception), f"torch raises {expected!r}, hotrow returns {actual}"
+        assert isinstance(actual, type(expected)), f"hotrow raises {actual!r}, not {expected!r}"
         return
     if isinstance(actual, Exception):
-        raise AssertionError(f"torch gives {expected}") from actual
+        raise AssertionError(f"hotrow raises, but torch returns {expected}") from actual
     if isinstance(expected, Tensor):
         assert isinstance(actual, Tensor)
         assert actual.shape == expected.shape
@@ -67,7 +67,7 @@ def assert_alike(actual, expected, strides=True):
 
 @pytest.fixture
 def never_materialized(monkeypatch):
-    """Raises if a one-hot is made dense."""
+    """Raise an error if a one-hot is converted to a dense tensor."""
 
     def refuse(self, permanent=False):
         raise AssertionError("materialized")
@@ -76,7 +76,7 @@ def never_materialized(monkeypatch):
 
 
 class LargestAllocation(TorchDispatchMode):
-    """Records the bytes of the largest tensor that an operation returns."""
+    """Record the size in bytes of the largest tensor that an operation returns."""
 
     size = 0
 
@@ -89,7 +89,7 @@ class LargestAllocation(TorchDispatchMode):
 
 
 def saved_file(x):
-    """Return a file with the saved x."""
+    """Save x with torch.save, and return the file."""
     buffer = io.BytesIO()
     torch.save(x, buffer)
     buffer.seek(0)

@@ -1,4 +1,4 @@
-"""Parse a figure from its SVG, and generate the tables to draw."""
+"""Parse figures from their SVG, and generate tables to draw."""
 
 import math
 import re
@@ -41,7 +41,7 @@ class Box:
 
 
 class ParsedFigure:
-    """A figure, parsed from its SVG alone."""
+    """The texts and boxes of a figure, parsed from its SVG."""
 
     def __init__(self, fig):
         self.root = ET.fromstring(fig.svg)
@@ -67,12 +67,12 @@ class ParsedFigure:
 
     @property
     def output_x(self):
-        """Where the output starts: the third heading."""
+        """The left edge of the output, taken from its heading."""
         bold = [text for text in self.texts if text.css == "hr-bold"]
         return bold[3].left
 
     def lines(self, css):
-        """(left edge, label, texts) of the boxes of a class, from top to bottom."""
+        """Return (left edge, label, texts) of each box with this CSS class, from top to bottom."""
         found = []
         for box in sorted(self.boxes, key=lambda box: box.top):
             if css in box.css.split():
@@ -83,7 +83,7 @@ class ParsedFigure:
         return found
 
     def selected_rows(self):
-        """Labels and texts of the highlighted rows: (in the table, in the output)."""
+        """Return the labels and texts of the highlighted rows: (in the table, in the output)."""
         lines = self.lines("hr-picked")
         inside = [(label, texts) for left, label, texts in lines if left < self.output_x]
         return inside, [(label, texts) for left, label, texts in lines if left > self.output_x]
@@ -95,7 +95,7 @@ def example_a():
 
 
 def column_ids(ids):
-    """As (N, 1), which is never taken for a one-hot in integers."""
+    """Return the ids with shape (N, 1), which is never mistaken for an integer one-hot."""
     return torch.tensor(ids, dtype=torch.long).unsqueeze(-1)
 
 
@@ -103,7 +103,7 @@ TABLE_KINDS = ["lookup", "product", "gradient"]
 
 
 def draw_kind(kind, table, ids, *, column=0, **options):
-    """Any figure of a table; the gradient that is sent back is the output."""
+    """Draw a figure of any kind; the gradient figure uses the output as its gradient."""
     if kind == "product":
         options["column"] = column
     if kind == "gradient":
@@ -112,7 +112,7 @@ def draw_kind(kind, table, ids, *, column=0, **options):
 
 
 def arrow_ends(drawn):
-    """(start, end) of every arrow, in the order drawn."""
+    """Return (start, end) of every arrow, in drawing order."""
     paths = [p.get("d") for p in drawn.root.iter(f"{SVG}path") if "hr-arrow" in p.get("class")]
     numbers = [[float(x) for x in re.findall(r"-?[\d.]+", path)] for path in paths]
     return [((p[0], p[1]), (p[-2], p[-1])) for p in numbers]
@@ -139,7 +139,7 @@ def expected_texts(table, row):
 
 
 def assert_no_overlap(drawn):
-    """No text leaves the drawing, leaves its row's box, or touches another text."""
+    """Assert that no text leaves the drawing or its row's box, or touches another text."""
     _, _, right, bottom = (float(x) for x in drawn.root.get("viewBox").split())
     assert (drawn.root.get("width"), drawn.root.get("height")) == tuple(
         drawn.root.get("viewBox").split()[2:]

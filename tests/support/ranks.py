@@ -1,4 +1,4 @@
-"""Processes that run test functions as ranks of a process group; all tests share them."""
+"""Processes, shared by all tests, that run test functions as ranks of a process group."""
 
 import contextlib
 import datetime
@@ -9,8 +9,8 @@ import socket
 import traceback
 from multiprocessing.connection import wait
 
-TIMEOUT = 60.0  # seconds, for the answers of all ranks
-TIMEOUT_AFTER_ERROR = 5.0  # for the other ranks
+TIMEOUT = 60.0  # seconds to wait for the answers of all ranks
+TIMEOUT_AFTER_ERROR = 5.0  # seconds to wait for the other ranks after an error
 COLLECTIVE_TIMEOUT = 20.0
 
 _context = multiprocessing.get_context("forkserver")
@@ -20,11 +20,11 @@ _context.set_forkserver_preload(
 
 
 class RankError(Exception):
-    """An error of a rank, with its traceback."""
+    """An error on a rank, with its traceback."""
 
 
 class RankProcesses:
-    """`count` processes that wait for functions to run."""
+    """A group of `count` processes that run the functions they receive."""
 
     def __init__(self, count):
         with socket.socket() as unused:
@@ -52,14 +52,14 @@ class RankProcesses:
         return answers
 
     def answers(self):
-        """Return the result or error of each rank; EOFError if the rank died."""
+        """Return the result or error of each rank, or EOFError for a rank that died."""
         results, pending = {}, dict(enumerate(self.pipes))
         while pending:
             errors = [error for error in results.values() if isinstance(error, RankError)]
             ready = wait(pending.values(), TIMEOUT_AFTER_ERROR if errors else TIMEOUT)
             if not ready:
                 self.close()
-                raise RankError(f"ranks {list(pending)} still wait; the others: {errors}")
+                raise RankError(f"no answer from ranks {list(pending)}; other errors: {errors}")
             for rank, pipe in list(pending.items()):
                 if pipe in ready:
                     del pending[rank]
@@ -70,7 +70,7 @@ class RankProcesses:
         return [results[rank] for rank in range(len(self.pipes))]
 
     def close(self):
-        """End the processes."""
+        """Kill the processes."""
         for process in self.processes:
             process.kill()
             process.join()
@@ -81,14 +81,14 @@ _started = {}
 
 
 def rank_processes(count):
-    """Return the `count` processes; the first call starts them."""
+    """Return a group of `count` processes, started by the first call."""
     if count not in _started:
         _started[count] = RankProcesses(count)
     return _started[count]
 
 
 def close_all():
-    """End all processes."""
+    """Kill all processes of all groups."""
     for processes in list(_started.values()):
         processes.close()
 
@@ -101,7 +101,7 @@ def run_rank(rank, count, port, pipe):
     from hotrow.conversion import sampling
 
     torch.set_num_threads(1)
-    sampling.MIN_ENTRIES = 0  # as in the tests' own process
+    sampling.MIN_ENTRIES = 0  # as the fixture does in the main process
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT)
     dist.init_process_group("gloo", rank=rank, world_size=count, timeout=timeout)
@@ -117,7 +117,7 @@ def run_rank(rank, count, port, pipe):
 
 @functools.cache
 def mesh_of_all(count):
-    """The mesh of all ranks; made once in a process, as torch keeps its groups."""
+    """Return the mesh of all ranks, created once per process because torch keeps its groups."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", (count,))

@@ -1,4 +1,4 @@
-"""The only home of tolerances. Each has its reason; none is loosened to make a test pass."""
+"""The tolerances of all tests. Each has a reason, and none is loosened to make a test pass."""
 
 import numpy as np
 import torch
@@ -6,13 +6,13 @@ from torch import Tensor
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> float:
-    """The spacing of `dtype` at the largest magnitude among `values`."""
+    """Return the spacing of `dtype` at the largest magnitude among `values`."""
     size = float(values.abs().max()) if values.numel() else 0.0
     return max(size * torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal)
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    """For what is selected, or added in a given order: nothing to tolerate."""
+    """Assert equal bits, for values that are only selected, or added in a fixed order."""
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
@@ -21,16 +21,16 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
 
 
 def assert_same_numbers(actual: Tensor, expected: Tensor) -> None:
-    """As bits, but 0.0 is -0.0: a sum that starts from 0.0 cannot keep the sign of a zero."""
+    """Assert equal values, where 0.0 equals -0.0: a sum that starts at 0.0 can't end at -0.0."""
     assert actual.dtype == expected.dtype
     assert torch.equal(actual, expected)
 
 
 def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor | np.ndarray) -> None:
-    """For sums whose order is free: no further from the truth than the rival is, plus 2 ulp.
+    """Assert an error of at most the rival's error plus 2 ulp, for sums in any order.
 
-    The truth is in float64; for float64 it is in numpy's long double. 2 ulp at the largest value:
-    the rival may be lucky by that much.
+    The truth is in float64, or in numpy's long double for float64 values. The 2 ulp, taken at the
+    largest value, allow for a rival that is accurate by luck.
     """
     actual, rival = actual.detach(), rival.detach()
     if isinstance(truth, Tensor):
@@ -49,13 +49,14 @@ def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor | np.ndarray) -
     error = distance(actual)
     nearest = torch.from_numpy(truth.astype(np.float64))
     allowed = distance(rival) + 2 * ulp(nearest, actual.dtype)
-    assert error <= allowed, f"error {error:.3g}, the rival's and 2 ulp {allowed:.3g}"
+    assert error <= allowed, f"error {error:.3g} exceeds the rival's plus 2 ulp, {allowed:.3g}"
 
 
 def assert_rounded(actual: Tensor, truth: Tensor, terms: Tensor | int, sizes: Tensor) -> None:
-    """For a sum of `terms` products whose order is free, when a rival may add fewer of them.
+    """Assert that a sum of `terms` products is within the rounding error of any order of addition.
 
-    Any order is within (terms + 1) u sum|products| of the truth, u the unit roundoff
+    Used where a rival may add fewer products. In any order, the error is at most
+    (terms + 1) u sum|products|, where u is the unit roundoff
     (N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
     """
     assert truth.dtype == sizes.dtype == torch.float64
@@ -63,4 +64,4 @@ def assert_rounded(actual: Tensor, truth: Tensor, terms: Tensor | int, sizes: Te
     allowed = (terms + 1) * (info.eps / 2 * sizes + info.smallest_normal * info.eps)
     worst = (actual.detach().double() - truth).abs() - allowed
     assert actual.shape == truth.shape
-    assert bool((worst <= 0).all()), f"beyond rounding by {float(worst.max()):.3g}"
+    assert bool((worst <= 0).all()), f"exceeds the rounding bound by {float(worst.max()):.3g}"

@@ -1,4 +1,4 @@
-"""Sparse training runs: torch.optim on a dense parameter, and the rules on touched rows."""
+"""Sparse training runs with torch.optim on a dense parameter, and with rules on touched rows."""
 
 from dataclasses import dataclass
 
@@ -48,7 +48,7 @@ EXTRA_OPTIONS = {
 
 
 def configurations():
-    """(torch's class name, its arguments): the ones of torch's own tests, and EXTRA_OPTIONS."""
+    """Return (class name, arguments) pairs from torch's own tests and from EXTRA_OPTIONS."""
     result = []
     for info in optim_db:
         name = info.optim_cls.__name__
@@ -63,20 +63,20 @@ def configurations():
 
 
 def label(value):
-    """A readable test id."""
+    """Return a readable test id."""
     if isinstance(value, dict):
         return ",".join(f"{k}={v}" for k, v in value.items()) or "default"
     return str(value)
 
 
 def make_torch_optimizer(name, kwargs, weights):
-    """torch's optimizer, with its single-tensor code, and its parameter."""
+    """Return torch's single-tensor optimizer and its parameter."""
     parameter = torch.nn.Parameter(weights.clone())
     return getattr(torch.optim, name)([parameter], **kwargs, foreach=False), parameter
 
 
 def train_dense(name, kwargs, batches, dtype):
-    """torch.optim on a dense parameter: (weights, state slots)."""
+    """Train a dense parameter with torch.optim; return (weights, state slots)."""
     torch_optimizer, parameter = make_torch_optimizer(name, kwargs, batches.weights.to(dtype))
     base_lr = torch_optimizer.param_groups[0]["lr"]
     for t, ids in enumerate(batches.all_ids):
@@ -94,7 +94,7 @@ def train_dense(name, kwargs, batches, dtype):
 
 @dataclass
 class RowRun:
-    """The training of a table by its rule, on touched rows only."""
+    """Training of a table with an optimizer's rule, on touched rows only."""
 
     name: str
     kwargs: dict
@@ -108,7 +108,7 @@ class RowRun:
         )
         self.group = dict(torch_optimizer.param_groups[0])
         self.base_lr = self.group["lr"]
-        # Rprop's state starts with it.
+        # Rprop's initial state contains the learning rate.
         self.group["lr"] = self.base_lr * self.batches.learning_rate_factor(0)
         self.rule = RULES[self.name]
         self.table = parameter.detach()
@@ -120,7 +120,7 @@ class RowRun:
         self.ledger = Ledger(self.rule, self.group, exact=self.exact)
 
     def step(self, t):
-        """One step on batch t."""
+        """Run the step on batch t."""
         self.group["lr"] = self.base_lr * self.batches.learning_rate_factor(t)
         self.ledger.record_step(self.group)
         grads = self.batches.gradients(t).to(self.dtype)
@@ -128,12 +128,12 @@ class RowRun:
         step(self.ledger, self.table, self.slots, self.row_steps, grouped)
 
     def settle(self, rows=None):
-        """Settle some rows, or all."""
+        """Settle the given rows, or all rows."""
         rows = torch.arange(len(self.table)) if rows is None else rows
         settle(self.ledger, self.table, self.slots, self.row_steps, rows)
 
     def run(self):
-        """All batches, then all rows settled."""
+        """Train on all batches, then settle all rows."""
         for t in range(self.batches.steps):
             self.step(t)
         self.settle()
@@ -141,7 +141,7 @@ class RowRun:
 
 
 class LongDouble:
-    """numpy's long doubles, with the operations of tensors that rules use."""
+    """An array of numpy's long doubles, with the tensor operations that rules use."""
 
     def __init__(self, values):
         self.values = np.asarray(values, np.longdouble)
@@ -189,12 +189,12 @@ class LongDouble:
 
 
 def to_numpy(value):
-    """The values as numpy's long double."""
+    """Convert the values to numpy's long double."""
     return value.values if isinstance(value, LongDouble) else np.longdouble(value)
 
 
 def train_long_double(name, kwargs, batches):
-    """Train a dense parameter by the rule in long double, the reference for float64."""
+    """Train a dense parameter by the rule in long double, as a reference for float64."""
     rule, torch_optimizer = (
         RULES[name],
         make_torch_optimizer(name, kwargs, batches.weights.double())[0],
