@@ -26,6 +26,7 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Any:
     path.write_text(lesson.build_page("en"), encoding="utf-8")
     page = browser.new_page()
     page.goto(path.as_uri())
+    page.evaluate("showEverything()")
     yield page
     page.close()
 
@@ -328,6 +329,32 @@ def test_page_shows_the_exact_numbers_and_sizes_of_example_c(page: Page) -> None
 
 # --- "Show this in Python" --------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 20, 31, 32, 128])
+def test_random_numbers_are_those_of_torch(page: Page, count: int) -> None:
+    """Their last digits may differ, as torch's own do between processors."""
+    for seed in (0, 1, 123, 999_999):
+        torch.manual_seed(seed)
+        expected = torch.randn(count)
+        got = page.evaluate("([seed, count]) => toHex(normals(seed, count))", [seed, count])
+        torch.testing.assert_close(from_bits(got, 1).flatten(), expected, rtol=0, atol=2e-6)
+
+
+def test_seed_123_gives_the_table_of_example_a(page: Page) -> None:
+    shown = page.evaluate("normals(123, 20).map(value => number(value))")
+    assert shown == [format_number(x) for x in examples.A.table().flatten().tolist()]
+
+
+def test_training_in_the_page_brings_similar_words_together(page: Page) -> None:
+    together = page.evaluate("trainings().map(sameGroup)")
+    assert together[0] < 20  # of 60, before training: chance
+    assert together[-1] == 60
+    table = page.evaluate("trainings().at(-1)")
+    distances = torch.cdist(torch.tensor(table), torch.tensor(table)).fill_diagonal_(torch.inf)
+    nearest = distances.topk(3, largest=False).indices
+    assert (nearest // 5 == torch.arange(20)[:, None] // 5).all()
+
+
 VIEWS = [
     "",
     "table=B",
@@ -341,6 +368,7 @@ VIEWS = [
     "case=low&times=517&p=0.3&softA=1&softB=1",
     "case=order&three=1e8, 3, -1e8&p=0&bag=0, 0, 3",
     "case=order&three=1e8, -1e8, 3&p=0.9",
+    "way=product&single=2&factors=2,0,1,0&layout=columns&vocabulary=1000&learned=100&noun=7",
     "V=1000000&D=4096&N=65536",
     "edited",
 ]
@@ -368,8 +396,9 @@ def test_python_code_runs_and_gives_the_numbers_on_the_page(page: Page, view: st
     page.evaluate(open_view, view)
     assert page.inner_text("#notice") == ""
     sections = page.evaluate("sections.map(each => each.id)")
-    assert len(sections) == 10
-    for section in sections:
+    assert sections[0] == "hero"
+    assert len(sections) == 16
+    for section in sections[1:]:  # the first has no code: it shows what the next ones compute
         code = page.locator(f"#{section}-code").text_content() or ""
         space: dict[str, Any] = {}
         exec(code, space)
@@ -417,7 +446,25 @@ def in_python_mix(space: dict[str, Any], result: Any, _: str) -> None:
     near(space["added"], result["added"])
 
 
+def in_python_waste(space: dict[str, Any], result: Any, _: str) -> None:
+    assert [space["V"] * space["D"], space["zeros"]] == [
+        from_bits(result[name], 1).item() for name in ("all", "zeros")
+    ]
+
+
+def in_python_meaning(space: dict[str, Any], result: Any, _: str) -> None:
+    expected = torch.tensor(floats(result["table"]))
+    torch.testing.assert_close(
+        space["embedding"].weight.detach(), expected.reshape(-1, 2), rtol=0, atol=2e-5
+    )
+
+
 PYTHON: dict[str, Any] = {
+    "row": lambda space, result, _: same(space["output"], result["output"]),
+    "vector": lambda space, result, _: near(space["output"], result["sum"]),
+    "layer": lambda space, result, _: same(space["output"], result["output"]),
+    "waste": in_python_waste,
+    "meaning": in_python_meaning,
     "lookup": lambda space, result, _: same(space["output"], result["output"]),
     "product": lambda space, result, _: same(space["output"], result["multiplied"]),
     "linear": lambda space, result, _: near(space["output"], result["output"]),

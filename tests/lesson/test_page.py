@@ -16,7 +16,9 @@ from playwright.sync_api import Error, Page, expect
 from hotrow import lesson
 from hotrow.errors import HotrowError
 from hotrow.figures.figure import figure
+from hotrow.inputs import examples
 from hotrow.inputs.files import Tokens
+from hotrow.inputs.text import format_number
 from hotrow.lesson.page import escape_json
 from tests.support.browser import OpenPage, RecordedPage
 from tests.support.exhaustive import exhaustive, grid
@@ -66,12 +68,21 @@ def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
     """Open a page. After the test, it must have made no requests and logged no messages."""
     opened = []
 
-    def open_page(view: str = "lang=en", which: str = "plain", **options: Any) -> RecordedPage:
+    def open_page(
+        view: str = "lang=en", which: str = "plain", everything: bool = True, **options: Any
+    ) -> RecordedPage:
         # Smooth scrolling to each control would take most of the time.
         recorded = open_recorded(
             f"{files[which]}#{view}", **{"reduced_motion": "reduce", **options}
         )
         opened.append(recorded)
+        if everything:
+            # A fixed speed, because the measured one varies.
+            recorded.page.evaluate(
+                """speed = {products: 1e9, copies: 1e9};
+                   sections.forEach(section => { section.drawn = null });
+                   showEverything()"""
+            )
         return recorded
 
     yield open_page
@@ -705,6 +716,7 @@ def test_random_rows_are_not_presented_as_the_users_table(
     timing = lesson.Timing(V=30_000_000, D=8, N=8, matmul_ms=2.0, lookup_ms=1.0)
     (tmp_path / "page.html").write_text(lesson.build_page("en", own, [timing]), encoding="utf-8")
     page = open_recorded((tmp_path / "page.html").as_uri()).page
+    page.evaluate("showEverything()")
     about = page.inner_text("#lookup-about")
     assert "Your vocabulary has 17 ids, and you gave no table" in about
     assert "The whole table" not in about
@@ -780,7 +792,7 @@ def test_keyboard_reaches_every_control(open_page: Open) -> None:
     page.focus("#taken")
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#taken-now") == "3 of 4"
-    page.focus("#lookup summary")
+    page.focus("#lookup .python summary")
     page.keyboard.press("Enter")
     assert page.is_visible("#lookup-code")
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -892,10 +904,179 @@ def test_page_and_figure_use_the_same_colors_for_both_methods(open_page: Open) -
         assert colours[0] == colours[1], mark
 
 
+# --- the core path ----------------------------------------------------------------------------
+
+CORE = ("row", "vector", "layer", "waste", "meaning")
+
+
+def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
+    page = open_page(everything=False).page
+
+    def counts() -> list[str]:
+        return page.locator("#hero-counts dd").all_inner_texts()
+
+    rows = page.locator("#hero-output tbody tr")
+    looked_up = rows.all_inner_texts()
+    assert len(looked_up) == 3
+    assert counts() == ["0", "0", "5"]
+    page.check("#way-product")
+    assert counts() == ["20", "15", "20"]
+    assert rows.all_inner_texts() == looked_up
+    assert page.inner_text("#hero-verdict") == "Equal: 15 of 15 values bit for bit."
+    factors = page.locator("#hero-table td:first-of-type")
+    assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
+    page.click("#hero-words button:last-child")
+    assert factors.all_inner_texts() == ["0 ×", "1 ×", "0 ×", "0 ×"]
+
+
+def test_a_word_travels_to_the_output_unless_motion_is_reduced(open_page: Open) -> None:
+    for motion, flying in (("no-preference", 1), ("reduce", 0)):
+        page = open_page(everything=False, reduced_motion=motion).page
+        page.click("#hero-words button:last-child")
+        assert page.locator(".flying").count() == flying
+        assert page.locator("tr.coming").count() == flying
+        expect(page.locator("tr.coming")).to_have_count(0)
+        expect(page.locator(".flying")).to_have_count(0)
+
+
+def test_a_second_word_ends_the_first_animation(open_page: Open) -> None:
+    page = open_page(everything=False, reduced_motion="no-preference").page
+    page.check("#way-product")
+    for place in (0, 1, 2):
+        page.locator("#hero-words button").nth(place).click()
+    expect(page.locator("tr.coming, .flying, tr.dim")).to_have_count(0)
+    assert page.locator("#hero-counts dd").all_inner_texts() == ["20", "15", "20"]
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_each_section_asks_first_and_shows_the_rest_after_the_answer(
+    open_page: Open, lang: str
+) -> None:
+    page = open_page(f"lang={lang}", everything=False).page
+    page.evaluate("document.querySelectorAll('.fold').forEach(fold => { fold.open = true })")
+    asked = page.evaluate("questions.map(({id, right, answers}) => [id, right, answers.length])")
+    sections = page.evaluate("sections.map(each => each.id)")
+    assert [id for id, _, _ in asked] == sections[1:]
+    words = WORDS[lang]
+    for id, right, count in asked:
+        after = page.locator(f"#{id} .after")
+        assert not after.is_visible()
+        wrong = (right + 1) % count
+        page.click(f"#{id}-answer-{wrong}")
+        assert after.is_visible()
+        assert page.inner_text(f"#{id}-reason").startswith(words["ask.wrong"])
+        page.click(f"#{id}-answer-{right}")
+        assert page.inner_text(f"#{id}-reason").startswith(words["ask.right"])
+        assert page.get_attribute(f"#{id}-answer-{right}", "aria-pressed") == "true"
+        assert page.get_attribute(f"#{id}-answer-{wrong}", "aria-pressed") == "false"
+
+
+def test_a_question_can_be_skipped_and_a_shared_view_shows_everything(open_page: Open) -> None:
+    page = open_page(everything=False).page
+    page.click("#row .skip")
+    assert page.is_visible("#row-table")
+    assert not page.is_visible("#vector-table")
+    assert page.evaluate("document.activeElement.id") == "row-answer-0"
+    page = open_page("lang=en&single=2", everything=False).page
+    assert page.is_visible("#vector-table")
+
+
+def test_answers_are_right_for_every_table(open_page: Open) -> None:
+    page = open_page("lang=en&table=B", everything=False).page
+    assert "id 3" in page.inner_text("#row-question")
+    page.click("#row-answer-1")
+    assert page.inner_text("#row-verdict").startswith("Id 3 is row 3, number 4 from the top")
+    page.click("#vector-answer-1")
+    doubled = [format_number(2 * x) for x in examples.B.table()[1].tolist()]
+    assert page.locator("#vector-table tr.total td").all_inner_texts()[1:] == doubled
+    page.click("#layer-answer-1")
+    assert page.locator("#layer-weight tbody tr").count() == 3
+    assert "12 of 12 values bit for bit" in page.inner_text("#layer-verdict")
+
+
+def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
+    page = open_page().page
+    verdict = page.locator("#vector-verdict")
+    expect(verdict).to_have_text("One-hot: the sum is row 2. 15 of 20 products are zeros.")
+    page.click("#factor-0")
+    expect(verdict).to_contain_text("[1, 0, 1, 0] is not one-hot")
+    page.click("#factor-0")
+    page.click("#factor-0")
+    expect(verdict).to_contain_text("One-hot")
+    assert page.evaluate("document.activeElement.id") == "factor-0"
+
+
+def test_the_zeros_are_drawn_to_scale_and_only_the_product_pays_for_them(open_page: Open) -> None:
+    page = open_page().page
+
+    def squares() -> float:
+        area: float = page.evaluate(
+            """[...document.querySelectorAll("#waste-zeros i")].reduce((sum, e) => {
+                 const box = e.getBoundingClientRect(); return sum + box.width * box.height }, 0)"""
+        )
+        return area / 25
+
+    lookups = []
+    for place, size in (("0", 4), ("500", 448), ("1000", 50_257)):
+        page.fill("#waste-slider", place)
+        assert page.inner_text("#waste-now") == f"V = {size:,}"
+        assert squares() == pytest.approx(size)
+        cells = page.locator("#waste-counts tbody td").all_inner_texts()
+        assert cells[0] == f"{size * 768:,}"
+        assert cells[2] == f"{(size - 1) * 768:,}"
+        lookups.append(cells[1::2])
+    assert lookups[0] == lookups[1] == lookups[2]
+
+
+def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open) -> None:
+    page = open_page(reduced_motion="no-preference").page
+    before = page.locator("#noun-0 circle").get_attribute("cx")
+    page.click("[data-do=meaning-play]")
+    expect(page.locator("#meaning-now")).to_have_text("100", timeout=20_000)
+    assert page.locator("#noun-0 circle").get_attribute("cx") != before
+    assert page.inner_text("#meaning-verdict").startswith("Step 100: 60 of 60")
+    page.focus("#noun-16")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#meaning-near").startswith("Nearest to “bus”:")
+    assert page.evaluate("document.activeElement.id") == "noun-16"
+
+
+def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
+    page = open_page("lang=en&ids=3,1").page
+    classes = page.evaluate(
+        """() => [...document.querySelectorAll("main tr.picked")]
+            .filter(e => /row 1|id 1\b/.test(e.cells[0].textContent))
+            .map(e => [...e.classList].find(name => /^h\\d$/.test(name)))"""
+    )
+    assert len(classes) > 4
+    assert set(classes) == {"h1"}
+
+
+def test_cells_are_colored_by_their_values(open_page: Open) -> None:
+    page = open_page().page
+    cells = page.evaluate(
+        """() => [...document.querySelectorAll("#hero-table td")].map(e =>
+             [Number(e.textContent), e.className, e.style.getPropertyValue("--strength")])"""
+    )
+    largest = max(abs(value) for value, _, _ in cells)
+    for value, names, strength in cells:
+        assert names == f"value {'below' if value < 0 else 'above'}"
+        assert abs(int(strength[:-1]) - 100 * abs(value) / largest) <= 1
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_core_screens_are_short(lang: str) -> None:
+    """At most 80 words; a Chinese word is about 1.7 characters."""
+    for id in CORE:
+        text = WORDS[lang][f"{id}.title"] + " " + WORDS[lang][f"{id}.text"]
+        size = len(text.split()) if lang == "en" else len(text) / 1.7
+        assert size <= 80, id
+
+
 def test_python_code_can_be_copied(open_page: Open) -> None:
     page = open_page().page
-    page.click("#lookup summary")
-    page.locator("#lookup details button").click()
+    page.click("#lookup .python summary")
+    page.locator("#lookup .python button").click()
     expect(page.locator("#live")).to_have_text(
         re.compile(
             "|".join(re.escape(WORDS["en"][f"python.{key}"]) for key in ("copied", "select"))
@@ -903,13 +1084,10 @@ def test_python_code_can_be_copied(open_page: Open) -> None:
     )
 
 
-def test_contents_link_jumps_to_its_section_and_keeps_the_view(open_page: Open) -> None:
-    page = open_page("lang=en&ids=1").page
-    page.get_by_role("link", name="The optimizer’s step").click()
-    expect(page.locator("#step-title")).to_be_focused()
-    assert page.url.endswith("#lang=en&ids=1")
-    assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
-    page = open_page("step").page  # in a new tab
+def test_address_of_a_section_opens_it(open_page: Open) -> None:
+    page = open_page("step", everything=False).page
+    assert page.is_visible("#step-question")
+    assert not page.is_visible("#gradient-question")
     assert page.inner_text("#notice") == ""
     assert page.evaluate("document.querySelector('#step').getBoundingClientRect().top") < 100
 

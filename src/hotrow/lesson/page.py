@@ -22,6 +22,7 @@ LANGUAGES = ("en", "zh-CN")
 
 SCRIPTS = (  # in the order of execution
     "float32.js",
+    "random.js",
     "elements.js",
     "words.js",
     "arithmetic.js",
@@ -33,6 +34,13 @@ SCRIPTS = (  # in the order of execution
     "python.js",
     "controls.js",
     "drawing.js",
+    "predict.js",
+    "section-hero.js",
+    "section-row.js",
+    "section-vector.js",
+    "section-layer.js",
+    "section-waste.js",
+    "section-meaning.js",
     "section-lookup.js",
     "section-product.js",
     "section-linear.js",

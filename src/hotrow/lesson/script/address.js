@@ -12,7 +12,7 @@ function addressOf(state) {
   return `#${new URLSearchParams(parts)}`;
 }
 
-// Return {state, lang}. Throws Bad for anything that this page would not write.
+// Return {state, lang, shared}; `shared` is whether the address has more than a language. Throws Bad for anything that this page would not write.
 function fromAddress(hash) {
   if (hash.length > 20000) throw new Bad("bad.address");
   const parts = [...new URLSearchParams(hash.replace(/^#/, ""))];
@@ -28,5 +28,5 @@ function fromAddress(hash) {
       state = fitted({ ...state, [name]: field.read(given.get(name), state) }, before);
     }
   }
-  return { state, lang };
+  return { state, lang, shared: parts.some(([name]) => name !== "lang") };
 }

@@ -1,6 +1,8 @@
 // Controls and state. `data-field` names a control's field, `data-do` a button's action.
 
-const sections = []; // {id, result(state), draw(state, result), code(state)}
+// {id, uses, result(state), draw(state, result), code(state)}. `uses` names all fields that the
+// section depends on; without it, every change draws the section.
+const sections = [];
 const actions = {};
 
 let state = defaults(presets[START]);
@@ -52,12 +54,23 @@ function show(control) {
 }
 
 function draw() {
-  for (const section of sections) section.draw(state, section.result(state));
+  drawSections();
+  questions.forEach(writeQuestion);
+  document.querySelectorAll("[data-field]").forEach(follow);
+}
+
+// Draw the sections that are open: the others would only cost time.
+function drawSections() {
   for (const section of sections) {
+    const part = find(section.id);
+    if (part.querySelector(":scope > .fold:not([open]), .after[hidden]")) continue;
+    const drawn = section.uses && [language, ...section.uses.map((name) => state[name])];
+    if (drawn && drawn.every((value, n) => value === section.drawn?.[n])) continue;
+    section.drawn = drawn;
+    section.draw(state, section.result(state));
     const code = find(`${section.id}-code`);
     if (code) put(code, section.code(state));
   }
-  document.querySelectorAll("[data-field]").forEach(follow);
 }
 
 // Show the state in a control. A focused control that already has this text stays untouched.
@@ -126,6 +139,13 @@ function writeAddress() {
   if (hash !== location.hash) history.replaceState(null, "", hash);
 }
 
+// Open a folded section.
+function unfold(id) {
+  const fold = find(id).querySelector(":scope > .fold");
+  if (fold) fold.open = true;
+  find(id).scrollIntoView();
+}
+
 function readAddress() {
   const notice = find("notice");
   put(notice, "");
@@ -136,7 +156,9 @@ function readAddress() {
       const found = fromAddress(location.hash);
       state = found.state;
       if (found.lang) language = found.lang;
+      if (found.shared) revealAll();
     }
+    if (section) unfold(location.hash.slice(1));
   } catch (error) {
     // If anything is wrong with an address, the page starts as if there were none.
     state = defaults(presets[START]);

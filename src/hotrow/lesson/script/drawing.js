@@ -5,11 +5,12 @@ const HUES = 6;
 // A table cell with text that can wrap.
 const words = (text) => h("td", { class: "words" }, text);
 
-// The colour class of a selected row, assigned in the order of the ids.
-function hue(ids, id) {
-  const place = [...new Set(ids)].indexOf(id);
-  return place < 0 ? "" : `picked h${place % HUES}`;
-}
+// The colour class of an id: the same in every figure of a table.
+const colourOf = (id) =>
+  `h${(state.table.V <= HUES ? id : state.table.labels.indexOf(id)) % HUES}`;
+
+// The classes of the row of an id: coloured if it is selected.
+const hue = (ids, id) => (ids.includes(id) ? `picked ${colourOf(id)}` : "");
 
 // The tokens of the examples are words of the page's language.
 const tokensOf = (table) =>
@@ -24,12 +25,24 @@ const idName = (table, id) => String(id) + tokenOf(table, table.labels.indexOf(i
 
 const columnNames = (table) => ["", ...table.rows[0].map((_, j) => say("column", { column: j }))];
 
-const numbers = (values) => values.map((value) => number(value));
+// The largest size of a table's finite values: its colour is the strongest.
+const scaleOf = (rows) => Math.max(...rows.flat().map(Math.abs).filter(Number.isFinite), 0);
 
-function outputGrid(caption, table, ids, output) {
+// Cells with a number each, coloured by its value: blue above zero, orange below.
+const numbers = (values, scale = scaleOf(state.table.rows)) =>
+  values.map((value) => tint(h("td", {}, number(value)), value, scale));
+
+function tint(cell, value, scale) {
+  const strength = Number.isFinite(value) && scale ? Math.min(1, Math.abs(value) / scale) : 0;
+  cell.classList.add("value", value < 0 ? "below" : "above");
+  cell.style.setProperty("--strength", `${Math.round(100 * strength)}%`);
+  return cell;
+}
+
+function outputGrid(caption, table, ids, output, heads = columnNames(table)) {
   return grid(
     caption,
-    columnNames(table),
+    heads,
     output.map((row, n) => ({
       head: say("place", { place: n, id: idName(table, ids[n]) }),
       cells: numbers(row),
@@ -58,6 +71,7 @@ const several = (names) => names.join(say("comma"));
 
 // A table of inputs. It is rebuilt only when its shape or text changes, so the focus is not lost.
 function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
+  const scale = scaleOf(values);
   const made = `${key}|${language}|${values.length}x${values[0].length}`;
   if (region.dataset.made !== made) {
     region.dataset.made = made;
@@ -89,6 +103,7 @@ function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, 
       const value = values[n][j];
       input.title = typed(value);
       input.value = number(value);
+      tint(input.closest("td"), value, scale);
       forgive(input);
     });
   });

@@ -94,6 +94,8 @@ const reals = (counted) => ({
   write: (values) => values.map(typed).join(", "),
 });
 
+const listedPlain = (values) => values.join(",");
+
 const columns = (state) => state.table.rows[0].length;
 
 const FIGURES = ["bytes_written", "multiplications", "additions"];
@@ -107,6 +109,21 @@ const fields = {
   pick: whole(0, (state) => state.ids.length - 1),
   column: whole(0, (state) => columns(state) - 1),
   shown: whole(0, (state) => state.table.rows.length),
+  way: choice("lookup", "product"),
+  single: oneId,
+  factors: {
+    read: (text, state) => {
+      const values = plain(text).split(",").map((value) => readWhole(value, 0, 2));
+      const n = state.table.rows.length;
+      if (values.length !== n) throw new Bad("bad.count", { n, found: values.length });
+      return values;
+    },
+    write: listedPlain,
+  },
+  layout: choice("rows", "columns"),
+  vocabulary: whole(4, 50_257),
+  learned: whole(0, 100),
+  noun: whole(0, 19),
   linear: choice("copied", "own"),
   upstream: reals((state) => state.ids.length * columns(state)),
   rule: choice("sgd", "momentum", "adam"),
@@ -153,6 +170,13 @@ function defaults(table) {
     pick: 0,
     column: 0,
     shown: table.rows.length,
+    way: "lookup",
+    single: other,
+    factors: oneHot(placesOf(table, [first]), table.rows.length)[0],
+    layout: "rows",
+    vocabulary: 4,
+    learned: 0,
+    noun: 0,
     linear: "copied",
     upstream: counting(table.ids.length, width),
     rule: "adam",
@@ -191,6 +215,10 @@ function fitted(state, before) {
   const kept = columns(before) === width ? state.upstream : [];
   return {
     ...state,
+    single: state.table.labels.includes(state.single) ? state.single : state.ids[0],
+    factors: state.factors.length === height
+      ? state.factors
+      : oneHot(placesOf(state.table, [state.ids[0]]), height)[0],
     pick: Math.min(state.pick, state.ids.length - 1),
     column: Math.min(state.column, width - 1),
     shown: all && before.table.rows.length !== height ? height : Math.min(state.shown, height),

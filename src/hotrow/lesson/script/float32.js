@@ -101,17 +101,3 @@ function typed(value) {
   if (!Number.isFinite(value)) return value < 0 ? "-inf" : "inf";
   return Object.is(value, -0) ? "-0.0" : String(shortest(value));
 }
-
-// Normally distributed numbers from a seed: mulberry32 and the Box-Muller transform.
-function normals(seed, count) {
-  let state = seed >>> 0;
-  const uniform = () => {
-    state = (state + 0x6d2b79f5) >>> 0;
-    let mixed = Math.imul(state ^ (state >>> 15), state | 1);
-    mixed ^= mixed + Math.imul(mixed ^ (mixed >>> 7), mixed | 61);
-    return (((mixed ^ (mixed >>> 14)) >>> 0) + 0.5) / 4294967296;
-  };
-  return Array.from({ length: count }, () =>
-    f32(Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform())),
-  );
-}

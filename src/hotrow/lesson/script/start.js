@@ -14,7 +14,7 @@ function pythonFor(section) {
   });
   return h(
     "details",
-    {},
+    { class: "python" },
     h("summary", { "data-word": "python.show" }),
     copy,
     h("pre", { class: "wide", tabindex: "0", role: "group", "data-label": "python.cell" }, h("code", { id })),
@@ -50,21 +50,17 @@ sections.push({
   code: () => lines(...MODEL),
 });
 
-for (const section of sections) find(section.id).append(pythonFor(section));
+for (const section of sections) {
+  if (section.code) find(section.id).querySelector(".after").append(pythonFor(section));
+}
+questions.forEach(addQuestion);
+document.querySelectorAll(".fold").forEach((fold) => fold.addEventListener("toggle", draw));
 
 document.querySelectorAll(".field").forEach((field, n) => {
   field.append(h("p", { class: "error", id: `error-${n}` }));
 });
 document.querySelectorAll("[data-lang]").forEach((button) => {
   button.addEventListener("click", () => setLanguage(button.dataset.lang));
-});
-document.querySelectorAll("[data-jump]").forEach((link) => {
-  // The address stores the view, so a jump to a section does not change it.
-  link.addEventListener("click", (event) => {
-    event.preventDefault();
-    find(link.dataset.jump).scrollIntoView();
-    find(`${link.dataset.jump}-title`).focus({ preventScroll: true });
-  });
 });
 document.addEventListener("input", onInput);
 document.addEventListener("change", onInput);

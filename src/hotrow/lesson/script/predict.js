@@ -1,0 +1,130 @@
+// Predict, then see: each section asks a question and shows the rest after the answer. Nothing is
+// scored or stored.
+
+// {id, ask, answers, right, why, values(state), after(button)}. The answers are keys of texts;
+// `right` is the index of the correct one; `after` runs once it is answered.
+const questions = [
+  {
+    id: "row", ask: "row.ask", answers: ["row.a", "row.b"], right: 1, why: "row.why",
+    values: ({ single }) => ({ id: single, nth: single + 1 }),
+  },
+  {
+    id: "vector", ask: "vector.ask", answers: ["vector.a", "vector.b", "vector.c"], right: 1, why: "vector.why",
+    values: (state) => ({ values: listed(doubled(state)), row: state.table.labels[second(state)] }),
+    after: (button) => change({ factors: doubled(state) }, button),
+  },
+  {
+    id: "layer", ask: "layer.ask", answers: ["layer.a", "layer.b"], right: 1, why: "layer.why",
+    values: ({ table: { V, D } }) => ({ V, D }),
+    after: (button) => change({ layout: "columns" }, button),
+  },
+  {
+    id: "waste", ask: "waste.ask", answers: ["waste.a", "waste.b", "waste.c"], right: 2, why: "waste.why",
+    values: () => ({ V: GPT2, most: GPT2 - 1, half: Math.round(GPT2 / 2) }),
+  },
+  {
+    id: "meaning", ask: "meaning.ask", answers: ["meaning.a", "meaning.b", "meaning.c"], right: 2, why: "meaning.why",
+    after: (button) => actions["meaning-play"](button),
+  },
+  {
+    id: "lookup", ask: "lookup.ask", answers: ["lookup.a", "lookup.b"], right: 0, why: "lookup.why",
+    values: ({ table, ids }) => ({
+      ids: several(ids), n: ids.length, D: table.D, V: table.V, few: ids.length * table.D, all: table.V * table.D,
+    }),
+  },
+  {
+    id: "product", ask: "product.ask", answers: ["product.a", "product.b"], right: 0, why: "product.answer",
+    values: ({ table }) => ({ V: table.V }),
+  },
+  {
+    id: "linear", ask: "linear.ask", answers: ["linear.a", "linear.b"], right: 1, why: "linear.why",
+    values: ({ table }) => ({ V: table.V, D: table.D }),
+  },
+  {
+    id: "gradient", ask: "gradient.ask", answers: ["gradient.a", "gradient.b"], right: 0, why: "gradient.answer",
+    values: ({ table, ids }) => ({ ids: several([...new Set(ids)]), V: table.V }),
+  },
+  { id: "step", ask: "step.ask", answers: ["step.a", "step.b"], right: 1, why: "step.answer" },
+  {
+    id: "mix", ask: "mix.ask", answers: ["mix.a", "mix.b"], right: 1, why: "mix.why",
+    values: ({ softA, softB }) => ({ a: softA, b: softB }),
+  },
+  { id: "position", ask: "position.ask", answers: ["position.a", "position.b"], right: 0, why: "position.answer" },
+  { id: "differ", ask: "differ.ask", answers: ["differ.a", "differ.b"], right: 1, why: "differ.answer" },
+  { id: "cost", ask: "cost.ask", answers: ["cost.a", "cost.b"], right: 0, why: "cost.why" },
+  { id: "model", ask: "model.ask", answers: ["model.a", "model.b"], right: 0, why: "model.why" },
+];
+
+// The second row of the table, or the only one.
+const second = ({ table }) => Math.min(1, table.rows.length - 1);
+
+// A vector of zeros with a 2 in the second place.
+const doubled = (state) => state.table.rows.map((_, k) => (k === second(state) ? 2 : 0));
+
+// Build the question in front of the part of the section that shows the answer.
+function addQuestion(question) {
+  const section = find(question.id);
+  const after = section.querySelector(".after");
+  const button = (n) =>
+    h("button", { type: "button", id: `${question.id}-answer-${n}`, on: { click: (event) => answer(question, n, event.target) } });
+  const box = h(
+    "div",
+    { class: "question", role: "group", "aria-labelledby": `${question.id}-question` },
+    h("p", { id: `${question.id}-question` }),
+    h("div", { class: "controls" }, question.answers.map((_, n) => button(n)),
+      h("button", { type: "button", class: "skip", "data-word": "ask.skip", on: { click: () => reveal(question) } })),
+    h("p", { id: `${question.id}-reason`, class: "reason" }),
+  );
+  after.before(box);
+  after.hidden = true;
+}
+
+// Show what the section holds back. The question stays, so that the reader can change the answer.
+function reveal(question) {
+  uncover(question);
+  drawSections();
+}
+
+function uncover(question) {
+  const section = find(question.id);
+  section.querySelector(".after").hidden = false;
+  const skip = section.querySelector(".skip");
+  if (document.activeElement === skip) find(`${question.id}-question`).nextSibling.firstChild.focus();
+  skip.hidden = true;
+}
+
+function answer(question, chosen, button) {
+  question.chosen = chosen;
+  reveal(question);
+  writeQuestion(question);
+  announce(find(`${question.id}-reason`).textContent);
+  question.after?.(button);
+}
+
+// Write a question with the values of the view, and mark the answer.
+function writeQuestion(question) {
+  const { id, ask, answers, right, why, chosen } = question;
+  const values = question.values?.(state) ?? {};
+  put(find(`${id}-question`), say(ask, values));
+  answers.forEach((key, n) => {
+    const button = find(`${id}-answer-${n}`);
+    put(button, say(key, values));
+    button.setAttribute("aria-pressed", String(n === chosen));
+    button.classList.toggle("right", chosen !== undefined && n === right);
+    button.classList.toggle("wrong", n === chosen && n !== right);
+  });
+  const result = chosen === right ? say("ask.right") : say("ask.wrong");
+  put(find(`${id}-reason`), chosen === undefined ? "" : result + say("gap") + say(why, values));
+}
+
+// Show all answers, as a link to a view does.
+function revealAll() {
+  questions.forEach(uncover);
+  drawSections();
+}
+
+// Show all answers and open all folded sections.
+function showEverything() {
+  document.querySelectorAll(".fold").forEach((fold) => (fold.open = true));
+  revealAll();
+}

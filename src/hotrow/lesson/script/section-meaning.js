@@ -1,0 +1,209 @@
+// What a row means: train a small table in the page and watch the rows of similar words meet.
+//
+// Each word is followed by some verbs. The model is an embedding layer with two columns, a linear
+// layer and cross-entropy; the optimizer is SGD on all sentences at once.
+
+const GROUPS = [ // [words, verbs]; each word but the last lacks one of the verbs
+  [["cat", "dog", "horse", "mouse", "rabbit"], ["sleeps", "runs", "eats", "jumps"]],
+  [["bread", "soup", "apple", "cheese", "rice"], ["smells", "tastes", "cooks", "cools"]],
+  [["teacher", "girl", "boy", "doctor", "friend"], ["speaks", "reads", "laughs", "writes"]],
+  [["train", "bus", "car", "ship", "bicycle"], ["arrives", "stops", "turns", "breaks"]],
+];
+const LACKS = [3, 0, 1, 2, -1];
+const ALSO = [["friend", "eats"], ["girl", "runs"], ["train", "runs"], ["horse", "turns"], ["doctor", "arrives"]];
+
+const NOUNS = GROUPS.flatMap(([nouns]) => nouns);
+const VERBS = GROUPS.flatMap(([, verbs]) => verbs);
+const SENTENCES = [ // [word, verb] as indices
+  ...GROUPS.flatMap(([nouns, verbs]) =>
+    nouns.flatMap((noun, n) => verbs.filter((_, k) => k !== LACKS[n]).map((verb) => [noun, verb])),
+  ),
+  ...ALSO,
+].map(([noun, verb]) => [NOUNS.indexOf(noun), VERBS.indexOf(verb)]);
+const LEARNING_RATE = 2;
+const STEPS = 100;
+const MAP = { width: 640, height: 420, margin: 34 };
+
+let snapshots = null; // the table before training and after each step
+
+// Return the table (words x 2) before training and after each step.
+function trainings() {
+  const random = torchRandom(123);
+  let table = split(random(NOUNS.length * 2), 2);
+  let weight = split(random(VERBS.length * 2), 2);
+  const tables = [table];
+  for (let step = 0; step < STEPS; step++) {
+    const [up, across] = [zeros(NOUNS.length, 2), zeros(VERBS.length, 2)];
+    for (const [noun, verb] of SENTENCES) {
+      const scores = weight.map(([x, y]) => x * table[noun][0] + y * table[noun][1]);
+      const top = Math.max(...scores);
+      const sizes = scores.map((score) => Math.exp(score - top));
+      const total = sizes.reduce((sum, size) => sum + size);
+      sizes.forEach((size, k) => {
+        const error = (size / total - Number(k === verb)) / SENTENCES.length;
+        for (const j of [0, 1]) {
+          up[noun][j] += error * weight[k][j];
+          across[k][j] += error * table[noun][j];
+        }
+      });
+    }
+    const moved = (rows, gradient) =>
+      rows.map((row, k) => row.map((value, j) => f32(value - LEARNING_RATE * gradient[k][j])));
+    [table, weight] = [moved(table, up), moved(weight, across)];
+    tables.push(table);
+  }
+  return tables;
+}
+
+const distance = ([a, b], [c, d]) => Math.hypot(a - c, b - d);
+
+// The three words whose rows are nearest to that of `noun`.
+const nearest = (table, noun) =>
+  NOUNS.map((_, k) => k)
+    .filter((k) => k !== noun)
+    .sort((a, b) => distance(table[a], table[noun]) - distance(table[b], table[noun]))
+    .slice(0, 3);
+
+// How many of all nearest words follow the same verbs: 3 for each word at most.
+const sameGroup = (table) =>
+  NOUNS.reduce((sum, _, k) => sum + nearest(table, k).filter((near) => groupOf(near) === groupOf(k)).length, 0);
+
+const groupOf = (noun) => GROUPS.findIndex(([nouns]) => nouns.includes(NOUNS[noun]));
+
+const nounText = (k) => say("meaning.nouns").split(" ")[k];
+
+sections.push({
+  id: "meaning",
+  uses: ["learned", "noun"],
+
+  result({ learned }) {
+    snapshots ??= trainings();
+    return { table: snapshots[learned] };
+  },
+
+  draw({ learned, noun }, { table }) {
+    find("meaning-slider").max = String(STEPS);
+    put(find("meaning-now"), say("meaning.now", { n: learned }));
+    drawMap(table, noun);
+    const near = nearest(table, noun);
+    put(
+      find("meaning-near"),
+      say("meaning.near", { word: nounText(noun), near: several(near.map(nounText)) }),
+    );
+    const element = find("meaning-verdict");
+    element.className = "verdict";
+    put(element, say("meaning.verdict", { same: sameGroup(table), all: 3 * NOUNS.length, learned }));
+    const verbs = say("meaning.verbs").split(" ");
+    put(
+      find("meaning-sentences"),
+      say("meaning.sentences", {
+        n: SENTENCES.length,
+        sentences: several(
+          SENTENCES.filter(([each]) => each === noun).map(([, verb]) => say("meaning.sentence", { noun: nounText(noun), verb: verbs[verb] })),
+        ),
+      }),
+    );
+  },
+
+  code: ({ learned }) =>
+    lines(
+      "import torch",
+      "",
+      `nouns = ${listed(SENTENCES.map(([noun]) => noun))}`,
+      `verbs = ${listed(SENTENCES.map(([, verb]) => verb))}`,
+      "nouns, verbs = torch.tensor(nouns), torch.tensor(verbs)",
+      "_ = torch.manual_seed(123)",
+      `embedding = torch.nn.Embedding(${NOUNS.length}, 2)`,
+      `output = torch.nn.Parameter(torch.randn(${VERBS.length}, 2))`,
+      `optimizer = torch.optim.SGD([embedding.weight, output], lr=${LEARNING_RATE})`,
+      `for step in range(${learned}):`,
+      "    optimizer.zero_grad()",
+      "    scores = torch.nn.functional.linear(embedding(nouns), output)",
+      "    loss = torch.nn.functional.cross_entropy(scores, verbs)",
+      "    loss.backward()",
+      "    optimizer.step()",
+      "print(embedding.weight)",
+    ),
+});
+
+// Every word at the place of its row. The labels move apart where rows meet.
+function drawMap(table, noun) {
+  const { width, height, margin } = MAP;
+  const reach = Math.max(...snapshots.at(-1).concat(snapshots[0]).flat().map(Math.abs));
+  const at = ([x, y]) => [
+    width / 2 + (x / reach) * (width / 2 - margin),
+    height / 2 - (y / reach) * (height / 2 - margin),
+  ];
+  const near = nearest(table, noun);
+  const points = table.map(at);
+  const labels = spread(points.map(([x, y]) => ({ x, y: y + 5 })));
+  const marks = points.map(([x, y], k) => {
+    const mark = svg(
+      "g",
+      {
+        id: `noun-${k}`,
+        class: `noun h${groupOf(k)}${k === noun ? " chosen" : near.includes(k) ? " near" : ""}`,
+        tabindex: 0,
+        role: "button",
+        "aria-pressed": String(k === noun),
+        "aria-label": nounText(k),
+      },
+      svg("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: k === noun ? 7 : 5 }),
+      svg("text", { x: (x < width - 90 ? x + 10 : x - 10).toFixed(1), y: labels[k].y.toFixed(1), "text-anchor": x < width - 90 ? "start" : "end" }, nounText(k)),
+    );
+    const choose = () => {
+      change({ noun: k }, find("meaning-slider"));
+      find(`noun-${k}`).focus();
+    };
+    mark.addEventListener("click", choose);
+    mark.addEventListener("keydown", (event) => {
+      if (![" ", "Enter"].includes(event.key)) return;
+      event.preventDefault();
+      choose();
+    });
+    return mark;
+  });
+  const threads = near.map((k) => {
+    const [[x1, y1], [x2, y2]] = [points[noun], points[k]];
+    return svg("line", { x1, y1, x2, y2, class: "thread" });
+  });
+  put(
+    find("meaning-map"),
+    svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": say("meaning.map") },
+      svg("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
+      svg("line", { x1: width / 2, x2: width / 2, y1: 0, y2: height }),
+      ...threads, ...marks),
+  );
+}
+
+// Move labels that overlap up or down.
+function spread(labels) {
+  const apart = 15;
+  const order = labels.map((_, k) => k).sort((a, b) => labels[a].y - labels[b].y);
+  for (let round = 0; round < 12; round++) {
+    for (const [n, k] of order.entries()) {
+      for (const other of order.slice(0, n)) {
+        const [upper, lower] = [labels[other], labels[k]];
+        const overlap = apart - (lower.y - upper.y);
+        if (Math.abs(lower.x - upper.x) < 58 && overlap > 0) {
+          upper.y -= overlap / 2;
+          lower.y += overlap / 2;
+        }
+      }
+    }
+  }
+  return labels;
+}
+
+let learning = null;
+
+actions["meaning-play"] = (button) => {
+  clearInterval(learning);
+  if (calm.matches) return change({ learned: STEPS }, button);
+  change({ learned: 0 }, button);
+  learning = setInterval(() => {
+    if (state.learned >= STEPS) return clearInterval(learning);
+    return change({ learned: Math.min(STEPS, state.learned + 1) }, null);
+  }, 30);
+  return null;
+};

@@ -1,0 +1,73 @@
+// Core path, one-hot times the table: every row times its number, then the sum of all rows.
+
+const FACTORS = [0, 1, 2];
+
+sections.push({
+  id: "vector",
+  uses: ["table", "factors"],
+
+  result({ table, factors }) {
+    const parts = table.rows.map((row, k) => row.map((value) => f32(factors[k] * value)));
+    return { parts, sum: matmul([factors], table.rows)[0] };
+  },
+
+  draw({ table, factors }, { parts, sum }) {
+    const width = table.rows[0].length;
+    put(
+      find("vector-table"),
+      grid(
+        say("vector.caption"),
+        ["", say("product.factor"), ...columnNames(table).slice(1)],
+        [
+          ...parts.map((row, k) => ({
+            head: rowName(table, k),
+            cells: [h("td", {}, factorButton(table, factors, k)), ...numbers(row)],
+            class: factors[k] ? `picked ${colourOf(table.labels[k])}` : "dim",
+          })),
+          { head: say("product.sum"), cells: ["", ...numbers(sum)], class: "total" },
+        ],
+      ),
+    );
+    const ones = factors.filter(Boolean);
+    const place = factors.indexOf(1);
+    const zeros = factors.length - ones.length;
+    const single = ones.length === 1 && ones[0] === 1;
+    find("vector-verdict").className = `verdict ${single ? "equal" : ""}`;
+    put(
+      find("vector-verdict"),
+      single
+        ? say("vector.single", { row: table.labels[place], zeros: zeros * width, all: factors.length * width })
+        : say("vector.other", { values: listed(factors) }),
+    );
+  },
+
+  code: (state) =>
+    lines(
+      "import torch",
+      "",
+      heldNote(state.table),
+      tableCode(state.table),
+      `vector = torch.tensor([${state.factors.map((factor) => `${factor}.0`).join(", ")}])`,
+      "output = vector @ table",
+      "print(output)",
+    ),
+});
+
+const factorButton = (table, factors, k) =>
+  h(
+    "button",
+    {
+      type: "button",
+      id: `factor-${k}`,
+      class: "factor",
+      "aria-label": say("vector.change", { row: table.labels[k], value: factors[k] }),
+      on: {
+        click: (event) => {
+          const next = FACTORS[(FACTORS.indexOf(factors[k]) + 1) % FACTORS.length];
+          change({ factors: factors.map((factor, n) => (n === k ? next : factor)) }, event.target);
+          find(`factor-${k}`).focus();
+        },
+      },
+    },
+    String(factors[k]),
+  );
