@@ -447,7 +447,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ("--to matmul", "--to needs a model", "hotrow compare models:"),
     (
         "@built --inputs @states --to matmull",
-        "to = 'matmull', but must be 'lookup' or 'matmul'",
+        "to = 'matmull', but it must be 'lookup' or 'matmul'",
         "pass",
     ),
     (

@@ -250,5 +250,5 @@ def test_bag_rounding_is_within_the_bound_of_its_terms():
 
 @pytest.mark.parametrize("to", ["lookups", None, 3])
 def test_unknown_direction_raises(to):
-    with pytest.raises(HotrowError, match="but must be 'lookup' or 'matmul'"):
+    with pytest.raises(HotrowError, match="but it must be 'lookup' or 'matmul'"):
         convert(Model(nn.Embedding(7, 3)), to=to)

@@ -386,7 +386,7 @@ DTYPES = "but a table must be one of float64, float32, bfloat16, float16: conver
         ({"table": torch.ones(3, 2, device="meta")}, "strided on meta"),
         ({"table": torch.ones(3, 2).to_sparse()}, "sparse_coo on cpu"),
         ({"ids": [1.5]}, "ids is float32 of shape (1,), but ids must be int64 or int32"),
-        ({"ids": "fox"}, "ids cannot be read"),
+        ({"ids": "fox"}, "ids cannot be converted"),
         ({"tokens": ["a", "b"]}, "tokens has length 2, but there are 1 ids: pass one for each id"),
         ({"tokens": []}, "tokens has length 0, but there are 1 ids: pass one for each id"),
         ({"tokens": "a"}, "tokens is 'a', but must be a list of str, one for each id"),

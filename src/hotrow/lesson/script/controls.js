@@ -146,19 +146,20 @@ function unfold(id) {
   find(id).scrollIntoView();
 }
 
-function readAddress() {
+function readAddress(hash = location.hash) {
+  clearTimeout(remembering);
   const notice = find("notice");
   put(notice, "");
   // A link to a section, opened in a new tab, is not a view: the browser scrolls to the section.
-  const section = sections.some((each) => `#${each.id}` === location.hash);
+  const section = sections.some((each) => `#${each.id}` === hash);
   try {
-    if (!section && location.hash.length > 1) {
-      const found = fromAddress(location.hash);
+    if (!section && hash.length > 1) {
+      const found = fromAddress(hash);
       state = found.state;
       if (found.lang) language = found.lang;
       if (found.shared) revealAll();
     }
-    if (section) unfold(location.hash.slice(1));
+    if (section) unfold(hash.slice(1));
   } catch (error) {
     // If anything is wrong with an address, the page starts as if there were none.
     state = defaults(presets[START]);

@@ -65,7 +65,8 @@ document.querySelectorAll("[data-lang]").forEach((button) => {
 document.addEventListener("input", onInput);
 document.addEventListener("change", onInput);
 document.addEventListener("click", onClick);
-addEventListener("hashchange", readAddress);
+// The new address comes from the event: the page may have replaced it since then.
+addEventListener("hashchange", (event) => readAddress(new URL(event.newURL).hash));
 put(find("version"), data.version);
 
 language = data.lang ?? (navigator.language.startsWith("zh") ? "zh-CN" : "en");
