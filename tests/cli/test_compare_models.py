@@ -448,7 +448,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs @states --to matmull",
         "to = 'matmull', but it must be 'lookup' or 'matmul'",
-        "pass",
+        "use either",
     ),
     (
         "@built --inputs @states --table t.safetensors",
