@@ -1,8 +1,9 @@
 """Build and run the lesson's notebooks in both languages, and draw the README's first figure.
 
 The source is a Markdown file in this folder. `<!-- en -->` and `<!-- zh-CN -->` start the text of a
-cell in that language. A block of Python is a cell of both notebooks; only its line `lang = "en"` is
-translated. `<!-- measured -->` before a block means that its output depends on the machine.
+cell in that language. Each Python block becomes a cell in both notebooks; only the line
+`lang = "en"` differs. `<!-- measured -->` before a block means that its output depends on the
+machine.
 
     python lessons/build.py
 """
@@ -27,7 +28,7 @@ FIGURES = {
     "zh-CN": HERE.parent / "docs" / "lookup.zh-CN.svg",
 }
 MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured) -->|```(?:python)?)\n", re.MULTILINE)
-# Line breaks that must not become spaces: between Chinese characters and after Chinese punctuation.
+# Markdown must not turn line breaks after Chinese characters or punctuation into spaces.
 HAN, STOPS = "[\u3000-\u9fff\uff00-\uffef]", "[，。；：！？、）]"
 JOINED = re.compile(f"(?<={HAN})\n(?={HAN})|(?<={STOPS})\n(?=[`\\w])(?!\\d+\\. )")
 LANG = 'lang = "en"'
@@ -35,7 +36,7 @@ LANG = 'lang = "en"'
 
 @dataclass(frozen=True)
 class Text:
-    """A Markdown cell: its text in each language."""
+    """A Markdown cell, with its text in each language."""
 
     words: dict[str, str]
 
@@ -77,7 +78,7 @@ def parse(source: str) -> list[Text | Code]:
 
 
 def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
-    """Create the notebook of a language, without outputs."""
+    """Create the notebook for one language, without outputs."""
     v4 = nbformat.v4
     made = []
     for place, cell in enumerate(cells):
@@ -94,18 +95,18 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
 
 
 def run(unrun: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Run a notebook from top to bottom. An error in a cell is raised here."""
-    # Join output that arrives in several messages, so that the file does not depend on timing.
+    """Run a notebook from top to bottom, and raise any error from its cells."""
+    # Merge output that arrives in several messages, so that the file does not depend on timing.
     client = NotebookClient(unrun, timeout=300, record_timing=False, coalesce_streams=True)
     done = client.execute(cwd=str(HERE))
     done.metadata["language_info"] = {
         "name": "python"
-    }  # without the Python version, which differs between machines
+    }  # omits the Python version, which differs between machines
     return done
 
 
 def first_figure(lang: str) -> str:
-    """Draw the README's first figure, the lookup of Example A, as SVG."""
+    """Draw the README's first figure, the lookup in Example A, as SVG."""
     return hotrow.figure("lookup", A.table(), A.ids, lang=lang).svg + "\n"
 
 

@@ -19,7 +19,7 @@ DECADES = [10**power for power in range(1, 8)]
 
 
 def value(text):
-    """Parse the number of a label."""
+    """Parse the number in a label."""
     if text.startswith("10") and (power := text[2:].translate(POWERS)) != text[2:]:
         return 10.0 ** int(power)
     digits, _, unit = text.partition(" ")
@@ -27,7 +27,7 @@ def value(text):
 
 
 class Chart(ParsedFigure):
-    """The curves of a chart in the units of its axes, which are read from the axis labels."""
+    """A parsed "cost" figure, with its curves in the units of the axis labels."""
 
     def paths(self, css):
         found = []
@@ -38,7 +38,7 @@ class Chart(ParsedFigure):
         return found
 
     def panels(self):
-        """Return the curves of the matmul and of the lookup in each panel."""
+        """Return the matmul curve and the lookup curve of each panel."""
         boxes = [box for box in self.boxes if "hr-row" in box.css]
         return [[self._curve(box, css) for css in ("hr-curve", "hr-dashed")] for box in boxes]
 
@@ -68,7 +68,7 @@ class Chart(ParsedFigure):
 
 
 def _read(place, places, values):
-    """Read a value off a logarithmic axis, from its first and last label."""
+    """Convert a coordinate to a value on a logarithmic axis, from its first and last labels."""
     first, last = math.log10(values[0]), math.log10(values[-1])
     share = (place - places[0]) / (places[-1] - places[0])
     return 10 ** (first + share * (last - first))
@@ -131,7 +131,7 @@ def test_measured_points_are_drawn_at_their_values(points):
             assert [math.log10(x) for x in shown] == pytest.approx(expected, abs=0.15)
     for V, _, _ in points:
         assert f"V = {V:,}:" in description
-    assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # and one of each in the legend
+    assert len(chart.paths("hr-dot")) == 2 * (len(points) + 1)  # with the legend
 
 
 def test_svg_needs_no_other_file_and_contains_a_description():
@@ -170,7 +170,7 @@ def test_chinese_charts_are_in_chinese():
         ({"N": 2**63}, "N = 9223372036854775808, but must be in 1.."),
         ({"D": -1}, "D = -1, but must be an int of 0 or more"),
         ({"N": 2.0}, "N = 2.0, but must be an int"),
-        ({"measured": 7}, "measured is 7, but must be a list of (V, milliseconds by matmul, mil"),
+        ({"measured": 7}, "measured is 7, but must be a list of (V, matmul milliseconds, lookup"),
         ({"measured": [(1, 2)]}, "measured is [(1, 2)], but must be a list of (V, "),
         ({"measured": [(1, "fast", 2)]}, "measured is [(1, 'fast', 2)], but must be a list"),
         ({"measured": [(1, 1, 1), (0, 1, 1)]}, "measured[1] = (0, 1, 1), but V must be an int of"),

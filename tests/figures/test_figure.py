@@ -72,7 +72,7 @@ def test_one_id_selects_one_row(row):
     drawn = ParsedFigure(figure("lookup", example_a(), row))
     expected = EXAMPLE_A.strip().splitlines()[row].split()
     assert drawn.selected_rows() == ([(str(row), expected)], [(str(row), expected)])
-    assert f"counting from 1, row {row} is number {row + 1}." in " ".join(drawn.words())
+    assert f"If you count from 1, row {row} is number {row + 1}." in " ".join(drawn.words())
 
 
 def test_repeated_id_is_one_row_of_the_table_and_two_of_the_output():
@@ -117,7 +117,7 @@ def test_every_number_of_the_output_comes_from_the_table(data, lang):
     assert inside == [(str(row), expected_texts(table, row)) for row in sorted(set(ids[:6]))]
     for _, label, texts in drawn.lines("hr-row"):
         assert texts == expected_texts(table, int(label))
-    # Drawn and omitted rows together are the whole table, in order.
+    # Together, the drawn and omitted rows are the whole table, in order.
     gaps = [int(texts[0].split()[0]) for _, _, texts in drawn.lines("hr-gap")]
     assert len(inside) + len(drawn.lines("hr-row")) + sum(gaps) == len(table)
     assert min(gaps, default=2) >= 2
@@ -167,7 +167,7 @@ def test_product_of_example_a_keeps_its_minus_sign():
     assert zeros == [["0", "×", x, "=", "0"] for x in ("0.3374", "1.3010", "0.6957")]
     assert drawn.words().count("-2.8400") == 3
     assert "3 of 4 products are by zero." in drawn.words()
-    assert "The sum equals the entry of row 3: a lookup just reads it." in drawn.words()
+    assert "The sum equals the entry in row 3. A lookup just reads that entry." in drawn.words()
     everything = html.unescape("".join(drawn.root.itertext()))
     assert not re.search(r"(?<!-)2\.8400", everything)
 
@@ -247,7 +247,7 @@ def test_dtype_strides_and_requires_grad_do_not_change_the_figure(kind, dtype):
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_large_table_is_neither_copied_nor_scanned(kind):
-    # 4 TB of addresses but one stored column: copying or reading every entry would never end.
+    # The table spans 4 TB of addresses but stores one column. Reading every entry takes too long.
     table = torch.zeros(1_000_000, 1).expand(1_000_000, 1_000_000)
     drawn = ParsedFigure(draw_kind(kind, table, [31_337], column=999_999))
     assert_no_overlap(drawn)
@@ -292,7 +292,7 @@ def test_svg_needs_no_other_file_and_contains_a_description(kind):
     rules = [rule for rule in selectors if not rule.strip().startswith("@media")]
     assert all(part.strip().startswith(".hotrow ") for r in rules for part in r.split(","))
     assert "@media screen and (prefers-color-scheme: dark)" in fig.svg
-    # Some sites strip the style: then it is black on white.
+    # Some sites strip the style. The figure is then black on white.
     page, *boxes = drawn.root.iter(f"{SVG}rect")
     assert page.get("fill") == "#fff"
     assert {box.get("fill") for box in boxes} == {"none"}
@@ -387,8 +387,8 @@ DTYPES = "but a table must be one of float64, float32, bfloat16, float16: conver
         ({"table": torch.ones(3, 2).to_sparse()}, "sparse_coo on cpu"),
         ({"ids": [1.5]}, "ids is float32 of shape (1,), but ids must be int64 or int32"),
         ({"ids": "fox"}, "ids cannot be converted"),
-        ({"tokens": ["a", "b"]}, "tokens has length 2, but there are 1 ids: pass one for each id"),
-        ({"tokens": []}, "tokens has length 0, but there are 1 ids: pass one for each id"),
+        ({"tokens": ["a", "b"]}, "tokens has length 2, but there are 1 ids: pass one token for"),
+        ({"tokens": []}, "tokens has length 0, but there are 1 ids: pass one token for"),
         ({"tokens": "a"}, "tokens is 'a', but must be a list of str, one for each id"),
         ({"tokens": [b"a"]}, "tokens is [b'a'], but must be a list of str"),
         ({"tokens": 7}, "tokens is 7, but must be a list of str"),
@@ -412,7 +412,7 @@ def test_errors_name_the_argument_the_value_and_the_choices(change, message):
     [
         ({"ids": [0, 3]}, "ids[1] = 3, but the table has 3 rows (valid 0..2)"),
         ({"ids": -1}, "ids = -1, but the table has 3 rows (valid 0..2)"),
-        ({"ids": [0] * 50 + [9]}, "ids[50] = 9"),  # beyond what is drawn
+        ({"ids": [0] * 50 + [9]}, "ids[50] = 9"),  # beyond the drawn ids
         ({"column": 2}, "column = 2, but the table has 2 columns (valid 0..1)"),
         ({"column": -1}, "column = -1, but the table has 2 columns (valid 0..1)"),
         ({"table": torch.ones(3, 0)}, "column = 0, but the table has 0 columns (no column is"),

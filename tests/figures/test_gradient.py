@@ -24,11 +24,11 @@ from tests.support.parsed_figure import (
 
 
 class Scattered(ParsedFigure):
-    """A parsed figure of both gradients."""
+    """A parsed "gradient" figure."""
 
     @property
     def output_x(self):
-        """The x coordinate of the table's gradient: its heading is the second."""
+        """The x coordinate of the table's gradient, which is below the second heading."""
         return [text for text in self.texts if text.css == "hr-bold"][2].left
 
     def rows(self):
@@ -66,7 +66,7 @@ def test_sums_match_torch_and_every_row_is_counted(data, lang):
         zeros = ["…" if text == "…" else "0" for text in shown_row]
         assert texts == (shown_row if row in ids else zeros)
         assert uses == str(ids.count(row))
-    # Drawn and omitted rows together are the whole table, and their uses add up to all ids.
+    # Together, the drawn and omitted rows are the whole table, and their uses add up to all ids.
     hidden = [int(text.split()[0]) for text, _ in drawn.gaps()]
     assert len(drawn.rows()) + sum(hidden) == rows
     uses = [int(texts[-1]) for _, texts in drawn.rows()] + [int(n) for _, n in drawn.gaps()]

@@ -41,7 +41,7 @@ def from_bits(text: str, width: int) -> torch.Tensor:
 
 
 def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A random table of any size and scale that the page allows, and ids with repetitions."""
+    """A random table of any size and scale that the page allows, and random ids."""
     random.seed(seed)
     generator = torch.Generator().manual_seed(seed)
     rows, columns, count = random.randint(1, 16), random.randint(1, 8), random.randint(1, 16)
@@ -50,7 +50,7 @@ def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return table, torch.randint(rows, (count,), generator=generator)
 
 
-# Runs in the page: a function from cases to results, with all numbers as bits.
+# This function runs in the page. Cases and results contain all numbers as bits.
 FORWARD = """cases => cases.map(({table, width, ids, upstream, soft}) => {
   const rows = split(fromHex(table), width);
   const encoded = oneHot(ids, rows.length);
@@ -172,7 +172,7 @@ def training_cases(rule: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
 def test_step_matches_torch_and_settling_later_gives_the_same_bits(page: Page, rule: str) -> None:
     """SGD must match bit for bit. Adam's square root depends on the math library, so its error
-    must be within torch's own."""
+    must not exceed torch's own."""
     cases = training_cases(rule)
     skipping_differs = 0
     for case, found in zip(cases, page.evaluate(TRAIN, cases), strict=True):
@@ -381,7 +381,7 @@ LISTED = """id => {
 
 
 def floats(nested: Any) -> Any:
-    """Turn the bits in a result of the page back into numbers."""
+    """Convert the bits in a result of the page back to numbers."""
     if isinstance(nested, list):
         return [floats(each) for each in nested]
     return from_bits(nested, 1).item()
@@ -412,7 +412,7 @@ def same(tensor: torch.Tensor, nested: Any) -> None:
 
 
 def near(tensor: torch.Tensor, nested: Any, terms: int = 20) -> None:
-    """Compare sums whose order of addition is not defined."""
+    """Check equality within rounding, because the order of addition is not defined."""
     expected = torch.tensor(floats(nested))
     sizes = expected.double().abs() + float(expected.abs().max())
     assert_rounded(tensor.reshape(expected.shape), expected.double(), 4 * terms, sizes)

@@ -16,7 +16,7 @@ LESSONS = ROOT / "lessons"
 LANGS = ["en", "zh-CN"]
 STEPS = range(1, 14)
 HAN = re.compile("[\u4e00-\u9fff]")
-# Latin words that Chinese prose keeps, in addition to code.
+# Latin words allowed in Chinese prose, in addition to code.
 KEPT = {
     *(
         "hotrow",
@@ -60,7 +60,7 @@ TERMS = re.findall(
 def build():
     spec = importlib.util.spec_from_file_location("lesson_build", LESSONS / "build.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclass looks its module up here
+    sys.modules[spec.name] = module  # dataclass looks up the module here
     spec.loader.exec_module(module)
     return module
 
@@ -89,7 +89,7 @@ def code_cells(book):
 
 
 def shown(cell):
-    """The output of a cell, without the words of figures and without measured numbers."""
+    """The output of a cell, without words in figures and without measured numbers."""
     measured = "measured" in cell.metadata.get("tags", [])
     found = []
     for output in cell.outputs:
@@ -164,7 +164,7 @@ def test_suggested_changes_run(cells, prose):
     [("[3]", "4, 5"), ("[2, 3, 1]", "7, 6"), ("[0]", "4, 1"), ("[8, 8, 8, 0, 8]", "9, 2")],
 )
 def test_notebook_runs_with_other_ids_and_sizes(cells, ids, sizes):
-    # Skip the steps that use other tables: they take most of the time.
+    # Skip the steps that use other tables, which take most of the time.
     step, code = 0, []
     for cell in cells:
         if hasattr(cell, "code"):

@@ -45,7 +45,7 @@ Open = Callable[..., RecordedPage]
 
 @pytest.fixture(scope="module")
 def own() -> lesson.Excerpt:
-    """A table too large to hold, and a text of hostile tokens."""
+    """A table too large for the page, and a text with hostile tokens."""
     table = torch.randn(30_000, 70, generator=torch.Generator().manual_seed(4))
     ids = [29_999, 7, 0, 500, 7, 1234, 20_000]
     table[500, 1], table[600, 60], table[25_000, 2] = -0.0, torch.nan, torch.inf
@@ -65,13 +65,13 @@ def files(tmp_path_factory: pytest.TempPathFactory, own: lesson.Excerpt) -> dict
 
 @pytest.fixture
 def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
-    """Open a page. After the test, it must have made no requests and logged no messages."""
+    """Open a page. After the test, check that it made no requests and logged no messages."""
     opened = []
 
     def open_page(
         view: str = "lang=en", which: str = "plain", everything: bool = True, **options: Any
     ) -> RecordedPage:
-        # Smooth scrolling to each control would take most of the time.
+        # Disable smooth scrolling, which would take most of the time.
         recorded = open_recorded(
             f"{files[which]}#{view}", **{"reduced_motion": "reduce", **options}
         )
@@ -103,7 +103,7 @@ def test_both_languages_have_the_same_keys_and_each_is_used() -> None:
     quoted = set(re.findall(r'"([a-zA-Z.0-9]+)"', sources))
     assert {key for key in english if key not in quoted} == set()
     said = set(re.findall(r'(?:say|rich|Bad)\(\s*"([^"]+)"', sources))
-    assert not re.search(r"(?:say|rich)\(`", sources)  # only literal keys are found
+    assert not re.search(r"(?:say|rich)\(`", sources)  # the search finds only literal keys
     said |= set(re.findall(r'data-(?:word|label)="([^"]+)"', sources))
     assert said - set(english) == set()
     for key in english:
@@ -129,7 +129,7 @@ def test_chinese_texts_use_the_glossary_and_chinese_punctuation() -> None:
         "词袋",
     ):
         assert word in text
-    assert not re.findall("推迟|写出|笔记本|课程|空闲", text)  # one word for one thing
+    assert not re.findall("推迟|写出|笔记本|课程|空闲", text)  # one term for each concept
     assert not re.findall(r"[\u4e00-\u9fff][,;:?!]", text)
     assert text.index("词元（token）") == text.index("词元")
 
@@ -151,7 +151,7 @@ def test_page_opens_from_disk_with_a_strict_policy_and_no_requests(open_page: Op
     with pytest.raises(Error, match="violates the following Content Security Policy"):
         page.add_script_tag(content="document.title = 'taken'")
     assert page.title() == WORDS["en"]["page.title"]
-    recorded.messages.clear()  # the message of the policy
+    recorded.messages.clear()  # the message about the violated policy
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
@@ -350,28 +350,28 @@ def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
     page = open_page().page
     for rule, moved in (("sgd", False), ("momentum", True), ("adam", True)):
         page.check(f"#rule-{rule}")
-        expected = "Step 4 moved rows 1, 3," if moved else "Step 4 moved no row outside its batch."
+        expected = "Step 4 changed rows 1, 3," if moved else "Step 4 changed no row outside its"
         assert page.inner_text("#step-moved").startswith(expected)
         last = page.locator("#step-rows tbody td:last-child")
-        away = "untouched, but moved" if moved else "untouched, did not move"
-        expect(last).to_have_text(["untouched, did not move", away, "in the batch", away])
+        away = "untouched, but changed" if moved else "untouched, not changed"
+        expect(last).to_have_text(["untouched, not changed", away, "in the batch", away])
         skipped = "NOT equal: 10 of 20" if moved else "Equal: 20 of 20"
         assert page.inner_text("#step-skipped").startswith(skipped)
         assert page.inner_text("#step-verdict").startswith("Equal: 20 of 20 values")
     work = page.inner_text("#step-work")  # rows 0, 1 and 3 settle at the end
     assert work.startswith("Row updates: dense 16, skip 6, settle later 16.")
     assert "this page replays 10 missed updates" in work
-    assert ": 3 such updates instead of 10," in work
+    assert "3 combined updates instead of 10," in work
     page.uncheck("#settle")
     assert page.inner_text("#step-verdict").startswith("NOT equal: 10 of 20 values")
     last = page.locator("#step-rows tbody tr").nth(1).locator("td").nth(4)
-    expect(last).to_have_text("1")  # the last step that touched it
+    expect(last).to_have_text("1")  # the last step that touched the row
     for option, rule in (("beta1", "adam"), ("momentum", "momentum")):
         page.check(f"#rule-{rule}")
-        assert "w keeps moving" in page.inner_text("#step-idle")
+        assert "w keeps changing" in page.inner_text("#step-idle")
         type_into(page, option, "0")
-        assert "an untouched row does not move" in page.inner_text("#step-idle")
-        assert page.inner_text("#step-moved") == "Step 4 moved no row outside its batch."
+        assert "an untouched row does not change" in page.inner_text("#step-idle")
+        assert page.inner_text("#step-moved") == "Step 4 changed no row outside its batch."
 
 
 def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open) -> None:
@@ -415,11 +415,11 @@ def test_repeated_id_adds_up_in_order(open_page: Open) -> None:
 
 def test_probability_one_on_one_id_is_a_lookup(open_page: Open) -> None:
     page = open_page("lang=en&p=1").page
-    assert page.inner_text("#mix-note").endswith("the mix is row 2, a lookup.")
+    assert page.inner_text("#mix-note").endswith("the mix is row 2, as in a lookup.")
     page.fill("#p", "0.3")
     assert page.inner_text("#mix-note").startswith("The mix lies between two rows.")
-    page.select_option("#softA", "3")  # the same as the second id
-    assert page.inner_text("#mix-note").endswith("the mix is row 3, a lookup.")
+    page.select_option("#softA", "3")  # the same id as the second one
+    assert page.inner_text("#mix-note").endswith("the mix is row 3, as in a lookup.")
     expect(page.locator("#live")).to_have_text(page.inner_text("#mix-note"))
 
 
@@ -430,7 +430,7 @@ def test_screen_reader_hears_each_change_once(open_page: Open) -> None:
              new MutationObserver(seen => heard.push(...seen))
                .observe(find("live"), {childList: true}); }"""
     )
-    # Both clicks in one call, so that they follow each other fast on any machine.
+    # Run both clicks in one call, so that they follow each other quickly on any machine.
     page.evaluate("() => { find('product-next').click(); find('product-next').click(); }")
     expect(page.locator("#live")).to_have_text("row 2 “fox” 1 × 0.6957 = 0.6957 0.6957")
     page.focus("#taken")
@@ -450,7 +450,7 @@ def test_screen_reader_hears_each_change_once(open_page: Open) -> None:
 @exhaustive
 def test_cost_sliders_reach_both_ends_from_the_keyboard(open_page: Open) -> None:
     page = open_page("lang=en&V=300&D=300&N=300").page
-    # What the browser does for an arrow key; a thousand key presses would take many seconds.
+    # Do what the browser does for an arrow key. A thousand key presses would take many seconds.
     press = """([id, by]) => { const slider = find(id);
       for (let n = 0; n < 1000; n++) {
         slider.stepUp(by);
@@ -559,7 +559,7 @@ def test_hostile_address_shows_a_message_and_the_starting_view(open_page: Open, 
     start = view_of(page)
     opening = WORDS[lang]["bad.notice"].partition("{")[0]
     for bad in BAD_VIEWS:
-        # Call the event's handler directly, to save the wait. The last case uses the event.
+        # Call the event handler directly to avoid the wait. The last case uses the event.
         page.evaluate("bad => { history.replaceState(null, '', `#${bad}`); readAddress(); }", bad)
         assert opening in page.inner_text("#notice"), bad
         assert view_of(page) == start, bad
@@ -670,7 +670,7 @@ def test_excerpt_of_a_user_table_says_so_and_counts_the_whole_table(
         verdict = page.inner_text(f"#{section}-verdict")
         assert verdict.startswith("NOT equal over the whole table: 2 rows"), section
         assert verdict.endswith("Only the rows and columns on this page are compared.")
-    for section in ("gradient", "step"):  # these sections multiply no value of the table
+    for section in ("gradient", "step"):  # these sections don't multiply the table's values
         assert page.inner_text(f"#{section}-verdict").startswith("Equal")
     assert f"{stored} of the {stored} products on this page are shown." in counted
     assert "on this page" in page.inner_text("#product-list caption")
@@ -685,7 +685,7 @@ def test_excerpt_of_a_user_table_says_so_and_counts_the_whole_table(
 def test_rows_outside_the_excerpt_are_searched_for_inf_and_nan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hotrow.lesson.excerpt._CHUNK", 40)  # read the table in many parts
+    monkeypatch.setattr("hotrow.lesson.excerpt._CHUNK", 40)  # forces many chunks
     table = torch.zeros(1000, 7)
     tokens = Tokens([3], ("a",))
     assert lesson.user_excerpt(tokens, table).non_finite_count == 0
@@ -718,7 +718,7 @@ def test_random_rows_are_not_presented_as_the_users_table(
     page = open_recorded((tmp_path / "page.html").as_uri()).page
     page.evaluate("showEverything()")
     about = page.inner_text("#lookup-about")
-    assert "Your vocabulary has 17 ids, and you gave no table" in about
+    assert "Your vocabulary has 17 ids, but you passed no table" in about
     assert "The whole table" not in about
     page.select_option("#figure", "milliseconds")  # the chart includes a point beyond a million
     assert float(page.get_attribute("#cost-chart circle", "cx") or "inf") < 640
@@ -756,7 +756,7 @@ def test_excerpt_contains_the_selected_rows_and_neighbours_bit_for_bit() -> None
 
 @pytest.mark.parametrize("table", [torch.zeros(0, 3), torch.zeros(3, 0)])
 def test_empty_table_raises(table: torch.Tensor) -> None:
-    with pytest.raises(HotrowError, match="the page needs a row and a column"):
+    with pytest.raises(HotrowError, match="the page needs both rows and columns"):
         lesson.user_excerpt(None, table)
 
 

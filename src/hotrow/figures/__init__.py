@@ -1,1 +1,1 @@
-"""Figures as SVG, with one file for each kind."""
+"""SVG figures, with one module for each kind."""

@@ -12,30 +12,30 @@ from hotrow.figures.words import Translate
 from hotrow.inputs.text import format_milliseconds, format_size
 from hotrow.verify.cost import cost
 
-WIDTH, HEIGHT, PANEL_GAP = 260, 220, 36  # the size of a panel and the gap between two, in pixels
+WIDTH, HEIGHT, PANEL_GAP = 260, 220, 36  # panel size and gap, in pixels
 DECADES = range(1, 8)  # V from 10 to 10 million
 POINTS_PER_DECADE = 8
-MAX_TICKS = 6  # the most labels of an axis
+MAX_TICKS = 6  # the maximum number of labels on an axis
 LARGEST = 2**63 - 1
-MIN_MS, MAX_MS = 1e-9, 1e12  # the valid range of a time
+MIN_MS, MAX_MS = 1e-9, 1e12  # the valid range of a measured time
 METHODS = ("matmul", "by lookup")
 
-Point = tuple[int, float, float]  # V, the value by matmul, the value by lookup
+Point = tuple[int, float, float]  # V, the matmul's value, the lookup's value
 
 
 class Panel(NamedTuple):
-    """One quantity against V."""
+    """The curves of one quantity, with V on the horizontal axis."""
 
     key: str
     points: list[Point]
     format_value: Callable[[float], str]
-    format_tick: Callable[[int], str]  # the label of a decade
+    format_tick: Callable[[int], str]  # formats the label at a power of ten
     marked: bool = False
 
 
 def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawing:
-    """Draw a panel for each quantity of `hotrow.cost`, and one for measured times."""
-    cost(1, D, N)  # raises unless D and N are counts
+    """Draw one panel each for operations, bytes written and any measured times."""
+    cost(1, D, N)  # raises an error unless D and N are counts
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:
             raise HotrowError(f"{name} = {value}, but must be in 1..{LARGEST}")
@@ -89,8 +89,8 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
 
 
 def _check_measured(measured: Any) -> list[Point]:
-    """Return the points in order of V, after checking that each fits on logarithmic axes."""
-    expected = "must be a list of (V, milliseconds by matmul, milliseconds by lookup)"
+    """Check that each point fits on logarithmic axes, and return the points sorted by V."""
+    expected = "must be a list of (V, matmul milliseconds, lookup milliseconds)"
     try:
         points = [(V, float(matmul), float(lookup)) for V, matmul, lookup in measured or []]
     except (TypeError, ValueError):
@@ -119,7 +119,7 @@ def _panel(
     cells: list[svg.Cell],
     curves: list[svg.Curve],
 ) -> float:
-    """Add a panel to the cells and curves, and return the x coordinate of its right end."""
+    """Add a panel to the cells and curves, and return the x coordinate of its right edge."""
     values = [value for _, *pair in panel.points for value in pair]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     heights = range(low, max(high, low + 1) + 1)
@@ -171,7 +171,7 @@ def _panel(
 
 
 def _label_decades(decades: range) -> range:
-    """Return the decades to label, few enough that the labels don't touch."""
+    """Return the decades to label, far enough apart that the labels don't touch."""
     return decades[:: math.ceil(len(decades) / MAX_TICKS)]
 
 
@@ -180,5 +180,5 @@ def _format_decade(decade: int) -> str:
 
 
 def _format_count(value: float) -> str:
-    """Format a count; from 10**12 on, with three digits."""
+    """Format a count, with three significant digits from 10**12 on."""
     return f"{value:,.0f}" if value < 10**12 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""The excerpt of a large table that a figure shows: which rows, columns and ids."""
+"""Choose the rows, columns and ids of a large table that a figure shows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from hotrow.inputs.text import format_number
 
-MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # a table up to this size is drawn completely
-LEADING_COLUMNS = 4  # of a wider table, the first 4 columns and the last are drawn
-MAX_IDS = 6  # the most ids drawn; each selected row has its own color
+MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # tables up to this size are drawn completely
+LEADING_COLUMNS = 4  # wider tables are drawn with the first 4 columns and the last
+MAX_IDS = 6  # the maximum number of ids drawn; each selected row has its own color
 
 
 class ColumnExcerpt(NamedTuple):
-    """The columns of a table, `total` of them."""
+    """The columns that a figure shows of a table with `total` columns."""
 
     total: int
 
@@ -31,11 +31,11 @@ class ColumnExcerpt(NamedTuple):
         """Return the texts of the drawn columns, with an ellipsis for the others."""
         if self.total > MAX_WHOLE_COLUMNS:
             return [*texts[:LEADING_COLUMNS], "…", *texts[LEADING_COLUMNS:]]
-        return texts or [""]  # a table without columns is drawn with an empty one
+        return texts or [""]  # draw an empty column for a table without columns
 
 
 def row_spans(rows: int, picked: Iterable[int]) -> list[range]:
-    """Split 0..rows-1 into ranges: a range of one row is drawn, longer ranges are omitted."""
+    """Split 0..rows-1 into ranges. Ranges of one row are drawn, and longer ranges are omitted."""
     if rows <= MAX_WHOLE_ROWS:
         return [range(row, row + 1) for row in range(rows)]
     spans, start = [], 0
@@ -48,7 +48,7 @@ def row_spans(rows: int, picked: Iterable[int]) -> list[range]:
 
 
 def format_entries(table: Tensor, spans: list[range], columns: list[int]) -> dict[int, list[str]]:
-    """Format the drawn rows and columns, by row; nothing else is read."""
+    """Return the formatted entries of each drawn row. Other entries are not read."""
     rows = [span.start for span in spans if len(span) == 1]
     down, across = (torch.tensor(places).long().to(table.device) for places in (rows, columns))
     values = table[down.unsqueeze(-1), across].tolist()
@@ -61,7 +61,7 @@ def row_hues(shown: list[int]) -> dict[int, str]:
 
 
 def arrow_offset(shown: list[int], place: int) -> float:
-    """Return the vertical offset of an arrow's end, so that the arrows of one row spread out."""
+    """Return the vertical offset of an arrow's end, so that arrows to the same row spread out."""
     row = shown[place]
     times, before = shown.count(row), shown[:place].count(row)
     return (before - (times - 1) / 2) * min(8, 24 / times)

@@ -1,7 +1,7 @@
-"""Draw a lookup as SVG from real tensors, with any table and ids, in two languages.
+"""Draw SVG figures of lookups from any table and ids, in English or Chinese.
 
-Each kind of figure has a file in `hotrow.figures` that lays out cells and arrows. `svg.py` writes
-them as SVG.
+Each kind of figure has a module in `hotrow.figures` that lays out its elements. `svg.py` writes the
+elements as SVG.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKEN_COLUMNS = 14
 
 @dataclass(frozen=True, repr=False)
 class Figure:
-    """A drawing. Jupyter displays it; `svg` and `str()` give its SVG text."""
+    """A drawing that Jupyter displays. `svg` and `str()` return its SVG text."""
 
     svg: str
 
@@ -56,7 +56,7 @@ def figure(
     measured: Sequence[tuple[int, float, float]] | None = None,
     lang: str = "en",
 ) -> Figure:
-    """Draw a lookup, the equal one-hot product, its gradient, or the cost of both methods, as SVG.
+    """Draw a lookup, its one-hot product, its gradient, or the cost of both methods as SVG.
 
     ========== ======================================= ===========================================
     kind       arguments                               drawing
@@ -72,26 +72,28 @@ def figure(
                                                        times
     ========== ======================================= ===========================================
 
-    A large table is shortened, and the drawing says by how much. It shows at most 8 rows, or the
-    first, the selected and the last rows; at most 6 columns, or the first 4 and the last; and the
-    first 6 ids. The sums in a "gradient" include all ids, drawn or not.
+    A figure shows an excerpt of a large table and states the table's size. With more than 8 rows,
+    it shows the first, the selected and the last rows. With more than 6 columns, it shows the first
+    4 and the last. It shows at most 6 ids. The sums in a "gradient" figure include all ids.
 
     Args:
-        kind: "lookup", "product", "gradient" or "cost". Each accepts only its own arguments.
-        table: (V, D), float64, float32, float16 or bfloat16; not changed.
-        ids: int64 or int32 of any shape, a list, or an int; drawn in order. "product" needs one id.
+        kind: "lookup", "product", "gradient" or "cost". Each kind accepts only its own arguments.
+        table: a (V, D) tensor of float64, float32, float16 or bfloat16. It is not modified.
+        ids: an int64 or int32 tensor of any shape, a list, or an int. The figure shows the ids in
+            order. A "product" figure needs exactly one id.
         column: the column of the table, in 0..D-1.
         tokens: the text of each id; unprintable characters are escaped.
-        gradient: the gradient of the output, ids.shape + (D,) or (N, D), with the table's dtype.
-        D: columns of the tables in a "cost" chart, 1 or more.
-        N: ids in a "cost" chart, 1 or more.
-        measured: a list of (V, milliseconds by one-hot matmul, milliseconds by lookup). The axis of
-            V, 10 to 10 million, is extended to include these points.
+        gradient: the gradient of the output, with shape ids.shape + (D,) or (N, D) and the table's
+            dtype.
+        D: the number of table columns in a "cost" figure, 1 or more.
+        N: the number of ids in a "cost" figure, 1 or more.
+        measured: a list of (V, matmul milliseconds, lookup milliseconds). The V axis runs from 10
+            to 10 million, and further if these points need it.
         lang: "en" or "zh-CN", the language of the texts.
 
     Returns:
-        A `Figure`. Its SVG needs no other file, adapts to light and dark mode, and contains a
-        description as text. The same arguments give the same SVG.
+        A `Figure`. Its SVG is self-contained, adapts to light and dark mode, and contains a text
+        description. The same arguments always produce the same SVG.
 
     Raises:
         HotrowError: an unknown kind or language; a missing or extra argument; a table that is not
@@ -99,8 +101,9 @@ def figure(
             doesn't match the output; an invalid count or time.
         HotrowIndexError: an id or the column is out of range.
 
-    Cost: it reads the ids and the drawn entries. "product" also searches its column for inf and
-    nan, because 0 times either is nan. "gradient" sums the drawn rows and columns.
+    Cost: `figure` reads the ids and the drawn entries. A "product" figure also searches its column
+    for inf and nan, because 0 times inf or nan is nan. A "gradient" figure sums the drawn rows and
+    columns.
 
     >>> import torch
     >>> _ = torch.manual_seed(123)
@@ -153,7 +156,7 @@ def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """Return the tokens to draw: escaped, shortened and quoted, so that spaces show; or ""."""
+    """Return the tokens to draw, escaped, shortened and in quotes. If there are none, return ""."""
     if tokens is None:
         return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
@@ -162,13 +165,13 @@ def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
     if len(tokens) != count:
         raise HotrowError(
             f"tokens has length {len(tokens)}, but there are {count} ids",
-            fix="pass one for each id",
+            fix="pass one token for each id",
         )
     return [f'"{elide(escape_unprintable(token), TOKEN_COLUMNS)}"' for token in tokens[:MAX_IDS]]
 
 
 def _read_table(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, list[str]]:
-    """Check and return the table, the ids in their shape, and the tokens to draw."""
+    """Return the checked table, the ids in their original shape, and the drawn tokens."""
     table = check_table(arguments["table"], "table")
     ids = check_ids(as_ids(arguments["ids"]), len(table))
     return table.detach(), ids, _quote_tokens(arguments.get("tokens"), ids.numel())
@@ -194,7 +197,7 @@ def _draw_cost(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
     return draw_cost(arguments["D"], arguments["N"], arguments.get("measured"), translate)
 
 
-# For each kind: its function, its required arguments and its optional arguments.
+# The drawing function, required arguments and optional arguments of each kind.
 KINDS: dict[
     str, tuple[Callable[[dict[str, Any], Translate], svg.Drawing], list[str], list[str]]
 ] = {

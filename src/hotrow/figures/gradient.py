@@ -103,7 +103,7 @@ def draw_gradient(
 
 
 def check_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
-    """Return the output's gradient as (N, D), after checking it against the ids and the table."""
+    """Check the output's gradient against the ids and the table, and return it as (N, D)."""
     if not isinstance(gradient, Tensor):
         raise HotrowError(
             f"gradient is of type {type(gradient).__name__}, but must be a tensor",
@@ -136,7 +136,7 @@ def _count_in(ids: Tensor, span: range) -> int:
 def _format_gradient(
     spans: list[range], ids: Tensor, gradient: Tensor, excerpt: ColumnExcerpt
 ) -> dict[int, list[str]]:
-    """Format the drawn rows of the table's gradient, which torch sums, by row."""
+    """Return the formatted entries of each drawn row of the table's gradient, summed by torch."""
     rows = [span.start for span in spans if len(span) == 1]
     drawn_rows = torch.tensor(rows, dtype=ids.dtype, device=ids.device)
     used = torch.isin(ids, drawn_rows)

@@ -1,7 +1,7 @@
 """The elements of a figure (cells, arrows and curves) and their output as SVG.
 
-Coordinates are in pixels. They follow from the width of each text in a monospace font, so no number
-or token overflows its box.
+Coordinates are in pixels. They are computed from the width of each text in a monospace font, so no
+number or token overflows its box.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hotrow.inputs.text import display_width
 
 MARGIN, ROW, PITCH, PAD, GAP, ARROW = 24, 32, 42, 10, 8, 84  # pixels
 SMALL, NUMBER, TITLE = 12, 14, 17  # font sizes
-EM = 0.61  # the width of a column in font sizes; no monospace font named below is wider
+EM = 0.61  # character width in font sizes; no monospace font named below is wider
 
-# The prefix of the class names keeps this style and the page's style apart.
+# The prefix of the class names prevents conflicts with the styles of the page.
 STYLE_RULES = """
 .hotrow .hr-page { fill: %(page)s; stroke: none }
 .hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
@@ -41,12 +41,12 @@ STYLE_RULES = """
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
-# If a site strips the style: black letters and gray lines on white.
+# Some sites strip the style. The figure then has black letters and gray lines on white.
 UNSTYLED = {
     "rect": {"fill": "none", "stroke": "#626b7b"},
     "path": {"fill": "none", "stroke": "#626b7b"},
 }
-COLOURS = {  # (light, dark); rows have a contrast of 4.5:1 with the page, in both directions
+COLOURS = {  # (light, dark); text has a contrast of at least 4.5:1 on the page and on rows
     "page": ("#fff", "#14181f"),
     "ink": ("#1f2530", "#e7ebf2"),
     "muted": ("#626b7b", "#9ba5b5"),
@@ -62,7 +62,7 @@ COLOURS = {  # (light, dark); rows have a contrast of 4.5:1 with the page, in bo
 
 
 class Cell(NamedTuple):
-    """A rectangle, a text in it, or both; `box` and `ink` are their CSS classes."""
+    """A rectangle with CSS classes `box`, a text with CSS classes `ink`, or both."""
 
     x: float
     y: float
@@ -76,30 +76,30 @@ class Cell(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Straight lines from point to point; a line from a point to itself is a dot."""
+    """Straight lines through the points. A line from a point to itself is drawn as a dot."""
 
     points: list[tuple[float, float]]
     line: str
 
 
 class Drawing(NamedTuple):
-    """A figure: its texts and its elements, from back to front."""
+    """A figure: its title, its description and its elements."""
 
     title: str
     description: str
     cells: list[Cell]
-    arrows: list[tuple[float, float, float, float, str]]  # from x, y to x, y, and the hue
+    arrows: list[tuple[float, float, float, float, str]]  # start x and y, end x and y, hue
     curves: list[Curve] | None = None
 
 
 class Line(NamedTuple):
-    """A line of a grid: a label, and texts in a box. If there are few, the first spans columns."""
+    """A line of a grid: a label, and texts in a box. The first text spans any spare columns."""
 
     label: str
     texts: list[str]
     ink: str = "mono"
     box: str = "row"
-    hue: str = ""  # of a selected row
+    hue: str = ""  # only for a selected row
 
 
 class Column(NamedTuple):
@@ -120,14 +120,14 @@ def label(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> C
 
 
 def pill(x: float, y: float, w: float, text: str, hue: str) -> Cell:
-    """Return a cell in a rounded box of this hue."""
+    """Return a cell of text in a rounded box of this hue."""
     return Cell(x, y + 4, w, ROW - 8, text, "mono bold on", f"pill {hue}", "middle")
 
 
 def row_lines(
     spans: list[range], texts: dict[int, list[str]], hues: dict[int, str], ink: str = "mono"
 ) -> Iterator[Line]:
-    """Yield a line for each span; `texts` has its texts under its first row."""
+    """Yield a line for each span; `texts` maps the first row of each span to its texts."""
     for span in spans:
         row = span.start
         if len(span) > 1:
@@ -139,12 +139,12 @@ def row_lines(
 
 
 def selected_line(row: int, texts: list[str], hue: str) -> Line:
-    """Return the line of a selected row."""
+    """Return the line for a selected row."""
     return Line(str(row), texts, "mono bold", f"picked {hue}", hue)
 
 
 def _merged(columns: list[Column], count: int) -> list[Column]:
-    """Return the columns of a line of `count` texts; the first column spans any spare ones."""
+    """Return the columns for a line of `count` texts. The first one spans any spare columns."""
     spare = len(columns) - count
     if not spare:
         return columns
@@ -182,8 +182,8 @@ def grid(
 
 
 def write(drawing: Drawing, lang: str) -> str:
-    """Write the drawing as SVG; ElementTree escapes all texts."""
-    # The element ids are unique on a page, except for two copies of the same drawing.
+    """Return the drawing as SVG. ElementTree escapes all texts."""
+    # Element ids are unique on a page unless the page contains the same drawing twice.
     name = "hotrow-" + hashlib.sha256(repr((lang, drawing)).encode()).hexdigest()[:12]
     right = _format_coordinate(max(cell.x + cell.w for cell in drawing.cells) + MARGIN)
     bottom = _format_coordinate(max(cell.y + cell.h for cell in drawing.cells) + MARGIN)
@@ -239,7 +239,7 @@ def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Eleme
 
 
 def _needs_fallback_font(text: str) -> bool:
-    """Whether text has letters missing from monospace fonts; it then gets a fixed width."""
+    """Whether monospace fonts may lack letters of the text, which then needs a fixed width."""
     return any(char > "\u024f" and char != "…" and display_width(char) == 1 for char in text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-Translate = Callable[..., str]  # maps a key and its values to a text
+Translate = Callable[..., str]  # maps a key and values to a text
 
 WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
     "en": {
@@ -18,9 +18,9 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "output": "output: {rows} × {columns}",
         "more": "… and {n} more",
         "none": "no ids",
-        "counting": "Row numbers start at 0: counting from 1, row {row} is number {n}.",
+        "counting": "Row numbers start at 0. If you count from 1, row {row} is number {n}.",
         "picks": "Id {id}{token} selects row {id}: {values}.",
-        "product": "One row of the one-hot times one column of the table",
+        "product": "One row of the one-hot matrix times one column of the table",
         "chosen": "id {id}{token}, column {column}",
         "one-hot": "one-hot",
         "column": "column {column}",
@@ -28,10 +28,10 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "by zero": ("{n} product by zero", "{n} products by zero"),
         "counted": ("{n} of {rows} products is by zero.", "{n} of {rows} products are by zero."),
         "sum": "sum",
-        "read": "The sum equals the entry of row {row}: a lookup just reads it.",
+        "read": "The sum equals the entry in row {row}. A lookup just reads that entry.",
         "poisoned": "0 × inf and 0 × nan are nan. A lookup reads only row {row}: {entry}.",
         "unsigned": "Adding zeros loses the sign. A lookup keeps it: {entry}.",
-        "gradient": "Gradient: each id adds its row to the row it selected",
+        "gradient": "Gradient: each id's gradient is added to the row that the id selected",
         "upstream": "gradient of the output: {rows} × {columns}",
         "scattered": "gradient of the table: {rows} × {columns}",
         "added": "uses",
@@ -52,9 +52,9 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "by lookup": "lookup",
         "axis": "V, rows of the table",
         "last": "At V = {V}:",
-        "at": "V = {V}: {matmul} by one-hot matmul, {lookup} by lookup.",
+        "at": "V = {V}: {matmul} with the one-hot matmul, {lookup} with the lookup.",
         "constant": (
-            "Forward and gradient together. A lookup multiplies nothing, and its cost does not "
+            "Forward pass and gradient. A lookup needs no multiplications, and its cost does not "
             "depend on V."
         ),
     },
@@ -106,12 +106,12 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
 
 
 def translator(lang: str) -> Translate:
-    """Return the function that translates keys into a language."""
+    """Return a function that looks up texts in a language."""
     return partial(_translate, lang)
 
 
 def _translate(lang: str, key: str, n: int = 0, **values: object) -> str:
-    """Return the text of a key, in the singular or plural if it has both."""
+    """Return the text of a key; if it has a singular and a plural, `n` selects one."""
     text = WORDS[lang][key]
     if isinstance(text, tuple):
         text = text[n != 1]

@@ -18,30 +18,30 @@ from hotrow.inputs.text import elide, escape_unprintable
 
 MAX_IDS, MAX_ROWS, MAX_COLUMNS = 12, 16, 5
 _TOKEN_COLUMNS = 20
-_CHUNK = 2**24  # search this many values of a table at a time
+_CHUNK = 2**24  # the number of table values to check at a time
 C_ROWS, C_COLUMNS, C_BATCH = 50_257, 256, (8, 4)
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Some rows of a table, and the ids that the page starts with.
+    """Some rows of a table, and the ids that the page initially shows.
 
     Attributes:
-        name: the name of the view in its address and on its button: "A", "B", "C" or "own".
+        name: the name of the view in the page's address and button: "A", "B", "C" or "own".
         V: the number of rows of the whole table.
         D: the number of columns of the whole table.
         labels: the id of each row of the excerpt, in ascending order.
         rows: the (rows, columns) values of the excerpt, float32.
-        ids: the ids to start with; each is one of the labels.
+        ids: the initial ids; each is one of the labels.
         tokens: the text of each label, or None. The texts of the examples are in words/*.json.
         title: where the table comes from, or "" for an example.
-        omitted_count: the number of ids of the user's text that the page omits.
+        omitted_count: the number of ids in the user's text that the page omits.
         linear: the (columns, rows) initial weight of `torch.nn.Linear`, or None.
         positions: a position table with one row for each id, or None.
-        random: whether the rows are random, because the user passed no table.
+        random: whether the user passed no table, so that the rows are random.
         non_finite_count: the number of rows with an inf or nan outside the excerpt.
         first_non_finite: the id of the first such row, or None.
-        rounded: whether the table has more precision than float32, in which the page computes.
+        rounded: whether the table is float64, so that the page rounds it to float32.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Excerpt:
     rounded: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the excerpt for JSON. Numbers are the hex digits of their bits, even for NaN."""
+        """Return the excerpt as a dict for JSON, with floats as the hex digits of their bits."""
         return {
             "name": self.name,
             "V": self.V,
@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Return examples A and B completely, with the linear layer of their seed, and part of C."""
+    """Return all of examples A and B, with a linear layer from the same seed, and part of C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small
@@ -106,7 +106,7 @@ def _whole_excerpt(name: str, example: examples.Example) -> Excerpt:
 
 
 def _token_and_position_excerpt() -> Excerpt:
-    """Return example C: GPT-2's vocabulary, a batch of 8 x 4 ids, a position table of 4 rows."""
+    """Return example C: GPT-2's vocabulary, a batch of 8 x 4 ids, and 4 positions."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
         tokens = torch.nn.Embedding(C_ROWS, C_COLUMNS).weight.detach()
@@ -127,26 +127,26 @@ def user_excerpt(
     vocabulary: Sequence[str] | None = None,
     title: str = "",
 ) -> Excerpt:
-    """Return the part of the user's ids and rows that a page can show.
+    """Return the part of the user's ids and rows that fits on a page.
 
     Args:
-        tokens: the ids of the user's text and their texts; None to show the first rows.
-        table: (V, D), the user's table; without it, the rows are random, and the page says so.
+        tokens: the ids and texts of the user's tokens; None to show the first rows.
+        table: the user's (V, D) table. If it is None, the rows are random, and the page says so.
         vocabulary: the text of each id, for rows that are not selected.
         title: where the table comes from.
 
     Raises:
-        HotrowError: no id, no row or no column; an id out of range; a value of the excerpt that
+        HotrowError: there is no id, row or column; an id is out of range; a value in the excerpt
             overflows float32.
 
-    Cost: it reads every value of the table once, to find an inf or nan outside the excerpt.
+    Cost: it reads every value of the table once, to find any inf or nan outside the excerpt.
     """
     if table is not None:
         check_table(table, "table")
     V = len(table) if table is not None else len(vocabulary or ())
     D = table.shape[1] if table is not None else MAX_COLUMNS
     if V == 0 or D == 0:
-        raise HotrowError(f"the table is {V} x {D}, but the page needs a row and a column")
+        raise HotrowError(f"the table is {V} x {D}, but the page needs both rows and columns")
     all_ids = list(range(min(V, 3))) if tokens is None else tokens.ids
     if not all_ids:
         raise HotrowError("the text has no tokens", fix="pass a text with at least one word")
@@ -192,14 +192,14 @@ def _float32_excerpt(table: Tensor, labels: list[int]) -> Tensor:
         place, column = lost[0].tolist()
         raise HotrowError(
             f"the table has {exact[place, column].item():.3g} in row {labels[place]}, column "
-            f"{column}, which overflows float32, in which the page computes",
+            f"{column}, which overflows float32, the precision of the page",
             fix="scale the table down",
         )
     return rows
 
 
 def _find_non_finite_rows(table: Tensor, labels: list[int]) -> list[int]:
-    """Return the ids of rows with an inf or nan outside the excerpt; reads the table in chunks."""
+    """Read the table in chunks; return the ids of rows with an inf or nan outside the excerpt."""
     found: list[int] = []
     stored = set(labels)
     height = max(1, _CHUNK // table.shape[1])
@@ -213,7 +213,7 @@ def _find_non_finite_rows(table: Tensor, labels: list[int]) -> list[int]:
 
 
 def _add_neighbours(ids: list[int], V: int) -> list[int]:
-    """Return the ids plus unselected neighboring rows, if there is room."""
+    """Return the ids and, if there is room, some neighboring ids, in ascending order."""
     stored = set(ids)
     for id in dict.fromkeys(ids):
         for neighbour in (id + 1, id - 1):

@@ -1,4 +1,4 @@
-"""The folder of the lesson's files: the user's cache, because the package may be read-only."""
+"""Write the lesson's files to the user's cache, because the package folder may be read-only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hotrow.inputs.files import write_text
 def write_page(text: str, name: str) -> Path:
     """Write the page to the cache folder, or to a temporary folder if that fails; return its path.
 
-    The name stays the same, so pages don't accumulate.
+    A page in the cache folder replaces the previous page of the same name.
     """
     try:
-        # A browser needs the absolute path, but the environment variables may be relative.
+        # A browser needs an absolute path, but a path from the environment may be relative.
         folder = cache_folder().resolve()
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, text)
@@ -29,7 +29,7 @@ def write_page(text: str, name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return hotrow's folder in the user's cache folder, by the convention of each system."""
+    """Return hotrow's folder in the user's cache folder, which depends on the operating system."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":

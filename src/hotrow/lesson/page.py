@@ -1,4 +1,4 @@
-"""Build the lesson as one HTML file with inline style, script and data, and a strict policy."""
+"""Build the lesson as one HTML file with inline style, script and data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hotrow.lesson.times import Timing
 
 LANGUAGES = ("en", "zh-CN")
 
-SCRIPTS = (  # in the order of execution
+SCRIPTS = (  # in order of execution
     "float32.js",
     "random.js",
     "elements.js",
@@ -64,9 +64,9 @@ def build_page(
     """Return the lesson as one HTML document that makes no network requests.
 
     Args:
-        lang: "en" or "zh-CN", the initial language; None for the browser's. The page has both.
-        excerpt: the user's tokens and rows to start with.
-        timings: times measured on this machine, for the section on cost.
+        lang: "en" or "zh-CN", the initial language; None for the browser's language.
+        excerpt: the user's tokens and rows, which the page shows first.
+        timings: times measured on this machine, for the cost section.
 
     Raises:
         HotrowError: an unknown language.
@@ -114,7 +114,7 @@ def _read_source(name: str) -> str:
 
 
 def _csp_hash(text: str) -> str:
-    """Return the content security policy source that allows exactly this inline text."""
+    """Return the hash that allows this inline text in a content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -127,7 +127,7 @@ def _colour_variables() -> str:
 
 
 def _link_document(name: str) -> dict[str, str | None]:
-    """Return a document of the project, with its address if hotrow runs from a source checkout."""
+    """Return a document's name, and its address if hotrow runs from a source checkout."""
     root = Path(__file__).resolve().parents[3]
     found = next((each for each in (root / name, root / "lessons" / name) if each.is_file()), None)
     return {"name": name, "href": None if found is None else found.as_uri()}

@@ -1,4 +1,4 @@
-"""Times measured on this machine, which the page's section on cost shows as points."""
+"""Times measured on this machine, which the page's cost section shows as points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = "times.json"
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of forward and gradient with both methods, for V rows, D columns and N ids.
+    """Each method's time for forward pass and gradient, with V rows, D columns and N ids.
 
     Raises:
         HotrowError: V, D or N is not an int in 1..2**53, or a time is out of range.
@@ -60,7 +60,7 @@ def from_comparisons(content: Any) -> list[Timing]:
 
 
 def from_record(record: dict[str, Any]) -> Timing | None:
-    """Return the times in a record of `hotrow bench`, or None if it lacks one of the methods."""
+    """Return the times in a record of `hotrow bench`, or None if a method is missing."""
     peers = record.get("peers", {})
     try:
         matmul, lookup = (
@@ -73,7 +73,7 @@ def from_record(record: dict[str, Any]) -> Timing | None:
 
 
 def save_times(timings: Iterable[Timing]) -> None:
-    """Save the times for the next `hotrow learn`, and keep those of other sizes."""
+    """Save the times for the next `hotrow learn`, and keep the saved times of other sizes."""
     by_size = {(each.V, each.D, each.N): each for each in (*load_times(), *timings)}
     content = [asdict(each) for each in by_size.values()]
     folder = cache_folder()

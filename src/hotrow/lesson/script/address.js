@@ -1,5 +1,5 @@
-// The view in the address: the language, and the fields that differ from the start. Each view
-// replaces the previous one in the browser's history, so "back" leaves the page.
+// The address stores the view: the language, and the fields that differ from their initial values.
+// Each view replaces the previous one in the browser's history, so "back" leaves the page.
 
 function addressOf(state) {
   const own = defaults(state.table);
@@ -12,7 +12,8 @@ function addressOf(state) {
   return `#${new URLSearchParams(parts)}`;
 }
 
-// Return {state, lang, shared}; `shared` is whether the address has more than a language. Throws Bad for anything that this page would not write.
+// Return {state, lang, shared}; `shared` is whether the address contains more than a language.
+// Throw Bad for an address that this page would not write.
 function fromAddress(hash) {
   if (hash.length > 20000) throw new Bad("bad.address");
   const parts = [...new URLSearchParams(hash.replace(/^#/, ""))];

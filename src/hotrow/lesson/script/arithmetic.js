@@ -26,7 +26,7 @@ const transpose = (rows) => rows[0].map((_, column) => rows.map((row) => row[col
 
 const zeros = (height, width) => Array.from({ length: height }, () => new Array(width).fill(0));
 
-// Add each id's line of the upstream gradient to the id's row, in the order of the ids.
+// Add each row of the upstream gradient to the row of its id, in the order of the ids.
 function scatter(places, upstream, height, width) {
   const gradient = zeros(height, width);
   places.forEach((place, n) => {

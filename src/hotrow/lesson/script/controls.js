@@ -73,7 +73,7 @@ function drawSections() {
   }
 }
 
-// Show the state in a control. A focused control that already has this text stays untouched.
+// Show the state in a control. Don't touch a focused control that already shows this text.
 function follow(control) {
   const name = control.dataset.field;
   const text = fields[name].write(state[name]);
@@ -95,7 +95,8 @@ function announce(text) {
   announcing = setTimeout(() => put(find("live"), announcement), 300);
 }
 
-// Announce what changed: the text or last line of `data-tells`, or else the section's verdict.
+// Announce the text or last table row of the element that `data-tells` names, or else the section's
+// verdict.
 function tell(control) {
   const named = control?.dataset.tells && find(control.dataset.tells);
   const line = named?.querySelector("tbody tr:last-child");
@@ -108,7 +109,7 @@ function tell(control) {
 function onInput(event) {
   const control = event.target;
   const name = control.dataset.field;
-  // Read a text when the user commits it, and every other control at once.
+  // Read a text field when the user commits it, and any other control immediately.
   const text = control.tagName === "INPUT" && control.type === "text";
   if (!name || text !== (event.type === "change")) return;
   if (control.type === "checkbox") edit(name, control.checked ? "yes" : "no", control);
@@ -150,7 +151,7 @@ function readAddress(hash = location.hash) {
   clearTimeout(remembering);
   const notice = find("notice");
   put(notice, "");
-  // A link to a section, opened in a new tab, is not a view: the browser scrolls to the section.
+  // An address that names a section contains no view: the browser scrolls to the section.
   const section = sections.some((each) => `#${each.id}` === hash);
   try {
     if (!section && hash.length > 1) {
@@ -161,7 +162,7 @@ function readAddress(hash = location.hash) {
     }
     if (section) unfold(hash.slice(1));
   } catch (error) {
-    // If anything is wrong with an address, the page starts as if there were none.
+    // If the address is invalid, show the initial view.
     state = defaults(presets[START]);
     notice.bad = error instanceof Bad && error.key !== "bad.address" ? error : new Bad("bad.address");
     put(notice, say("bad.notice", { why: say(notice.bad.key, notice.bad.values) }));

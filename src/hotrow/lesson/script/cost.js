@@ -1,4 +1,4 @@
-// The formulas of hotrow.cost: forward and gradient in float32, as BigInt, which is exact for any
+// The formulas of hotrow.cost for the forward pass and gradient in float32. BigInt is exact for any
 // size.
 
 function costOf(rows, columns, ids) {
@@ -21,7 +21,7 @@ function costOf(rows, columns, ids) {
   };
 }
 
-// Format a number of bytes with three digits.
+// Format a number of bytes with three significant digits.
 function bytes(n) {
   let value = Number(n);
   const units = ["B", "kB", "MB", "GB", "TB", "PB"];

@@ -1,4 +1,4 @@
-// Drawing shared by several sections: row names and colours, matrices, verdicts.
+// Drawing functions for several sections: row names and colours, matrices, verdicts.
 
 const HUES = 6;
 
@@ -12,11 +12,11 @@ const colourOf = (id) =>
 // The classes of the row of an id: coloured if it is selected.
 const hue = (ids, id) => (ids.includes(id) ? `picked ${colourOf(id)}` : "");
 
-// The tokens of the examples are words of the page's language.
+// The tokens of the examples are words in the page's language.
 const tokensOf = (table) =>
   ({ A: say("tokens.A").split(" "), B: say("tokens.B").split(" ") })[table.name] ?? table.tokens;
 
-// A narrow page needs the space to break a line between a number and its token.
+// The space allows a line break between a number and its token on a narrow page.
 const tokenOf = (table, k) => (tokensOf(table)?.[k] ? ` “${tokensOf(table)[k]}”` : "");
 
 const rowName = (table, k) => say("row", { row: table.labels[k] }) + tokenOf(table, k);
@@ -51,8 +51,8 @@ function outputGrid(caption, table, ids, output, heads = columnNames(table)) {
   );
 }
 
-// Write a verdict: equal, equal within rounding or not equal, with the count of equal values. For
-// an excerpt, first say whether rows outside it make the whole product nan.
+// Write a verdict: equal, equal within rounding or not equal, with the number of equal values. If
+// values outside an excerpt make the whole product differ from the lookup, say so first.
 function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true } = {}) {
   const { equal, near, signs, same, total } = compared;
   const element = find(id);
@@ -66,10 +66,10 @@ function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true
   put(element, parts.join(say("gap")));
 }
 
-// Join names with the comma of the language.
+// Join names with the comma of the page's language.
 const several = (names) => names.join(say("comma"));
 
-// A table of inputs. It is rebuilt only when its shape or text changes, so the focus is not lost.
+// Draw a table of inputs. Rebuild it only if its shape or labels change, so that the focus stays.
 function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
   const scale = scaleOf(values);
   const made = `${key}|${language}|${values.length}x${values[0].length}`;

@@ -1,4 +1,4 @@
-// Create elements from code. Text is always set as text, never parsed as HTML.
+// Create HTML and SVG elements. Text is always set as text, never parsed as HTML.
 
 const find = (id) => document.getElementById(id);
 
@@ -45,7 +45,7 @@ function grid(caption, head, lines) {
   );
 }
 
-// Replace the content of an element, unless the text is the same: a screen reader would repeat it.
+// Replace the content of an element. Skip identical text, which a screen reader would repeat.
 function put(element, ...content) {
   if (content.length === 1 && typeof content[0] === "string") {
     if (element.textContent !== content[0]) element.textContent = content[0];

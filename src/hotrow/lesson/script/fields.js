@@ -101,7 +101,7 @@ const columns = (state) => state.table.rows[0].length;
 const FIGURES = ["bytes_written", "multiplications", "additions"];
 if (data.timings.length) FIGURES.push("milliseconds");
 
-// In the order in which the address is read: a field can depend on the fields before it.
+// The address is read in this order, because a field can depend on the fields before it.
 const fields = {
   table: { read: tableFromText, write: tableText },
   seed: whole(0, 999999),
@@ -204,10 +204,10 @@ function defaults(table) {
   };
 }
 
-// 1, 2, 3 and so on: sums of whole numbers are exact, so a reader can follow them.
+// 1, 2, 3 and so on. Sums of small whole numbers are exact and easy to follow.
 const counting = (height, width) => Array.from({ length: height * width }, (_, n) => n + 1);
 
-// After a change of the ids or the table, bring the fields that depend on them back into range.
+// After a change to the ids or the table, bring the dependent fields back into range.
 function fitted(state, before) {
   const height = state.table.rows.length;
   const width = columns(state);
@@ -227,7 +227,7 @@ function fitted(state, before) {
   };
 }
 
-// The same view with another table: keep every field whose value is still valid.
+// Return the same view with another table. Keep every field whose value is still valid.
 function moved(state, table) {
   const start = defaults(table);
   return Object.entries(fields).reduce((next, [name, field]) => {

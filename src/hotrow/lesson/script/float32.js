@@ -22,14 +22,14 @@ function toHex(values) {
     .join("");
 }
 
-// a + b * c as a fused multiply-add: the product of two float32 is exact in double precision.
+// Fused multiply-add: the product of two float32 values is exact in double precision.
 const fused = (a, b, c) => f32(a + b * c);
 
 // Bitwise equality: NaN equals NaN, and 0.0 does not equal -0.0.
 const sameBits = (a, b) => Object.is(a, b);
 
-// Compare two matrices: how many values have the same bits, whether all do (`equal`), and whether
-// they differ at most in the sign of zeros (`signs`).
+// Compare two matrices. Return how many values have the same bits (`same`), whether all do
+// (`equal`), and whether the values differ at most in the sign of zeros (`signs`).
 function compareBits(a, b) {
   let same = 0;
   let total = 0;

@@ -1,4 +1,4 @@
-// The code of "Show this in Python": exact values, and it runs without other cells.
+// The code of "Show this in Python". It contains exact values and runs on its own.
 
 const literals = (values) => `[${values.map(literal).join(", ")}]`;
 

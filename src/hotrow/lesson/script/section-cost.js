@@ -1,4 +1,4 @@
-// 9. The cost of both methods at real sizes, by the formulas of hotrow.cost.
+// 9. The cost of both methods at real sizes, from the formulas of hotrow.cost.
 
 const TOPS = { V: 1_000_000, D: 4096, N: 65_536 };
 const CHART = { width: 640, height: 300, left: 66, right: 16, top: 16, bottom: 44 };
@@ -12,7 +12,7 @@ sections.push({
     const { V, D, N } = state;
     for (const name of ["V", "D", "N"]) {
       const slider = find(`${name}-slider`);
-      // Several slider positions can round to one size: then leave the slider where it is.
+      // Several slider positions round to the same size. Don't move a slider that already shows it.
       if (sizeAt(name, slider.value) !== state[name]) {
         slider.value = String((1000 * Math.log(state[name])) / Math.log(TOPS[name]));
       }
@@ -58,7 +58,7 @@ const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a
 // (V - 1) / V as a percentage, rounded down so that it never shows 100 %.
 const share = (V) => `${(Math.floor((1e6 * (V - 1)) / V) / 1e4).toFixed(4).replace(/\.?0+$/, "")} %`;
 
-// The curve and points of one method: [V, amount] pairs by the formula, or measured times.
+// The curve and points of one method: [V, amount] pairs from the formulas, or measured times.
 function series(way, { V, D, N, figure }) {
   if (figure === "milliseconds") {
     return { line: [], points: data.timings.map((each) => [each.V, each[`${way}_ms`]]) };
@@ -70,11 +70,11 @@ function series(way, { V, D, N, figure }) {
   };
 }
 
-// The powers of ten on the axis of V: six, or more for a larger table.
+// The number of powers of ten on the V axis: six, or more for a larger table.
 const decadesOf = (V) =>
   Math.max(6, ...[V, ...data.timings.map((each) => each.V)].map((size) => Math.ceil(Math.log10(size))));
 
-// Chart both methods over V. Both axes are logarithmic, with grid lines at powers of ten.
+// Draw both methods over V. Both axes are logarithmic, with grid lines at powers of ten.
 function chart(state, names) {
   const { width, height, left, right, top, bottom } = CHART;
   const { V, D, N, figure } = state;

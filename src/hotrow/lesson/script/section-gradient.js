@@ -1,4 +1,4 @@
-// 4. The gradient: add each line of the upstream gradient to the row that its id selected.
+// 4. The gradient: add each row of the upstream gradient to the row that its id selected.
 
 sections.push({
   id: "gradient",
@@ -67,7 +67,7 @@ function setUpstream(n, j, value, control) {
   change({ upstream }, control);
 }
 
-// The sum for every selected row, its terms in the order of the ids.
+// List the sum of each selected row, with its terms in the order of the ids.
 function sums(table, ids, above, gradient, column) {
   return [...new Set(ids)].map((id) => {
     const parts = above.filter((_, n) => ids[n] === id).map((line) => number(line[column]));

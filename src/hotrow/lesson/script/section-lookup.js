@@ -146,8 +146,8 @@ Object.assign(actions, {
   },
 });
 
-// Use a table of another size or with other numbers. Throws Bad if a selected id would lose its
-// row.
+// Switch to a table of another size or with other numbers. Throw Bad if a selected id would lose
+// its row.
 function takeTable(table, control) {
   const gone = state.ids.find((id) => id >= table.V);
   if (gone !== undefined && !isExcerpt(state.table)) throw new Bad("bad.shrink", { id: gone });

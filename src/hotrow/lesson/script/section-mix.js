@@ -1,4 +1,4 @@
-// 6. Probabilities and bags: a vector with fractions of one, or with several ones.
+// 6. Probabilities and bags: a vector of probabilities, or a vector of counts.
 
 // p and 1 - p, rounded to float32.
 const sharesOf = (p) => [f32(p), f32(1 - f32(p))];
@@ -24,8 +24,7 @@ sections.push({
       multiplied: multiplied[0],
       compared: {
         ...compareBits(added, multiplied),
-        // Each of the two sums is off by at most n * 2^-24 times the sum of |x| (Higham, section
-        // 4.2).
+        // The error of each sum is at most n * 2^-24 times the sum of |x| (Higham, section 4.2).
         near: added[0].every((sum, j) => {
           const sizes = places.reduce((total, place) => total + Math.abs(rows[place][j]), 0);
           return Math.abs(sum - multiplied[0][j]) <= 2 * places.length * 2 ** -24 * sizes;

@@ -1,6 +1,6 @@
 // 7. Token and position: the sum of two lookups is one product with two concatenated one-hots.
 
-// Example C has its own position table. Other ids get a table of random numbers.
+// Example C has its own position table. Other tables and longer id lists get random numbers.
 const hasPositions = ({ table, ids }) =>
   Boolean(table.positions) && ids.length <= table.positions.length;
 

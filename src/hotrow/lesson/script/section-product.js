@@ -96,7 +96,7 @@ function columnTitle(key) {
   }[key];
 }
 
-// Set the choices of a select. They are rebuilt only when they change.
+// Set the options of a select element. Rebuild them only if they change.
 function options(select, choices) {
   const made = JSON.stringify(choices);
   if (select.dataset.made === made) return;
@@ -106,7 +106,7 @@ function options(select, choices) {
 
 const stepTo = (shown, button) => edit("shown", String(shown), button);
 
-// Previous, Next and Show all stop the animation.
+// "Previous", "Next" and "Show all" stop the animation.
 function stepBy(shown, button) {
   clearInterval(stepping);
   find("product-list").classList.remove("playing");

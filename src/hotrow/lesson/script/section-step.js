@@ -1,4 +1,4 @@
-// 5. The step: which rows an optimizer moves, in the batch and outside it.
+// 5. The step: which rows an optimizer changes, inside and outside the batch.
 
 const FORMULAS = {
   sgd: "w ← w − lr · g",
@@ -104,8 +104,8 @@ sections.push({
   },
 });
 
-// What the rule does to a row whose gradient is zero. With a zero coefficient, it acts like plain
-// SGD.
+// Describe what the rule does to a row whose gradient is zero. If momentum or beta1 is zero, the
+// row does not change.
 function untouchedWords({ rule, momentum, beta1 }) {
   if (rule === "momentum") return momentum ? say("step.idle.momentum") : say("step.idle.nomomentum");
   if (rule === "adam") return beta1 ? say("step.idle.adam") : say("step.idle.nobeta1");

@@ -1,4 +1,4 @@
-// Start the page: listeners, "Show this in Python" in each section, the view from the address.
+// Start the page: add "Show this in Python" and event listeners, and show the view in the address.
 
 function pythonFor(section) {
   const id = `${section.id}-code`;

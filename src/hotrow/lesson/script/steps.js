@@ -1,4 +1,4 @@
-// The optimizers' steps, with the order of operations and the roundings of torch's float32 code.
+// The optimizers' steps, with the same order of operations and rounding as torch in float32.
 // A rule takes a value, its gradient and its two slots, and returns the new value and slots.
 
 const rules = {
@@ -28,7 +28,7 @@ function stepRow(rule, row, gradient, step) {
   });
 }
 
-// Train the rows for all `batches` (a list of row positions for each step). Each occurrence of a
+// Train the rows with all `batches` (a list of row positions for each step). Each occurrence of a
 // row in a batch sends back the gradient `upstream`. `way` is one of:
 //   dense: update every row in every step.
 //   skip: update only the touched rows.

@@ -64,7 +64,7 @@ function resized(table, height, width, seed) {
   );
 }
 
-// The table in the address: a preset's name or the size, then all bits if the table was edited.
+// Write a table for the address: a preset's name or the size, then all bits if it was edited.
 function tableText(table) {
   const sizes = `${table.rows.length}x${table.rows[0].length}`;
   return table.edited ? `${table.name || sizes}.${toHex(table.rows.flat())}` : table.name;

@@ -18,7 +18,7 @@ function fill(text, values) {
   });
 }
 
-// The text of a key. A pair of texts is singular and plural; `n` selects one.
+// Return the text of a key. If a key has a singular and a plural text, `n` selects one.
 function say(key, values = {}) {
   const text = data.words[language][key];
   if (text === undefined) throw new Error(`no words for ${key}`);
