@@ -72,6 +72,19 @@ def test_no_open_opens_nothing(learn: Run, opened: list[str]) -> None:
     assert opened == []
 
 
+def test_save_writes_a_page_to_share(learn: Run, opened: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "lesson.html"
+    found = learn("--save", str(path), "--lang", "zh-CN")
+    assert (found.code, found.out) == (0, f"Saved the lesson: {path}\n")
+    assert opened == []
+    assert data_of(path)["lang"] == "zh-CN"
+    assert "file:" not in path.read_text("utf-8")  # no links to this machine
+    assert path.stat().st_size < 300_000
+    found = learn("--save", str(tmp_path / "missing" / "lesson.html"))
+    assert found.code == 2
+    assert "there is no folder" in found.err
+
+
 def test_without_a_browser_it_prints_the_path(learn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
     found = learn()
@@ -219,7 +232,7 @@ def test_invalid_arguments_get_a_message_and_exit_code_2(
 def test_help_shows_examples_and_every_option(learn: Run) -> None:
     out = learn("--help").out
     assert "\n  Examples:\n    hotrow learn\n    hotrow learn --lang zh-CN\n" in out
-    for option in ("lang", "text", "tokenizer", "table", "tensor", "times", "print-path"):
+    for option in ("lang", "text", "tokenizer", "table", "tensor", "times", "save", "print-path"):
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE), option
     assert "--no-open" in out
     assert max(map(len, out.splitlines())) <= 80

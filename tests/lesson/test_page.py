@@ -203,11 +203,17 @@ CHOSEN = {
 SLID = {
     "taken": ("1", "#step-rows"),
     "p": ("1", "#mix-note"),
+    "waste-slider": ("500", "#waste-counts"),
+    "meaning-slider": ("50", "#meaning-map"),
     "V-slider": ("100", "#cost-table"),
     "D-slider": ("100", "#cost-table"),
     "N-slider": ("100", "#cost-table"),
 }
 CHECKED = {
+    "way-product": "#hero-table",
+    "way-lookup": "#hero-table",
+    "layout-columns": "#layer-weight",
+    "layout-rows": "#layer-weight",
     "linear-own": "#linear-verdict",
     "rule-momentum": "#step-formula",
     "rule-sgd": "#step-skipped",
@@ -222,6 +228,7 @@ CHECKED = {
     "settle": "#step-verdict",
 }
 ACTIONS = {
+    "meaning-play": "#meaning-map",
     "preset-B": "#lookup-table",
     "preset-C": "#lookup-about",
     "preset-A": "#lookup-table",
@@ -1062,6 +1069,26 @@ def test_cells_are_colored_by_their_values(open_page: Open) -> None:
     for value, names, strength in cells:
         assert names == f"value {'below' if value < 0 else 'above'}"
         assert abs(int(strength[:-1]) - 100 * abs(value) / largest) <= 1
+
+
+def test_no_text_shows_an_object_and_the_table_with_inf_is_shown(open_page: Open) -> None:
+    for case in ("inf", "nan", "signed", "range", "low", "order"):
+        page = open_page(f"lang=en&case={case}&place=0&column=1").page
+        assert "[object" not in page.inner_text("main")
+        chosen = page.locator("#differ-table td.chosen")
+        if case in ("inf", "nan"):
+            assert chosen.all_inner_texts() == [case]
+        assert chosen.count() == 1 or case in ("range", "low", "order")
+        assert page.is_visible("#differ-table") == (case in ("inf", "nan", "signed"))
+
+
+def test_chart_draws_no_zero(open_page: Open) -> None:
+    page = open_page("lang=en&figure=multiplications").page
+    assert page.locator("#cost-chart path").count() == 1
+    assert page.inner_text("#cost-zero") == WORDS["en"]["cost.zero"]
+    page.select_option("#figure", "additions")
+    assert page.locator("#cost-chart path").count() == 2
+    assert page.inner_text("#cost-zero") == ""
 
 
 @pytest.mark.parametrize("lang", lesson.LANGUAGES)

@@ -26,6 +26,7 @@ requests. --text opens it with your own tokens, and --table with your own rows.
 Examples:
   hotrow learn
   hotrow learn --lang zh-CN
+  hotrow learn --save lesson.html
   hotrow learn --text "the same numbers" --tokenizer tokenizer.json
   hotrow learn --table model.safetensors --tensor wte.weight \\
       --text "the same numbers" --tokenizer tokenizer.json
@@ -60,6 +61,13 @@ def learn_command(
             metavar="FILE",
         ),
     ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            help="Write the page to this file, ready to share or host; don't open it.",
+            metavar="FILE",
+        ),
+    ] = None,
     print_path: Annotated[
         bool, typer.Option("--print-path", help="Print only the path of the page; don't open it.")
     ] = False,
@@ -68,15 +76,24 @@ def learn_command(
     ] = False,
 ) -> None:
     """Build the page, write it, and open it."""
+    if save is not None:
+        files.check_writable(save)
     excerpt = _read_excerpt(text, tokenizer, table, tensor)
     timings = lesson.times.load_times() if times is None else _read_timings(times)
-    page = lesson.build_page(lang, excerpt, timings)
-    path = lesson.write_page(page, "learn.html" if excerpt is None else "learn-own.html")
+    page = lesson.build_page(lang, excerpt, timings, local_links=save is None)
+    if save is None:
+        path = lesson.write_page(page, "learn.html" if excerpt is None else "learn-own.html")
+    else:
+        path = Path(save)
+        files.write_text(path, page)
     if print_path:
         terminal.write_output(str(path))
         return
-    opened = not no_open and webbrowser.open(path.as_uri())
-    message = "Opened the lesson" if opened else "Open the lesson in a browser"
+    if save is not None:
+        message = "Saved the lesson"
+    else:
+        opened = not no_open and webbrowser.open(path.as_uri())
+        message = "Opened the lesson" if opened else "Open the lesson in a browser"
     terminal.write_output(f"{message}: {escape_unprintable(str(path))}")
 
 

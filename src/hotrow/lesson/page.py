@@ -59,7 +59,11 @@ _DOCUMENTS = {
 
 
 def build_page(
-    lang: str | None = None, excerpt: Excerpt | None = None, timings: Sequence[Timing] = ()
+    lang: str | None = None,
+    excerpt: Excerpt | None = None,
+    timings: Sequence[Timing] = (),
+    *,
+    local_links: bool = True,
 ) -> str:
     """Return the lesson as one HTML document that makes no network requests.
 
@@ -67,6 +71,8 @@ def build_page(
         lang: "en" or "zh-CN", the initial language; None for the browser's language.
         excerpt: the user's tokens and rows, which the page shows first.
         timings: times measured on this machine, for the cost section.
+        local_links: whether the page may link to files on this machine. Pass False for a page that
+            other people will open.
 
     Raises:
         HotrowError: an unknown language.
@@ -79,7 +85,10 @@ def build_page(
         "version": version("hotrow"),
         "tables": [table.to_dict() for table in tables],
         "timings": [asdict(timing) for timing in timings],
-        "documents": {what: list(map(_link_document, names)) for what, names in _DOCUMENTS.items()},
+        "documents": {
+            what: [_link_document(name, local_links) for name in names]
+            for what, names in _DOCUMENTS.items()
+        },
         "words": {each: json.loads(_read_source(f"words/{each}.json")) for each in LANGUAGES},
     }
     style = _colour_variables() + _read_source("style.css")
@@ -126,8 +135,8 @@ def _colour_variables() -> str:
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
 
 
-def _link_document(name: str) -> dict[str, str | None]:
+def _link_document(name: str, local_links: bool) -> dict[str, str | None]:
     """Return a document's name, and its address if hotrow runs from a source checkout."""
     root = Path(__file__).resolve().parents[3]
     found = next((each for each in (root / name, root / "lessons" / name) if each.is_file()), None)
-    return {"name": name, "href": None if found is None else found.as_uri()}
+    return {"name": name, "href": found.as_uri() if found and local_links else None}

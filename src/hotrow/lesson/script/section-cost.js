@@ -39,6 +39,8 @@ sections.push({
     );
     put(find("cost-share"), say("cost.share", { V, but: V - 1, share: share(V) }));
     put(find("cost-chart"), chart(state, names));
+    const none = state.figure === "multiplications" || state.figure === "by_zero";
+    put(find("cost-zero"), none ? say("cost.zero") : "");
     put(find("cost-measured"), measured());
     put(
       find("cost-verdict"),
@@ -63,11 +65,11 @@ function series(way, { V, D, N, figure }) {
   if (figure === "milliseconds") {
     return { line: [], points: data.timings.map((each) => [each.V, each[`${way}_ms`]]) };
   }
-  const at = (v) => [v, Math.max(Number(costOf(v, D, N)[way][figure]), 1)];
-  return {
-    line: Array.from({ length: 10 * decadesOf(V) + 1 }, (_, n) => at(Math.round(10 ** (n / 10)))),
-    points: [at(V)],
-  };
+  // A logarithmic axis has no place for zero.
+  const at = (v) => [v, Number(costOf(v, D, N)[way][figure])];
+  const positive = ([, amount]) => amount > 0;
+  const sizes = Array.from({ length: 10 * decadesOf(V) + 1 }, (_, n) => Math.round(10 ** (n / 10)));
+  return { line: sizes.map(at).filter(positive), points: [at(V)].filter(positive) };
 }
 
 // The number of powers of ten on the V axis: six, or more for a larger table.

@@ -11,7 +11,10 @@ sections.push({
       const multiplied = matmul(oneHot(places, rows.length), rows);
       return { looked, multiplied, compared: compareBits(looked, multiplied) };
     };
-    const poisoned = (value, id) => ways(withValue(table, table.labels.indexOf(id), column, value).rows);
+    const poisoned = (value, id) => {
+      const { rows } = withValue(table, table.labels.indexOf(id), column, value);
+      return { rows, ...ways(rows) };
+    };
     const [a, b, c] = three;
     const one = bfloat16(1);
     let sum = 0;
@@ -35,6 +38,7 @@ sections.push({
     options(find("differ-place"), table.labels.map((id) => [id, idName(table, id)]));
     put(find("differ-why"), whyWords(state));
     const [first, second] = [find("differ-first"), find("differ-second")];
+    if (found.rows) put(find("differ-table"), changedGrid(state, found.rows));
     if (state.case === "range") put(first, outsideGrid(state, found));
     else if (found.compared) {
       put(first, outputGrid(say("product.looked"), table, ids, found.looked));
@@ -98,6 +102,22 @@ sections.push({
   },
 });
 
+// The table with the changed value.
+function changedGrid({ table, ids, column, place, pick, ...state }, rows) {
+  const changed = table.labels.indexOf(state.case === "signed" ? ids[pick] : place);
+  const made = grid(
+    say("lookup.table", { V: table.V, D: table.D }),
+    columnNames(table),
+    rows.map((row, k) => ({
+      head: rowName(table, k),
+      cells: numbers(row),
+      class: hue(ids, table.labels[k]),
+    })),
+  );
+  made.querySelectorAll("tbody tr")[changed].querySelectorAll("td")[column].classList.add("chosen");
+  return made;
+}
+
 const where = (id, column) => say("differ.where", { id, column });
 
 function whyWords(state) {
@@ -123,7 +143,7 @@ function outsideGrid({ table, outside }, { known, output }) {
     : say("bad.id", { id: outside, V: table.V, last: table.V - 1 });
   return grid(say("differ.outside", { id: outside }), ["", say("differ.gives")], [
     { head: say("product.looked"), cells: [words(description)] },
-    { head: say("product.multiplied"), cells: [words(known ? description : numbers(output).join(", "))] },
+    { head: say("product.multiplied"), cells: [words(known ? description : several(output.map(number)))] },
   ]);
 }
 

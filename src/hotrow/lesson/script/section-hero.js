@@ -54,9 +54,14 @@ const wordButton = (table, id, n, pressed) =>
         },
       },
     },
-    h("bdi", {}, tokensOf(table)?.[table.labels.indexOf(id)] || say("class", { id })),
-    h("small", {}, ` ${id}`),
+    ...wordOf(table, id),
   );
+
+// The token with its id, or only the id.
+function wordOf(table, id) {
+  const token = tokensOf(table)?.[table.labels.indexOf(id)];
+  return token ? [h("bdi", {}, token), h("small", {}, ` ${id}`)] : [say("class", { id })];
+}
 
 // For one word: the multiplications so far, those by zero, and the numbers read.
 function heroCounts({ table, way }, rows, zeros) {
