@@ -31,10 +31,12 @@ const questions = [
     values: ({ table, ids }) => ({
       ids: several(ids), n: ids.length, D: table.D, V: table.V, few: ids.length * table.D, all: table.V * table.D,
     }),
+    after: (button) => actions["lookup-play"](button),
   },
   {
     id: "product", ask: "product.ask", answers: ["product.a", "product.b"], right: 0, why: "product.answer",
     values: ({ table }) => ({ V: table.V }),
+    after: (button) => actions["product-play"](button),
   },
   {
     id: "linear", ask: "linear.ask", answers: ["linear.a", "linear.b"], right: 1, why: "linear.why",
