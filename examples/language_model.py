@@ -1,9 +1,9 @@
-"""Train a small language model with a large table, with torch.optim and with hotrow side by side.
+"""Train a small language model that has a large table, with torch.optim and hotrow side by side.
 
 The model predicts the next byte of Python's standard library. The table is large, because each
 n-gram of preceding bytes (n = 1 .. 4) is hashed to a row. The head is small, because it predicts
 one of 256 bytes. A batch touches a few thousand rows, but dense AdamW updates the whole table,
-because momentum and weight decay also move idle rows. hotrow ends with the same losses.
+because momentum and weight decay also move idle rows. hotrow reaches the same losses.
 
     python examples/language_model.py
 """
@@ -32,7 +32,7 @@ ORDERS = 4  # n-grams of 1 .. 4 bytes
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next byte from the table rows of the last n-grams, with one hidden layer."""
+    """A network with one hidden layer that predicts the next byte from the last n-grams."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def standard_library() -> tuple[Tensor, Tensor]:
 
 
 def crops(text: Tensor, seed: int, count: int, length: int) -> Tensor:
-    """Return (count, length + 1) bytes from random positions."""
+    """Return a (count, length + 1) batch of bytes from random positions."""
     random = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - length, (count, 1), generator=random)
     return text[starts + torch.arange(length + 1)]
@@ -83,13 +83,13 @@ def bits(model: nn.Module, text: Tensor) -> Tensor:
 
 
 def unigram(train: Tensor, held_out: Tensor) -> float:
-    """Return the held-out loss of predicting by byte frequency, in bits per byte."""
+    """Return the held-out loss of predicting each byte from its frequency, in bits per byte."""
     counts = torch.bincount(train, minlength=256).double() + 1
     return -(counts / counts.sum()).log2()[held_out].mean().item()
 
 
 def trainer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Step:
-    """Return a training step with warm-up, a cosine schedule and clipping by norm."""
+    """Return a training step with warm-up, a cosine schedule and gradient clipping by norm."""
     warmup = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda t: min((t + 1) / warmup, 0.5 + 0.5 * math.cos(math.pi * t / steps))
@@ -113,19 +113,19 @@ def main(arguments: list[str] | None = None) -> int:
         arguments,
         __doc__,
         steps=(1000, "training steps"),
-        rows=(2**18, "rows of the hashed table"),
-        width=(64, "columns of the table"),
+        rows=(2**18, "number of rows in the hashed table"),
+        width=(64, "number of columns in the table"),
         batch=(32, "texts per step"),
         length=(64, "bytes per text"),
         lr=(2e-3, "peak learning rate"),
-        seed=(0, "seed for weights and batches"),
+        seed=(0, "random seed for weights and batches"),
     )
     train, held_out = standard_library()
     torch.manual_seed(args.seed)
     dense = LanguageModel(args.rows, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, using its fastest (fused) optimizer:
+    # With torch, use its fastest (fused) optimizer:
     dense_optimizer = torch.optim.AdamW(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:

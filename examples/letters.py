@@ -1,7 +1,7 @@
-"""Predict the next letter from one-hots, with torch.optim and with hotrow side by side.
+"""Predict the next letter from one-hots, training with torch.optim and hotrow side by side.
 
 The model concatenates the one-hots of the last letters and predicts the next letter with one hidden
-layer. The input of that layer is mostly zeros. The model's code doesn't change: with
+layer. The input to that layer is mostly zeros. The model's code doesn't change: with
 `hotrow.convert`, the layer adds up one weight column for each letter instead of multiplying by the
 one-hots. The text is Python's language reference, as shown by `help("for")`.
 
@@ -25,7 +25,7 @@ import hotrow
 
 
 class Letters(nn.Module):
-    """Predicts the next letter from the one-hots of the last letters, with one hidden layer."""
+    """A network with one hidden layer that predicts a letter from the preceding letters."""
 
     def __init__(self, letters: int, context: int, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Letters(nn.Module):
 
 
 def reference() -> tuple[Tensor, Tensor, int]:
-    """Return the training letters, the held-out letters (of every tenth topic) and V."""
+    """Return the training letters, the held-out letters and the alphabet size."""
     texts = [topics[name] for name in sorted(topics)]
     ids = {letter: i for i, letter in enumerate(sorted(set("".join(texts))))}
     held_out = "".join(texts[::10])
@@ -54,7 +54,7 @@ def bits(model: nn.Module, pieces: Tensor) -> Tensor:
 
 
 def unigram(train: Tensor, held_out: Tensor, letters: int) -> float:
-    """Return the held-out loss of predicting by letter frequency, in bits per letter."""
+    """Return the held-out loss of predicting each letter from its frequency, in bits per letter."""
     counts = torch.bincount(train, minlength=letters).double() + 1
     return -(counts / counts.sum()).log2()[held_out].mean().item()
 
@@ -67,16 +67,16 @@ def main(arguments: list[str] | None = None) -> int:
         steps=(1000, "training steps"),
         before=(16, "letters of context"),
         width=(256, "hidden units"),
-        batch=(512, "predicted letters per step"),
+        batch=(512, "number of letters to predict per step"),
         lr=(0.1, "learning rate"),
-        seed=(0, "seed for weights and batches"),
+        seed=(0, "random seed for weights and batches"),
     )
     train, held_out, letters = reference()
     torch.manual_seed(args.seed)
     dense = Letters(letters, args.before, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, using its fastest (fused) optimizer:
+    # With torch, use its fastest (fused) optimizer:
     dense_optimizer = torch.optim.SGD(dense.parameters(), lr=args.lr, momentum=0.9, fused=True)
 
     # With hotrow, two lines change:

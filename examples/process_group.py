@@ -46,7 +46,7 @@ class ProcessGroup:
         return local_sum * (self.size / batch_size)
 
     def mean_over_ranks(self, value: Tensor) -> float:
-        """Return the mean of a value over the ranks."""
+        """Return the mean of a value over all ranks."""
         value = value.detach().double()
         dist.all_reduce(value)
         return value.item() / self.size
@@ -57,7 +57,7 @@ class ProcessGroup:
         all_steps: int,
         step: Callable[[int], Tensor],
     ) -> None:
-        """Run the steps, and print the mean loss of each tenth of all steps."""
+        """Run the steps, and print the mean loss after each tenth of all steps."""
         losses = []
         for t in steps:
             losses.append(self.mean_over_ranks(step(t)))

@@ -1,9 +1,9 @@
-"""Train a small recommender with torch.optim and with hotrow side by side.
+"""Train a small recommender with torch.optim and hotrow side by side.
 
 The data are synthetic. Users with hidden tastes rate items of hidden kinds, and popular users and
 items occur far more often (Zipf's law). Three tables of very different sizes and a small MLP learn
 from the ids alone. A batch touches a few thousand rows, but dense Adam's momentum moves every row
-that was ever touched. hotrow ends with the same losses.
+that was ever touched. hotrow reaches the same losses.
 
     python examples/recommender.py
 """
@@ -30,7 +30,7 @@ import hotrow
 
 
 class Recommender(nn.Module):
-    """Predicts likes from the user, the item, its category and the user's mean history."""
+    """An MLP that predicts likes from the user, the item, its category and the user's history."""
 
     def __init__(self, users: int, items: int, categories: int, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Recommender(nn.Module):
 
 
 def auc(logits: Tensor, liked: Tensor) -> float:
-    """Return the area under the ROC curve, from the ranks of the liked items."""
+    """Return the area under the ROC curve, computed from the ranks of the liked items."""
     ranks = torch.empty(len(logits)).double()
     ranks[logits.argsort()] = torch.arange(1, len(logits) + 1).double()
     good = liked.sum().double()
@@ -75,10 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__,
         steps=(1000, "training steps"),
         rows=(200_000, "users; there are 1/4 as many items and 1/200 as many categories"),
-        width=(64, "columns of each table"),
+        width=(64, "number of columns in each table"),
         batch=(1024, "(user, item) pairs per step"),
         lr=(1e-3, "learning rate"),
-        seed=(0, "seed for data, weights and batches"),
+        seed=(0, "random seed for data, weights and batches"),
     )
     sizes = args.rows, max(1, args.rows // 4), max(1, args.rows // 200)
     world = World(*sizes, args.seed)
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     dense = Recommender(*sizes, args.width)
     model = copy.deepcopy(dense)
 
-    # With torch, using its fastest (fused) optimizer:
+    # With torch, use its fastest (fused) optimizer:
     dense_optimizer = torch.optim.Adam(dense.parameters(), lr=args.lr, fused=True)
 
     # With hotrow, two lines change:

@@ -28,8 +28,8 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     for name, default, text in (
         ("steps", 1000, "training steps"),
-        ("rows", 2**18, "rows of the hashed table"),
-        ("width", 64, "columns of the table"),
+        ("rows", 2**18, "number of rows in the hashed table"),
+        ("width", 64, "number of columns in the table"),
         ("batch", 32, "texts per step, summed over all processes"),
         ("length", 64, "bytes per text"),
     ):
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = replicate(model, group.mesh)  # the table
     ddp_model = DistributedDataParallel(model)  # the other layers
     optimizer = hotrow.optim.AdamW(model.parameters(), lr=args.lr)
-    group.print_once(f"{group.size} processes; each has all {args.rows:,} rows")
+    group.print_once(f"{group.size} processes; each stores all {args.rows:,} rows")
 
     def step(t: int) -> Tensor:
         text = group.local_share(crops(train, t, args.batch, args.length))

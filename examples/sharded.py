@@ -1,6 +1,6 @@
 """Train the model from recommender.py with its tables split across processes.
 
-The losses are the same for any number of processes, even if it changes at a checkpoint:
+The losses are the same for any number of processes, even if you resume with a different number:
 
     python examples/sharded.py
     torchrun --nproc-per-node 2 examples/sharded.py --until 500 --save checkpoint
@@ -30,9 +30,9 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
     for name, default, text in (
         ("steps", 1000, "training steps in total"),
         ("begin", 0, "first step to run"),
-        ("until", 0, "stop before this step; 0 to run all"),
+        ("until", 0, "stop before this step; 0 runs all steps"),
         ("rows", 200_000, "users; there are 1/4 as many items and 1/200 as many categories"),
-        ("width", 64, "columns of each table"),
+        ("width", 64, "number of columns in each table"),
         ("batch", 1024, "(user, item) pairs per step, summed over all processes"),
     ):
         help_ = f"{text} (default {default})"

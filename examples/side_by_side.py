@@ -1,4 +1,4 @@
-"""Train two copies of a model in turns, and compare their losses, times and memory."""
+"""Train two copies of a model alternately, and compare their losses, times and memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SideBySide:
         while begin < steps:
             end = min(begin + block, steps)
             batches = [batch(t) for t in range(begin, end)]
-            for name, step in self.steps.items():  # a block with torch, then with hotrow
+            for name, step in self.steps.items():  # each block: first torch, then hotrow
                 for each in batches:
                     start = time.perf_counter()
                     losses[name].append(step(each).detach())
@@ -53,7 +53,7 @@ class SideBySide:
             begin = end
 
     def compare(self, what: str, numbers: Iterable[float]) -> None:
-        """Print the values of both sides, and whether they are equal to four decimals."""
+        """Print the values from torch and hotrow, and whether they are equal to four decimals."""
         a, b = (f"{number:.4f}" for number in numbers)
         self.same = self.same and a == b
         print(f"{what:24}{a:>14}{b:>14}{'' if a == b else '   <- NOT the same'}", flush=True)
@@ -78,7 +78,7 @@ class SideBySide:
         print(f"{'all steps, s':24}{a:14.1f}{b:14.1f}{a / b:9.1f}x")
 
     def print_memory(self, models: Iterable[nn.Module]) -> None:
-        """Print the memory of the last step's gradients."""
+        """Print how much memory the last step's gradients use."""
         a, b = (
             sum(_gradient_bytes(p.grad) for p in m.parameters() if p.grad is not None)
             for m in models
@@ -114,9 +114,9 @@ def options(
 
     Arguments:
         arguments: the command-line arguments, or None for `sys.argv`.
-        doc: the module's docstring; its first line is the description.
-        defaults: the default value and the help text of each option. The type of the default is
-            the type of the option.
+        doc: the module's docstring, whose first line becomes the description in `--help`.
+        defaults: the default value and the help text of each option. Each option has the same type
+            as its default.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, (default, text) in defaults.items():

@@ -1,6 +1,6 @@
 """Train a Stable-Baselines3 agent on Taxi with and without hotrow, without changing its code.
 
-An observation of Taxi-v4 is one of 500 states. Stable-Baselines3 encodes it as a one-hot input for
+An observation in Taxi-v4 is one of 500 states. Stable-Baselines3 encodes it as a one-hot input for
 its policy and value networks. With `hotrow.convert`, the first layer of each network looks up a row
 instead of multiplying by the one-hot. Both agents draw the same random numbers, take the same
 actions, get the same rewards, and end with the same networks up to rounding.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 import hotrow
 
-ROUNDING = 1e-5  # relative to the largest value; gradients are summed in different orders
+ROUNDING = 1e-5  # tolerance relative to the largest value, because summation orders differ
 OUTPUTS = "action logits", "values"
 
 
@@ -43,7 +43,7 @@ def learner(model: PPO, actions: list[Tensor]) -> Step:
 
 
 def generator_state(state: Any = None) -> Any:
-    """Set the random state of torch and NumPy if given, and return the current one."""
+    """Set the random state of torch and NumPy if one is given, and return the current state."""
     if state is not None:
         torch.set_rng_state(state[0])
         np.random.set_state(state[1])
@@ -74,11 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
         width=(64, "hidden units"),
         batch=(256, "moves per optimizer step"),
         lr=(1e-3, "learning rate"),
-        seed=(0, "seed for weights, environments and batches"),
+        seed=(0, "random seed for weights, environments and batches"),
     )
 
     def driver(adam: type[torch.optim.Adam]) -> PPO:
-        """Return a PPO agent with Stable-Baselines3's default eps."""
+        """Return a PPO agent that uses Stable-Baselines3's default eps for Adam."""
         return PPO(
             "MlpPolicy",
             make_vec_env("Taxi-v4", args.taxis),
@@ -98,12 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
     dense = driver(torch.optim.Adam)
     steps = [learner(dense, actions[0])]
 
-    # With hotrow: use its Adam, and add one line:
+    # With hotrow, use hotrow's Adam and add one line:
     model = driver(hotrow.optim.Adam)
     hotrow.convert(model.policy)
     steps.append(learner(model, actions[1]))
 
-    print(f"{args.taxis * args.moves:,} moves per rollout; rewards are means per move")
+    print(f"{args.taxis * args.moves:,} moves per rollout; rewards are averages per move")
     sides = SideBySide(steps)
     for name, a, b in zip(OUTPUTS, outputs(dense), outputs(model), strict=True):
         sides.compare_tensors(f"{name} before", a, b)

@@ -6,11 +6,11 @@ from __future__ import annotations
 class HotrowError(ValueError):
     """Raised for invalid input, before hotrow changes anything.
 
-    `HotrowError` is a subclass of `ValueError`. For an id out of range, hotrow raises
+    `HotrowError` is a subclass of `ValueError`. For an id that is out of range, hotrow raises
     `HotrowIndexError`, which is also an `IndexError`, like torch's own exception.
 
     Attributes:
-        problem: what is wrong, with the argument, the position, the value and the valid range.
+        problem: what is wrong, including the argument, position, value and valid range.
         fix: the likely cause and how to fix it, or None.
 
     >>> error = HotrowError("ids is float32", fix="use ids.long()")
@@ -18,7 +18,7 @@ class HotrowError(ValueError):
     ('ids is float32: use ids.long()', 'use ids.long()')
     """
 
-    on_all_ranks = False  # whether every process of the group raises this error
+    on_all_ranks = False  # True if every process in the group raises this error
 
     def __init__(self, problem: str, *, fix: str | None = None) -> None:
         super().__init__(problem if fix is None else f"{problem}: {fix}")
@@ -27,4 +27,4 @@ class HotrowError(ValueError):
 
 
 class HotrowIndexError(HotrowError, IndexError):
-    """Raised for an id out of range. Code that catches torch's `IndexError` catches it too."""
+    """Raised for an id out of range. Code that catches `IndexError` also catches this error."""

@@ -1,4 +1,4 @@
-"""`Embedding`, and the behavior that `OneHotLinear` shares with it."""
+"""Test `Embedding`, and the behavior that it shares with `OneHotLinear`."""
 
 import copy
 import pickle
@@ -21,7 +21,7 @@ OPTIONS = [{}, {"padding_idx": 2}, {"max_norm": 1.5}, {"max_norm": 1.0, "norm_ty
 
 
 def twins(*size, **options):
-    """Return hotrow's and torch's embedding with the same table."""
+    """Return a hotrow embedding and a torch embedding with the same table."""
     ours, torchs = Embedding(*size, **options), nn.Embedding(*size, **options)
     ours.load_state_dict(torchs.state_dict())
     return ours, torchs
@@ -175,7 +175,7 @@ def test_options_apply_to_one_hot_input_too(options):
     assert_same_bits(output, expected)
     output.backward(output_gradient)
     expected.backward(output_gradient)
-    # No row is used more than twice, so the order of the sum does not matter.
+    # No row is used more than twice, so the order of summation doesn't matter.
     assert_same_bits(soft.weight.grad, hard.weight.grad)
     assert_same_bits(soft.weight, hard.weight)
 
@@ -284,14 +284,14 @@ def test_input_that_is_not_a_tensor_raises(kind):
 @pytest.mark.parametrize(
     ("rows", "ids"),
     [
-        (2, [[0, 1], [1, 0]] * 20),  # with two rows, these may just as well be ids
+        (2, [[0, 1], [1, 0]] * 20),  # with two rows, these values could also be ids
         (3, [0, 1, 0]),  # a few ids may look like a one-hot by chance
         (4, [0, 0, 1, 0]),
         (3, [[0, 1, 0]]),
         (3, [[0, 1, 1]] * 20),  # two ones
         (3, [[0, 2, 1]] * 20),
-        (4, [[0, 0, 1]] * 20),  # width differs from the number of rows
-        (3, [[[0], [0], [1]]] * 20),  # the fix that the message suggests
+        (4, [[0, 0, 1]] * 20),  # the width differs from the number of rows
+        (3, [[[0], [0], [1]]] * 20),  # the error message suggests this shape
     ],
 )
 def test_ids_that_only_resemble_a_one_hot_are_looked_up(rows, ids):

@@ -1,4 +1,4 @@
-"""EmbeddingBag matches torch on ids, and the matmul on multi-hots and probabilities."""
+"""Test that EmbeddingBag matches torch for ids, and `@` for multi-hots and probabilities."""
 
 import copy
 
@@ -48,7 +48,7 @@ def test_ids_match_torch_bit_for_bit(case, mode, weighted):
 
 
 def dense_bag(case, mode, ids, table, output_gradient):
-    """Return the float64 output and gradient, each with its number and size of terms."""
+    """Return the float64 output and gradient, and the number and size of the terms in each sum."""
     offsets = torch.arange(case.shape[0]) * case.shape[1]
     flat = ids.reshape(-1)
 

@@ -1,4 +1,4 @@
-"""`OneHotLinear` on ids equals a linear layer on their one-hots."""
+"""Test that `OneHotLinear` on ids equals a linear layer on the one-hots of those ids."""
 
 import pytest
 import torch

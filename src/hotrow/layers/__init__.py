@@ -1,15 +1,15 @@
 """Embedding and linear layers that accept both ids and one-hots.
 
-Each layer is a subclass of the torch layer with the same constructor and `state_dict` keys, and
-computes with torch's operators. It checks ids first, so an invalid id raises an error instead of
-reading another row. A table has V rows and D columns.
+Each layer subclasses a torch layer, has the same constructor and `state_dict` keys, and uses
+torch's operators. The layers check ids first, so an invalid id raises an error instead of reading
+another row. A table has V rows and D columns.
 
 Known limits:
 
-- `torch.fx.symbolic_trace` and `torch.jit.script` don't support the checks. `torch.export` and
-  `torch.compile` do.
-- On a GPU, the checks synchronize with the CPU, so a CUDA graph can't capture them.
-- The checks have no DTensor sharding rule, so they don't work in tensor-parallel layers.
+- `torch.fx.symbolic_trace` and `torch.jit.script` don't support the id checks, but `torch.export`
+  and `torch.compile` do.
+- On a GPU, the id checks synchronize with the CPU, so a CUDA graph can't capture them.
+- The id checks have no DTensor sharding rule, so they don't work in tensor-parallel layers.
 """
 
 from hotrow.layers.embedding import Embedding

@@ -18,12 +18,12 @@ class Embedding(TableLayer, nn.Embedding):
     """A `torch.nn.Embedding` that also accepts one-hot and probability tensors.
 
     For ids, `output[..., :] = table[ids[...], :]`. The output equals `one_hot(ids) @ table` bit for
-    bit if the table is finite, except for the sign of zeros. For floating-point input with a last
-    dimension of V, the output is `input @ table`, with gradients for both.
+    bit if all table values are finite, except for the sign of zeros. For floating-point input with
+    a last dimension of size V, the output is `input @ table`, and both receive gradients.
 
     The constructor, the `state_dict` keys, and the options `padding_idx`, `max_norm`,
-    `scale_grad_by_freq` and `sparse` are the same as in torch. Each layer can load the other's
-    checkpoints.
+    `scale_grad_by_freq` and `sparse` are the same as in torch. hotrow's and torch's layers can load
+    each other's checkpoints.
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
@@ -31,13 +31,14 @@ class Embedding(TableLayer, nn.Embedding):
             `hotrow.one_hot` can have any dtype.
 
     Raises:
-        HotrowError: the dtype or the last dimension is wrong, integers look like a one-hot, or the
-            input is one-hot with `scale_grad_by_freq`, which counts ids.
-        HotrowIndexError: an id is outside 0..V-1. It is raised before anything changes.
+        HotrowError: the dtype or the last dimension is wrong, integer input looks like a one-hot,
+            or a layer with `scale_grad_by_freq`, which counts ids, gets other input.
+        HotrowIndexError: an id is outside 0..V-1. The layer raises this error before it changes
+            anything.
 
-    Cost: a lookup of N ids writes N x D values, without any multiplications. The gradient is the
-    same as in torch: V x D with zeros for untouched rows, or one row for each id with
-    `sparse=True`. After `hotrow.convert`, it contains only the touched rows.
+    Cost: a lookup of N ids writes N x D values and performs no multiplications. The gradient is the
+    same as in torch: V x D values with zeros for untouched rows, or one row for each id with
+    `sparse=True`. After `hotrow.convert`, the gradient contains only the touched rows.
 
     >>> import torch
     >>> layer = Embedding.from_pretrained(torch.tensor([[1., 2.], [3., 4.], [5., 6.]]))
@@ -54,18 +55,18 @@ class Embedding(TableLayer, nn.Embedding):
     def from_file(cls, path: str | Path, tensor: str | None = None, **options: Any) -> Self:
         """Create a layer from a table in a safetensors file, without reading the whole file.
 
-        The weight is memory-mapped, so only the rows that are looked up are read. It is read-only
-        and has no gradient. To train a table in files, see `hotrow.disk`.
+        The weight is memory-mapped, so only the rows that are looked up are read. The weight is
+        read-only and has no gradient. To train a table on disk, see `hotrow.disk`.
 
         Args:
             path: the safetensors file.
-            tensor: the tensor's name in the file; may be None if the file contains one table.
+            tensor: the tensor's name in the file; may be None if the file contains only one table.
             options: the layer's other constructor arguments.
 
         Raises:
             HotrowError: the file can't be read, or doesn't contain the table.
         """
-        from hotrow.inputs.files import read_table  # deferred, so that `import hotrow` stays fast
+        from hotrow.inputs.files import read_table  # deferred to keep `import hotrow` fast
 
         _, table = read_table(path, tensor)
         rows, columns = table.shape

@@ -19,28 +19,28 @@ from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 class EmbeddingBag(TableLayer, nn.EmbeddingBag):
     """A `torch.nn.EmbeddingBag` that also accepts one-hot, multi-hot and probability tensors.
 
-    The output for a bag is the sum, mean or maximum of the rows for its ids. In "sum" mode,
-    `per_sample_weights` can scale each row first. A sum equals `multi_hot(bag) @ table`, within
-    rounding.
+    The output for a bag is the sum, mean or maximum of the table rows that its ids select. In "sum"
+    mode, `per_sample_weights` can scale each row first. A sum equals `multi_hot(bag) @ table`, up
+    to rounding.
 
     The constructor, the `state_dict` keys and all options are the same as in torch. Ids equal to
     `padding_idx` don't count as members of their bag.
 
     Shapes:
-        ids: int64 or int32; (B, L), or (N,) with `offsets` of shape (B,), the start of each bag.
-            The output is (B, D). An empty bag gives zeros.
+        ids: int64 or int32; (B, L), or (N,) with `offsets` of shape (B,), which give the start of
+            each bag. The output is (B, D). The output for an empty bag is all zeros.
         one-hot or probabilities: the table's dtype; (B, L, V), or (N, V) with `offsets`. Each
-            member is a distribution over rows instead of an id. A member equal to the one-hot of
-            `padding_idx` doesn't count.
-        multi-hot: (B, V) without offsets. Row i of the table has weight input[b, i] in bag b.
-            "mean" divides by the sum of the weights, unless the sum is 0. "max" raises an error.
-            The weight of `padding_idx` is ignored.
-        per_sample_weights: the shape of the ids, (B, L) or (N,).
+            member of a bag is a distribution over rows instead of an id. Members equal to the
+            one-hot of `padding_idx` are ignored.
+        multi-hot: (B, V) without offsets. Row i of the table has weight input[b, i] in bag b. Mode
+            "mean" divides by the sum of the weights, unless the sum is 0. Mode "max" raises an
+            error. The weight of `padding_idx` is ignored.
+        per_sample_weights: the same shape as the ids, (B, L) or (N,).
 
     Raises:
-        HotrowError, HotrowIndexError: as for `Embedding`, and for invalid offsets.
+        HotrowError, HotrowIndexError: the same as for `Embedding`, and also for invalid offsets.
 
-    Cost: as for `Embedding`, with B x D values written in the forward pass.
+    Cost: the same as for `Embedding`, except that the forward pass writes B x D values.
 
     >>> layer = EmbeddingBag.from_pretrained(torch.eye(3), mode="sum")
     >>> layer(torch.tensor([[0, 2, 2]]))
@@ -57,7 +57,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, L) or (N,) ids, or soft input with another dimension V, to (B, D)."""
+        """Map (B, L) or (N,) ids, or soft input with an additional dimension V, to (B, D)."""
         try:
             return self._bags(input, offsets, per_sample_weights)
         except HotrowError as error:
@@ -81,7 +81,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
             last=self.include_last_offset,
         )
         if offsets is None and input.shape[1] == 0:
-            # torch fails on a (B, 0) batch, but accepts empty bags that are described by offsets.
+            # torch fails on a (B, 0) batch, but accepts empty bags if offsets describe them.
             bags = len(input) + self.include_last_offset
             offsets = torch.zeros(bags, dtype=torch.int64, device=input.device)
             input = input.flatten(0, 1)
@@ -134,10 +134,10 @@ def pool_rows(
     offsets: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """Pool (N, D) rows that are already looked up, with torch's `embedding_bag`.
+    """Pool (N, D) rows that were already looked up, with torch's `embedding_bag`.
 
-    `shape` is the shape of the ids, each of which has one row. To ignore padding, all padding ids
-    point to an extra row, which is passed to torch as `padding_idx`.
+    `shape` is the shape of the ids; `rows` contains one row for each id. To ignore padding, all
+    padding ids point to an extra row, which is passed to torch as `padding_idx`.
     """
     positions = torch.arange(len(rows), device=rows.device)
     if is_padding is not None:

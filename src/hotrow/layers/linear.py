@@ -21,13 +21,13 @@ def check_linear(linear: Any) -> None:
 
 
 def copy_storage(values: Tensor, copy: bool) -> Tensor:
-    """Detach the values; with `copy`, return a contiguous copy."""
+    """Return the detached values, or a contiguous copy of them if `copy` is True."""
     values = values.detach()
     return values.clone(memory_format=torch.contiguous_format) if copy else values
 
 
 def build_linear(cls: type[_L], weight: Tensor, bias: Tensor | None, copy: bool) -> _L:
-    """Build a linear layer of this class from a (D, V) weight and a bias."""
+    """Build a linear layer of class `cls` from a (D, V) weight and a bias."""
     columns, rows = weight.shape
     # "meta" avoids allocating and initializing a weight that is replaced right away.
     layer = cls(rows, columns, bias=bias is not None, device="meta", dtype=weight.dtype)

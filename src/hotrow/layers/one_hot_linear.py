@@ -18,19 +18,19 @@ class OneHotLinear(nn.Linear):
 
     For ids, `output[..., :] = weight[:, ids[...]] + bias`. The output equals
     `linear(one_hot(ids), weight, bias)` bit for bit if the weights are finite, except for the sign
-    of zeros. For floating-point input, the layer runs torch's linear.
+    of zeros. For floating-point input, the layer works like `torch.nn.Linear`.
 
     The constructor, the initial values and the `state_dict` keys are the same as in torch. `weight`
     is (D, V), and `bias` is (D,) or None.
 
     Shapes:
         ids: int64 or int32, (...,); the output is (..., D).
-        one-hot, or any other input of a linear layer: (..., V); the output is (..., D).
+        one-hot, or any other input to a linear layer: (..., V); the output is (..., D).
 
     Raises:
-        HotrowError, HotrowIndexError: as for `Embedding`.
+        HotrowError, HotrowIndexError: in the same cases as for `Embedding`.
 
-    Cost: a lookup of N ids reads N x D values, one column of `weight` for each id, without any
+    Cost: a lookup of N ids reads N x D values, one column of `weight` for each id, and performs no
     multiplications.
 
     >>> layer = OneHotLinear(4, 5)
@@ -63,7 +63,7 @@ class OneHotLinear(nn.Linear):
         bias: Tensor | None = self.bias
         rows = look_up(weight, ids, columns=True)
         device = weight.device.type
-        # As in torch's linear, autocast doesn't cast float64.
+        # As in `torch.nn.Linear`, autocast doesn't cast float64 values.
         if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
             return rows.to(dtype) if bias is None else rows.to(dtype) + bias.to(dtype)

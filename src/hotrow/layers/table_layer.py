@@ -1,4 +1,4 @@
-"""The base class of layers with a (V, D) table, with soft input and linear conversion."""
+"""The base class of layers with a (V, D) table; it handles soft input and linear conversion."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class TableLayer:
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, *, copy: bool = True, **options: Any) -> Self:
-        """Create a layer whose lookup equals `linear` applied to the one-hot.
+        """Create a layer whose lookups equal `linear` applied to the one-hots of the ids.
 
-        Its table is `linear.weight` transposed, (in_features, out_features).
+        The layer's table is the transposed `linear.weight`, of shape (in_features, out_features).
 
         Args:
             linear: a linear layer without a bias, which a table can't represent.
             copy: whether to copy the weight. If False, both layers share storage, so an optimizer
-                with both layers would update it twice.
+                that has the parameters of both would update the weight twice.
             options: the layer's other constructor arguments.
 
         Raises:
@@ -57,9 +57,10 @@ class TableLayer:
         return layer
 
     def to_linear(self, *, copy: bool = True) -> nn.Linear:
-        """Return a `torch.nn.Linear` without bias that equals this layer for one-hot input.
+        """Return a `torch.nn.Linear` without a bias that equals this layer for one-hot input.
 
-        Its weight is the table transposed, (D, V). With `copy=False`, both layers share storage.
+        The linear layer's weight is the transposed table, of shape (D, V). With `copy=False`, both
+        layers share storage.
 
         Raises:
             HotrowError: the layer has `padding_idx`, `max_norm` or `scale_grad_by_freq`, which make
@@ -103,7 +104,7 @@ class TableLayer:
         # Lookups read the padding row like any other row, but it receives no gradient.
         padding = values[..., self.padding_idx, None] * self.weight[self.padding_idx].detach()
         rows = values.index_fill(-1, index_tensor(self.padding_idx, values), 0) @ self.weight
-        return rows + padding.to(rows.dtype)  # under autocast, rows has autocast's dtype
+        return rows + padding.to(rows.dtype)  # under autocast, `rows` has the autocast dtype
 
 
 def index_tensor(row: int, like: Tensor) -> Tensor:
