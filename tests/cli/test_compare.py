@@ -112,7 +112,7 @@ INCOMPLETE = (
 )
 WHOLE = "ids are whole numbers of at most 18 digits, separated by commas or spaces"
 MAY_READ = "check the path and the permissions"
-SIZE = "write it as 500MB or 2GiB"
+SIZE = "write the size as 500MB or 2GiB"
 LONG = "x" * 300
 
 # (arguments, start of the message, fix). The start leaves out messages from other libraries.
@@ -261,7 +261,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --ids 1 --text the",
         "--text and --ids cannot be combined\n",
-        "use one of them",
+        "use only one of these options",
     ),
     *(
         (f"{option} 1", f"{option} needs a table\n", "add --table model.safetensors")
@@ -686,12 +686,12 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
     (
         "--optimizer SGD --scales 1,0",
         "--scales '1,0': '0' is not a positive number",
-        "write them as 1,1e-4,1e-7,1e-9",
+        "write the scales as 1,1e-4,1e-7,1e-9",
     ),
     ("--optimizer SGD --scales 1,,2", "--scales '1,,2': '' is not a positive number", "write them"),
     (
         "--optimizer SGD --rows 1000000000",
-        "2,500 steps of a 1,000,000,000 x 5 table with 12 ids each need about 480.0 GB of",
+        "2,500 steps on a 1,000,000,000 x 5 table with 12 ids each need about 480.0 GB of",
         "use fewer rows, columns, ids or steps",
     ),
 ]

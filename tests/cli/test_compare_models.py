@@ -368,7 +368,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "@Stuck --inputs @states",
         r"nets.models:Stuck cannot be copied, but the comparison needs copies: RuntimeError: "
         r"[bold]no\x1b[31m copies (",
-        "remove tensors with a graph",
+        "remove tensors with an autograd graph",
     ),
     # the inputs
     ("@built --inputs @fails", "nets.models:fails() fails: KeyError: 'vocabulary'", ONE),

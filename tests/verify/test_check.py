@@ -1,4 +1,4 @@
-"""check accepts equal layers and detects every mutant."""
+"""Test that check accepts equal layers and detects every mutant."""
 
 import dataclasses
 
@@ -180,7 +180,7 @@ MUTANTS = {
     "two rows swapped in the output": (swapped_rows(0, 1), "output"),
     "an entry of a row used once, off by one ulp": (gradient_one_ulp(3, 1), "gradient"),
     "an entry of a row used four times, off by one ulp": (gradient_one_ulp(2, 0), "gradient"),
-    "an entry of an unused row": (gradient_entry(6, 2, 1e-30), "gradient"),
+    "a nonzero entry in an unused row": (gradient_entry(6, 2, 1e-30), "gradient"),
     "two rows swapped in the gradient": (swapped_gradient_rows(), "gradient"),
     "one duplicate dropped": (dropped_duplicate(), "gradient"),
 }

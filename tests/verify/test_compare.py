@@ -1,4 +1,4 @@
-"""compare: results, memory budget and report."""
+"""Test the results, memory budget and report of compare."""
 
 import json
 

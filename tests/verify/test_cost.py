@@ -1,4 +1,4 @@
-"""cost: compare the formulas with counted products and measured allocations."""
+"""Compare the formulas of cost with counted products and measured allocations."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Documented differences between the dense product and the lookup."""
+"""Test the documented differences between the dense product and the lookup."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Measuring peak memory, times and free memory."""
+"""Test the measurement of peak memory, times and free memory."""
 
 import psutil
 import pytest

@@ -1,4 +1,4 @@
-"""measure_sameness measures correctly, and a wrong optimizer is outside the bound."""
+"""Test that measure_sameness measures correctly and detects wrong optimizers."""
 
 import importlib
 import inspect
@@ -46,7 +46,7 @@ DEFAULT = sampling.MIN_ENTRIES  # the value before a fixture changes it
 
 
 def test_errors_match_runs_without_the_public_api():
-    """One run uses explicit dense gradients; the other calls the kernels directly."""
+    """The torch runs use explicit dense gradients; the hotrow run calls the kernels directly."""
     for name, kwargs in [("AdamW", STRONG), ("RMSprop", {"momentum": 0.9})]:
         found = measure_sameness(name, kwargs, Batches(**SMALL), scales=(1.0, 1e-4))
         for each in found.distances:
@@ -61,7 +61,7 @@ def test_errors_match_runs_without_the_public_api():
 
 
 def test_float64_reference_follows_the_formula():
-    """Compare with SGD in NumPy float64, with momentum, weight decay and the schedule."""
+    """Compare with NumPy SGD in float64 that has momentum, weight decay and a schedule."""
     batches = Batches(**SMALL)
     options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
     [found] = train(torch.optim.SGD, options, batches, [0.5], torch.float64)
@@ -160,7 +160,7 @@ def test_options_are_not_changed_and_progress_is_reported():
 
 
 def off_by_one(monkeypatch):
-    """Settling rows omits the last step."""
+    """Omit the last step when rows are settled."""
     real = lag.settle
 
     def settle(ledger, table, slots, last, rows, now=None):
@@ -170,7 +170,7 @@ def off_by_one(monkeypatch):
 
 
 def untouched_rows_stay(monkeypatch):
-    """A row that was never touched does not decay, as in SparseAdam."""
+    """Don't decay rows that were never touched, as in SparseAdam."""
     real = lag.settle
 
     def settle(ledger, table, slots, last, rows, now=None):
@@ -180,7 +180,7 @@ def untouched_rows_stay(monkeypatch):
 
 
 def dropped_entry(monkeypatch):
-    """Rows that are idle in step 21 never apply that step."""
+    """Never apply step 21 to rows that are idle in this step."""
     real = lag.step
 
     def step(ledger, table, slots, last, grads):
@@ -192,7 +192,7 @@ def dropped_entry(monkeypatch):
 
 
 def decay_twice(monkeypatch):
-    """Decay is applied twice per step."""
+    """Apply weight decay twice per step."""
     real = Ledger.append
     monkeypatch.setattr(
         Ledger, "append", lambda self, entry: real(self, (entry[0] ** 2, *entry[1:]))
@@ -200,7 +200,7 @@ def decay_twice(monkeypatch):
 
 
 def dropped_duplicate(monkeypatch):
-    """Only the first gradient of a repeated id counts."""
+    """Use only the first gradient of a repeated id."""
     real = gradient.group
 
     def group(ids, grads, rows):
@@ -283,7 +283,7 @@ def script():
 
 @pytest.fixture
 def generate(script, monkeypatch, capsys, tmp_path, threads):
-    """Run the script in this process; return exit code, page, record and printed output."""
+    """Run the script in this process; return its exit code, page, record and printed output."""
 
     def run(*arguments):
         monkeypatch.setattr(

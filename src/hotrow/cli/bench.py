@@ -30,11 +30,11 @@ from hotrow.verify.measure import free_memory
 # A line with only \b keeps the line breaks of the following paragraph.
 BENCH_HELP = f"""Benchmark a training step of one table against torch's optimizers.
 
-Measures hotrow, torch's dense optimizer (default, foreach=True and fused=True), and
+The command measures hotrow, torch's dense optimizer (default, foreach=True and fused=True), and
 nn.Embedding(sparse=True) with SGD, Adagrad or SparseAdam, on the same table and ids. SparseAdam
-trains a different model: it skips rows without a gradient. Before timing, the command compares
-hotrow's rows with those of dense training. Times are medians; the range is the 20th to the 80th
-percentile.
+trains a different model: it skips rows without a gradient. Before timing starts, the command
+compares hotrow's rows with those of dense training. Times are medians, and ranges are from the 20th
+to the 80th percentile.
 
 \b
 Examples:
@@ -45,9 +45,9 @@ Examples:
   hotrow bench --optimizer SGD --uniform --threads 1 --json bench.json
 
 \b
-The ids of a batch follow Zipf's law, as words and products do. The id of
-rank k is drawn with a probability proportional to 1 / k^{ZIPF_EXPONENT}.
---zipf sets another exponent; --uniform draws all ids with equal
+The ids in a batch follow Zipf's law, as the frequencies of words and
+products do. The id of rank k is drawn with a probability proportional to
+1 / k^{ZIPF_EXPONENT}. --zipf sets another exponent; --uniform draws all ids with equal
 probability.
 
 \b
@@ -57,18 +57,22 @@ Exit code:
 """
 NOT_EQUAL = terminal.DIFFERENT
 DTYPES = ("float32", "bfloat16", "float64")
-MAX_COUNT = 2**31 - 1  # for --rows, --columns and --ids
+MAX_COUNT = 2**31 - 1  # upper limit for --rows, --columns and --ids
 MAX_EXPONENT = 10.0
-# The one-hot matmul takes too long to measure if it needs more multiplications than this.
+# With more multiplications than this, the one-hot matmul takes too long to measure.
 MAX_ONE_HOT_MULTIPLICATIONS = 2_000_000_000
 DENSE_VALUES_PER_TURN = 100_000_000  # table values that a dense optimizer updates per turn
 MAX_STEPS_PER_TURN = 20
 
 
 def bench_command(
-    rows: Annotated[str, typer.Option(help="Rows of the table.", metavar="N")] = "1_000_000",
-    columns: Annotated[str, typer.Option(help="Columns of the table.", metavar="N")] = "64",
-    ids: Annotated[str, typer.Option(help="Ids per batch.", metavar="N")] = "16384",
+    rows: Annotated[
+        str, typer.Option(help="Number of rows in the table.", metavar="N")
+    ] = "1_000_000",
+    columns: Annotated[
+        str, typer.Option(help="Number of columns in the table.", metavar="N")
+    ] = "64",
+    ids: Annotated[str, typer.Option(help="Number of ids per batch.", metavar="N")] = "16384",
     optimizer: Annotated[
         str, typer.Option(help="Name of the optimizer, as in torch.optim.", metavar="NAME")
     ] = "AdamW",
@@ -86,10 +90,10 @@ def bench_command(
     ] = None,
     json: Annotated[
         str | None,
-        typer.Option(help="Also write all results to this file.", metavar="FILE"),
+        typer.Option(help="Also write all results to this file as JSON.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Run the benchmark and print its report; exit with 1 if hotrow differs from dense training."""
+    """Run the benchmark and print a report; exit with 1 if hotrow differs from dense training."""
     workload = make_workload(rows, columns, ids, optimizer, dtype, zipf, uniform)
     thread_count = (
         torch.get_num_threads()
@@ -128,7 +132,9 @@ def make_workload(
             fix=f"choose one of {', '.join(DTYPES)}",
         )
     if uniform and zipf is not None:
-        raise HotrowError(f"--uniform and --zipf {zipf} cannot be combined", fix="use one of them")
+        raise HotrowError(
+            f"--uniform and --zipf {zipf} cannot be combined", fix="use only one of the two"
+        )
     name = parse_optimizer(optimizer)
     row_count, column_count, id_count = (
         parse_count(option, text, MAX_COUNT)
@@ -191,17 +197,18 @@ def parse_exponent(text: str | None) -> float:
 
 
 def check_memory(workload: TableWorkload) -> None:
-    """Raise HotrowError if training with hotrow needs more than the free memory."""
+    """Raise HotrowError if training with hotrow needs more memory than is free."""
     case = case_of(workload)
     table_and_state, step = estimate_bytes(HOTROW.type_name, PEER_TYPES[HOTROW.type_name], case, {})
-    # Per id: the output, its gradient and copies. Per row: its probability and last step.
+    # Each id needs its output, the gradient and copies.
+    # Each row needs its probability and last step.
     batch = case.ids * (4 * case.columns * case.dtype.itemsize + 64) + 24 * case.rows
     try:
         memory.MemoryBudget(free_memory()).check(table_and_state, step + batch)
     except MemoryError as error:
         raise HotrowError(
             f"--rows {case.rows:,} --columns {case.columns:,} --ids {case.ids:,} with "
-            f"{case.optimizer} do not fit in free memory ({error}; table and state alone need "
+            f"{case.optimizer} do not fit in free memory ({error}; the table and state alone need "
             f"{format_size(table_and_state)})",
             fix="use fewer rows, columns or ids",
         ) from None
@@ -224,7 +231,7 @@ def measure(workload: TableWorkload, threads: int) -> Record:
             if not error.kind:
                 raise HotrowError(
                     f"the measurement ended without a result ({error})",
-                    fix="it may have run out of memory: use fewer rows, columns or ids",
+                    fix="use fewer rows, columns or ids; the process may have run out of memory",
                 ) from None
             if error.kind != EqualityError.__name__:
                 raise

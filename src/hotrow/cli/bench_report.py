@@ -1,4 +1,4 @@
-"""The report of `hotrow bench`, in at most 80 columns."""
+"""The `hotrow bench` report, at most 80 columns wide."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARTS = ("forward", "backward", "optimizer_step")
 
 
 def print_record(record: Record, console: Console) -> None:
-    """Print times, memory, the bandwidth floor, equality and the verdict."""
+    """Print the times, memory, bandwidth floor, equality checks and verdict."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table
@@ -63,7 +63,7 @@ def setting(record: Record) -> str:
 
 
 def times(record: Record) -> list[list[str]]:
-    """Return a row for each peer: its median times, and its step time relative to hotrow's."""
+    """Return one row per peer, with its median times and its step time relative to hotrow's."""
     rows = []
     for name, peer in measured_peers(record):
         parts = [number(peer[part]["median_ms"]) for part in _PARTS]
@@ -81,7 +81,7 @@ def times(record: Record) -> list[list[str]]:
 
 
 def memory(record: Record) -> list[list[str]]:
-    """Return a row for each peer: its memory for table and state, and a step's extra memory."""
+    """Return one row per peer: the memory for table and state, and extra memory during a step."""
     return [
         [
             display_name(record, name),
@@ -94,7 +94,7 @@ def memory(record: Record) -> list[list[str]]:
 
 
 def remarks(record: Record) -> Iterator[str]:
-    """Yield remarks on the bandwidth floor, equality, SparseAdam, and unmeasured peers."""
+    """Yield remarks on the bandwidth floor, equality, SparseAdam and any unmeasured peers."""
     hotrow = record["peers"]["hotrow"]
     yield (
         f"Bandwidth floor: {format_milliseconds(hotrow['floor_ms'])} to move "
@@ -116,7 +116,7 @@ def remarks(record: Record) -> Iterator[str]:
 
 
 def verdicts(record: Record) -> Iterator[str]:
-    """Yield hotrow's speedups over torch's fastest dense optimizer and its sparse optimizer."""
+    """Yield hotrow's speedups over torch's fastest dense optimizer and sparse optimizer."""
     peers = dict(measured_peers(record))
     ratios = {name: 1 / p["hotrow_ratio"]["median"] for name, p in peers.items() if name in DENSE}
     if ratios:
@@ -142,5 +142,5 @@ def measured_peers(record: Record) -> list[tuple[str, Record]]:
 
 
 def display_name(record: Record, name: str) -> str:
-    """Return a peer's name; the asterisk of SparseAdam refers to a remark below the tables."""
+    """Return a peer's name; the asterisk after SparseAdam refers to a remark below the tables."""
     return "SparseAdam*" if trains_other_model(record, name) else name

@@ -1,4 +1,4 @@
-"""`hotrow check`: compare an optimizer's step with torch's."""
+"""`hotrow check`: compare the steps of a hotrow optimizer with those of torch's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hotrow.verify.sameness import SCALES, Batches, measure_sameness
 
 # A line with only \b keeps the line breaks of the following paragraph.
 CHECK_HELP = """\
-Check that a hotrow optimizer makes the same steps as torch's dense optimizer.
+Check that a hotrow optimizer takes the same steps as torch's dense optimizer.
 
-Trains a table three times on the same ids and gradients: with torch.optim in float64 as the
-reference, with torch.optim in float32, and with hotrow.optim in float32. The check passes if
-hotrow's error is at most torch's float32 error plus 2 ulp, at each scale of the gradients.
+The command trains a table three times on the same ids and gradients: with torch.optim in float64
+as the reference, with torch.optim in float32, and with hotrow.optim in float32. The check passes if
+hotrow's error is at most torch's float32 error plus 2 ulp at each gradient scale.
 
 \b
 Examples:
@@ -31,7 +31,7 @@ Examples:
 \b
 Optimizers:
   Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam, RMSprop,
-  Rprop, SGD; each accepts the options of torch's constructor.
+  Rprop, SGD. Each accepts the same options as in torch.optim.
 
 \b
 Exit code:
@@ -48,17 +48,28 @@ def check_command(
     options: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Set a constructor option; repeat for more options.", metavar="NAME=VALUE"
+            "--set",
+            help="Set a constructor option; repeat to set more options.",
+            metavar="NAME=VALUE",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Training steps.", min=1, metavar="N")] = 2500,
-    rows: Annotated[int, typer.Option(help="Rows of the table.", min=4, metavar="N")] = 300,
-    columns: Annotated[int, typer.Option(help="Columns of the table.", min=1, metavar="N")] = 19,
+    steps: Annotated[
+        int, typer.Option(help="Number of training steps.", min=1, metavar="N")
+    ] = 2500,
+    rows: Annotated[
+        int, typer.Option(help="Number of rows in the table.", min=4, metavar="N")
+    ] = 300,
+    columns: Annotated[
+        int, typer.Option(help="Number of columns in the table.", min=1, metavar="N")
+    ] = 19,
     ids: Annotated[
-        int, typer.Option(help="Ids per step, drawn from a Zipf distribution.", min=1, metavar="N")
+        int,
+        typer.Option(
+            help="Number of ids per step, drawn from a Zipf distribution.", min=1, metavar="N"
+        ),
     ] = 12,
     scales: Annotated[
-        str, typer.Option(help="Scales of the gradients, comma-separated.", metavar="SCALES")
+        str, typer.Option(help="Gradient scales, separated by commas.", metavar="SCALES")
     ] = _SCALES,
     seed: Annotated[
         int, typer.Option(help="Seed for the table, ids and gradients.", min=0, metavar="N")

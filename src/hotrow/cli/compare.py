@@ -27,15 +27,15 @@ from hotrow.verify.models.compare import ModelComparison, compare_models
 COMPARE_HELP = """\
 Compare a row lookup with the one-hot matmul, or a model before and after conversion.
 
-Runs both methods forward and backward on the same table and ids, compares every value, and prints
-the cost of each method. Without --table, it runs two examples: a 4 x 5 table, and a random table
-of GPT-2's size.
+The command runs both methods forward and backward on the same table and ids, compares every value,
+and prints the cost of each method. Without --table, the command runs two examples: a 4 x 5 table,
+and a random table of GPT-2's size.
 
-With MODEL, compares a whole model before and after hotrow.convert. The report lists which one-hots
-and embeddings were converted, and which were not and why. It shows whether outputs and gradients
-are equal, and how much time and memory the conversion saves. MODEL is module:function; the function
-takes no arguments and returns the model. The inputs are a tensor, a tuple of arguments, or a dict
-of keyword arguments.
+With MODEL, the command compares a whole model before and after hotrow.convert. The report lists
+which one-hots and embeddings were converted, and explains why others were not. It shows whether
+outputs and gradients are equal, and how much time and memory the conversion saves. MODEL has the
+form module:function; the function takes no arguments and returns the model. The inputs are a
+tensor, a tuple of arguments, or a dict of keyword arguments.
 
 \b
 Examples:
@@ -56,7 +56,7 @@ Exit code:
 
 @dataclass(frozen=True)
 class _IdSource:
-    """The option that supplies the ids, and its content: a text to tokenize, or a list of ids."""
+    """The option that supplies the ids, and the option's content: a text or a list of ids."""
 
     option: str
     content: str
@@ -72,7 +72,7 @@ def _read_source(
         return None
     if len(given) > 1:
         names = " and ".join(option for option, _ in given)
-        raise HotrowError(f"{names} cannot be combined", fix="use one of them")
+        raise HotrowError(f"{names} cannot be combined", fix="use only one of these options")
     option, value = given[0]
     content = files.read_text(value) if option.endswith("-file") else value
     return _IdSource(option, content, option.startswith("--text"))
@@ -87,7 +87,7 @@ def compare_command(
     inputs: Annotated[
         str | None,
         typer.Option(
-            help="Inputs of the model: module:function, a .pt file of tensors, or a "
+            help="Inputs to the model: module:function, a .pt file of tensors, or a "
             ".safetensors file.",
             metavar="INPUTS",
         ),
@@ -98,7 +98,9 @@ def compare_command(
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option(help="Convert to lookup (the default) or matmul.", metavar="METHOD"),
+        typer.Option(
+            help="Method to convert the model to: lookup (the default) or matmul.", metavar="METHOD"
+        ),
     ] = None,
     table: TableFile = None,
     tensor: TensorName = None,
@@ -259,9 +261,9 @@ def _compare_model(
     if inputs is None:
         raise HotrowError(
             f"{model} needs inputs",
-            fix="add --inputs with module:function, a .pt or a .safetensors file",
+            fix="add --inputs with module:function, a .pt file or a .safetensors file",
         )
-    # Send everything that the model's code prints to standard error.
+    # Redirect everything that the model's code prints to standard error.
     with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
         report_progress("loading", 0, 1)
         seed = seed or 0
@@ -273,14 +275,14 @@ def _compare_model(
 
 
 def parse_size(text: str) -> int:
-    """Parse a size in bytes, with or without a unit: 1500000, 500MB, 2GiB.
+    """Parse a size in bytes, with or without a unit, such as 1500000, 500MB or 2GiB.
 
     >>> parse_size("2GiB"), parse_size("1.5 kB")
     (2147483648, 1500)
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None:
-        raise HotrowError(f"--budget {text!r} is not a size", fix="write it as 500MB or 2GiB")
+        raise HotrowError(f"--budget {text!r} is not a size", fix="write the size as 500MB or 2GiB")
     number, unit, binary = match.groups()
     power = " kmgt".index(unit.lower() or " ")
     return int(Fraction(number) * (1024 if binary else 1000) ** power)

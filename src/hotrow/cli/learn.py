@@ -17,7 +17,7 @@ from hotrow.inputs import files
 from hotrow.inputs.text import escape_unprintable
 
 # A line with only \b keeps the line breaks of the following paragraph.
-LEARN_HELP = """Open the interactive lesson: an embedding is a linear layer over one-hot input.
+LEARN_HELP = """Open the interactive lesson: why an embedding is a linear layer over one-hot input.
 
 The lesson is one HTML file in English and Chinese. It works offline and makes no network
 requests. --text opens it with your own tokens, and --table with your own rows.
@@ -43,12 +43,13 @@ def learn_command(
     lang: Annotated[
         str | None,
         typer.Option(
-            help="Start in this language: en or zh-CN. Default: the browser's.",
+            help="Open the lesson in this language: en or zh-CN. Default: the browser's.",
             metavar="LANG",
         ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="Start with the tokens of this text.", metavar="TEXT")
+        str | None,
+        typer.Option(help="Open the lesson with the tokens of this text.", metavar="TEXT"),
     ] = None,
     tokenizer: TokenizerFile = None,
     table: TableFile = None,
@@ -69,13 +70,14 @@ def learn_command(
         ),
     ] = None,
     print_path: Annotated[
-        bool, typer.Option("--print-path", help="Print only the path of the page; don't open it.")
+        bool,
+        typer.Option("--print-path", help="Write the page and print only its path; don't open it."),
     ] = False,
     no_open: Annotated[
         bool, typer.Option("--no-open", help="Write the page, but don't open it.")
     ] = False,
 ) -> None:
-    """Build the page, write it, and open it."""
+    """Build the page, write it to a file, and open it."""
     if save is not None:
         files.check_writable(save)
     excerpt = _read_excerpt(text, tokenizer, table, tensor)
@@ -102,7 +104,7 @@ def _read_excerpt(
 ) -> lesson.Excerpt | None:
     """Return an excerpt of the user's text, table or both; None if neither is given.
 
-    The options combine as in `hotrow compare`.
+    You can combine these options in the same ways as for `hotrow compare`.
     """
     if text is not None and tokenizer is None:
         raise HotrowError("--text needs a tokenizer", fix="add --tokenizer tokenizer.json")

@@ -1,4 +1,4 @@
-"""The command-line app: its commands, its help, and the handling of errors."""
+"""The command-line app: its commands, its help and its error handling."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def root(
 app.command("compare", help=COMPARE_HELP, short_help="Compare the lookup with the one-hot matmul.")(
     compare_command
 )
-app.command("check", help=CHECK_HELP, short_help="Check an optimizer's step against torch.optim.")(
+app.command("check", help=CHECK_HELP, short_help="Check an optimizer's steps against torch.optim.")(
     check_command
 )
 app.command(

@@ -1,4 +1,4 @@
-"""The report on a model before and after conversion, as text in 80 columns or as JSON."""
+"""The report that compares a model before and after conversion, as 80-column text or JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def to_json(comparison: ModelComparison) -> str:
 
 
 def to_text(comparison: ModelComparison) -> str:
-    """Return the report, in lines of at most 80 columns."""
+    """Return the report as text, in lines of at most 80 columns."""
     return "\n".join(line.rstrip() for line in _lines(comparison))
 
 
@@ -82,7 +82,7 @@ def _shorten_path(text: str) -> str:
 
 
 def _agreement_lines(agreements: tuple[Agreement, ...]) -> Iterator[str]:
-    """Yield one line per output or difference; bitwise equal gradients share a line."""
+    """Yield a line per output or difference, and one line for all bitwise equal gradients."""
     rows, bitwise_by_kind = [], dict[str, list[Agreement]]()
     for each in sorted(agreements, key=lambda each: not each.name.startswith("output")):
         kind = each.name.partition(" ")[0]

@@ -11,12 +11,12 @@ from typing import Any
 import hotrow.optim
 from hotrow.errors import HotrowError
 
-# Options that change how torch computes a step, not its result.
+# Options that change how torch computes a step, but not the result.
 EXECUTION_OPTIONS = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def parse_optimizer(text: str) -> str:
-    """Return the optimizer's name in `hotrow.optim`, ignoring case.
+    """Return the exact name of an optimizer in `hotrow.optim`, ignoring the case of `text`.
 
     >>> parse_optimizer("adamw")
     'AdamW'
@@ -34,7 +34,7 @@ def parse_optimizer(text: str) -> str:
 
 
 def default_options(optimizer: str) -> dict[str, Any]:
-    """Return the options of torch's constructor that change the result, with their defaults.
+    """Return the constructor options that affect the training result, with their defaults.
 
     >>> default_options("AdamW")["betas"]
     (0.9, 0.999)
@@ -64,7 +64,7 @@ def parse_options(optimizer: str, texts: Sequence[str]) -> dict[str, Any]:
             )
         if name in EXECUTION_OPTIONS:
             raise HotrowError(
-                f"--set {text!r}: {name} changes how torch computes, not the result",
+                f"--set {text!r}: {name} changes how torch computes a step, but not the result",
                 fix="remove it",
             )
         if name not in allowed:
@@ -106,7 +106,7 @@ def _parse_number(text: str) -> float | None:
 
 
 def parse_scales(text: str) -> tuple[float, ...]:
-    """Parse positive numbers, separated by commas.
+    """Parse positive numbers separated by commas.
 
     >>> parse_scales("1,1e-4")
     (1.0, 0.0001)
@@ -117,7 +117,7 @@ def parse_scales(text: str) -> tuple[float, ...]:
         if scale is None or scale <= 0:
             raise HotrowError(
                 f"--scales {text!r}: {word.strip()!r} is not a positive number",
-                fix="write them as 1,1e-4,1e-7,1e-9",
+                fix="write the scales as 1,1e-4,1e-7,1e-9",
             )
         scales.append(scale)
     return tuple(scales)

@@ -16,5 +16,6 @@ TensorName = Annotated[
     ),
 ]
 TokenizerFile = Annotated[
-    str | None, typer.Option(help="The tokenizer.json that turns text into ids.", metavar="FILE")
+    str | None,
+    typer.Option(help="The tokenizer.json file that turns text into ids.", metavar="FILE"),
 ]

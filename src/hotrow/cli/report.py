@@ -1,4 +1,4 @@
-"""The comparison report for a table: on the terminal, as JSON, and as an HTML page."""
+"""The report of a table comparison, as terminal output, JSON or an HTML page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def to_json(comparisons: Sequence[Comparison]) -> str:
 
 
 def summarize(comparison: Comparison) -> str:
-    """Describe the table and the ids, and how many ids were compared."""
+    """Describe the table and the ids, and state how many ids were compared."""
     rows, columns = comparison.table.shape
     dtype = str(comparison.table.dtype).removeprefix("torch.")
     id_count = len(comparison.ids)
@@ -60,7 +60,7 @@ def summarize(comparison: Comparison) -> str:
 
 
 def id_token_pairs(comparison: Comparison, limit: int = _IDS_SHOWN) -> list[tuple[str, str]]:
-    """Return (id, token) for each of the first ids; an unknown token is ""."""
+    """Return (id, token) for each of the first `limit` ids; an unknown token is ""."""
     ids = comparison.ids[:limit].tolist()
     texts = comparison.tokens or ("",) * len(ids)
     return [
@@ -144,7 +144,7 @@ def print_report(comparison: Comparison, console: Console) -> None:
 
 
 def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
-    """Draw figures 1 to 5 of the lesson with this table and these ids."""
+    """Draw figures 1 to 5 of the lesson for the compared table and ids."""
     ids = comparison.ids.tolist()
     if not ids or not comparison.table.shape[1]:
         return []
@@ -183,7 +183,7 @@ def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
 
 
 def to_html(comparisons: Sequence[Comparison]) -> str:
-    """Return a self-contained page, without scripts or network requests."""
+    """Return a self-contained HTML page that has no scripts and makes no network requests."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

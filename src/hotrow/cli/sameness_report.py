@@ -1,4 +1,4 @@
-"""The report of `hotrow check`, for the terminal and as JSON."""
+"""The `hotrow check` report, for the terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _title(sameness: Sameness) -> str:
 
 
 def distance_row(distance: Distance) -> tuple[str, ...]:
-    """Return a row: scale, both errors (also in ulp), share of bitwise equal weights, result."""
+    """Return a table row: scale, both errors (also in ulp), share of equal weights, result."""
 
     def error(value: float) -> tuple[str, str]:
         return f"{value:.3g}", f"{value / distance.ulp:,.1f}"

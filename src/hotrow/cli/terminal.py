@@ -17,13 +17,13 @@ PROGRESS_DELAY = 2.0  # seconds
 
 
 def write_output(text: str) -> None:
-    """Write to standard output; escape what it can't encode, and ignore a closed pipe."""
+    """Write to standard output; escape unencodable characters, and ignore a closed pipe."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Without this, Python's flush at exit would fail on the pipe and change the exit code.
+        # Redirect stdout, or Python's flush at exit fails on the pipe and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -59,5 +59,5 @@ def show_progress() -> Iterator[Callable[[str, int, int], None]]:
     finally:
         timer.cancel()
         if console.is_terminal:
-            timer.join()  # the bar may be starting right now
+            timer.join()  # the timer may just be starting the bar
             bar.stop()

@@ -14,7 +14,7 @@ from hotrow.errors import HotrowError
 Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
 # A function that maps (m, 2) positions to (m,) float64 bounds. Each bound is the largest difference
-# between two correct results at that position, or inf if it is too large to decide anything.
+# between two correct results at that position, or inf if the bound is too large to decide anything.
 Bound = Callable[[Tensor], Tensor]
 
 _CHUNK = 1 << 22  # compare this many values at a time, to keep temporaries small
@@ -24,7 +24,7 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Difference:
-    """A position where two tensors differ, with both values."""
+    """A position where two tensors differ, and the value of each tensor there."""
 
     position: tuple[int, ...]
     a: float
@@ -42,13 +42,14 @@ class Agreement:
         name: the name of both tensors, such as "output".
         value_count: the number of values in each tensor.
         bitwise_count: the number of values with the same bits.
-        verdict: "bitwise": all values have the same bits. "zeros": the other values are zeros of
-            opposite sign, or NaN in both tensors. "rounding": the other values are sums of the same
-            terms in another order, and differ by no more than the rounding bound. "unsure": the
-            rounding bound is too large to decide. "different": anything else.
+        verdict: "bitwise": all values have the same bits. "zeros": all differing values are zeros
+            of opposite sign, or NaN in both tensors. "rounding": all differing values are sums of
+            the same terms in a different order, and differ by no more than the rounding bound.
+            "unsure": the rounding bound is too large to tell whether the tensors are equal.
+            "different": anything else.
         max_ulp: the largest distance in units in the last place (adjacent floats are 1 ulp apart);
-            2**63 - 1 if only one of two values is NaN.
-        max_error: the largest absolute difference; inf if only one of two values is NaN.
+            2**63 - 1 if a value is NaN in only one tensor.
+        max_error: the largest absolute difference; inf if a value is NaN in only one tensor.
         first_difference: the first difference; if the verdict is "different", the first difference
             that exceeds the bound.
     """
@@ -63,7 +64,7 @@ class Agreement:
 
     @property
     def equal(self) -> bool:
-        """Whether the tensors are equal, up to the signs of zeros and rounding."""
+        """Return whether the tensors are equal, up to the signs of zeros and rounding."""
         return self.verdict in ("bitwise", "zeros", "rounding")
 
     def __str__(self) -> str:
@@ -90,7 +91,7 @@ class Agreement:
         return "NaN" if self.max_ulp == _NAN_ULP else f"{self.max_ulp:,}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON, with infinities as strings."""
+        """Return all values as a dict for JSON, with infinities as strings."""
         first = self.first_difference and {
             "position": list(self.first_difference.position),
             "a": json_number(self.first_difference.a),
@@ -108,7 +109,7 @@ class Agreement:
 
 
 def json_number(value: float) -> float | str:
-    """Return the number, or a string if JSON can't represent it."""
+    """Return the number itself, or a string if JSON can't represent the number."""
     return value if abs(value) < float("inf") else str(value)
 
 
@@ -119,10 +120,11 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
         name: the name of both tensors in the report and in errors.
         a: any floating-point dtype, (..., D).
         b: a tensor of the same shape, dtype and device.
-        bound: maps (m, 2) positions in the tensors, viewed as (rows, D), to the largest difference
-            that rounding can cause at each position, (m,) float64. None allows no difference.
+        bound: a function that maps (m, 2) positions in the tensors, viewed as (rows, D), to (m,)
+            float64 bounds: the largest difference that rounding can cause at each position. None
+            allows no difference.
 
-    Cost: one pass, with temporaries of a few million values.
+    Cost: one pass over both tensors, with temporaries of a few million values.
     """
     for property_name, property_a, property_b in (
         ("shape", tuple(a.shape), tuple(b.shape)),
@@ -157,7 +159,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
         allowed: Tensor | float = 0.0
         if bound is not None and columns:
             allowed = bound(torch.stack([index // columns, index % columns], -1))
-        # Rounding alone produces no NaN or infinity, so no bound permits one.
+        # Rounding alone produces no NaN or infinity, so an infinite error exceeds every bound.
         exceeding = ((error > allowed) | error.isinf()).nonzero().flatten()
         undecided |= isinstance(allowed, Tensor) and bool((allowed.isinf() & (error > 0)).any())
         first = first or _difference_at(a, index, x, y, 0)
@@ -184,7 +186,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
 
 
 def _measure_errors(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return |x - y| in float64, and the distance in ulp; two NaNs are equal."""
+    """Return |x - y| in float64, and the distance in ulp; two NaNs count as equal."""
     nan_x, nan_y = x.isnan(), y.isnan()
     error = (x.double() - y.double()).abs()
     error = torch.where(error.isnan() | (nan_x != nan_y), torch.inf, error)

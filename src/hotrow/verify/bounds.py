@@ -1,4 +1,4 @@
-"""Bounds on the rounding difference between two orders of adding the same terms."""
+"""Bounds on the rounding difference between sums of the same terms in different orders."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     """Return, for each result of `side`, the largest difference that rounding alone can cause.
 
     The output is S W + b and the gradient is S.T c, where c is the cotangent. S is the (B, V)
-    matrix of coefficients: ones for lookups, the weights or 1 / count for bags. This determines the
-    number k of added terms x, and their magnitudes.
+    matrix of coefficients: ones for lookups, the weights or 1 / count for bags. S determines the
+    number k of terms x in each sum, and the magnitudes of these terms.
 
     In any order, the computed sum of k terms is within (k - 1) u sum|x| of the exact sum, where u
-    is the unit roundoff. The factor is k u if the terms are products, and (k + 1) u in a mean. Sums
-    in two orders differ by at most twice that. The bound is 0 in three cases:
+    is the unit roundoff. The factor (k - 1) u becomes k u if the terms are products, and
+    (k + 1) u in a mean. Sums in two different orders differ by at most twice this error. The bound
+    is 0 in three cases:
 
     - one term
     - two terms in float32 or float64, because a + b = b + a (some libraries round half precision
@@ -26,7 +27,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     - integers whose magnitudes sum to at most 1 / u, because they add up exactly in any order (c
       contains such integers)
 
-    If the bound is an eighth of sum|x| or more, it is too large to decide anything and becomes inf.
+    A bound of sum|x| / 8 or more is too large to decide anything, so it becomes inf.
 
     Both sides must add the same terms, so compare their tables first.
 
@@ -46,7 +47,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     if batch.mode == "mean":
         scale = scale / bag_sizes[segments]
     products = batch.weights is not None or batch.mode == "mean"
-    averaged = int(batch.mode == "mean")  # dividing by the count rounds once more
+    averaged = int(batch.mode == "mean")  # dividing by the count adds one rounding
     info = torch.finfo(table.dtype)
     unit, smallest = info.eps / 2, info.smallest_normal * info.eps
 

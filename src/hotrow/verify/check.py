@@ -15,7 +15,8 @@ from hotrow.verify.bounds import rounding_bounds
 from hotrow.verify.sides import Batch, Side, make_side
 
 # The largest integer in the output's gradient. With these limits, the gradient of a row adds up
-# exactly for a few dozen uses in bfloat16, a thousand in float16, and 16,000 in float32.
+# exactly if the row is used up to a few dozen times in bfloat16, a thousand times in float16, and
+# 16,000 times in float32.
 _LARGEST_COTANGENT = {
     torch.float64: 1 << 20,
     torch.float32: 1 << 10,
@@ -31,7 +32,7 @@ class Check:
     Attributes:
         a: the name of the first side.
         b: the name of the second side.
-        agreements: one for the output and one for each gradient.
+        agreements: one `Agreement` for the output and one for each gradient.
         notes: the cause of a difference, if it is known.
     """
 
@@ -42,7 +43,7 @@ class Check:
 
     @property
     def equal(self) -> bool:
-        """Whether the output and all gradients are equal."""
+        """Return whether the output and all gradients are equal."""
         return all(agreement.equal for agreement in self.agreements)
 
     @property
@@ -73,7 +74,7 @@ class Check:
         return f"<table><caption>{caption}</caption>{rows}</table>{notes}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON."""
+        """Return all values as a dict for JSON."""
         return {
             "equal": self.equal,
             "a": self.a,
@@ -95,7 +96,7 @@ def check(
     per_sample_weights: Tensor | None = None,
     seed: int = 0,
 ) -> Check:
-    """Run two layers on the same ids and check that outputs and gradients are equal.
+    """Run two layers on the same ids and check that their outputs and gradients are equal.
 
     Each side is one of these:
 
@@ -105,30 +106,32 @@ def check(
 
     The gradients are those of sum(output * c), where c contains random nonzero integers. Integers
     add up exactly in any order, so even a row that is used a thousand times has the same gradient
-    bit for bit. The weight gradient of a linear layer is transposed, so that both are V x D.
+    bit for bit. The weight gradient of a linear layer is transposed, so that both gradients are
+    V x D.
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
-    rows are also equal if rounding explains their difference. Such sums are a bag's output, and its
-    gradient if the bag is weighted or a mean. Two orders of adding k terms x differ by at most
-    2 (k - 1) u sum|x|, where u is the dtype's unit roundoff. This bound applies only if both sides
-    have the same rows bit for bit. If the bound is too large to decide, the result is inconclusive,
-    which counts as not equal. This happens for a bfloat16 bag of dozens of ids.
+    rows are also equal if rounding explains their difference. These sums are the output of a bag,
+    and the gradient of a weighted or mean bag. Sums of k terms x in two different orders differ by
+    at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff. This bound applies only if
+    both sides have the same rows bit for bit. If the bound is too large to decide, the result is
+    inconclusive, which counts as not equal. An example is a bfloat16 bag of dozens of ids.
 
     Args:
         a: the first side.
         b: the second side.
-        ids: int64 or int32 tensor or list, (...,); for bags (B, L), or (N,) with offsets.
+        ids: an int64 or int32 tensor or a list, of shape (...,); for bags, of shape (B, L), or (N,)
+            with offsets.
         offsets: (B,), the start of each bag.
-        per_sample_weights: floating point, in the shape of the ids; only for "sum" bags. Its
-            gradient is compared too.
+        per_sample_weights: a floating-point tensor of the same shape as the ids; only for "sum"
+            bags. The gradient of the weights is compared too.
         seed: the seed for c.
 
     Returns:
         A `Check`. It is true if the sides are equal, and prints as a report.
 
     Raises:
-        HotrowError: a side of an unsupported type; sides whose shapes, dtypes or devices differ;
-            invalid ids, as for `Embedding`.
+        HotrowError: a side has an unsupported type, the sides differ in shape, dtype or device, or
+            ids are invalid, as for `Embedding`.
 
     Cost: the forward and backward passes of both sides, each with a V x D gradient, plus the dense
     one-hot for tables and linear layers. The layers and their gradients don't change.
@@ -155,9 +158,9 @@ def check(
 
 
 def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
-    """Draw positive and negative integers in the shape of the output of `side`.
+    """Draw random nonzero integers with the same shape as the output of `side`.
 
-    Integers add up exactly in any order as long as the dtype represents their sum. So a gradient
+    Integers add up exactly in any order as long as the dtype can represent the sum. So a gradient
     that differs in any bit is wrong, no matter how often a row is used. The integers are drawn on
     the CPU, so that all devices get the same numbers.
     """
@@ -199,7 +202,7 @@ def compare_results(
 
 
 def _have_same_terms(a: Side, b: Side, batch: Batch) -> bool:
-    """Whether both sides have the same rows for these ids and the same bias, bit for bit."""
+    """Return whether both sides have bitwise equal rows for these ids and equal biases."""
     tables = [(x.tensors["weight"].t() if x.transposed else x.tensors["weight"]) for x in (a, b)]
     if tables[0].shape != tables[1].shape or tables[0].dtype != tables[1].dtype:
         return False
@@ -215,7 +218,7 @@ def _to_dense(values: Tensor) -> Tensor:
 
 
 def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
-    """Explain a difference if a table has non-finite rows."""
+    """Return a note if non-finite values in a table can explain the difference."""
     for each in (a, b):
         table = each.tensors["weight"].detach()
         rows = (~table.isfinite()).any(0 if each.transposed else 1).nonzero().flatten()
@@ -223,6 +226,6 @@ def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
             others = f" and {len(rows) - 1:,} more contain" if len(rows) > 1 else " contains"
             return (
                 f"row {int(rows[0])} of the table{others} inf or NaN. 0 x inf is NaN, so a "
-                "matmul spreads it to every output; a lookup reads only the selected rows",
+                "matmul spreads NaN to every output; a lookup reads only the selected rows",
             )
     return ()

@@ -1,4 +1,4 @@
-"""Compare the one-hot matmul and the lookup on a table: results, time and memory."""
+"""Compare the results, time and memory of the one-hot matmul and the lookup on a table."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _ROUNDS = 7
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The result of `compare`. It is true if both methods are equal, and prints as a report.
+    """The result of `compare`. It is true if both methods agree, and prints as a report.
 
     Attributes:
         title: the title of the report.
         table: (V, D).
         ids: (N,), all ids that were passed.
         tokens: the token text of each id, or None.
-        compared_count: the number of ids compared, starting with the first.
+        compared_count: the number of ids compared, starting from the first id.
         budget: the memory limit for the matmul, in bytes.
         needed_bytes: the estimated memory of the matmul with all ids, in bytes.
         check: the comparison of outputs and gradients.
-        cost: the multiplications, additions and bytes of both methods, computed by formula.
-        matmul: the measured time and memory of the one-hot matmul, forward and gradient.
-        lookup: the measured time and memory of the lookup.
+        cost: the multiplications, additions and bytes written of both methods, by formula.
+        matmul: the measured time and memory of the one-hot matmul, for forward and gradient.
+        lookup: the measured time and memory of the lookup, for forward and gradient.
     """
 
     title: str
@@ -60,7 +60,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether the output and the gradient are equal."""
+        """Return whether the output and the gradient are equal."""
         return self.check.equal
 
     @property
@@ -81,7 +81,7 @@ class Comparison:
         return f"{self.check._repr_html_()}<pre>{html.escape(str(self.cost))}</pre>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values except the table's entries, for JSON. Key names include the units."""
+        """Return a dict for JSON, without the table's values. Key names include the units."""
         return {
             "title": self.title,
             "equal": self.equal,
@@ -119,7 +119,7 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare the dense one-hot matmul with the lookup on a table, and measure both.
+    """Compare the dense one-hot matmul with the lookup on a table, and measure their cost.
 
     The two methods compute::
 
@@ -127,28 +127,30 @@ def compare(
         lookup   output = table[ids]              gradient[ids] += c
 
     The output's gradient c contains random integers, which add up exactly in any order. So if the
-    two gradients are not equal bit for bit, one is wrong. Each method runs once to compare the
-    results and to measure its memory. Then both run alternately to measure their times.
+    two table gradients differ in any bit, one of them is wrong. Each method runs once to compare
+    the results and to measure the method's memory. Then both methods run alternately to measure
+    their times.
 
-    If the estimated memory of the matmul exceeds the budget, both methods use only as many of the
-    first ids as fit.
+    If the estimated memory of the matmul exceeds the budget, both methods process only the first
+    ids, as many as fit in the budget.
 
     Args:
-        table: (V, D), float64, float32, bfloat16 or float16, on the CPU; not changed.
-        ids: int64 or int32 tensor or list of any shape; flattened in order.
+        table: a (V, D) tensor in float64, float32, bfloat16 or float16, on the CPU. `compare` does
+            not change the table.
+        ids: an int64 or int32 tensor or a list, of any shape; the ids are flattened in order.
         tokens: the token texts of the ids, in the same order.
         title: the title of the report.
         budget: the memory that the matmul may use, in bytes; half of the free memory by default.
-        seconds: how long to repeat the timing. At least 1 round runs, and at most 7.
+        seconds: the time limit for the timing, which runs at least 1 round and at most 7.
         seed: the seed for c.
-        progress: called with (the current activity, steps done, total steps).
+        progress: a function called with (the current activity, steps done, total steps).
 
     Returns:
-        A `Comparison`. It is true if both methods are equal, and prints as a report.
+        A `Comparison`. It is true if both methods agree, and prints as a report.
 
     Raises:
-        HotrowError: an invalid table; invalid ids; a budget that is too small for a single id.
-        HotrowIndexError: an id out of range.
+        HotrowError: the table or the ids are invalid, or the budget is too small for a single id.
+        HotrowIndexError: an id is out of range.
 
     Cost: several runs of both methods. `hotrow.cost(V, D, N)` gives the cost of one run.
 
@@ -207,8 +209,8 @@ def compare(
         if "can't allocate memory" not in str(error):
             raise
         raise HotrowError(
-            f"out of memory: {compared_count:,} ids in a {rows:,} x {columns:,} table need about "
-            f"{estimate_bytes(table, compared_count):,} bytes",
+            f"out of memory: comparing {compared_count:,} ids in a {rows:,} x {columns:,} table "
+            f"needs about {estimate_bytes(table, compared_count):,} bytes",
             fix="pass fewer ids or a smaller budget",
         ) from None
     matmul_times, lookup_times = zip(*times, strict=True)
@@ -228,7 +230,7 @@ def compare(
 
 
 def estimate_bytes(table: Tensor, count: int) -> int:
-    """Estimate the peak memory to compare `count` ids, in bytes, without the table."""
+    """Estimate the peak memory needed to compare `count` ids, in bytes, without the table."""
     fixed, per_id = _fixed_and_per_id_bytes(table)
     return fixed + per_id * count
 
@@ -237,7 +239,7 @@ def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
     """Estimate the fixed memory and the memory per id, in bytes."""
     rows, columns = table.shape
     itemsize = table.dtype.itemsize
-    # Two gradients, and the temporaries for comparing them in chunks.
+    # Both methods need a gradient, and comparing the gradients in chunks needs temporaries.
     fixed = 2 * itemsize * rows * columns + 64 * min(rows * columns, 1 << 22)
     if itemsize == 2:  # a half-precision matmul converts the table and its gradient
         fixed += 8 * rows * columns

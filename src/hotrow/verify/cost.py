@@ -1,4 +1,4 @@
-"""Formulas for the cost of a one-hot matmul and of a lookup, for V rows, D columns and N ids."""
+"""Formulas for the cost of a one-hot matmul and a lookup with V rows, D columns and N ids."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hotrow.ids import check_count
 
 @dataclass(frozen=True)
 class Work:
-    """The arithmetic and memory of one method, forward and gradient together.
+    """The arithmetic and memory traffic of one method, for forward and gradient together.
 
     Attributes:
         multiplications: the number of multiplications.
         by_zero: the number of multiplications by a zero in the one-hot.
         additions: the number of additions, each of two numbers.
         bytes_written: the bytes of the one-hot, the output and the gradient, each written once.
-            The table and the output's gradient are in memory at the same time.
+            The table and the output's gradient also use memory, but are not counted.
     """
 
     multiplications: int
@@ -30,13 +30,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of both methods for one table and one batch. Prints as a table.
+    """The cost of both methods for one table and one batch. The cost prints as a table.
 
     Attributes:
         rows: V.
         columns: D.
         ids: N.
-        itemsize: the bytes per number.
+        itemsize: the size of a number in bytes.
         matmul: the work of the one-hot matmul.
         lookup: the work of the lookup.
     """
@@ -49,7 +49,7 @@ class Cost:
     lookup: Work
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON."""
+        """Return all values as a dict for JSON."""
         return asdict(self)
 
     def lines(self) -> list[tuple[str, int, int]]:
@@ -70,31 +70,31 @@ class Cost:
 
 
 def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
-    """Compute the cost of a one-hot matmul and of a lookup, forward and gradient, by formula.
+    """Compute the cost of a one-hot matmul and a lookup, for forward and gradient, by formula.
 
     With s bytes per number::
 
-        matmul   output = one_hot @ table        N V D products, of which N (V-1) D by zero
-                 gradient = one_hot.T @ dOutput  the same again
+        matmul   output = one_hot @ table        N V D products, of which N (V-1) D are by zero
+                 gradient = one_hot.T @ dOutput  the same number of products
                  bytes: s (N V + N D + V D)      one-hot, output, gradient
         lookup   output = table[ids]             no products
                  gradient[ids] += dOutput        N D additions
                  bytes: s (N D + N D) + 8 N      output, rows of the gradient and their ids
 
-    The gradient of the lookup counts only the touched rows, at most N, as in a sparse gradient.
+    The lookup's gradient contains only the touched rows, at most N, like a sparse gradient.
     torch's default dense gradient writes s V D bytes.
 
     Args:
-        V: rows of the table.
-        D: columns of the table.
-        N: ids looked up.
+        V: the number of rows in the table.
+        D: the number of columns in the table.
+        N: the number of ids.
         dtype: the table's dtype, which determines the bytes per number.
 
     Returns:
         A `Cost`. It prints as a table.
 
     Raises:
-        HotrowError: a count that is not an int of 0 or more.
+        HotrowError: a count is not an int of 0 or more.
 
     >>> print(cost(50_257, 768, 300))
     300 ids, table 50,257 x 768, 4 bytes

@@ -1,4 +1,4 @@
-"""Measure the time and memory of a function, and the free memory."""
+"""Measure the time and memory that a function uses, and the memory that is free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import psutil
 import torch
 
 T = TypeVar("T")
-Progress = Callable[[str, int, int], None]  # current activity, steps done, total steps
+Progress = Callable[[str, int, int], None]  # args: current activity, steps done, total steps
 _MAX_RUNS_PER_TURN = 9
 _SHORT_MS = 250.0
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The times of a function's runs, and the peak memory that torch allocates in a run."""
+    """The times of a function's runs, and the peak memory that torch allocates during a run."""
 
     milliseconds: tuple[float, ...]
     bytes_peak: int
@@ -32,7 +32,7 @@ class Measurement:
         return statistics.median(self.milliseconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. Key names include the units."""
+        """Return all values as a dict for JSON. Key names include the units."""
         return {
             "measured_bytes_peak": self.bytes_peak,
             "median_ms": self.median_ms,
@@ -41,12 +41,12 @@ class Measurement:
 
 
 def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
-    """Return the result of `work` and the peak bytes that torch allocated, including the result.
+    """Return the result of `work` and the peak memory that torch allocated, including the result.
 
     torch's profiler counts every allocation and release by torch's allocators. It does not count
     memory that a linear algebra library allocates.
     """
-    # At lower levels, the profiler prints to standard error.
+    # At lower log levels, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         result = work()
@@ -64,9 +64,10 @@ def time_interleaved(
 ) -> Iterator[list[float]]:
     """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
 
-    It runs at least one round, and stops after `seconds` seconds or `max_rounds` rounds. The first
-    run of a turn is slow while the threads of the previous function wind down. So a short function
-    runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the time of its turn is the median.
+    At least one round runs, and no round starts after `seconds` seconds or `max_rounds` rounds. The
+    first run of a turn is slow while the threads of the previous function wind down. So a short
+    function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the median of these runs is
+    reported.
     """
     start = time.perf_counter()
     for _ in range(max_rounds):
@@ -85,12 +86,12 @@ def _time_turn(work: Callable[[], object]) -> list[float]:
 
 
 def free_memory() -> int:
-    """Return the bytes this process can still allocate, limited by the system and its cgroup."""
+    """Return how many bytes this process can still allocate on this system and in its cgroup."""
     return min([psutil.virtual_memory().available, *_cgroup_free_memory()])
 
 
 def _cgroup_free_memory() -> Iterator[int]:
-    """Yield the bytes left under the memory limits of Linux control groups, versions 2 and 1."""
+    """Yield how many bytes are left under the memory limits of Linux cgroups v2 and v1."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         (

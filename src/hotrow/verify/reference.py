@@ -1,7 +1,8 @@
 """The dense reference: literal one-hot arithmetic.
 
-It is slow and simple, and doesn't check its input. `check` compares the fast code with it, and no
-other part of hotrow uses it. In shapes, V is the number of rows, D of columns, N of ids, B of bags.
+It is slow and simple, and doesn't check its input. `check` compares the fast code with this
+reference, and no other part of hotrow uses it. In shapes, V is the number of rows, D the number of
+columns, N the number of ids, and B the number of bags.
 """
 
 from itertools import pairwise
@@ -11,7 +12,7 @@ from torch import Tensor
 
 
 def one_hot(ids: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
-    """Map (...,) ids to (..., V): zeros, with a 1 at the id."""
+    """Map (...,) ids to (..., V) one-hots: zeros, with a 1 at the id."""
     zeros = torch.zeros(*ids.shape, rows, dtype=dtype, device=ids.device)
     return zeros.scatter_(-1, ids.long().unsqueeze(-1), 1.0)
 
@@ -46,7 +47,7 @@ def bag(
     """Pool (N,) ids into bags that start at (B,) offsets, with a (V, D) table; return (B, D).
 
     The one-hots are scaled by their (N,) weights, summed or averaged, and multiplied by the table.
-    For "max", they are multiplied by the table before they are pooled.
+    For "max", the one-hots are multiplied by the table before they are pooled.
     """
     one_hots = one_hot(ids, len(table), table.dtype)
     if weights is not None:

@@ -1,8 +1,8 @@
-"""Measure whether the steps of hotrow.optim equal those of torch.optim.
+"""Measure whether hotrow.optim takes the same steps as torch.optim.
 
 A table is trained three times: with torch.optim in float64 as the reference, and in float32 with
-torch.optim and with hotrow.optim. The error of hotrow.optim must be at most that of torch.optim
-plus 2 ulp.
+torch.optim and with hotrow.optim. The error of hotrow.optim must be at most the error of
+torch.optim plus 2 ulp.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Batches:
         free = free_memory()
         if needed > free:
             raise HotrowError(
-                f"{self.steps:,} steps of a {self.rows:,} x {self.columns:,} table with "
+                f"{self.steps:,} steps on a {self.rows:,} x {self.columns:,} table with "
                 f"{self.ids:,} ids each need about {needed / 1e9:,.1f} GB of memory, but only "
                 f"{free / 1e9:,.1f} GB are free",
                 fix="use fewer rows, columns, ids or steps",
             )
 
     def gradients(self, t: int) -> Tensor:
-        """Return the (N, D) gradient of step t, in float32 for every dtype."""
+        """Return the (N, D) gradient of step t, which is float32 for every training dtype."""
         random = torch.Generator().manual_seed(1000 * self.seed + t)
         shape = self.ids, self.columns
         return torch.randn(shape, generator=random) * self.scale
@@ -90,8 +90,8 @@ class Batches:
         return 0.55 + 0.45 * float(np.cos(np.pi * (t - warmup) / (self.steps - warmup)))
 
     def count_idle(self) -> tuple[int, int]:
-        """Count the rows in no batch, and the most consecutive steps that any other row misses."""
-        last = np.full(self.rows, self.steps)  # self.steps means "in no batch yet"
+        """Return the number of rows in no batch, and the most steps that any other row is idle."""
+        last = np.full(self.rows, self.steps)  # self.steps means that a row was in no batch yet
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))
@@ -105,7 +105,7 @@ class Distance:
     """The errors of two float32 runs compared with float64, at one scale of the gradients.
 
     Attributes:
-        scale: the factor of the standard normal gradients.
+        scale: the factor that multiplies the standard normal gradients.
         hotrow_error: max |w - w64| for hotrow.optim; inf if any w is not finite.
         torch_error: max |w - w64| for torch.optim.
         ulp: the spacing of float32 at the largest |w64|.
@@ -122,11 +122,11 @@ class Distance:
 
     @property
     def within_bound(self) -> bool:
-        """Whether hotrow's error is at most torch's error plus 2 ulp."""
+        """Return whether hotrow's error is at most torch's error plus 2 ulp."""
         return self.hotrow_error <= self.torch_error + SLACK * self.ulp
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON."""
+        """Return all values as a dict for JSON."""
         return {
             "scale": self.scale,
             "within": self.within_bound,
@@ -140,13 +140,13 @@ class Distance:
 
 @dataclass(frozen=True)
 class Sameness:
-    """The result of `measure_sameness`. It is true if hotrow is within the bound at every scale.
+    """The result of `measure_sameness`. It is true if the error is within the bound at every scale.
 
     Attributes:
         optimizer: the optimizer's name in torch and hotrow.
         options: the options of both optimizers.
         batches: the training data, before scaling.
-        distances: one for each scale.
+        distances: one `Distance` for each scale.
     """
 
     optimizer: str
@@ -156,14 +156,14 @@ class Sameness:
 
     @property
     def within_bound(self) -> bool:
-        """Whether hotrow is within the bound at every scale."""
+        """Return whether hotrow's error is within the bound at every scale."""
         return all(distance.within_bound for distance in self.distances)
 
     def __bool__(self) -> bool:
         return self.within_bound
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON."""
+        """Return all values as a dict for JSON."""
         never, longest = self.batches.count_idle()
         return {
             "optimizer": self.optimizer,
@@ -195,19 +195,19 @@ def measure_sameness(
     scales: Sequence[float] = SCALES,
     progress: Progress | None = None,
 ) -> Sameness:
-    """Train a table in three ways for each scale of the gradients, and compare the results.
+    """Train a table in three ways at each gradient scale, and compare the results.
 
     Args:
         optimizer: a name in `hotrow.optim`.
-        options: the options for both constructors; not changed.
+        options: the options for both constructors; the function does not change them.
         batches: the training data.
-        scales: the factors of the gradients; a separate table is trained for each factor.
-        progress: called with (the current activity, steps done, total steps).
+        scales: the factors that multiply the gradients; each factor trains a separate table.
+        progress: a function called with (the current activity, steps done, total steps).
 
     Raises:
         HotrowError: torch rejects the options, fails with them, or ends with inf or NaN weights.
 
-    Cost: for each scale, two dense training runs of a table and one run with hotrow.
+    Cost: two dense training runs of a table and one run with hotrow for each scale.
     """
     check_options(optimizer, options)
     runs = [
@@ -300,7 +300,7 @@ def train(
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Run torch on one thread: for small steps, a second thread costs more than it saves."""
+    """Run torch on one thread, because a second thread costs more than it saves in small steps."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -312,7 +312,7 @@ def _single_thread() -> Iterator[None]:
 def measure_distance(
     scale: float, hotrow_weights: Tensor, torch_weights: Tensor, float64_weights: Tensor
 ) -> Distance:
-    """Measure the errors of two float32 (V, D) tables against a finite float64 table."""
+    """Measure the errors of two float32 (V, D) tables relative to a finite float64 table."""
 
     def error(weights: Tensor) -> float:
         found = float((weights.double() - float64_weights).abs().max())

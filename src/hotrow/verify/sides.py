@@ -1,4 +1,4 @@
-"""The two sides that `check` compares: how each computes its output and gradients.
+"""The two sides that `check` compares, and how each side computes its output and gradients.
 
 Only this file may import the reference.
 """
@@ -38,7 +38,7 @@ class Batch:
 
     @classmethod
     def of(cls, a: Any, b: Any, ids: Any, offsets: Any, weights: Tensor | None) -> Batch:
-        """Build the batch for two sides; it contains bags if one of them is a bag layer."""
+        """Build the batch for two sides; it contains bags if either side is a bag layer."""
         ids = as_ids(ids)
         bags = [x for x in (a, b) if isinstance(x, nn.EmbeddingBag)]
         if not bags:
@@ -91,19 +91,19 @@ class Side:
     transposed: bool = False
 
     def leaves(self) -> dict[str, Tensor]:
-        """Return the tensors as new leaves that require grad and share their storage."""
-        # An inference tensor can't be part of a graph, but its copy can.
+        """Return new leaves that require grad and share storage with the tensors."""
+        # An inference tensor can't be part of an autograd graph, but its copy can.
         return {
             name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
             for name, t in self.tensors.items()
         }
 
     def compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
-        """Compute the output and the gradients of sum(output * cotangent), with tables as V x D.
+        """Compute the output and the gradients of sum(output * cotangent); tables are V x D.
 
         A sparse gradient stays sparse; its values for repeated ids are added up.
         """
-        # Whatever mode the caller has set, build a graph and compute in the table's dtype.
+        # Build a graph and compute in the table's dtype, whatever modes the caller has set.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -129,9 +129,9 @@ class Side:
 
 
 def _coalesce_in_order(gradient: Tensor) -> Tensor:
-    """Coalesce a sparse gradient: add up the rows of repeated ids in batch order.
+    """Coalesce a sparse gradient by adding up the rows of repeated ids in batch order.
 
-    torch's own `coalesce` adds them in the order of its sort, which may differ.
+    torch's own `coalesce` adds the rows in the order of its sort, which may differ.
     """
     ids, values = gradient._indices()[0], gradient._values()
     touched, slots = torch.unique(ids, return_inverse=True)

@@ -1,4 +1,4 @@
-"""compare_models detects every error, and reports equality only with proof."""
+"""Test that compare_models detects every error and reports equality only with proof."""
 
 import json
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Fields(nn.Module):
 
 
 class Bag(nn.Module):
-    """Sums of scaled one-hots times a matrix."""
+    """Adds up scaled one-hots and multiplies the sums by a matrix."""
 
     def __init__(self):
         super().__init__()
@@ -363,7 +363,7 @@ class Answer:
 
 
 class Odd(nn.Module):
-    """Returns every kind of output, has state, and writes into an input."""
+    """A model that returns every kind of output, has state, and writes to an input."""
 
     def __init__(self):
         super().__init__()

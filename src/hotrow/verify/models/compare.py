@@ -1,4 +1,4 @@
-"""Compare a model with its converted copy on the same inputs: results, time and memory."""
+"""Compare the results, time and memory of a model and its converted copy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModelCost:
     """The cost of one kind of run, for the plain and the converted model.
 
     Attributes:
-        name: "forward", or "forward and gradient".
+        name: "forward" or "forward and gradient".
         plain_multiplications: the multiplications of the one-hot products that became lookups.
         converted_multiplications: the multiplications that remain in the converted model.
         plain: the measured time and memory of the plain model.
@@ -56,7 +56,7 @@ class ModelCost:
         return self.plain.median_ms / self.converted.median_ms
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. Key names include the units."""
+        """Return all values as a dict for JSON. Key names include the units."""
         return {
             "what": self.name,
             "plain": {"one_hot_multiplications": self.plain_multiplications} | self.plain.to_dict(),
@@ -68,16 +68,16 @@ class ModelCost:
 
 @dataclass(frozen=True, eq=False)
 class ModelComparison:
-    """The result of `compare_models`. It is true if both models are equal.
+    """The result of `compare_models`. It is true if both models give equal results.
 
     Attributes:
         title: the name of the model.
         inputs: a description of the inputs.
         seed: the seed of both runs and of the outputs' gradients.
         training: whether the model was in training mode.
-        tables: the weights that were stored as tables, as in an optimizer's first step.
-        findings: what was converted, what was not, where, and why.
-        agreements: one for each output, gradient, and buffer that the run changed.
+        tables: the weights that were stored as tables, as in training with `hotrow.optim`.
+        findings: each part that was converted or not, with its location and the reason.
+        agreements: one `Agreement` for each output, gradient, and buffer that the run changed.
         costs: the cost of the forward pass, and the cost of forward and gradient together.
         notes: the cause of a difference or an inconclusive result, if it is known.
     """
@@ -94,7 +94,7 @@ class ModelComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all outputs, gradients and buffers are equal."""
+        """Return whether all outputs, gradients and buffers are equal."""
         return all(agreement.equal for agreement in self.agreements)
 
     @property
@@ -115,7 +115,7 @@ class ModelComparison:
         return self.equal
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON. Key names include the units."""
+        """Return all values as a dict for JSON. Key names include the units."""
         return {
             "title": self.title,
             "equal": self.equal,
@@ -144,37 +144,37 @@ def compare_models(
     seconds: float = 2.0,
     progress: Progress | None = None,
 ) -> ModelComparison:
-    """Compare a model with its converted copy on the same inputs, and measure both.
+    """Compare a model with its converted copy on the same inputs, and measure their cost.
 
-    A plain copy of the model and a copy converted by `hotrow.convert` run with the same random
-    numbers, forward and backward. The gradients of the outputs are random integers. The comparison
-    covers every output, every gradient, and every buffer that the run changed. It is then repeated
-    with the looked-up weights stored as tables, as in training with `hotrow.optim`. Time and memory
-    are measured in that form.
+    A plain copy of the model and a copy converted by `hotrow.convert` both run forward and backward
+    with the same random numbers. The gradients of the outputs are random integers. The comparison
+    covers every output, every gradient, and every buffer that the run changed. The comparison is
+    then repeated with the looked-up weights stored as tables, as in training with `hotrow.optim`.
+    The time and memory of the converted model are measured with these tables.
 
-    Results are equal if they have the same bits, or differ only in the sign of zeros. They are
-    equal within rounding if both of these hold:
+    Results are equal if they have the same bits, or differ only in the sign of zeros. Results are
+    equal within rounding if both of these conditions hold:
 
     - Each lookup differs from its one-hot product by at most the rounding bound for adding the same
       terms in another order.
-    - If the products replace the lookups, the rest of the model computes the same bits. Only the
+    - If the one-hot products replace the lookups, the results have the same bits. Only the
       terms of the weights' gradients may be added in another order.
 
-    Otherwise a small difference is inconclusive, for example if a weight is computed from other
+    Otherwise, a small difference is inconclusive, for example if a weight is computed from other
     parameters, if the model is not deterministic, or if the model amplifies rounding.
 
     Args:
-        model: a module, which is copied and not changed, or a function that returns one.
+        model: a module, which is copied and not changed, or a function that returns a module.
         inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
         seed: the seed of both runs and of the outputs' gradients.
-        seconds: how long to repeat the timing of each kind of run. At least 1 round runs, and at
-            most 7.
-        progress: called with (the current activity, steps done, total steps).
+        seconds: the time limit for the timing of each kind of run, which takes at least 1 round
+            and at most 7.
+        progress: a function called with (the current activity, steps done, total steps).
 
     Returns:
-        A `ModelComparison`. It is true if both models are equal.
+        A `ModelComparison`. It is true if both models give equal results.
 
     Raises:
         HotrowError: the model is not a module, is already converted, can't be copied, rejects the
@@ -232,7 +232,7 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
         raise HotrowError(
             f"{trial.name} returns a {plain.output_type} without tensors, so there is nothing to "
             "compare",
-            fix="compare a module that returns tensors, or tuples, dicts or dataclasses of them",
+            fix="compare a module that returns tensors, or tuples, dicts or dataclasses of tensors",
         )
     report("converted", 2, steps)
     converted = trial.make_converted()
@@ -282,7 +282,7 @@ def _check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise HotrowError(
             f"the model has type {type(model).__name__}, but must be a torch.nn.Module",
-            fix="pass a module, or a function without arguments that returns one",
+            fix="pass a module, or a function without arguments that returns a module",
         )
     for path, module in model.named_modules():
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]

@@ -24,8 +24,8 @@ class Product:
 
     Attributes:
         func: the torch function.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
         x: the one-hot among the arguments.
         autocast_dtype: the dtype of products under autocast; None without autocast.
     """
@@ -43,7 +43,7 @@ class Product:
 
     @property
     def other_input(self) -> Tensor | None:
-        """The dense input of a bilinear product, otherwise None."""
+        """The dense input of a bilinear product, or None for other products."""
         if self.func is not F.bilinear:
             return None
         inputs = [*self.args[:2], *map(self.kwargs.get, ("input1", "input2"))]
@@ -75,10 +75,10 @@ class Multiplications:
 
 
 class ProductMode(TorchFunctionMode):
-    """A torch mode that intercepts each product that a converted model computes as a lookup."""
+    """A torch function mode that intercepts each product that the model computes as a lookup."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and pass its result to `on_product` if it was a lookup."""
+        """Call the function, and pass its result to `on_product` if the call was a lookup."""
         kwargs = kwargs or {}
         x = next(find_instances((args, kwargs), OneHot), None)
         lookups = 0 if x is None else _count_lookups(x)
@@ -92,19 +92,19 @@ class ProductMode(TorchFunctionMode):
         return self.on_product(Product(func, args, kwargs, x, dtype), result)
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Called for every call that is not a lookup."""
+        """Handle a call that is not a lookup."""
 
     def on_product(self, product: Product, result: Tensor) -> Tensor:
-        """Called for every lookup; returns the result that the model continues with."""
+        """Handle a lookup, and return the result that the model continues with."""
         raise NotImplementedError
 
 
 class ProductCounter(ProductMode):
-    """Counts the multiplications of one-hot products, both as dense products and as lookups.
+    """Counts the multiplications that one-hot products need as dense products and as lookups.
 
-    A product of x (N, C) and a weight (C, D) takes N C D multiplications in the forward pass. It
-    takes as many for the weight's gradient, and as many for the gradient of x if it is needed. A
-    lookup multiplies only dense columns next to the one-hots, and the weights of the one-hots.
+    A product of x (N, C) and a weight (C, D) takes N C D multiplications in the forward pass. The
+    weight's gradient takes as many again, and so does the gradient of x if x requires one. A lookup
+    needs multiplications only for dense columns next to the one-hots, and for weighted one-hots.
     """
 
     def __init__(self) -> None:

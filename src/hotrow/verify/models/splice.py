@@ -1,7 +1,7 @@
 """Run a converted model with the dense product in place of each lookup, and compare the two.
 
-The rest of the model then computes the same bits as the plain model. Only the lookups can differ,
-and each is compared with its product on the same inputs.
+With the dense products, the rest of the model computes the same bits as the plain model. Only the
+lookups can differ, and each lookup is compared with its product on the same inputs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hotrow.verify.models.products import Product, ProductMode, TensorMap
 class ProductSplice(ProductMode):
     """Compares each lookup with its product, and lets the model continue with the product.
 
-    The gradient of a weight that is a parameter, or a view of one, comes from the lookup. All other
-    gradients come from the product. After the backward pass, `finish` compares the gradients of
-    lookups and products, and `gradient_bound` bounds the rounding of the weights' gradients.
+    If a weight is a parameter or a view of a parameter, its gradient comes from the lookup. All
+    other gradients come from the product. After the backward pass, `finish` compares the gradients
+    of lookups and products, and `gradient_bound` bounds the rounding of the weights' gradients.
 
     Attributes:
-        agreements: one for each result of each product.
-        epsilon: the largest eps of all dtypes used for products.
+        agreements: one `Agreement` for each result of each product.
+        epsilon: the largest eps of all dtypes that the products use.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ProductSplice(ProductMode):
         self._result_gradients: list[tuple[Product, Tensor]] = []
         self._used_elsewhere: set[int] = set()
         self._weight_sums: dict[int, tuple[Tensor, Tensor, bool, torch.dtype]] = {}
-        self._references: list[Any] = []  # keeps the tensors alive whose id() is used as a key
+        self._references: list[Any] = []  # keeps tensors alive while their id() is used as a key
 
     def on_other_call(self, func: Any, args: Any, kwargs: Any) -> None:
         """Record the parameters that operations other than lookups use."""
@@ -76,7 +76,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.clear()
 
     def _result_bound(self, product: Product, result: Tensor) -> Bound:
-        """Bound the rounding difference between two orders of adding the terms of this result."""
+        """Bound the rounding difference between sums of this result's terms in two orders."""
         with torch.no_grad():
             magnitudes = _run_in_float64(product, lambda t: t.detach().double().abs())
             terms = _run_in_float64(product, lambda t: (t.detach() != 0).double())
@@ -85,7 +85,7 @@ class ProductSplice(ProductMode):
         )
 
     def _add_weight_terms(self, product: Product, gradient: Tensor) -> None:
-        """Add up term counts and magnitudes of the weights' gradients, for each parameter."""
+        """Add up the term counts and magnitudes of the weight gradients for each parameter."""
         direct = [weight for weight in product.weights if _is_parameter_weight(product, weight)]
         if not direct:
             return
@@ -114,11 +114,11 @@ class ProductSplice(ProductMode):
             self._weight_sums[id(leaf)] = all_terms, all_magnitudes, rounds_terms, dtype
 
     def gradient_bound(self, parameter: Tensor, gradient: Tensor) -> Bound | None:
-        """Bound the rounding difference of a parameter's gradient; None if no lookup uses it."""
+        """Bound the rounding difference of a gradient; None if no lookup uses `parameter`."""
         if id(parameter) not in self._weight_sums:
             return None
         terms, magnitudes, rounds_terms, dtype = self._weight_sums[id(parameter)]
-        if id(parameter) in self._used_elsewhere:  # adds one term of unknown magnitude
+        if id(parameter) in self._used_elsewhere:  # other uses add a term of unknown magnitude
             terms, magnitudes = terms + 1, 2 * magnitudes + gradient.double().abs()
         return _rounding_bound(terms, magnitudes, rounds_terms, dtype)
 
@@ -206,7 +206,7 @@ def compare_any_tensors(what: str, a: Tensor, b: Tensor, bound: Bound | None = N
 
 
 def _elementwise_bound(values: Tensor) -> Bound:
-    """Return a bound that reads `values` at each position."""
+    """Return a `Bound` that looks up each position in `values`."""
     columns = values.shape[-1] if values.ndim else 1
     by_row = values.reshape(-1, max(columns, 1))
     return lambda places: by_row[places[:, 0], places[:, 1]]
@@ -215,7 +215,7 @@ def _elementwise_bound(values: Tensor) -> Bound:
 def _rounding_bound(
     terms: Tensor, magnitudes: Tensor, rounds_terms: bool, dtype: torch.dtype
 ) -> Bound:
-    """Return the bound for term counts and sums of the terms' magnitudes; see `verify/bounds.py`.
+    """Bound the rounding of sums, given term counts and total magnitudes; see `verify/bounds.py`.
 
     Products are rounded before they are added, and some libraries round half precision twice.
     """
@@ -235,7 +235,7 @@ def _coarsest_dtype(product: Product, result: Tensor) -> torch.dtype:
 
 
 def _rounds_terms(product: Product) -> bool:
-    """Whether terms are rounded before they are added; with factors of 1, they are exact."""
+    """Return whether terms are rounded before they are added; terms with factor 1 are exact."""
     if product.other_input is not None:
         return True
     return any(isinstance(p, DenseColumns) or p.weights is not None for p in product.x.parts)
@@ -264,14 +264,14 @@ def _weight_gradients(
 
 
 def _to_plain(t: Tensor) -> Tensor:
-    """Return the tensor as the plain model uses it: dense and contiguous."""
+    """Return the dense, contiguous tensor that the plain model uses."""
     if isinstance(t, Table):
         return t.detach().contiguous()
     return t.materialize() if isinstance(t, OneHot) else t
 
 
 def _is_parameter_weight(product: Product, t: Tensor) -> bool:
-    """Whether `t` is a weight whose gradient flows to a parameter unchanged."""
+    """Return whether `t` is a weight whose gradient flows to a parameter unchanged."""
     if isinstance(t, OneHot) or t is product.other_input or not t.requires_grad:
         return False
     return _parameter_of(t) is not None

@@ -1,4 +1,4 @@
-"""Run plain and converted copies of a model, and collect outputs, gradients and buffers."""
+"""Run plain and converted copies of a model, and collect their outputs, gradients and buffers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Inputs:
 
     @classmethod
     def of(cls, inputs: Any) -> Inputs:
-        """Convert a tensor, a tuple or list of arguments, or a dict of keyword arguments."""
+        """Create `Inputs` from a tensor, a tuple or list of arguments, or a dict of keywords."""
         if isinstance(inputs, Mapping):
             other_key = next((key for key in inputs if not isinstance(key, str)), None)
             if other_key is not None:
@@ -122,14 +122,14 @@ class Trial:
         except Exception as error:
             raise HotrowError(
                 f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
-                fix="remove tensors with a graph, and everything else that deepcopy rejects",
+                fix="remove tensors with an autograd graph, and whatever else deepcopy rejects",
             ) from error
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
         """Copy and convert the model, and store some parameters as tables.
 
         Args:
-            tables: (name, by columns) for each parameter to store as a table.
+            tables: (name, columns) for each parameter to store as a table; see `Table.adopt`.
         """
         side = self.make_plain()
         convert(side.model, self.to, min_entries=0)
@@ -141,7 +141,7 @@ class Trial:
 
 
 def find_lookup_weights(model: nn.Module) -> tuple[tuple[str, bool], ...]:
-    """Return (name, by columns) for each weight that `hotrow.optim` would store as a table."""
+    """Return (name, columns) for each weight that `hotrow.optim` would store as a table."""
     return tuple(
         (name, parameter.lookup_axis == "columns")
         for name, parameter in model.named_parameters()
@@ -153,7 +153,7 @@ class ModelCopy:
     """A copy of the model, with methods to run it.
 
     Attributes:
-        output_type: the name of the type that the model returned.
+        output_type: the type name of the value that the model returned.
         magnitudes: the largest finite magnitude in each result.
     """
 
@@ -166,7 +166,7 @@ class ModelCopy:
         self._differentiable = False
 
     def compute_results(self, mode: AbstractContextManager[Any] | None = None) -> dict[str, Tensor]:
-        """Run once with the trial's seed under a torch mode; return all results by name."""
+        """Run the model once with the trial's seed under `mode`; return all results by name."""
         before = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         inputs = self.trial.inputs.copy()
         versions = [tensor._version for _, tensor in inputs.tensors]
@@ -194,19 +194,19 @@ class ModelCopy:
         return found
 
     def can_run(self, gradient: bool) -> bool:
-        """Whether the model can run with (or without) a gradient."""
+        """Return whether the model can run with gradients, or without if `gradient` is False."""
         if gradient:
             return self._differentiable
         if not self._differentiable:
             return True
         try:
             self.run(False)
-        except RuntimeError:  # forward itself differentiates, for example to compute forces
+        except RuntimeError:  # forward itself computes gradients, for example as forces
             return False
         return True
 
     def run(self, gradient: bool) -> Any:
-        """Run once, for a measurement."""
+        """Run the model once for a measurement."""
         given = self._given.copy() if self._mutates_inputs else self._given
         with torch.set_grad_enabled(gradient):
             outputs = self._run_forward(given)
@@ -215,7 +215,7 @@ class ModelCopy:
         return outputs
 
     def state_tensors(self) -> list[Tensor]:
-        """Return the tensors of the model that are not parameters."""
+        """Return the model's tensors that are not parameters."""
         attributes = [each for m in self.model.modules() for each in vars(m).values()]
         return [*self.model.buffers(), *(each for each in attributes if isinstance(each, Tensor))]
 
@@ -254,7 +254,7 @@ class ModelCopy:
 
 
 def _to_dense(gradient: Tensor) -> Tensor:
-    """Return the dense gradient; repeated ids of a sparse gradient add up in batch order."""
+    """Return the gradient as a dense tensor; add up repeated ids in batch order."""
     if isinstance(gradient, RowGradient):
         return gradient.as_dense()
     if not gradient.is_sparse:

@@ -108,7 +108,7 @@ def _find_non_finite(model: nn.Module) -> list[str]:
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return [
-                f"{name} contains inf or NaN. 0 x inf is NaN, so a matmul spreads it to every "
+                f"{name} contains inf or NaN. 0 x inf is NaN, so a matmul spreads NaN to every "
                 "output; a lookup reads only the selected rows"
             ]
     return []
