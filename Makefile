@@ -1,5 +1,5 @@
 # `make run` demonstrates hotrow. `make check`, `make test` and `make test-all` test the code.
-# Each target creates the environment .venv if it does not exist.
+# Each target creates the virtual environment .venv if it does not exist.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,7 +11,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
     tests/onehot/test_rules.py tests/conversion/test_convert.py tests/verify/test_agreement.py \
     tests/verify/test_check.py tests/verify/test_reference.py tests/figures/test_gradient.py
 
-# Run one process per core, with one thread each unless a test sets more.
+# Run one test process per core. Each process uses one thread unless a test sets more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .PHONY: run check test test-all test-torch lint docs lessons bench sameness clean
@@ -20,16 +20,16 @@ run: .venv/real
 	$(BIN)/hotrow compare
 	@scripts/compare-real.sh
 
-# Takes under a minute.
+# Lint, type check and run the fastest tests, in under a minute.
 check: lint
 	$(PYTEST) $(QUICK)
 
-# Takes at most 5 minutes on two cores.
+# Run the tests that every commit must pass, in at most 5 minutes on two cores.
 test: .venv/test .venv/real .venv/flights lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST)
 
-# Runs all tests, including the exhaustive grids, in about 15 minutes.
+# Run all tests, including the exhaustive grids, in about 15 minutes.
 test-all: .venv/test .venv/real .venv/flights .venv/docs .venv/integrations lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
@@ -42,7 +42,7 @@ CORE := $(CORE_FOLDERS:%=tests/%) tests/test_ids.py $(CORE_FOLDERS:%=src/hotrow/
 
 # `make test-torch VERSION=2.15.0` runs all core tests with another torch version, in a separate
 # environment. The environment takes 5 to 6 GB, because torch's Linux packages include CUDA. The tests
-# run on the CPU. To use another Python, pass PYTHON=python3.13, for example.
+# run on the CPU. To use another Python version, pass PYTHON=python3.13, for example.
 OTHER := .venv-torch-$(VERSION)
 test-torch:
 	@test -n '$(VERSION)' || { echo 'VERSION is missing: make test-torch VERSION=2.15.0' >&2; exit 2; }
@@ -69,13 +69,13 @@ docs: .venv/docs
 lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
-# Write benchmarks/records, docs/performance.md and the times in the READMEs. This takes 20 minutes
-# and 16 GB of memory.
+# Run the benchmarks, and update benchmarks/records, docs/performance.md and the times in the READMEs.
+# This takes 20 minutes and 16 GB of memory.
 bench: .venv/peers
 	$(BIN)/python -m benchmarks --suite full --records benchmarks/records
 	$(BIN)/python -m benchmarks.page
 
-# Write docs/sameness.md, which compares every optimizer with torch's.
+# Generate docs/sameness.md, which compares every optimizer with its torch counterpart.
 sameness: .venv/test
 	@$(BIN)/python -m benchmarks.sameness
 

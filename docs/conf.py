@@ -1,4 +1,4 @@
-"""Sphinx configuration of the documentation site, which `make docs` builds in build/docs."""
+"""Sphinx configuration for the documentation site, which `make docs` builds in build/docs."""
 
 import shutil
 import sys
@@ -33,7 +33,7 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 
-smartquotes_action = "D"  # convert only dashes: docstrings contain code outside of backticks
+smartquotes_action = "D"  # convert only dashes, because docstrings contain unquoted code
 default_role = "code"  # docstrings mark code as `name`
 add_module_names = False
 autodoc_member_order = "bysource"
@@ -43,7 +43,7 @@ napoleon_custom_sections = [("Shapes", "params_style")]
 nitpick_ignore_regex = [("py:.*", r"(?!hotrow\.).*"), ("py:class", r"hotrow\..*\._[A-Z]")]
 
 html_theme = "furo"
-pygments_style = "tango"  # the theme's own style does not color added and removed lines
+pygments_style = "tango"  # unlike the theme's own style, it colors the lines of a diff
 html_title = "hotrow"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

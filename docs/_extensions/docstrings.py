@@ -26,7 +26,7 @@ def mark_blocks(
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register `mark_blocks`, which must run before napoleon parses the sections."""
+    """Register `mark_blocks`, which must run before napoleon parses docstring sections."""
     app.setup_extension("sphinx.ext.autodoc")
     app.connect("autodoc-process-docstring", mark_blocks, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -11,13 +11,13 @@ from sphinx.writers.html5 import HTML5Translator
 
 
 def inline_formula(translator: HTML5Translator, node: nodes.math) -> None:
-    """Write an inline formula."""
+    """Write an inline formula as MathML."""
     translator.body.append(tex2mathml(node.astext(), as_block=False))
     raise nodes.SkipNode
 
 
 def formula(translator: HTML5Translator, node: nodes.math_block) -> None:
-    """Write a display formula."""
+    """Write a display formula as MathML."""
     translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>\n')
     raise nodes.SkipNode
 

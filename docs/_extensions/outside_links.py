@@ -1,4 +1,4 @@
-"""Sphinx extension: redirect links to Markdown files outside docs/ to their pages on the site."""
+"""Sphinx extension: make links to Markdown files outside docs/ point to their pages on the site."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def replace_links(text: str) -> str:
 
 
 def read(app: Sphinx, name: str, source: list[str]) -> None:
-    """Replace the links in the source of a page."""
+    """Replace the links in a page's source."""
     source[0] = replace_links(source[0])
 
 

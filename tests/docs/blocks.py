@@ -1,4 +1,4 @@
-"""Find the code blocks of a Markdown page, and the HTML comments with instructions for them."""
+"""Find a Markdown page's code blocks, and the HTML comments that control how tests run them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Block:
     """A block of code.
 
     Attributes:
-        language: the language named after the fence, or "setup" for code in a comment.
+        language: the language named after the opening fence, or "setup" for code in a comment.
         source: the code.
-        line: the page's line, counted from 1, where the code starts.
+        line: the number of the page's line where the code starts, counted from 1.
         file: the name of the file to save the block to instead of running it, or None.
         not_run: the reason why the block is not run, or None.
     """
@@ -35,14 +35,14 @@ class Block:
 
 @dataclass
 class Page:
-    """The parts of a page that the tests use."""
+    """A page's code blocks, and the packages that they need."""
 
     blocks: list[Block] = field(default_factory=list)
     needs: list[str] = field(default_factory=list)
 
 
 def read_page(text: str) -> Page:
-    """Find the blocks of a page in order, including those in directives and lists."""
+    """Find a page's blocks in order, including blocks inside directives and lists."""
     page = Page()
     marks: dict[str, str] = {}
     for kind, value, source, line in _iter_parts(text, 1):
@@ -62,7 +62,7 @@ def read_page(text: str) -> Page:
 
 
 def _iter_parts(text: str, first: int) -> Iterator[tuple[str, str, str, int]]:
-    """Yield (kind, value, source, line) for each code fence and each comment for the tests."""
+    """Yield (kind, value, source, line) for each code fence and each comment that tests read."""
     for token in PARSER.parse(text):
         if token.map is None:
             continue

@@ -38,16 +38,16 @@ Run = Callable[[nn.Module, Any], None]
 
 @dataclass(frozen=True)
 class Feature:
-    """A row of the compatibility page.
+    """A row of a table on the compatibility page.
 
     Attributes:
-        section: the title of its table.
+        section: the title of the table that contains the row.
         name: the feature, in Markdown.
-        verdict: WORKS (same result as torch, and the cost scales with the touched rows), DENSE
-            (same result as torch, at torch's cost), REFUSED (a `HotrowError`), or UNSUPPORTED
-            (another error, or a result that differs from torch's).
+        verdict: WORKS (same result as torch, and the cost scales with the number of touched
+            rows), DENSE (same result as torch, at the cost of dense training), REFUSED (a
+            `HotrowError`), or UNSUPPORTED (another error, or a result that differs from torch's).
         note: what the user should know.
-        test: a function that raises unless the verdict is correct.
+        test: a function that raises an error unless the verdict is correct.
     """
 
     section: str
@@ -111,7 +111,7 @@ def pair(make: Callable[[], nn.Module] = Model) -> Iterator[tuple[nn.Module, Any
 def same(
     run: Run, make: Callable[[], nn.Module] = Model, *, rows: bool = True, **limits: Any
 ) -> None:
-    """Assert that a run ends with torch's weights, and uses row gradients exactly if `rows`."""
+    """Assert that a run gives torch's weights, with row gradients if and only if `rows`."""
     ends = []
     with count_dense() as calls:
         for model, library in pair(make):
@@ -133,7 +133,7 @@ def has_rows(model: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def count_dense() -> Iterator[list[int]]:
-    """Yield a list that grows each time a row gradient is made dense."""
+    """Yield a list that grows each time a row gradient is converted to dense."""
     calls: list[int] = []
     before = RowGradient.as_dense
 
@@ -185,7 +185,10 @@ def _() -> None:
 
 
 @feature(
-    TRAINING, "Gradient accumulation", WORKS, "The gradient has the touched rows of all batches."
+    TRAINING,
+    "Gradient accumulation",
+    WORKS,
+    "The gradient contains the touched rows of all batches.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -220,7 +223,10 @@ def _() -> None:
 
 
 @feature(
-    TRAINING, "`torch.amp.GradScaler`", WORKS, "Skips steps whose gradients overflow, as in torch."
+    TRAINING,
+    "`torch.amp.GradScaler`",
+    WORKS,
+    "The scaler skips steps whose gradients overflow, as in torch.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -252,7 +258,10 @@ def _() -> None:
 
 
 @feature(
-    TRAINING, "Several optimizers", WORKS, "For example, one for the tables and one for the rest."
+    TRAINING,
+    "Several optimizers",
+    WORKS,
+    "For example, one for the tables and one for all other parameters.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -300,7 +309,7 @@ def _() -> None:
     same(run)
 
 
-@feature(TRAINING, "`torch.utils.checkpoint`", WORKS, "With `use_reentrant=False`.")
+@feature(TRAINING, "`torch.utils.checkpoint`", WORKS, "Tested with `use_reentrant=False`.")
 def _() -> None:
     class Checkpointed(Model):
         def forward(self, ids: Tensor) -> Tensor:
@@ -313,7 +322,7 @@ def _() -> None:
     TRAINING,
     "Reads between steps: `weight.norm()`, printing, evaluation",
     WORKS,
-    "A read settles the rows first.",
+    "hotrow settles the rows before each read.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -393,7 +402,7 @@ def _() -> None:
     OPTIONS,
     "`foreach`, `fused`",
     WORKS,
-    "They apply to the dense parameters. Tables use row updates.",
+    "These options apply only to dense parameters. Tables use row updates.",
 )
 def _() -> None:
     for option in ("foreach", "fused"):
@@ -468,7 +477,12 @@ def _() -> None:
         train(model, torch.optim.SparseAdam(model.embedding.parameters()))
 
 
-@feature(OPTIONS, "`AveragedModel` (EMA and SWA)", DENSE, "Each update reads the whole table.")
+@feature(
+    OPTIONS,
+    "`AveragedModel` (EMA and SWA)",
+    DENSE,
+    "Each update of the average reads the whole table.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
@@ -508,7 +522,7 @@ for _option, _value in [("padding_idx", 1), ("max_norm", 1.0), ("scale_grad_by_f
     MODEL,
     "`sparse=True`",
     WORKS,
-    "Becomes a table at any size, and trains like a dense embedding.",
+    "`convert` converts such layers at any size. They train like dense embeddings.",
 )
 def _() -> None:
     model = converted(embedding(sparse=True))
@@ -685,7 +699,7 @@ def _() -> None:
     CHECKPOINTS,
     "`load_state_dict(assign=True)`",
     DENSE,
-    "Replaces the table. Convert the model again.",
+    "Loading replaces the table. Convert the model again.",
 )
 def _() -> None:
     model, _ = _trained()
@@ -735,7 +749,7 @@ def _() -> None:
     CHECKPOINTS,
     "Aliases of the weight: `weight.data`, `weight.numpy()`, `state_dict()`",
     WORKS,
-    "They stay up to date during training.",
+    "The aliases stay up to date during training.",
 )
 def _() -> None:
     model, optimizer = _trained()
@@ -775,7 +789,9 @@ def _() -> None:
         gradient.pow(2).sum().backward()
 
 
-@feature(AUTOGRAD, "`torch.autograd.detect_anomaly`", DENSE, "It checks all rows for NaN.")
+@feature(
+    AUTOGRAD, "`torch.autograd.detect_anomaly`", DENSE, "Anomaly detection checks all rows for NaN."
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         with warnings.catch_warnings():
@@ -918,7 +934,7 @@ def ddp_on_a_rank() -> None:
     PARALLEL,
     "`DistributedDataParallel`",
     DENSE,
-    "Sends the whole gradient. `hotrow.distributed.replicate` sends only the touched rows.",
+    "DDP sends the whole gradient. `hotrow.distributed.replicate` sends only the touched rows.",
 )
 def _() -> None:
     rank_processes(2).run(ddp_on_a_rank)
@@ -940,7 +956,7 @@ def fsdp_on_a_rank() -> None:
     PARALLEL,
     "`fully_shard` (FSDP2)",
     DENSE,
-    "Replaces the table. To split tables by rows, use `hotrow.distributed.shard`.",
+    "FSDP replaces the table. To split tables by rows, use `hotrow.distributed.shard`.",
 )
 def _() -> None:
     rank_processes(2).run(fsdp_on_a_rank)
@@ -954,7 +970,7 @@ This page lists PyTorch features and whether they work with a model converted by
 and an optimizer from `hotrow.optim`.
 
 works
-: Same result as torch, and the cost scales with the touched rows.
+: Same result as torch, and the cost scales with the number of touched rows.
 
 dense cost
 : Same result as torch, at the cost of dense training.

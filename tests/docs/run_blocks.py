@@ -20,7 +20,7 @@ from hotrow.cli import main as cli
 from tests.docs.blocks import Block, read_page
 
 EXEMPT = ("diff", "text")
-# Commands that change the machine, or that have their own tests in tests/test_examples.py.
+# Don't run commands that change the machine or that tests/test_examples.py tests.
 COMMANDS_NOT_RUN = re.compile(r"(make|pip|git|cd)\b|(python|torchrun .*) examples/")
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?", re.MULTILINE)
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # pages wrap long messages
@@ -32,7 +32,7 @@ MEASURED = re.compile(
 
 
 class BlockError(AssertionError):
-    """Raised when a block doesn't do what its page shows."""
+    """Raised when a code block doesn't do what its page shows."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class PageRun:
     main: ModuleType
 
     def run(self) -> int:
-        """Run every block, and return how many ran."""
+        """Run every block, and return the number of blocks that ran."""
         return sum(self._run_block(block) for block in read_page(self.path.read_text()).blocks)
 
     def _run_block(self, block: Block) -> bool:
@@ -62,7 +62,7 @@ class PageRun:
             return False
         if block.not_run is not None or block.language in EXEMPT:
             if block.not_run == "":
-                raise BlockError(f"{place}: <!-- not run --> gives no reason")
+                raise BlockError(f"{place}: the comment <!-- not run --> gives no reason")
             check_options(block.source, place)
             return False
         if block.language not in runners:
@@ -97,7 +97,7 @@ class PageRun:
         exec(compile(lines + block.source, str(self.path), "exec"), vars(self.main))
 
     def _run_bash(self, block: Block) -> None:
-        """Run commands to paste: like a console block, but without prompts and output."""
+        """Run the commands of a block that has neither prompts nor output."""
         source = re.sub(r"(?<!\\\n)^(?=\S)", "$ ", block.source, flags=re.MULTILINE)
         self._run_console(replace(block, source=source))
 
@@ -122,7 +122,7 @@ class PageRun:
             raise BlockError(f"{place}\nshown:\n{shown}\nprinted:\n{printed}")
 
     def _run_command(self, command: str) -> tuple[int, str]:
-        """Return the exit code, and the output of both streams."""
+        """Return a command's exit code and its combined stdout and stderr."""
         words = shlex.split(os.path.expandvars(command.replace("\\\n", " ")), comments=True)
         if words[:1] == ["hotrow"] and not {"|", ">", "&&"} & set(words):
             return run_hotrow(words)
@@ -162,11 +162,11 @@ def run_hotrow(words: list[str]) -> tuple[int, str]:
         return int(exit.code or 0), output.getvalue()
     finally:
         sys.argv = before
-    raise AssertionError("hotrow returned")
+    raise AssertionError("hotrow returned without exiting")
 
 
 def same_output(shown: str, printed: str) -> bool:
-    """Compare outputs, but ignore measured values and the widths of their columns."""
+    """Return whether outputs agree, ignoring measured values and column widths."""
     pattern = re.escape(_plain(shown)).replace(r"\.\.\.", ".*")
     return re.fullmatch(pattern, _plain(printed), re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""Every row of docs/reference/compatibility.md is correct and up to date."""
+"""Test that every row of docs/reference/compatibility.md is correct and up to date."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tests.docs import compatibility
 from tests.docs.compatibility import FEATURES, PARALLEL
 from tests.support.exhaustive import grid
 
-# The other features start processes, or compile kernels that no other test needs.
+# The excluded features start processes, or compile kernels that no other test needs.
 QUICK = grid(
     FEATURES,
     lambda each: each.section != PARALLEL and not each.name.startswith("`maximize`"),

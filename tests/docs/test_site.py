@@ -1,4 +1,4 @@
-"""The documentation site builds without warnings and makes no network requests."""
+"""Test that the documentation site builds without warnings and makes no network requests."""
 
 import subprocess
 import sys
@@ -11,7 +11,9 @@ from tests.support.paths import ROOT
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    pytest.importorskip("furo", reason="the site's packages are not installed: make docs")
+    pytest.importorskip(
+        "furo", reason="the packages for the site are not installed; run `make docs`"
+    )
     folder = tmp_path_factory.mktemp("site")
     words = [
         "-q",

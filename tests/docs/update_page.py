@@ -1,7 +1,7 @@
 """Update the output shown on a page: `python -m tests.docs.update_page PAGE ...`.
 
-Use it after changing a help text or a message that a page shows. Read the diff before you commit
-it. Set the environment variables that the page needs, for example `$MODEL`.
+Use this script after changing a help text or a message that a page shows. Review the diff before
+you commit the page. Set the environment variables that the page needs, for example `$MODEL`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Recorder(doctest.DocTestRunner):
         self.printed: dict[int, str] = {}
 
     def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
-        """Record the output; remove the frames of a traceback."""
+        """Record the output, without the frames of a traceback."""
         if got.startswith("Traceback"):
             header, *lines = got.splitlines()
             message = " ".join(line for line in lines if not line.startswith(" "))
@@ -54,7 +54,7 @@ class PageUpdate(PageRun):
         for before, after in self.changes:
             if text.count(before) != 1:
                 raise SystemExit(
-                    f"{self.path}: {text.count(before)} copies of this block: {before}"
+                    f"{self.path}: {text.count(before)} copies of this block, not 1: {before}"
                 )
             text = text.replace(before, after)
         self.path.write_text(text)
@@ -78,7 +78,7 @@ class PageUpdate(PageRun):
 
 
 def update_pages(paths: list[str]) -> None:
-    """Update these pages."""
+    """Update the pages at these paths."""
     os.environ["COLUMNS"] = "80"
     for path in [Path(path).resolve() for path in paths]:
         with tempfile.TemporaryDirectory() as folder:
