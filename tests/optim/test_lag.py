@@ -27,7 +27,7 @@ OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
 def make_runs(steps=6):
-    """Run the first half of the same training, with tables and with dense parameters."""
+    """Run the first half of the training, once with tables and once with dense parameters."""
     found = []
     for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):
         layers = make()

@@ -217,7 +217,7 @@ def test_closures_and_hooks_run_once_for_each_step():
     before, after = [], []
     optimizer.register_step_pre_hook(lambda *_: before.append(1))
     optimizer.register_step_post_hook(lambda *_: after.append(1))
-    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # makes torch hook its own class too
+    torch.optim.SGD(dense_model().parameters(), lr=0.1)  # makes torch hook `torch.optim.SGD` too
 
     def closure():
         optimizer.zero_grad()
@@ -300,7 +300,7 @@ def test_a_dense_gradient_takes_torchs_step():
 
 @all_configurations
 def test_a_run_moves_from_torch_to_hotrow_and_back(name, options):
-    """Compare 30 steps split between torch, hotrow and torch again with 30 steps of torch."""
+    """Compare 30 steps taken by torch, hotrow and torch in turn with 30 steps of torch alone."""
     steps = list(batches(30))
     truth = dense_model(torch.float64)
     train(truth, torch_optimizer(name, truth, options), steps)

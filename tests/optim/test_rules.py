@@ -38,8 +38,8 @@ CONFIGURATIONS = configurations()
 all_configurations = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
 
 # For each optimizer, the configuration that uses the most terms of its update. Each form of a
-# kernel takes seconds to compile, so `make test` compiles only these configurations. It runs all
-# configurations in plain torch.
+# kernel takes seconds to compile, so `make test` compiles only these configurations. In plain
+# torch, `make test` runs all configurations.
 RICHEST = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
@@ -99,7 +99,7 @@ ROW_CONFIGURATIONS = [
 # `maximize` is compiled separately, so it is tested in one dtype only.
 SIGNED = [(n, k) for n, k in CONFIGURATIONS if not k.get("maximize")]
 
-# Whether torch's CPU kernels fuse the same operations as `kernels/cpu/rule_math.py`.
+# True if torch's CPU kernels fuse the same operations as `kernels/cpu/rule_math.py`.
 matches_torch_rounding = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
@@ -126,14 +126,14 @@ def uncompiled(monkeypatch):
 
 @functools.cache
 def reference(name, kwargs, batches, dtype):
-    """Return the result of torch.optim in a dtype, or of the rule itself in long double."""
+    """Return the result of torch.optim in a dtype, or the rule's own result in long double."""
     if dtype == "wide":
         return train_long_double(name, dict(kwargs), Batches(*batches))
     return train_dense(name, dict(kwargs), Batches(*batches), dtype)[0]
 
 
 def references(name, kwargs, batches, dtype=torch.float32):
-    """Return the results of torch.optim in `dtype` and in a wider dtype, the ground truth."""
+    """Return the results of torch.optim in `dtype` and, as the ground truth, in a wider dtype."""
     truth = "wide" if dtype == torch.float64 else torch.float64
     return tuple(reference(name, kwargs, batches, kind) for kind in (dtype, truth))
 
@@ -201,7 +201,7 @@ def assert_low_precision_bits(name, kwargs, dtype):
     # Use 64 columns, because torch rounds the last elements of an array differently.
     batches = Batches(steps=60, columns=64, seed=2)
     if dtype == torch.float16 and name not in ("SGD", "ASGD", "Rprop"):
-        kwargs = kwargs | {"eps": 1e-4}  # 1e-8 is 0 in float16, so idle rows would be 0 / 0
+        kwargs = kwargs | {"eps": 1e-4}  # 1e-8 is 0 in float16, so idle rows would become 0 / 0
     weights, state = train_dense(name, kwargs, batches, dtype)
     ours, slots = RowRun(name, kwargs, batches, dtype).run()
     assert bool(weights.isfinite().all())
@@ -222,7 +222,7 @@ def test_low_precision_does_not_depend_on_the_number_of_columns(dtype, uncompile
 
 
 class AllScales(Batches):
-    """Batches whose gradients have a different scale of `SCALES` in each quarter of the columns."""
+    """Batches whose gradients use a different item of `SCALES` in each quarter of the columns."""
 
     def gradients(self, t):
         return super().gradients(t) * torch.tensor(SCALES).repeat_interleave(self.columns // 4)
@@ -317,7 +317,8 @@ def test_long_gaps_in_bfloat16_are_no_worse_than_torch(name, kwargs):
 
 
 @pytest.mark.skipif(
-    np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps, reason="needs a wider long double"
+    np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps,
+    reason="needs a long double wider than float64",
 )
 @pytest.mark.parametrize(
     ("name", "kwargs"),
@@ -344,7 +345,7 @@ def test_low_precision_is_no_worse_than_torch(name, kwargs, dtype):
 
 
 def make_lagging_run(name, kwargs, dtype, gap):
-    """Return a run whose rows have missed up to `gap` steps, and a function that steps it."""
+    """Return a run whose rows have missed up to `gap` steps, and a function that takes a step."""
     run = RowRun(name, kwargs, Batches(rows=16, columns=5), dtype, exact=False)
     for _ in range(400):
         run.ledger.record_step(run.group)
@@ -696,7 +697,7 @@ class Altered(RowRun):
 
 
 class NextStepSums(Altered):
-    """Use the sums for the next step instead of this step."""
+    """Use the sums of the next step instead of those of the current step."""
 
     def alter(self, sums, *rest):
         return np.concatenate([sums[1:], sums[-1:]]), *rest
@@ -738,7 +739,7 @@ class NoBound(Altered):
 
 
 class PreviousBlock(Altered):
-    """Use a block that ends one step too early."""
+    """Use blocks that end one step too early."""
 
     def alter(self, blocks, ends, first):
         return blocks, np.concatenate([ends[:1], ends[:-1]]), first

@@ -1,4 +1,4 @@
-"""A table by columns, like the weight of a linear layer, trains exactly like a table by rows."""
+"""A table whose ids select columns trains exactly like a table whose ids select rows."""
 
 import copy
 import io
@@ -312,7 +312,7 @@ def test_a_lookup_settles_the_rows_that_it_reads():
 
 
 def twins():
-    """Return a table whose columns are selected by ids, and a plain parameter with its values."""
+    """Return a table whose ids select columns, and a plain parameter with the same values."""
     torch.manual_seed(2)
     values = torch.randn(10, 3)
     return Table.adopt(nn.Parameter(values.clone()), columns=True), nn.Parameter(values)
@@ -724,7 +724,7 @@ def test_an_existing_gradient_gets_the_strides_of_its_parameter(has_alias):
     weight = nn.Parameter(torch.ones(3, 4))
     weight.pow(2).sum().backward()
     gradient, views = weight.grad, []
-    if has_alias:  # like a DDP gradient bucket
+    if has_alias:  # share the storage, like a DDP gradient bucket
         views.append(gradient.view(-1))
     Table.adopt(weight, columns=True)
     assert weight.grad is gradient
@@ -758,7 +758,7 @@ def test_a_compiled_model_reads_settled_rows(in_graph):
         chosen, seen = optimizer("AdamW", layers, {"lr": 0.1, "weight_decay": 0.1}), []
         for i, (ids, gradient) in enumerate(batches(12)):
             chosen.zero_grad()
-            way = compiled if i % 3 == 1 else call  # compiled lookups don't mark it
+            way = compiled if i % 3 == 1 else call  # compiled lookups don't mark the weight
             (way(layers[0].weight, ids) * gradient).sum().backward()
             chosen.step()
             with torch.set_grad_enabled(i % 2 == 1):

@@ -1,4 +1,4 @@
-"""A table settles before any read. Its gradient stores touched rows and acts like a dense one."""
+"""A table settles before any read. Its row gradient acts like a dense gradient."""
 
 import copy
 import io
@@ -19,7 +19,7 @@ IDS = torch.tensor([[1, 2, 2], [5, 1, 0]])
 
 
 def twins():
-    """Return two copies of a model, with a table and with a plain parameter."""
+    """Return two copies of a model, one with a table and one with a plain parameter."""
     plain = nn.Sequential(nn.Embedding(10, 3), nn.Linear(3, 2))
     rows = copy.deepcopy(plain)
     Table.adopt(rows[0].weight)
@@ -27,7 +27,7 @@ def twins():
 
 
 class Recorder:
-    """A lag that records the calls to it."""
+    """A lag that records the calls to its methods."""
 
     has_stale_rows = True
 
@@ -494,4 +494,4 @@ def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
     with pytest.raises(HotrowError, match="a table was read during its own step"):
         optimizer.step()
     monkeypatch.undo()
-    model.weight.sum()  # no error after the step
+    model.weight.sum()  # after the step, a read raises no error

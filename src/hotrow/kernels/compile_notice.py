@@ -9,7 +9,7 @@ import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
-DELAY_SECONDS = 1.0  # loading a compiled kernel from disk takes less time
+DELAY_SECONDS = 1.0  # longer than it takes to load a compiled kernel from disk
 
 _compiled_kernels: set[Hashable] = set()
 

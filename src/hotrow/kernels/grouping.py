@@ -1,4 +1,4 @@
-"""Find the distinct ids of a batch, and sum its gradients by row, in batch order.
+"""Find the distinct ids of a batch, and sum the batch's gradients by row, in batch order.
 
 Optimizer steps and lookups of stale rows group their ids here before they call a kernel.
 """
@@ -19,8 +19,8 @@ COMPILED_DTYPES = torch.float32, torch.float64  # the gradient dtypes that compi
 def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     """Return the distinct ids, and the position of each id among them.
 
-    The result equals `torch.unique(ids, return_inverse=True)`, but only the distinct ids are
-    sorted. Time and memory are proportional to the number of ids.
+    The result equals `torch.unique(ids, return_inverse=True)`, but the function sorts only the
+    distinct ids. Time and memory are proportional to the number of ids.
 
     An out-of-range id may be replaced by a different out-of-range id. Use
     `DistinctIds.are_in_range` to check the result.
@@ -68,5 +68,5 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
 
 
 def group(ids: Tensor, grads: Tensor, row_count: int) -> GroupedGradients:
-    """Group the gradients, (N, D), by id, (N,); see `find_distinct` for the cost."""
+    """Group gradients (N, D) by their ids (N,); see `find_distinct` for the cost."""
     return GroupedGradients(find_distinct(ids, row_count), grads.detach())

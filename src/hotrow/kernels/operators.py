@@ -1,4 +1,4 @@
-"""Choose the kernels for a table, and settle, step or look up rows with them.
+"""Choose the kernels for a table, and use them to settle, update or look up rows.
 
 `cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU.
 `default/` has plain torch kernels for all other tables. `grouping.py` groups ids.
@@ -49,7 +49,7 @@ def settle(
     Arguments:
         program: the rule.
         table: (V, D). Changed in place.
-        slots: the optimizer state, (V, D) each. Changed in place.
+        slots: the tensors of the optimizer state, each (V, D). Changed in place.
         row_steps: (V,) integer, the number of steps applied to each row. Changed in place.
         rows: (R,) int64, the distinct rows to settle.
         entries: (at least step_count, width), the scalars of each step.
@@ -82,7 +82,7 @@ def look_up(
     entries: NDArray[np.float64],
     step_count: int,
 ) -> Tensor:
-    """Return the settled rows of the ids, (..., D).
+    """Return the settled rows selected by the ids, (..., D).
 
     The compiled kernels store a row only if they replay more than two steps for it. The next
     optimizer step settles the other rows again, which costs less than writing them twice. The plain

@@ -1,7 +1,7 @@
-"""The input of every kernel: a rule's update, and its closed form for idle steps.
+"""The `Program`, which passes a rule's update and its closed form for idle steps to a kernel.
 
-An idle step is a step with a zero gradient. Dense training applies one to every row outside the
-batch.
+An idle step is a step with a zero gradient. Dense training applies an idle step to every row
+outside the batch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def no_fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any
 
 
 def skip_idle_steps(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Advance to `end_step` without changes, for rules whose idle steps don't change a row."""
+    """Return `end_step` without changing the row, for rules whose idle steps have no effect."""
     return end_step
 
 
 def skip_idle_steps_batch(
     w: Tensor, slots: Any, steps: Any, end_step: Any, coefficients: Any
 ) -> Any:
-    """Do the same as `skip_idle_steps` for tensors of many rows."""
+    """Do the same as `skip_idle_steps`, but for tensors of many rows."""
     return w, slots, torch.ones(len(w), dtype=torch.bool, device=w.device)
 
 
@@ -43,9 +43,9 @@ class Program:
             advances a row (D,) and its slots in place from step t to a later step, at most
             `end_step`. It returns the step reached, or t if the next step must be replayed.
         fast_forward_batch: `fast_forward_batch(w, slots, steps, end_step, coefficients) ->
-            (w, slots, reached)`. It does the same for float32 or float64 tensors of many rows,
-            where `steps` is the step of each row. The caller ignores the values of rows whose
-            `reached` is false.
+            (w, slots, reached)`. It does the same as `fast_forward` for float32 or float64 tensors
+            of many rows, where `steps` contains each row's step. The caller ignores the values of
+            rows whose `reached` is false.
         coefficients: the last argument of both functions, computed from the ledger.
     """
 

@@ -1,10 +1,11 @@
 """torch's elementwise optimizers, whose steps touch only the rows in the batch.
 
 Each optimizer trains every parameter of the model. Dense parameters take torch's step. A table is a
-(V, D) parameter that `hotrow.convert` converted, by default if it has at least 100,000 entries. Its
-step updates only the touched rows. In dense training, momentum or weight decay also moves the rows
-that no id selected. hotrow applies all the steps that such a row missed when the row is next read.
-So every read returns what torch's dense step would have produced, up to rounding.
+(V, D) parameter that `hotrow.convert` converted, by default if it has at least 100,000 entries. A
+table's step updates only the touched rows. In dense training, momentum or weight decay also moves
+the rows that no id selected. When such a row is next read, hotrow first applies all the steps that
+the row has missed. So every read returns what torch's dense step would have produced, up to
+rounding.
 
 Options
     Options and defaults match torch's. `foreach` and `fused` affect only dense parameters. Tables
@@ -21,19 +22,19 @@ Shapes and dtypes
     devices use plain torch.
 
 State
-    `state_dict()` uses torch's format. torch's optimizer of the same name can load it, and hotrow
-    can load torch's. Resuming a run from a checkpoint and continuing the run that saved it give
-    bitwise identical results.
+    `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,
+    and hotrow can load torch's state. A run that resumes from a checkpoint produces bitwise the
+    same results as the run that saved the checkpoint.
 
 Time
     A step's time is proportional to the number of ids and touched rows, and independent of V. With
-    a closed form, it is also independent of the number of missed steps. There is no closed form
-    with coupled weight decay (except in SGD and ASGD), so each row replays its missed steps one by
-    one. RMSprop with weight decay takes torch's dense step.
+    a closed form, this time is also independent of the number of missed steps. There is no closed
+    form with coupled weight decay (except in SGD and ASGD), so each row replays its missed steps
+    one by one. RMSprop with weight decay takes torch's dense step.
 
 Memory
-    A table needs torch's state, 4 bytes per row, and about 200 bytes for each recorded step. At
-    most 65,536 steps are recorded.
+    In addition to torch's state, a table needs 4 bytes per row and about 200 bytes per recorded
+    step. At most 65,536 steps are recorded.
 
 Errors
     An optimizer raises `HotrowError`, before anything changes, if a table was resized, moved or
@@ -41,8 +42,8 @@ Errors
 
 Some code reads a table without torch's function protocol and gets stale rows: `torch.jit.script`,
 `torch.func` transforms that take the table as an input, and jagged ids. Call `optimizer.settle()`
-first. You can't read a table during its own step, for example in a signal handler. Tables don't
-support `torch.__future__.set_swap_module_params_on_conversion`.
+before such code runs. You can't read a table during its own step, for example in a signal handler.
+Tables don't support `torch.__future__.set_swap_module_params_on_conversion`.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -71,8 +72,8 @@ from hotrow.optim.rules import sgd as _sgd
 class SGD(_RowOptimizer, _torch.SGD):
     """`torch.optim.SGD`, with steps that update only the touched rows of a table.
 
-    Without momentum and weight decay, missed steps cost nothing. Otherwise, applying K missed steps
-    to a row costs a product of at most 2 log2 K small matrices.
+    With neither momentum nor weight decay, missed steps cost nothing. Otherwise, applying K missed
+    steps to a row requires multiplying at most 2 log2 K small matrices.
     """
 
     rule = _sgd.rule
@@ -82,9 +83,9 @@ class SGD(_RowOptimizer, _torch.SGD):
 class Adam(_RowOptimizer, _torch.Adam):
     """`torch.optim.Adam`, with steps that update only the touched rows of a table.
 
-    Applying a row's missed steps costs about as much as one step, however many there are. With
+    Applying any number of missed steps to a row costs about as much as one step. With
     `weight_decay`, which is coupled in Adam, missed steps are replayed one by one. Use `AdamW` to
-    avoid that.
+    avoid the replay.
     """
 
     rule = _adam.rule
@@ -94,7 +95,7 @@ class Adam(_RowOptimizer, _torch.Adam):
 class AdamW(_RowOptimizer, _torch.AdamW):
     """`torch.optim.AdamW`, with steps that update only the touched rows of a table.
 
-    Applying a row's missed steps costs about as much as one step, however many there are.
+    Applying any number of missed steps to a row costs about as much as one step.
     """
 
     rule = _adam.rule
@@ -104,7 +105,7 @@ class AdamW(_RowOptimizer, _torch.AdamW):
 class Adamax(_RowOptimizer, _torch.Adamax):
     """`torch.optim.Adamax`, with steps that update only the touched rows of a table.
 
-    Applying a row's missed steps costs about as much as one step, however many there are. With
+    Applying any number of missed steps to a row costs about as much as one step. With
     `weight_decay`, missed steps are replayed one by one.
     """
 
@@ -115,9 +116,9 @@ class Adamax(_RowOptimizer, _torch.Adamax):
 class NAdam(_RowOptimizer, _torch.NAdam):
     """`torch.optim.NAdam`, with steps that update only the touched rows of a table.
 
-    Applying a row's missed steps costs about as much as one step, however many there are. With
-    coupled `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True`
-    to avoid that.
+    Applying any number of missed steps to a row costs about as much as one step. With coupled
+    `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True` to
+    avoid the replay.
     """
 
     rule = _nadam.rule
@@ -127,9 +128,9 @@ class NAdam(_RowOptimizer, _torch.NAdam):
 class RAdam(_RowOptimizer, _torch.RAdam):
     """`torch.optim.RAdam`, with steps that update only the touched rows of a table.
 
-    Applying a row's missed steps costs about as much as one step, however many there are. With
-    coupled `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True`
-    to avoid that.
+    Applying any number of missed steps to a row costs about as much as one step. With coupled
+    `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True` to
+    avoid the replay.
     """
 
     rule = _radam.rule
@@ -139,8 +140,8 @@ class RAdam(_RowOptimizer, _torch.RAdam):
 class Adagrad(_RowOptimizer, _torch.Adagrad):
     """`torch.optim.Adagrad`, with steps that update only the touched rows of a table.
 
-    Missed steps cost nothing, because they don't change the row. With `weight_decay`, they are
-    replayed one by one.
+    Missed steps cost nothing, because they don't change the row. With `weight_decay`, missed steps
+    are replayed one by one.
     """
 
     rule = _adagrad.rule
@@ -150,7 +151,7 @@ class Adagrad(_RowOptimizer, _torch.Adagrad):
 class Adadelta(_RowOptimizer, _torch.Adadelta):
     """`torch.optim.Adadelta`, with steps that update only the touched rows of a table.
 
-    Applying K missed steps to a row costs a product of at most 2 log2 K small matrices. With
+    Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices. With
     `weight_decay`, missed steps are replayed one by one.
     """
 
@@ -161,7 +162,7 @@ class Adadelta(_RowOptimizer, _torch.Adadelta):
 class RMSprop(_RowOptimizer, _torch.RMSprop):
     """`torch.optim.RMSprop`, with steps that update only the touched rows of a table.
 
-    Applying K missed steps to a row costs a product of at most 2 log2 K small matrices. With
+    Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices. With
     `weight_decay`, a table takes torch's dense step, because the result depends on the rounding of
     every missed step.
     """
@@ -173,7 +174,7 @@ class RMSprop(_RowOptimizer, _torch.RMSprop):
 class ASGD(_RowOptimizer, _torch.ASGD):
     """`torch.optim.ASGD`, with steps that update only the touched rows of a table.
 
-    Applying K missed steps to a row costs a product of at most 2 log2 K small matrices.
+    Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices.
     """
 
     rule = _asgd.rule
@@ -183,7 +184,8 @@ class ASGD(_RowOptimizer, _torch.ASGD):
 class Rprop(_RowOptimizer, _torch.Rprop):
     """`torch.optim.Rprop`, with steps that update only the touched rows of a table.
 
-    Applying a row's missed steps costs less than one step, because only the first changes state.
+    Applying a row's missed steps costs less than one step, because only the first missed step
+    changes the state.
     """
 
     rule = _rprop.rule

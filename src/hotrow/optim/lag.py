@@ -1,4 +1,4 @@
-"""The lag of a table's rows: the steps that each row has missed.
+"""`RowLag`, which tracks the steps that each row of a table has missed.
 
 A `RowLag` connects a table to its optimizer. The optimizer's step calls `RowLag.step`; reads of the
 table and of its state call `settle`, `look_up` or `peek`.
@@ -27,12 +27,12 @@ from hotrow.optim.state import RowState
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
-ALIAS_WARNING_STEPS = 10  # consecutive steps with a live alias before a warning
+ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
 
 
 def _caller_stack_level() -> int:
-    """Return the stack level of the user code that called the optimizer, for a warning."""
+    """Return the stack level of the user code that called the optimizer, for use in a warning."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hotrow.", "torch.")):
         level, frame = level + 1, frame.f_back
@@ -85,21 +85,21 @@ class RowLag:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
             self.row_steps = table.backing.row_steps()
-        self.settled_steps = 0  # the number of entries already applied to all rows
+        self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self._is_busy = False
-        self.alias_steps = 0  # consecutive steps with a live alias
+        self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
 
     @property
     def table(self) -> Table:
-        """The table, which owns this lag."""
+        """The table that owns this lag."""
         table = self._table()
         assert table is not None
         return table
 
     def _make_slot(self, name: str, initial: float, loaded: Tensor | None) -> Tensor:
-        """Return the loaded slot or a new slot; it is stored in a file if the table is."""
+        """Return the loaded slot or a new slot, which is on disk if the table is on disk."""
         backing = self.table.backing
         if loaded is not None:
             self._check_slot(name, loaded)
@@ -140,7 +140,7 @@ class RowLag:
         return self.settled_steps < len(self.ledger) and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
-        """Return whether the ledger can record the next step; raise if the storage was replaced."""
+        """Return whether the ledger can record the next step; raise if the storage has changed."""
         self._check_storage()
         return (
             self.ledger.accepts(group)
@@ -149,7 +149,7 @@ class RowLag:
         )
 
     def _check_storage(self) -> None:
-        """Raise if the table's storage was replaced, for example by `set_`."""
+        """Raise an error if the table's storage was replaced, for example by `set_`."""
         values = self.table.raw_data
         if _memory_layout(values) != _memory_layout(self.values):
             raise HotrowError(
@@ -177,7 +177,7 @@ class RowLag:
                 self._is_busy = False
 
     def settle(self, rows: Tensor | None) -> None:
-        """Apply every missed step to the distinct `rows`, or to all rows if None."""
+        """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
         with self._exclusive_access():
             step_count = len(self.ledger)
             settles_all = rows is None
@@ -188,7 +188,7 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows of `ids`, (..., D), which the next step updates.
+        """Return the settled rows selected by `ids`, (..., D), which the next step updates.
 
         `operators.look_up` describes which rows are stored.
         """
@@ -197,7 +197,7 @@ class RowLag:
             return look_up(self.ledger, *self._row_views(), self.row_steps, ids)
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows of `ids`, (..., D), without storing them."""
+        """Return the settled rows selected by `ids`, (..., D), without storing them."""
         self._check_storage()
         with self._exclusive_access():
             table, slots = self._row_views()
@@ -222,17 +222,18 @@ class RowLag:
             self._scalar_values[name] = float(self.scalar_tensors[name].fill_(value))
 
     def _has_alias(self) -> bool:
-        """Return whether another tensor shares the storage; reading it wouldn't settle rows."""
-        # The table's storage has two expected uses (`values` and the table); a slot's has one.
+        """Return whether another tensor, whose reads wouldn't settle rows, shares the storage."""
+        # The table's storage has two expected uses (`values` and the table); a slot's storage has
+        # one.
         expected_uses = ((self.values, 2), *((slot, 1) for slot in self.slots.values()))
         has_alias = any(storage_use_count(tensor) > count for tensor, count in expected_uses)
         self.alias_steps = self.alias_steps + 1 if has_alias else 0
         if self.alias_steps == ALIAS_WARNING_STEPS:
             warnings.warn(
-                f"a tensor shares the storage of a {tuple(self.values.shape)} table or of its "
-                "optimizer state, like the results of weight.data, state_dict() and .numpy(). To "
-                "keep that tensor up to date, every step settles all rows, which is slow. Keep a "
-                "copy (.clone()) instead, or delete the tensor",
+                "a tensor, such as the result of weight.data, state_dict() or .numpy(), shares the "
+                f"storage of a {tuple(self.values.shape)} table or of its optimizer state. To keep "
+                "that tensor up to date, every step settles all rows, which is slow. Keep a copy "
+                "(.clone()) instead, or delete the tensor",
                 stacklevel=_caller_stack_level(),
             )
         return has_alias

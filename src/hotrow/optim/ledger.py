@@ -16,14 +16,14 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 class Ledger:
-    """The steps of one table under one rule; entry i contains the scalars of step i + 1.
+    """The recorded steps of one table under one rule; entry i contains the scalars of step i + 1.
 
-    Each step takes 12 bytes for every scalar of its entry, plus 104 bytes for Adam's series.
+    Each step takes 12 bytes per scalar in its entry, plus 104 bytes for Adam's series.
 
     Arguments:
         rule: the rule of the optimizer.
         group: the parameter group, whose options select the form of the rule.
-        start_step: torch's step count before the first entry; above 0 in a resumed run.
+        start_step: torch's step count before the first entry; greater than 0 in a resumed run.
         state: the table's state in torch's format, for a resumed run.
         exact: whether to replay every missed step, so that results match torch bit for bit in every
             dtype. If false, a closed form may apply many steps at once, within the rounding error
@@ -57,7 +57,7 @@ class Ledger:
         return self._form(group) == self.form
 
     def record_step(self, group: ParamGroup) -> None:
-        """Append the entry of the next step, with the current hyperparameters of `group`."""
+        """Append the entry for the next step, with the current hyperparameters of `group`."""
         if not self.accepts(group):
             raise HotrowError(
                 f"the options of {self.rule.name} changed the form of its update from {self.form} "

@@ -52,19 +52,19 @@ Raises:
 
 
 def _with_numbers(group: ParamGroup) -> ParamGroup:
-    """Return a copy of the group in which tensor options, such as `lr`, are numbers."""
+    """Return a copy of the group with tensor options, such as `lr`, converted to numbers."""
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
-    """Return the state of a table with contiguous tensors, or with DTensors for a shard."""
+    """Return a table's state with contiguous tensors, or with DTensors if the table is sharded."""
     return {
         k: table.to_global(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
     }
 
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Change a state's tensors to the table's strides; if `shared`, even those with aliases."""
+    """Change a state's tensors to the table's strides; if `shared`, even tensors with aliases."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             set_strides(value, table.stride(), shared)
@@ -111,12 +111,12 @@ class RowOptimizer(torch.optim.Optimizer):
         for option in filter(group.get, _UNSUPPORTED_OPTIONS):
             raise HotrowError(
                 f"{type(self).__name__} does not support {option}=True for tables",
-                fix=f"leave {option} out for parameter groups that contain tables",
+                fix=f"leave {option} out of parameter groups that contain tables",
             )
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether `step` unscales gradients for a GradScaler; row steps can't unscale them."""
+        """Return whether `step` unscales gradients for a GradScaler, which row steps can't do."""
         fused = self.__dict__.get("_fused_amp_scaling", False)
         return fused and not self._tables()
 
@@ -213,7 +213,7 @@ class RowOptimizer(torch.optim.Optimizer):
         """Return the gradient for torch's own step.
 
         For a fused step, the gradient and the state must have the parameter's strides. torch's
-        fused CPU kernels read all three in memory order, and would otherwise mix up values.
+        fused CPU kernels read all three tensors in memory order, and would otherwise mix up values.
         """
         if isinstance(gradient, RowGradient):
             gradient = gradient.as_dense()
@@ -254,7 +254,7 @@ class RowOptimizer(torch.optim.Optimizer):
         lag, state = table.lag, self._table_state(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
-        self._close_lag(table)  # the lag belongs to another optimizer or to other options
+        self._close_lag(table)  # the lag belongs to another optimizer or has other options
         if not isinstance(state, RowState):
             state = self.state[table] = RowState(state)
         _match_strides(state, table)
@@ -262,7 +262,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return lag
 
     def _table_state(self, table: Table) -> Any:
-        """Return a table's state; if a table in files has none here, return its saved state."""
+        """Return a table's state; for a table on disk that has none, return its saved state."""
         state = self.state[table]
         is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
         if table.backing is not None and is_new:
@@ -273,7 +273,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return state
 
     def _check_touches_rows(self, group: ParamGroup, gradient: Tensor) -> None:
-        """Raise an error if a table in files would take a dense step."""
+        """Raise an error if a table on disk would take a dense step."""
         if not isinstance(gradient, RowGradient):
             cause = "the gradient is dense"
             fix = "use the weight only in lookups, not in the loss itself"
@@ -282,7 +282,7 @@ class RowOptimizer(torch.optim.Optimizer):
             fix = "set weight_decay=0"
         else:
             return
-        raise HotrowError(f"a table in files cannot take a dense step, but {cause}", fix=fix)
+        raise HotrowError(f"a table on disk cannot take a dense step, but {cause}", fix=fix)
 
     @staticmethod
     def _close_lag(table: Table) -> None:
@@ -301,8 +301,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's format, which torch's optimizer of the same name can load.
 
-        All rows are settled first. The state of a table with column lookups is a contiguous copy;
-        other state tensors are not copied.
+        This method settles all rows first. The state of a table with column lookups is a contiguous
+        copy; other state tensors are not copied.
         """
         for _, table in self._tables():
             if table.backing is not None and table.lag is not None:

@@ -50,9 +50,9 @@ class Rule:
 
     Attributes:
         name: the name of torch's optimizer.
-        update: `update(w, g, slots, entry, flags) -> (w, slots)`, which computes one step. It runs
-            on scalars (compiled) and on tensors of rows. It must not contain float literals, which
-            would promote float32 to float64; constants are part of the entry.
+        update: `update(w, g, slots, entry, flags) -> (w, slots)`, which computes one step. The
+            function runs on scalars (in compiled code) and on tensors of rows. It must not contain
+            float literals, which would promote float32 to float64; constants are part of the entry.
         initial_slots: `initial_slots(group)`, which maps torch's name of each (V, D) state tensor
             to its initial value, in the order that `update` expects.
         ledger_entry: `ledger_entry(group, step, scalars)`, which returns the ledger entry of step
@@ -64,8 +64,8 @@ class Rule:
         idle_rows_unchanged: `idle_rows_unchanged(group)`, which returns whether a zero gradient
             leaves a row and its state unchanged.
         closed_form: `closed_form(group)`, which returns a `ClosedForm` that applies many idle steps
-            at once, or None. Where it doesn't apply (coupled decay, except in SGD and ASGD), every
-            missed step is replayed.
+            at once, or None. Where no closed form applies (coupled decay, except in SGD and ASGD),
+            every missed step is replayed.
         needs_dense_step: `needs_dense_step(group)`, which returns whether a table must take torch's
             dense step, because a difference in the last bit would grow to a visible size.
         has_step_count: whether torch's state includes a step count.

@@ -1,4 +1,4 @@
-"""Settle, step and look up rows, with a program built from a ledger and its closed form.
+"""Settle, update and look up rows, with a program built from a ledger and its closed form.
 
 `RowLag` calls these functions, which call `hotrow.kernels.operators`.
 """
@@ -33,9 +33,9 @@ def settle(
     The cost is proportional to R and, without a closed form, to the number of missed steps.
 
     Arguments:
-        ledger: the steps so far.
+        ledger: the ledger of all steps so far.
         table: (V, D). Changed in place.
-        slots: (V, D) each, in the order of `rule.initial_slots`. Changed in place.
+        slots: tensors of shape (V, D), in the order of `rule.initial_slots`. Changed in place.
         row_steps: (V,) int32 or int64, the number of steps applied to each row. Changed in place.
         rows: (R,) int64, distinct, from 0 to V - 1.
         step_count: the total number of steps applied to each row after the call. Defaults to the
@@ -55,8 +55,8 @@ def step(
 ) -> None:
     """Settle the rows of `grads`, and apply the ledger's last entry with their gradients.
 
-    The caller has already recorded this entry, `len(ledger) - 1`. Each row's gradients are summed
-    in the table's dtype.
+    The caller must have recorded this entry, number `len(ledger) - 1`, before the call. Each row's
+    gradients are summed in the table's dtype.
     """
     step_count = len(ledger)
     program, entries = _program(ledger, table, len(slots), step_count - 1)
@@ -66,7 +66,7 @@ def step(
 def look_up(
     ledger: Ledger, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor, ids: DistinctIds
 ) -> Tensor:
-    """Return the settled rows of `ids`, (..., D).
+    """Return the settled rows selected by `ids`, (..., D).
 
     `operators.look_up` describes which rows are stored.
     """
@@ -83,7 +83,7 @@ def _detached(table: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, list[Tens
 def _program(
     ledger: Ledger, table: Tensor, slot_count: int, end_step: int
 ) -> tuple[Program, NDArray[Any]]:
-    """Return the program for the ledger's rule, with any closed form, and the ledger's entries."""
+    """Return a program with the ledger's rule and closed form, and the ledger's entries."""
     rule, closed_form = ledger.rule, ledger.closed_form
     flags = ledger.form[: len(ledger.form) - slot_count]
     entries = ledger.entries(operators.entry_dtype(table))

@@ -1,4 +1,4 @@
-"""The optimizer state of a table; like the table's rows, its rows are settled before a read."""
+"""The optimizer state of a table, whose rows are settled before they are read."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class RowState(dict[str, Any]):
     """The optimizer state of one table, a dict with torch's names.
 
     A read settles all rows and returns aliases of the tensors, so that storage use counts show
-    whether other code has a reference. A write closes the lag, so that the next step starts from
-    the new values. The lag itself calls `dict`'s methods directly, which do neither.
+    whether other code has a reference to them. A write closes the lag, so that the next step starts
+    from the new values. The lag itself calls `dict`'s methods directly, which neither settle rows
+    nor close the lag.
     """
 
-    _lag: weakref.ref[StateLag] | None = None  # weak, to avoid a cycle: the table owns the lag
+    _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag
 
     @property
     def lag(self) -> StateLag | None:
-        """The lag of the state's rows, or None if no lag is attached."""
+        """The `RowLag` that tracks the missed steps of these rows, or None if none is attached."""
         return None if self._lag is None else self._lag()
 
     @lag.setter
@@ -53,7 +54,7 @@ class RowState(dict[str, Any]):
         self._close_lag()
         dict.__delitem__(self, name)
 
-    def __iter__(self) -> Iterator[str]:  # defining it makes dict(state) call __getitem__
+    def __iter__(self) -> Iterator[str]:  # makes dict(state) call __getitem__
         return dict.__iter__(self)
 
     def __ior__(self, other: Any) -> RowState:  # type: ignore[misc, override]

@@ -1,1 +1,1 @@
-"""The table, a parameter whose rows are settled before they are read; its lookups and gradient."""
+"""The table (a parameter whose rows are settled before they are read), its lookups and gradient."""

@@ -22,7 +22,7 @@ from hotrow.table.gradient import RowGradient
 
 
 def storage_use_count(tensor: Tensor) -> int:
-    """Count the references to a tensor's storage: tensors, numpy arrays, storage objects.
+    """Count the tensors, numpy arrays and storage objects that refer to a tensor's storage.
 
     Returns `sys.maxsize` for storage that is shared with another process.
     """
@@ -42,7 +42,7 @@ _OWN_USE_COUNT = _raw_use_count(torch.empty(1, device="cpu")) - 1
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return a copy of the tensor with these strides, or the tensor itself if it has them."""
+    """Return a copy of the tensor with these strides, or the tensor if it already has them."""
     if tensor.layout != torch.strided or tensor.stride() == strides:
         return tensor
     values = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -102,18 +102,18 @@ class LookUp(torch.autograd.Function):
             indices = (ids != ctx.padding_idx).nonzero()[:, 0]
             ids, rows, distinct_ids = ids[indices], rows[indices], None
         result = RowGradient(ids, rows, ctx.shape, distinct_ids=distinct_ids, columns=ctx.columns)
-        # If other code has a reference, sum the rows now, before that code can write to them.
+        # If other code refers to `gradient`, sum the rows now, before that code can write to them.
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
 
-# How many references to a gradient exist in `LookUp.backward` if only the autograd engine has any.
+# The number of references to a gradient in `LookUp.backward` if only the autograd engine has any.
 # The counts are for the Python object, the tensor and the storage.
 _engine_reference_counts: list[tuple[int, int, int]] = []
 
 
 @torch.enable_grad()
 def measure_engine_references() -> None:
-    """Measure the reference counts of a gradient that only the autograd engine refers to."""
+    """Measure the reference counts of a gradient to which only the autograd engine refers."""
     if not _engine_reference_counts:
         table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
         read = functools.partial(F.embedding, ids, table)

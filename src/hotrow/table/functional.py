@@ -1,7 +1,7 @@
 """`torch.nn.functional.embedding` and `embedding_bag` for tables.
 
-`Table.__torch_function__` calls these functions instead of torch's. They check the ids, read
-settled rows, and make autograd produce a `RowGradient`.
+`Table.__torch_function__` calls these functions instead of torch's. Each function checks the ids,
+reads settled rows, and makes autograd produce a `RowGradient`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hotrow.table.protocols import Distribution
 
 
 def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Renormalize the settled rows selected by `ids`, like torch."""
+    """Renormalize the settled rows selected by `ids`, as torch does."""
     if max_norm is not None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
@@ -45,7 +45,7 @@ def _contiguous_rows(table: Table) -> Tensor:
 
 
 def _source(table: Table) -> Tensor:
-    """Return the tensor to differentiate in a lookup: a distributed table's `source`, or itself."""
+    """Return the tensor that gets the gradient: the table, or a distributed table's `source`."""
     source: Tensor = table
     if needs_gradient(table):
         distributions: tuple[Distribution[Table] | None, ...] = table.shards, table.replicas
@@ -67,7 +67,7 @@ def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
         if failure is not None:
             raise failure
     finally:
-        failure = None  # its traceback refers to the rows, which would count as an alias
+        failure = None  # the error's traceback refers to the rows, which would count as an alias
 
 
 def _can_select(rows: Tensor, ids: Tensor) -> bool:
@@ -87,16 +87,17 @@ def _select(rows: Tensor, ids: Tensor) -> Tensor:
     output = select_rows(rows, ids)
     if output is None:
         check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # `check_range` passed: another thread corrected the ids
+        return F.embedding(ids, rows)  # another thread has corrected the ids in the meantime
     return output
 
 
 def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
     """Return a function that reads settled rows from a table with stale rows.
 
-    Returns None if it has settled the rows itself. Rows that get a gradient are read by
+    Returns None if this function has settled the rows itself. Rows that get a gradient are read by
     `Lag.look_up`, unless the lookup `writes` to them (`max_norm`). Rows of a replica are read by
-    `Lag.peek`: if only this rank stored them, their last bits would differ from other ranks' rows.
+    `Lag.peek`, which doesn't store them. If only this rank stored the rows, their last bits would
+    differ from other ranks' rows.
     """
     if table.lag is not None and table.replicas is not None:
         return functools.partial(table.lag.peek, ids)
@@ -177,7 +178,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Look up bags in a table, like `torch.nn.functional.embedding_bag`."""
+    """Look up bags of ids in a table, like `torch.nn.functional.embedding_bag`."""
     padding = normalize_padding(padding_idx, table_row_count(weight))
     if weight.spans_processes:  # torch's own checks would raise an error only in this process
         try:

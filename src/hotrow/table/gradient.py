@@ -1,7 +1,7 @@
 """The row gradient: the gradient of a table's lookups, which stores only the touched rows.
 
-The backward pass of a lookup stores a row gradient in `table.grad`. The optimizer groups its rows
-by id.
+The backward pass of a lookup stores a row gradient in `table.grad`. The optimizer groups the rows
+of this gradient by id.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @dataclass
 class _RowStorage:
-    """The rows of a gradient; aliases share them, so `grad.data` writes to the same rows."""
+    """The rows of a gradient, which its aliases share: `grad.data` refers to the same rows."""
 
     ids: Tensor
     rows: Tensor
@@ -46,7 +46,7 @@ class RowGradient(Tensor):
     """A (V, D) gradient that stores only touched rows.
 
     `rows[i]` is added to row `ids[i]`; all other rows are 0. With `columns`, the gradient is
-    (D, V), stored as a transposed (V, D), and `rows[i]` is added to column `ids[i]`.
+    (D, V), stored as a transposed (V, D) tensor, and `rows[i]` is added to column `ids[i]`.
 
     Some operations use only the stored rows: elementwise operations that map zero to zero (scaling,
     clamping around zero), norms, accumulation, and the checks of a gradient scaler. All other
@@ -55,11 +55,11 @@ class RowGradient(Tensor):
 
     Arguments:
         ids: (N,) int64, in range.
-        rows: (N, D), in the gradient's dtype. The gradient takes ownership.
+        rows: (N, D), in the gradient's dtype. The gradient takes ownership of them.
         shape: (V, D); (D, V) with `columns`.
         is_merged: whether the ids are distinct.
         distinct_ids: the distinct ids in `ids`, if already computed.
-        columns: whether the rows are the gradient's columns.
+        columns: whether the stored rows are the gradient's columns.
     """
 
     row_storage: _RowStorage
@@ -96,7 +96,7 @@ class RowGradient(Tensor):
 
     @property
     def ids(self) -> Tensor:
-        """(N,) int64; distinct once `merge` has been called."""
+        """The ids, (N,) int64, which are distinct once `merge` has been called."""
         return self.row_storage.ids
 
     @property
@@ -110,7 +110,7 @@ class RowGradient(Tensor):
         return self.shape[int(self.row_storage.columns)]
 
     def merge(self) -> RowGradient:
-        """Sum rows with the same id in batch order, in place."""
+        """Sum the rows with the same id, in place and in batch order."""
         storage = self.row_storage
         if not storage.is_merged:
             grouped = self.group()
@@ -131,19 +131,19 @@ class RowGradient(Tensor):
             raise HotrowError(
                 "the gradient of a lookup's output was changed in place after backward, but it "
                 "shares memory with the table's gradient",
-                fix="change it in a hook (output.register_hook), or change a clone",
+                fix="change the gradient in a hook (output.register_hook), or change a clone",
             )
         if storage.distinct_ids is not None:
             return GroupedGradients(storage.distinct_ids, storage.rows)
         return group(storage.ids, storage.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
-        """Accumulate the gradient of a later batch, with distinct ids, in place.
+        """Add the gradient of a later batch, whose ids are distinct, in place.
 
         As in torch, each batch is summed before it is added to the earlier batches.
         """
         storage = self.merge().row_storage
-        if len(storage.ids) == self.count:  # all rows stored: add in place, so views show the sum
+        if len(storage.ids) == self.count:  # all rows are stored, so add in place to update views
             storage.rows.index_add_(0, ids, rows)
             return
         storage.ids, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
@@ -187,7 +187,7 @@ class RowGradient(Tensor):
             if result is not NotImplemented:
                 return result
         # Check whether the operation writes to an argument or returns a view. The schemas of
-        # collectives omit this, so assume that collectives do.
+        # collectives omit this information, so assume that collectives write to their arguments.
         may_alias = func.namespace in ("c10d", "_c10d_functional") or any(
             argument.alias_info is not None for argument in func._schema.arguments
         )
@@ -334,7 +334,7 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     storage = gradient.row_storage
-    if len(storage.ids) == gradient.count:  # all rows stored: write in place, so views show zeros
+    if len(storage.ids) == gradient.count:  # all rows are stored, so write in place to update views
         return NotImplemented
     storage.ids, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient

@@ -1,7 +1,7 @@
 """Look up rows or columns of any tensor, one by one or in bags.
 
-Layers and one-hots call these functions. They mark a large plain parameter, which then becomes a
-table after the next optimizer step.
+Layers and one-hots call these functions. The functions mark a large plain parameter, which becomes
+a table after the next optimizer step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
         columns: whether ids select columns.
 
     Returns:
-        (*ids.shape, D), differentiable in `weight`.
+        (*ids.shape, D), differentiable with respect to `weight`.
     """
     if can_look_up_rows(weight, columns):
         return embedding(ids, weight)
@@ -50,7 +50,7 @@ def look_up_bags(
         columns: see `look_up`.
 
     Returns:
-        (B, D), differentiable in `weight` and `per_sample_weights`.
+        (B, D), differentiable with respect to `weight` and `per_sample_weights`.
     """
     scales = per_sample_weights
     same_dtype = scales is None or scales.dtype == weight.dtype
@@ -73,7 +73,7 @@ def _is_trained(weight: Tensor) -> bool:
 def _record_lookup_axis(weight: Tensor, columns: bool) -> None:
     """Set `lookup_axis` on a large trainable parameter; if `weight` is a table, settle it."""
     if isinstance(weight, Table):
-        weight.settle()  # `__torch_function__` also settles, but a caller may have disabled it
+        weight.settle()  # `__torch_function__` also settles rows, but a caller may have disabled it
     elif is_compiling() or type(weight) is not nn.Parameter:
         pass
     elif weight.ndim == 2 and weight.numel() >= MIN_TABLE_ENTRIES and _is_trained(weight):

@@ -23,7 +23,8 @@ from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 
 # `_disable_dynamo` keeps `torch.compile` from tracing code that settles rows, because a row's
-# missed steps depend on the run. (`torch.compiler.disable` does the same but imports the compiler.)
+# missed steps differ between runs. (`torch.compiler.disable` does the same but imports the
+# compiler.)
 
 
 class Table(nn.Parameter):
@@ -34,12 +35,12 @@ class Table(nn.Parameter):
     whose lookups produce a `RowGradient`.
 
     With `columns`, ids select columns, as in the weight of a linear layer for one-hot input. The
-    rest of the code refers to these columns as rows. They are stored as the rows of a transposed
-    (V, D). If other tensors share the storage, the memory order can't change and the gradient is
-    dense.
+    rest of the code refers to these columns as rows. The columns are stored as the rows of a
+    transposed (V, D) tensor. If other tensors share the storage, the memory order can't change and
+    the gradient is dense.
 
     Attributes:
-        lag: the steps that the rows have missed, or None while all rows are up to date.
+        lag: tracks the steps that the rows have missed, or None while all rows are up to date.
         had_dense_gradient: whether any step had a dense gradient.
         columns: whether ids select columns.
         shards: the processes that store the other rows, or None if this process stores all rows.
@@ -85,9 +86,10 @@ class Table(nn.Parameter):
 
     @_disable_dynamo
     def set_layout(self, by_columns: bool = True) -> None:
-        """Change to column order (if `by_columns`) or torch's memory order, unless aliases exist.
+        """Change to column order (if `by_columns`) or torch's memory order if there are no aliases.
 
-        Autograd requires a dense gradient to have the same memory order, so its order also changes.
+        Autograd requires a dense gradient to have the same memory order, so the gradient changes
+        too.
         """
         strides = (1, len(self)) if by_columns else (self.shape[1], 1)
         if self.stride() != strides:
@@ -100,23 +102,23 @@ class Table(nn.Parameter):
 
     @_disable_dynamo
     def settle(self, rows: Tensor | None = None) -> None:
-        """Apply all missed steps to the given distinct rows, or to all rows if None."""
+        """Apply all missed steps to the given distinct rows, or to all rows if `rows` is None."""
         lag = self.__dict__.get("lag")
         if lag is not None and lag.has_stale_rows:
             lag.settle(rows)
 
     @property
     def has_stale_rows(self) -> bool:
-        """Whether any row may have missed a step that would have changed it."""
+        """Return whether any row may have missed a step that would have changed it."""
         return self.lag is not None and self.lag.has_stale_rows
 
     @property
     def spans_processes(self) -> bool:
-        """Whether other processes participate in the lookups or the gradient."""
+        """Return whether other processes participate in the lookups or the gradient."""
         return self.shards is not None or self.replicas is not None
 
     def to_global(self, value: Tensor) -> Tensor:
-        """Convert `value` to a DTensor if it has a sharded table's shape; else return it as is."""
+        """Convert `value` to a DTensor if it has a sharded table's shape, else return `value`."""
         has_shape = self.shards is not None and value.shape == self.shape
         return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
@@ -126,13 +128,13 @@ class Table(nn.Parameter):
 
     @property
     def raw_data(self) -> Tensor:
-        """The storage as a plain tensor, without settling."""
+        """The storage as a plain tensor, without settling rows."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.data
 
     @property
     def raw_rows(self) -> Tensor:
-        """The storage as a plain (V, D) tensor, without settling."""
+        """The storage as a plain (V, D) tensor, without settling rows."""
         return self.raw_data.t() if self.columns else self.raw_data
 
     def as_subclass(self, cls: type[Any]) -> Any:
@@ -200,7 +202,8 @@ def _reduce_for_sharing(table: Table) -> Any:
 
 ForkingPickler.register(Table, _reduce_for_sharing)
 
-# Maps each torch function to the lookup that replaces it for tables; `functional.py` fills it.
+# Maps each torch function to the lookup that replaces it for tables; `functional.py` fills this
+# dict.
 LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 # These functions require torch's memory order, and `parameters_to_vector` calls them.
@@ -216,7 +219,8 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
             raise HotrowError(
                 "a sharded table cannot be looked up inside a torch.func transform, which would "
                 "read only the rows of this rank",
-                fix="look up before the transform, and pass the rows to the transformed function",
+                fix="look up the rows before the transform, and pass them to the transformed "
+                "function",
             )
         return False
     return weight.columns == columns

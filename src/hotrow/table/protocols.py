@@ -20,19 +20,19 @@ class Lag(Protocol):
 
     @property
     def has_stale_rows(self) -> bool:
-        """Whether any row may have missed a step that would have changed it."""
+        """Return whether any row may have missed a step that would have changed it."""
 
     def settle(self, rows: Tensor | None) -> None:
-        """Apply every missed step to the distinct `rows`, or to all rows if None."""
+        """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows of the ids, (..., D), which the next step updates.
+        """Return the settled rows selected by the ids, (..., D), which the next step updates.
 
         Rows that are fast to settle are not stored; the step settles them again.
         """
 
     def peek(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows of the ids, (..., D), without storing them."""
+        """Return the settled rows selected by the ids, (..., D), without storing them."""
 
     def close(self) -> None:
         """Settle all rows, then detach the lag from the table."""
@@ -79,7 +79,7 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
     def settle_together(self, table: _Table) -> None:
-        """Settle rows if another process has, so that all processes have identical bits."""
+        """Settle all rows if another process has done so, so that all have identical bits."""
 
 
 class GradientShards(Protocol):

@@ -47,7 +47,7 @@ def results(processes):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """Return the folder of a cache that processes filled concurrently, and their output."""
+    """Return the folder of a cache filled by concurrent processes, and each process's output."""
     folder = tmp_path_factory.mktemp("cache")
     return folder, results([begin(name, folder) for name in NAMES])
 

@@ -31,7 +31,7 @@ this_thread.restype, this_thread.argtypes = ctypes.c_uint64, ()
 
 @njit(**JIT_OPTIONS)
 def sign_rows(rows, barrier, members, team):
-    """Wait for `members` threads to start, then write to each row the thread that claims it."""
+    """Wait for `members` threads to start, then record in each row the thread that claims it."""
     thread = join_team(team, (rows, barrier, members, team))
     if thread < 0:
         return

@@ -21,7 +21,7 @@ from hotrow.kernels.cpu.bfloat16 import (
 )
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, drop_owner, prefetch
 
-PREFETCH_DISTANCE = 4  # in rows; without prefetching, each row of a batch is a cache miss
+PREFETCH_DISTANCE = 4  # measured in rows; without prefetching, each row of a batch is a cache miss
 CACHE_LINE = 64  # bytes
 
 
@@ -47,11 +47,11 @@ def floats_to_bits(source, target):
 
 
 def drop_owners(arrays):  # pragma: no cover - replaced by the overload
-    """Apply `drop_owner` to each array of a tuple."""
+    """Apply `drop_owner` to each array in a tuple."""
 
 
 def slot_rows(slots, rows):  # pragma: no cover - replaced by the overload
-    """Return a tuple with the first rows of `rows`, one row per slot."""
+    """Return the first rows of `rows` as a tuple, with one row per slot."""
 
 
 def to_number(table, x):  # pragma: no cover - replaced by the overload
@@ -59,7 +59,7 @@ def to_number(table, x):  # pragma: no cover - replaced by the overload
 
 
 def to_numbers(table, values):  # pragma: no cover - replaced by the overload
-    """Apply `to_number` to each value of a tuple."""
+    """Apply `to_number` to each value in a tuple."""
 
 
 def to_float(x):  # pragma: no cover - replaced by the overload
@@ -71,11 +71,11 @@ def round_row(table, w):  # pragma: no cover - replaced by the overload
 
 
 def round_rows(table, state):  # pragma: no cover - replaced by the overload
-    """Apply `round_row` to each row of a tuple."""
+    """Apply `round_row` to each row in a tuple."""
 
 
 def load_row(table, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload
-    """Return row r as floats, copied to `scratch` if `in_scratch` is set or it is bfloat16."""
+    """Return row r as floats, copied to `scratch` if `in_scratch` is set or the row is bfloat16."""
 
 
 def load_rows(tables, r, scratch, in_scratch):  # pragma: no cover - replaced by the overload

@@ -1,8 +1,8 @@
 """A bfloat16 type for numba that rounds after every operation, like torch.
 
-Arrays store bfloat16 values as int16 bits; compiled code computes in float32. torch converts the
-operands to float32, computes, and rounds the result once to the nearest bfloat16, ties to even.
-Each operation here does the same.
+Arrays store bfloat16 values as int16 bits; compiled code computes in float32. Like torch, each
+operation converts its operands to float32, computes, and rounds the result once to the nearest
+bfloat16, ties to even.
 """
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
@@ -54,7 +54,7 @@ def round_bf16(typingctx, x):
 
 @intrinsic
 def as_bfloat16(typingctx, x):
-    """Convert a float32 to bfloat16; its value must be exactly representable."""
+    """Convert a float32 that bfloat16 can represent exactly to bfloat16."""
     return bfloat16(types.float32), lambda context, builder, signature, args: args[0]
 
 
@@ -71,7 +71,7 @@ def from_bits(typingctx, x):
 
 @intrinsic
 def to_bits(typingctx, x):
-    """Return the bfloat16 bits of a float32; its value must be exactly representable."""
+    """Return the bfloat16 bits of a float32 that bfloat16 can represent exactly."""
 
     def codegen(context, builder, signature, args):
         bits = builder.lshr(builder.bitcast(args[0], _I32), _I32(16))

@@ -54,7 +54,7 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # a new lock per call: a forked child can't use its parent's
+            with FileLock(lock):  # a new lock, because a forked child can't use its parent's
                 return function(*args)
 
         return run

@@ -21,8 +21,9 @@ def hash_ids(ids, hash_table, bits):
 
     Arguments:
         ids: (N,) int64.
-        hash_table: int32, filled with -1, overwritten. The length must be a power of 2 above N.
-        bits: how many low bits of a packed id store its number.
+        hash_table: int32, initially filled with -1; the function overwrites it. Its length must be
+            a power of 2 greater than N.
+        bits: the number of low bits of a packed id that store the id's number.
 
     Returns:
         The distinct ids, each packed with its number into one int64, so that sorting the packed
@@ -62,7 +63,7 @@ def hash_ids(ids, hash_table, bits):
 
 @njit(**JIT_OPTIONS)
 def fill_order(inverse, offsets):
-    """Return the batch positions grouped by row; the group of row s starts at `offsets[s]`."""
+    """Return the batch positions grouped by row; the group for row s starts at `offsets[s]`."""
     order = np.empty(len(inverse), np.int64)
     ends = offsets.copy()
     for k, s in enumerate(inverse):

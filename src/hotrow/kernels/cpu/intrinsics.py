@@ -1,4 +1,4 @@
-"""numba intrinsics: fused multiply-add, prefetch, arrays without an owner, thread teams."""
+"""numba intrinsics for fused multiply-add, prefetching, arrays without owners, and thread teams."""
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
 
@@ -27,7 +27,7 @@ def fma(typingctx, a, b, c):
 
 @intrinsic
 def claim_rows(typingctx, team, size):
-    """Claim the next `size` rows for this thread, and return how many were claimed before.
+    """Claim the next `size` rows for this thread, and return how many rows were already claimed.
 
     The counter is incremented atomically, so no two threads get the same row.
     """
@@ -41,10 +41,11 @@ def claim_rows(typingctx, team, size):
 
 @intrinsic
 def join_team(typingctx, team, arguments):
-    """Return this thread's number in its team, or -1 if it has no work.
+    """Return this thread's number in its team, or -1 if the thread has no work.
 
-    `arguments` are all arguments of the calling kernel. With OpenMP, the first call runs the kernel
-    on every OpenMP thread without entering Python. That call returns -1 once all threads finish.
+    `arguments` contains all arguments of the calling kernel. With OpenMP, the first call runs the
+    kernel on every OpenMP thread without entering Python. That call returns -1 once all threads
+    finish.
     """
 
     def codegen(context, builder, signature, args):
@@ -126,7 +127,7 @@ def prefetch(typingctx, array, r, j):
             ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]),
             "llvm.prefetch.p0",
         )
-        # prefetch for writing, into all cache levels, as data
+        # prefetch data for writing, into all cache levels
         builder.call(hint, [builder.bitcast(pointer, byte), flag(1), flag(3), flag(1)])
         return context.get_dummy_value()
 

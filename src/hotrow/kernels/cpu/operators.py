@@ -1,4 +1,4 @@
-"""The operators of `hotrow.kernels.operators` for the CPU, run by compiled kernels.
+"""The CPU versions of the operators in `hotrow.kernels.operators`, run by compiled kernels.
 
 Tensors are passed to the kernels as numpy arrays. numba is imported inside the functions, so that
 `import hotrow` doesn't import it.
@@ -97,7 +97,7 @@ def batch_order(ids: DistinctIds) -> BatchOrder:
 
 
 def _as_array(tensor: Tensor) -> NDArray[Any]:
-    """Return a numpy array that shares the tensor's memory, with bfloat16 as int16 bits."""
+    """Return a numpy array that shares the tensor's memory, with bfloat16 values as int16 bits."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
@@ -108,7 +108,7 @@ def _run(
     slots: Sequence[Tensor],
     row_steps: Tensor,
     ids: DistinctIds,
-    batch: Tensor,  # (N, D): gradients for STEP, output for LOOK_UP, or empty
+    batch: Tensor,  # (N, D): the gradients for STEP, the output for LOOK_UP, otherwise empty
     entries: NDArray[np.float64],
     step_count: int,
 ) -> None:

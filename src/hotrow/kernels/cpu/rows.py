@@ -1,8 +1,8 @@
-"""The loop over rows, compiled for each rule: apply a row's missed steps, then the current one.
+"""The loop over rows, compiled for each rule. It applies missed steps, then the current step.
 
 numba compiles the loop when a rule is first used, and caches it on disk. The cache key of a closure
-consists of its bytecode and its cells. So the cells contain only module-level functions (pickled by
-name), constants, and a digest of the rule's sources.
+consists of its bytecode and its cells. The cells therefore contain only module-level functions
+(pickled by name), constants, and a digest of the rule's sources.
 """
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
@@ -44,7 +44,7 @@ from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
 # A lookup that replays at most this many steps for a row doesn't store the row. The next optimizer
-# step replays them again.
+# step replays those steps again.
 MAX_UNSAVED_STEPS = 2
 
 
@@ -149,7 +149,7 @@ def row_kernel(
 
 
 def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """Return `function` and the module-level functions it calls, except `rule_math.py`'s."""
+    """Return `function` and the module-level functions it calls, except those in `rule_math.py`."""
     found = [function]
     for caller in found:
         for name in caller.__code__.co_names:

@@ -15,11 +15,11 @@ def add_terms(sums, columns, log_factor, size, moment_powers, root_powers, root)
 
     Arguments:
         sums: (n, width), one row for each step at which a table row may have been settled. The
-            first columns are the terms.
+            first columns contain the terms.
         columns: the column numbers of three values: the remainder's bound, the center, and the log
             of the product of all decay factors.
         log_factor: the log of the product of all decay factors, including this step.
-        size: h for this step.
+        size: the value of h for this step.
         moment_powers: (n,) b1^k, where k is the number of steps since the row was settled.
         root_powers: (n,) sqrt(b2)^k.
         root: 1 / c_k for this step; y_k = sqrt(b2)^k / root.

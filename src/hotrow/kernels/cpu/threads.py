@@ -2,13 +2,13 @@
 
 On Linux, the kernel runs on torch's OpenMP threads. After a torch operation, these threads spin
 while they wait for the next operation, so additional threads would compete with them for cores. On
-other systems, the kernel runs on Python threads. Python threads also run it in a forked child,
-where the OpenMP threads no longer exist. (torch's own multithreaded operations hang in a forked
-child, with or without hotrow.) numba's parallel layers are not used, because they don't allow
-concurrent calls or calls after a fork, and take seconds to compile.
+other systems, the kernel runs on Python threads. Python threads also run the kernel in a forked
+child, where the OpenMP threads no longer exist. (torch's own multithreaded operations hang in a
+forked child, with or without hotrow.) numba's parallel layers are not used, because they don't
+allow concurrent calls or calls after a fork, and take seconds to compile.
 
 Each thread calls the kernel once, without the GIL. OpenMP threads never enter Python, because each
-would have to wait for the GIL before it starts. The threads claim rows in small groups
+thread would have to wait for the GIL before it could start. The threads claim rows in small groups
 (`intrinsics.claim_rows`). The assignment of rows to threads varies; the results do not.
 """
 
@@ -88,7 +88,7 @@ _gomp_parallel = _find_gomp_parallel()
 
 
 def _reset_after_fork() -> None:
-    """Make a forked child start its own Python threads; its parent's threads don't exist there."""
+    """Make a forked child start its own Python threads; the parent's threads don't exist there."""
     global _gomp_parallel
     _gomp_parallel = 0
     _pools.clear()

@@ -1,4 +1,4 @@
-"""The operators of `hotrow.kernels.operators` in plain torch, for any dtype and device."""
+"""Plain torch versions of the operators in `hotrow.kernels.operators`, for any dtype and device."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """The loop over rows in plain torch, for any dtype and device; it works on gathered rows.
 
 A rule's `fast_forward_batch` applies as many missed steps to each row as it can, with a number of
-torch operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it
-computes in float32 and rounds once. The remaining steps are replayed one by one, oldest first, with
-the same operations as torch.optim. Rows are sorted by the step at which they were last settled, so
-the rows that missed step t are contiguous.
+torch operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, the
+function computes in float32 and rounds once. The remaining steps are replayed one by one, oldest
+first, with the same operations as torch.optim. Rows are sorted by the step at which they were last
+settled, so the rows that missed step t are contiguous.
 
 On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
-the last elements of each thread's share of a large array. It rounds `a + alpha * b` twice there,
-but once elsewhere. So rows are padded to whole vectors, and processed in chunks too small to be
-split among threads. Every element is then rounded as in the main part of a dense step, for any
-batch and any number of threads.
+the last elements of each thread's share of a large array. torch rounds `a + alpha * b` twice in
+these elements, but only once in all others. So rows are padded to whole vectors, and processed in
+chunks too small to be split among threads. Every element is then rounded as in the main part of a
+dense step, for any batch and any number of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hotrow.kernels.program import Program
 
-VECTOR_COLUMNS = 128  # at least two vectors, which torch's loops process per iteration
+VECTOR_COLUMNS = 128  # at least two vectors, the number that torch's loops process per iteration
 TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
 
 
@@ -64,7 +64,7 @@ def advance_rows(
             t = steps[remaining].min()
             oldest = remaining[steps[remaining] == t]
             index: slice | Tensor = slice(oldest[0], oldest[-1] + 1)
-            if oldest[-1] - oldest[0] >= len(oldest):  # some rows in between are at `end_step`
+            if oldest[-1] - oldest[0] >= len(oldest):  # some rows in between need no step
                 index = torch.from_numpy(oldest).to(table.device)
             replay(program, state, index, entries[t].tolist())
             steps[oldest] += 1

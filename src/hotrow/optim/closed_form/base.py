@@ -19,8 +19,8 @@ Coefficients = tuple[Any, ...]
 class ClosedForm(Protocol):
     """Fast-forward rows through missed steps, with coefficients computed from the ledger.
 
-    `fast_forward` is compiled; `fast_forward_batch` runs in plain torch. Both are described in
-    `hotrow.kernels.program.Program`.
+    `fast_forward` is compiled; `fast_forward_batch` runs in plain torch. Both functions are
+    described in `hotrow.kernels.program.Program`.
     """
 
     fast_forward: Callable[..., Any]
@@ -30,8 +30,8 @@ class ClosedForm(Protocol):
     ) -> Coefficients | None:
         """Return the coefficients for `dtype` up to `end_step`.
 
-        Returns None if coefficients for a later step have already been computed. The caller then
-        replays the missed steps.
+        Returns None if coefficients for a later step have already been computed. In that case, the
+        caller replays the missed steps.
         """
 
     def fast_forward_batch(

@@ -7,11 +7,11 @@ last step at which b2^k u exceeds eps. The norm is b2^k u up to step e, and eps 
     w_K = w - m / u * sum_(k <= e) h_k (b1 / b2)^k - m / eps * sum_(k > e) h_k b1^k
     m_K = b1^K m,   u_K = max(b2^K u, eps)
 
-Two running sums are stored for every s: A_s of h_k (b1 / b2)^k, and B_s of h_k b1^k. A new step
+Two running sums are stored for every s: A_s sums h_k (b1 / b2)^k, and B_s sums h_k b1^k. A new step
 changes the sums only for the last few hundred values of s. In the formula for w_K, the first sum is
 A_s - (b1 / b2)^e A_(s+e), and the second is b1^e B_(s+e).
 
-With weight decay, an idle row has a gradient, which the sums don't cover. So every missed step is
+With weight decay, an idle row has a gradient, which the sums don't cover, so every missed step is
 replayed.
 """
 
@@ -29,7 +29,7 @@ from hotrow.kernels.rule_math import maximum
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
 
-MIN_STEPS = 3  # compiled code replays up to two missed steps
+MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_EPS = 1e-37  # a smaller eps underflows in float32
 
 

@@ -1,4 +1,4 @@
-"""The closed form of rules that are linear without a gradient: a product of small matrices.
+"""The closed form of rules that are linear for zero gradients: a product of small matrices.
 
 With g = 0, the update of SGD, ASGD, RMSprop and Adadelta (the last two without decay) multiplies
 (w, *slots) by a matrix that is the same for every element. Applying the update to the unit vectors
@@ -8,8 +8,8 @@ float64. So any K consecutive steps, under any schedule, are a product of at mos
 
 Squaring 1 - e doubles its relative error, so a product of K matrices would accumulate K rounding
 errors, all in the same direction. To avoid that, each product also stores how far its diagonal is
-from 1. The diagonal is computed from that distance until the distance is large. This leaves one or
-two rounding errors per block.
+from 1. As long as this distance is small, the diagonal is computed from the distance. This method
+leaves only one or two rounding errors per block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.rational import Rational
 
-MIN_STEPS = 8  # compiled code replays up to seven missed steps
+MIN_STEPS = 8  # compiled code replays up to seven missed steps one by one
 NEAR_ONE = 0.5  # below this distance from 1, the diagonal is computed as 1 plus the distance
 
 
@@ -69,7 +69,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
     for a in range(n):
         for b in range(n):
             scale = product[a, b]
-            if scale != 0:  # skip 0 * inf: it is NaN, which replaying the rule would not produce
+            if scale != 0:  # avoid the NaN of 0 * inf, which a replay doesn't produce
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
     for j in range(width):
@@ -84,7 +84,8 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 def multiply_blocks(second: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the product of two blocks, or of two stacks of blocks.
 
-    Each block is (..., n, n + 1): an (n, n) matrix followed by a column, its diagonal minus 1.
+    Each block is (..., n, n + 1): an (n, n) matrix followed by a column that contains the diagonal
+    minus 1.
     """
     n = first.shape[-2]
     diagonal = np.arange(n)
@@ -154,7 +155,7 @@ class LinearRecurrence:
         new = [torch.zeros_like(w) for _ in old]
         for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
             (scale,) = to_columns(product[:, a, b, None], w)
-            # Skip 0 * inf: it is NaN, which replaying the rule would not produce.
+            # Skip 0 * inf, which is NaN, because a replay would not produce a NaN.
             new[a] += torch.where(scale == 0, 0, scale * old[b])
         return new[0], tuple(new[1:]), torch.from_numpy(in_range).to(w.device)
 

@@ -9,7 +9,8 @@ from fractions import Fraction
 class Rational:
     """A rational number with the operations from `kernels/rule_math.py` that linear rules use.
 
-    Only the square root is rounded. This does no harm, because linear rules only divide 0 by it.
+    Only the square root is rounded. This rounding does no harm, because linear rules only divide 0
+    by the root.
     """
 
     def __init__(self, value: float | Fraction) -> None:

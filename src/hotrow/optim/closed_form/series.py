@@ -17,17 +17,17 @@ Expand around a center Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), 0 <=
     1 / (x y_k + eps) = 1 / (x Y + eps) * (1 + p d_k + (p d_k)^2 + ...).
 
 The sum becomes a polynomial in p with the coefficients T_j = sum_k h_k b1^k / Q_k d_k^j, which
-depend on s but not on the row. The coefficients are stored for every s. A new step changes them
-only for the last few hundred values of s, because b1^k vanishes.
+depend on s but not on the row. The coefficients are stored for every s. A new step changes the
+coefficients only for the last few hundred values of s, because b1^k vanishes.
 
 The first ten coefficients are stored with a bound on the remainder. A row is fast-forwarded if the
 bound is less than half an ulp of the move, or less than half an ulp of w in every column. Otherwise
 one step is replayed, which makes the move smaller, and the bound is tested again. At most a few
-tens of steps are replayed. This happens in the first hundreds of steps of a run, and in float64 if
-b2 is far from 1.
+tens of steps are replayed. Such replays occur in the first few hundred steps of a run, and in
+float64 if b2 is far from 1.
 
 With amsgrad, x is the square root of the largest v, which idle steps don't change, and y_k = c_k.
-With coupled decay, an idle row has a gradient, which the series doesn't cover. So every missed step
+With coupled decay, an idle row has a gradient, which the series doesn't cover, so every missed step
 is replayed.
 """
 
@@ -50,7 +50,7 @@ TERMS = 10
 # The columns after the terms contain the bound on the remainder, Y, and the log of the product of
 # all decay factors before the step.
 REMAINDER, CENTER, LOG_FACTOR, WIDTH = 10, 11, 12, 13
-MIN_STEPS = 3  # compiled code replays up to two missed steps
+MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite v into NaN
 
 
@@ -106,7 +106,7 @@ class PowerSeries(MissedStepSums):
 
     Arguments:
         idle_step: `idle_step(entry)`, which returns (h, root, eps) for a step; root is 1 / c_k.
-        amsgrad: whether the last slot is the largest v.
+        amsgrad: whether the last slot stores the largest v.
     """
 
     def __init__(

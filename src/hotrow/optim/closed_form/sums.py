@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from hotrow.optim.closed_form.base import Coefficients
 
-NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps outside the window have a smaller relative effect
+NEGLIGIBLE_FACTOR = 2.0**-60  # the relative effect of missed steps outside the window is smaller
 
 
 class MissedStepSums(ABC):
-    """The sums for every step in a ledger; a new entry updates only the last `window` steps.
+    """The sums for every step in a ledger; a new entry changes only the last `window` sums.
 
     Arguments:
         width: the number of sums per step.
@@ -46,7 +46,7 @@ class MissedStepSums(ABC):
     def set_hyperparameters(
         self, i: int, hyperparameters: tuple[float, float, float, float]
     ) -> None:
-        """Start new sums at entry i if its hyperparameters differ from the previous ones."""
+        """Start new sums at entry i if its hyperparameters differ from those of entry i - 1."""
         if self.hyperparameters != hyperparameters:
             self.hyperparameters, self.first_step = hyperparameters, i
             self.compute_powers(*hyperparameters[:2])

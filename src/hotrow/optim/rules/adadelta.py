@@ -43,7 +43,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return a linear recurrence: without decay, idle steps only shrink the averages."""
+    """Return a linear recurrence, because idle steps without decay only shrink the averages."""
     return LinearRecurrence(update, maximize_flag(group), len(initial_slots(group)))
 
 

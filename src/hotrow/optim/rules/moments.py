@@ -23,7 +23,7 @@ def moment_slots(group: ParamGroup) -> dict[str, float]:
 def moment_entry(group: ParamGroup) -> tuple[float, float, float, float, float]:
     """Return the first five scalars of an entry.
 
-    They are the decay factor, the coupled weight decay, 1 - b1, b2 and 1 - b2.
+    The scalars are the decay factor, the coupled weight decay, 1 - b1, b2 and 1 - b2.
 
     The decay factor is 1 - lr * weight_decay if decay is decoupled, otherwise 1.
     """

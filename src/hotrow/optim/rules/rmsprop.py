@@ -22,7 +22,7 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """Return the mean square, plus the mean if centered and the momentum buffer if used."""
+    """Return the slots: the mean square, the mean if centered, and the momentum buffer if used."""
     names = ["square_avg"] + ["grad_avg"] * bool(group["centered"])
     return dict.fromkeys(names + ["momentum_buffer"] * (group["momentum"] > 0), 0.0)
 
@@ -62,16 +62,16 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return a linear recurrence: without decay, averages and buffer shrink; the buffer moves w."""
+    """Return a linear recurrence: without decay, all slots shrink, and the buffer moves w."""
     return LinearRecurrence(update, flags(group), len(initial_slots(group)))
 
 
 def needs_dense_step(group: ParamGroup) -> bool:
-    """Return True with weight decay, for which there is no closed form either.
+    """Return True if there is weight decay, for which there is no closed form either.
 
-    Decay is the only gradient of an idle row. The rule divides it by its own root mean square, so
-    the step does not shrink with w. The weights oscillate around 0, and a single rounding error
-    grows as large as the weights.
+    Decay is the only gradient of an idle row. The rule divides this gradient by its own root mean
+    square, so the step does not shrink with w. The weights oscillate around 0, and a single
+    rounding error grows as large as the weights.
     """
     return bool(group["weight_decay"] != 0)
 

@@ -24,7 +24,7 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """Return the slots: the previous gradient, and each element's step size, initially lr."""
+    """Return the slots for the previous gradient and for the step sizes, which start at lr."""
     return {"prev": 0.0, "step_size": float(group["lr"])}
 
 
@@ -59,7 +59,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
 
 
 class RpropClosedForm:
-    """The closed form of Rprop, valid since the last change of the step size limits."""
+    """The closed form of Rprop, valid for steps since the step size limits last changed."""
 
     def __init__(self) -> None:
         self.fast_forward = fast_forward
@@ -98,7 +98,7 @@ class RpropClosedForm:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return the closed form: idle steps don't change w, and only the first changes the state."""
+    """Return the closed form: idle steps don't change w, and only the first changes the slots."""
     return RpropClosedForm()
 
 

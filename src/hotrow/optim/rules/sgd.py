@@ -23,7 +23,7 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """Return the momentum buffer, or no slots without momentum."""
+    """Return the slot for the momentum buffer, or no slots if there is no momentum."""
     return {"momentum_buffer": 0.0} if group["momentum"] != 0 else {}
 
 
@@ -61,7 +61,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """Return True without momentum and decay, because idle rows then don't change."""
+    """Return True if there is neither momentum nor decay; idle rows don't change in that case."""
     moves = group["momentum"] != 0 or group["weight_decay"] != 0
     return not moves and math.isfinite(group["lr"])
 
