@@ -1,4 +1,4 @@
-"""convert turns embeddings into tables in place, and reports which it did not convert and why."""
+"""`convert` turns embeddings into tables, and reports which ones it left unchanged and why."""
 
 import copy
 
@@ -12,7 +12,7 @@ from hotrow.conversion import sampling
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
-DEFAULT = sampling.MIN_ENTRIES  # saved before a fixture changes it
+DEFAULT = sampling.MIN_ENTRIES  # saved here, because a fixture changes MIN_ENTRIES
 
 
 class Tied(nn.Module):

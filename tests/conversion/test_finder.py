@@ -1,4 +1,4 @@
-"""convert finds the one-hots in a model's own code, and changes nothing else."""
+"""`convert` finds the one-hots in a model's own code, and changes nothing else."""
 
 import copy
 import io
@@ -35,7 +35,7 @@ class Model(nn.Module):
 
 
 def with_forward(text):
-    """Return a class whose forward runs statements that use `x`, and returns the last value."""
+    """Return a class whose forward runs statements that use `x` and returns the last value."""
     *before, result = [part.strip() for part in text.split(";")]
     code = "".join(f"    {each}\n" for each in before)
     names = {"torch": torch, "F": F, "nn": nn, "checkpoint": checkpoint}
@@ -673,7 +673,7 @@ def test_forward_replaced_on_the_object_or_the_class():
             return x
 
     other = convert(Changes())
-    Changes.forward = lambda self, x: x + 1  # as monkeypatches and notebooks do
+    Changes.forward = lambda self, x: x + 1  # like a monkeypatch or a rerun notebook cell
     assert torch.equal(other(IDS), IDS + 1)
 
 
@@ -901,7 +901,7 @@ def test_compiled_model_trains():
 
 
 def test_checkpoint_of_a_local_function():
-    """No method of the model runs during recomputation, so these one-hots are never looked up."""
+    """No method of the model runs during recomputation, so the block's one-hots stay dense."""
 
     class Checkpointed(Outer):
         def forward(self, x):

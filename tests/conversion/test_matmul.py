@@ -1,4 +1,4 @@
-"""convert(model, to="matmul") computes every lookup as the product of a one-hot and the table."""
+"""`convert(model, to="matmul")` computes every lookup as the product of a one-hot and the table."""
 
 import copy
 from collections import Counter

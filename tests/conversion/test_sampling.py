@@ -1,4 +1,4 @@
-"""A model without large one-hots runs like plain PyTorch, and a large one-hot is still found."""
+"""A model without large one-hots runs like plain PyTorch, but hotrow still finds later ones."""
 
 import copy
 import pickle
@@ -16,7 +16,7 @@ from hotrow import HotrowError, convert
 from hotrow.conversion import sampling
 from tests.support.tolerance import assert_same_bits
 
-DEFAULT = sampling.MIN_ENTRIES  # saved before a fixture changes it
+DEFAULT = sampling.MIN_ENTRIES  # saved here, because a fixture changes MIN_ENTRIES
 TRIES, EVERY = 8, 64
 
 
@@ -76,7 +76,7 @@ def test_model_with_large_one_hots_always_searches():
     assert searching_calls(convert(Small()), 100) == [*range(1, 101)]
     assert (
         searching_calls(convert(Nothing()), 2 * EVERY + 1) == FIRST
-    )  # this model makes no one-hots at all
+    )  # this model creates no one-hots at all
 
 
 class Largest(Small):
@@ -164,7 +164,7 @@ def test_small_one_hots_match_torch_bit_for_bit_in_every_call():
 
 @pytest.mark.parametrize(("min_entries", "uses"), [(24, True), (25, False)])
 def test_entries_are_counted_in_the_product(min_entries, uses):
-    model = convert(Fields(), min_entries=min_entries)  # 4 x 6, half in each field
+    model = convert(Fields(), min_entries=min_entries)  # 4 x 6 entries, half of them in each field
     expected = Fields()
     expected.load_state_dict(model.state_dict())
     torch.testing.assert_close(model(IDS), expected(IDS))
@@ -228,7 +228,7 @@ def test_each_method_is_sampled_separately():
 
 
 class Scaled(nn.Module):
-    """A model that multiplies a one-hot by trained weights."""
+    """A model that multiplies a one-hot by trainable weights."""
 
     def __init__(self):
         super().__init__()
@@ -251,7 +251,7 @@ class Twice(nn.Module):
 
 
 class Late(Twice):
-    """A model that makes no one-hot in its first calls, then a large one from the same input."""
+    """A model that creates no one-hot in its first calls, then a large one from equal input."""
 
     def forward(self, ids):
         self.calls = getattr(self, "calls", 0) + 1

@@ -1,4 +1,4 @@
-"""Tables in files train like tables in memory, and the last completed save survives any crash."""
+"""Tables on disk train like tables in memory, and the last completed save survives any crash."""
 
 import errno
 import gc
@@ -30,7 +30,7 @@ OPTIMIZERS = {
     "Adam": {"lr": 0.05},
     "AdamW": {"lr": 0.05, "weight_decay": 0.1},
     "NAdam": {"lr": 0.05},  # has a scalar state
-    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1},  # the state starts above zero
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1},  # its state starts above zero
     "Adadelta": {"lr": 0.5, "weight_decay": 0.1},  # missed steps are replayed one at a time
 }
 
@@ -40,7 +40,7 @@ def weights():
 
 
 def create(path):
-    """Create a table in files, with the values of `weights()`."""
+    """Create a table on disk with the values of `weights()`."""
     values = weights()
     return disk.create(path, ROWS, COLUMNS, fill=lambda block: block.copy_(values))
 
@@ -182,7 +182,7 @@ def test_unsaved_changes_are_lost(tmp_path):
         step(store.layer, make("Adam", store.layer), 0)
     with disk.open(tmp_path / "t") as store:
         assert_same_bits(store.layer.weight.detach(), weights())
-        step(store.layer, make("SGD", store.layer), 0)  # any optimizer works: no state was saved
+        step(store.layer, make("SGD", store.layer), 0)  # there is no saved optimizer state
         store.save()
 
 
@@ -190,7 +190,7 @@ def test_unsaved_changes_are_lost(tmp_path):
 
 
 class Crash(BaseException):
-    """Simulates the death of the process."""
+    """Simulates a crash of the process."""
 
 
 def raise_at_line(number, error):
@@ -225,7 +225,7 @@ def save_raises(store, trace, kind):
 
 
 def saved_runs(tmp_path, number, error):
-    """Train and save after 3 steps, then save after 6 steps with an error during the save."""
+    """Save after 3 training steps, then again after 6 steps, with an error in the second save."""
     path = tmp_path / f"t{number}"
     store = create(path)
     optimizer = make("AdamW", store.layer)
@@ -235,7 +235,7 @@ def saved_runs(tmp_path, number, error):
     for t in range(3, 6):
         step(store.layer, optimizer, t)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # the error leaves files open
+        warnings.simplefilter("ignore", ResourceWarning)  # the simulated crash leaves files open
         raised = save_raises(store, raise_at_line(number, error), type(error))
         gc.collect()
     return store, optimizer, raised
@@ -249,7 +249,7 @@ def expected_after(count):
     return layer.weight.detach().clone()
 
 
-@pytest.mark.parametrize("stride", grid([13, 41], (41).__eq__))  # lines between two crashes
+@pytest.mark.parametrize("stride", grid([13, 41], (41).__eq__))  # lines between crash points
 def test_a_crash_at_any_line_of_a_save_leaves_this_save_or_the_previous_one(tmp_path, stride):
     found, number, raised = [], 1, True
     values = {count: expected_after(count) for count in (3, 6)}
@@ -375,14 +375,14 @@ def test_missing_and_damaged_folders_raise(tmp_path):
     disk.open(tmp_path / "t").close()
     for rows, dtype, text in (
         (0, torch.float32, "rows is 0 and columns is 3, but both must be at least 1: pass 1"),
-        (2, torch.int64, "dtype is torch.int64, but a table in files must be float32 or float64"),
+        (2, torch.int64, "dtype is torch.int64, but a table on disk must be float32 or float64"),
     ):
         with pytest.raises(HotrowError, match=text):
             disk.create(tmp_path / "u", rows, 3, dtype=dtype)
 
 
 def saved_and_in_memory(path):
-    """Save a trained table; return a layer in memory and its Adam after the same steps."""
+    """Save a trained table; return a layer in memory and its optimizer after the same steps."""
     layer = in_memory()
     optimizer = make("Adam", layer)
     with create(path) as store:
@@ -462,7 +462,7 @@ def test_a_closed_store_saves_nothing(tmp_path):
 def test_saving_a_table_that_no_longer_uses_its_files_raises(leave, tmp_path):
     with create(tmp_path / "t") as store:
         leave(store.layer)
-        with pytest.raises(HotrowError, match="no longer uses the memory of its files"):
+        with pytest.raises(HotrowError, match="no longer uses its memory-mapped files"):
             store.save()
 
 

@@ -1,4 +1,4 @@
-"""A saved run continues with another number of ranks, or in one process, with the same bits."""
+"""A saved run continues on any number of ranks, or in one process, with bitwise equal results."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ from tests.support.ranks import RankProcesses, rank_processes
 from tests.support.tolerance import assert_same_bits
 
 HALF = STEPS // 2
-# Optimizers with different kinds of state. Adagrad's state starts above zero.
+# These optimizers have different kinds of state; Adagrad's state starts above zero.
 SAVED = "SGD", "AdamW", "Adagrad"
 
 
@@ -73,7 +73,7 @@ def second_half(name, count, path):
 
 
 def train_alone(name, before, after):
-    """Train in one process like `before` ranks until the save, then like `after` ranks."""
+    """Emulate training on `before` ranks until the save, then on `after`, in a single process."""
     model = converted_model()
     optimizer = make_optimizer(name, model)
     train_single_process(model, optimizer, before, range(HALF))
@@ -84,7 +84,7 @@ def train_alone(name, before, after):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Return the checkpoint of a run on two ranks, saved halfway, and each rank's final values."""
+    """Return a checkpoint from halfway through a run on two ranks, and each rank's final values."""
     found = {}
     for name in SAVED:
         path = tmp_path_factory.mktemp(name)
@@ -121,7 +121,7 @@ def test_a_run_continues_in_a_single_process(saved, name):
 
 
 def from_torch(name, count, path):
-    """Load a torch.save file of one process into shards, train, and return full state dicts."""
+    """Load a `torch.save` file from one process into shards, train, and return full state."""
     model = distribute(converted_model(), "shard", count)
     optimizer = make_optimizer(name, model)
     weights, state = torch.load(path, weights_only=True)

@@ -1,4 +1,4 @@
-"""Replicated tables stay equal on all ranks bit for bit, and match training in one process."""
+"""Replicated tables stay bitwise equal on all ranks, and match training in one process."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def gathered(count):
 
 
 def test_gradients_are_summed_in_rank_order():
-    """In float32, 2**24 + 1 - 2**24 is 0 if added left to right, and 1 if added right to left."""
+    """In float32, 2**24 + 1 - 2**24 is 0 if summed left to right, and 1 if summed right to left."""
     for found in rank_processes(3).run(gathered, 3):
         assert found.flatten().tolist() == [0, 0, 0, 0]
 
@@ -132,7 +132,7 @@ def test_replicas_keep_the_same_bits_when_one_rank_reads(name, when):
 
 
 def train_with_an_alias(count):
-    """Train while rank 1 has an alias of a table. Every step then settles all rows on that rank."""
+    """Train while rank 1 has an alias of a table, so every step settles all rows on rank 1."""
     rank = dist.get_rank()
     model = distribute(converted_model(), "replicate", count)
     optimizer = hotrow.optim.Adam(model.parameters(), lr=0.05)
@@ -168,7 +168,7 @@ def test_replicas_start_with_the_values_of_the_first_rank():
 
 
 def bad_id(count):
-    """Use an invalid id on one rank in the forward pass, then continue training on all ranks."""
+    """Look up an invalid id on one rank during forward, then continue training on all ranks."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), "replicate", count)
     trained = DistributedDataParallel(model)
@@ -187,7 +187,7 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks():
     for rank, (error, values) in enumerate(found):
         assert error.startswith("input[" if rank == 1 else "rank 1 of 3 could not look up ids in ")
         assert "but the table has 17 rows (valid 0..16)" in error
-        for name, value in expected.items():  # bits may differ, because torch's buckets may differ
+        for name, value in expected.items():  # torch's buckets may differ, and so may rounding
             torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-5)
     assert_all_the_same([values for _, values in found])
 

@@ -75,7 +75,7 @@ def test_shards_with_ddp_are_no_worse_than_torch_in_one_process(count):
 
 
 def several(count, together):
-    """Look up ids in two tables, in one of them twice, with separate calls or in one exchange."""
+    """Look up ids in two tables (twice in one), with separate calls or in one exchange."""
     torch.manual_seed(1)
     model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
     model[1].double()
@@ -111,7 +111,7 @@ def gradient_of_padding(count, padding):
     return model[0].weight.grad.as_dense()[:, 0]
 
 
-@pytest.mark.parametrize("padding", [0, 2, 3])  # first or last row of a rank
+@pytest.mark.parametrize("padding", [0, 2, 3])  # each is the first or last row of a rank
 def test_a_padding_row_has_no_gradient_on_any_rank(padding):
     found = torch.cat(rank_processes(2).run(gradient_of_padding, 2, padding))
     assert found.tolist() == [float(row != padding) for row in range(6)]
@@ -336,7 +336,7 @@ def test_errors_of_layers_reach_the_other_ranks():
 
 
 def bad_id_on_a_mesh():
-    """Use an invalid id on one rank of a 2-D mesh, then continue training on all ranks."""
+    """Look up an invalid id on one rank of a 2-D mesh, then continue training on all ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     model = shard(converted_model(), mesh["shards"])
     model = hotrow.distributed.replicate(model, mesh["replicas"])

@@ -1,4 +1,4 @@
-"""Each one-hot rule returns the same result as torch does for the dense one-hot."""
+"""Each one-hot rule returns the same result as torch returns for the dense one-hot."""
 
 import hypothesis.strategies as st
 import pytest
@@ -36,7 +36,7 @@ def expressions(text):
 
 
 class Pair:
-    """The same tensor, dense and as a hotrow one-hot."""
+    """A dense tensor and an equal hotrow one-hot."""
 
     def __init__(self, dense, ours):
         assert ours.shape == dense.shape
@@ -49,7 +49,7 @@ class Pair:
 
 
 def both(change, *pairs):
-    """Apply `change` to the dense tensors and to ours; skip the example if torch rejects it."""
+    """Apply `change` to the dense tensors and to hotrow's; skip the example if torch raises."""
     try:
         dense = change(*(pair.dense for pair in pairs))
     except (RuntimeError, NotImplementedError, IndexError):
@@ -58,7 +58,7 @@ def both(change, *pairs):
 
 
 class Scene:
-    """Draws expressions, and records the leaves that require grad."""
+    """Draws random expressions, and records the leaves that require grad."""
 
     def __init__(self, draw):
         self.draw = draw
@@ -76,7 +76,7 @@ class Scene:
         return torch.tensor(flat, dtype=torch.float64).reshape(shape)
 
     def leaf(self, values):
-        """Draw whether the values require grad, and return them for both sides."""
+        """Randomly make the values require grad, and return a `Pair` of copies."""
         if not values.is_floating_point() or not self.draw(st.booleans()):
             return Pair(values, values)
         pair = Pair(values.clone().requires_grad_(), values.clone().requires_grad_())
@@ -93,7 +93,7 @@ class Scene:
         return pair
 
     def axis(self, x):
-        """Draw a batch axis, counted from either end."""
+        """Draw a random batch axis, as a positive or negative index."""
         count = x.dense.ndim
         at = self.number(0, count - 2)
         return at - count if self.draw(st.booleans()) else at
@@ -774,7 +774,7 @@ def test_sum_of_rows_rounds_once_per_row(run, dtype):
     table = torch.randn(left.shape[-1], 7).to(dtype)
     found = run(ours) @ table
     truth = left.double() @ table.double()
-    # Each weight is rounded when it is computed, and the dense one-hot also adds weights.
+    # Computing each weight rounds it, and the dense one-hot also rounds when it adds weights.
     assert found.dtype == dtype
     assert_rounded(found, truth, 24, left.double().abs() @ table.double().abs())
 
@@ -813,7 +813,7 @@ def test_inf_and_nan_match_torch(run):
 
 
 def test_non_finite_value_stays_in_its_row():
-    """Documented difference from torch: a row that no id selects does not affect the product."""
+    """A row that no id selects does not affect the product, unlike in torch, as documented."""
     table = TABLE.clone()
     table[4] = float("nan")
     x = one_hot([0, 1], 5, torch.float32)

@@ -1,4 +1,4 @@
-"""one_hot behaves like the tensor of F.one_hot, but stores only the ids."""
+"""`one_hot` behaves like the result of `F.one_hot`, but stores only the ids."""
 
 import copy
 import io
@@ -363,7 +363,7 @@ def test_writes_that_bypass_the_version_counter_take_effect(run):
 
 
 def assert_values(actual, expected):
-    """Assert equality within rounding, because after a write torch computes the products."""
+    """Assert equality within rounding, because torch computes the products after a write."""
     for one, other in zip(
         *(r if isinstance(r, tuple) else (r,) for r in (actual, expected)), strict=True
     ):
@@ -528,7 +528,7 @@ def test_second_derivative_matches_torch(wanted):
 
 @pytest.mark.parametrize("bag", [False, True])
 def test_second_derivative_with_weights_raises_unless_dense(bag):
-    """hotrow raises instead of computing a wrong result. The dense one-hot gives the right one."""
+    """hotrow raises instead of returning a wrong result; a dense one-hot gives the right result."""
     dense, ours = twins(requires_grad=True)
     weights = torch.full((2, 3, 1), 0.5, requires_grad=True)
 

@@ -20,12 +20,12 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     """Convert a model's embeddings to tables and its one-hot products to lookups, in place.
 
     The module and its parameters stay the same objects, and the `state_dict` keys don't change.
-    Train the model with an optimizer from `hotrow.optim`. Other optimizers also work, at their
-    usual cost. Converting a model again changes nothing.
+    Train the model with an optimizer from `hotrow.optim`. Other optimizers also work, but are no
+    faster than before conversion. Converting a model again changes nothing.
 
     **Embeddings.** An `nn.Embedding` or `nn.EmbeddingBag` with 100,000 entries or more becomes a
-    table, whose gradient and optimizer step process only the touched rows. An embedding whose
-    weight is also used by another layer (a tied output head) stays plain PyTorch, because its
+    table, so that backward and the optimizer step process only the rows in the batch. An embedding
+    whose weight is also used by another layer (a tied output head) stays plain PyTorch, because its
     gradient is dense. You don't need to change the code that uses a table. Every read of a table
     first applies the optimizer steps that the rows have missed. A tensor that shares the table's
     storage (`weight.data`, `state_dict()`, `.numpy()`) stays up to date during training. A weight
@@ -34,45 +34,47 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 
     **One-hots.** `convert` finds the one-hots that the model's own Python code creates with
     `F.one_hot`, `torch.eye(V)[ids]`, ones scattered into zeros, or `ids[..., None] == arange(V)`.
-    They become `hotrow.one_hot` tensors, so a `Linear` or `@` looks up rows instead of multiplying.
-    If the weight of such a product has a million entries or more, the first step of a
-    `hotrow.optim` optimizer turns the weight into a table. The weight's memory layout is then
-    transposed, so call `.contiguous()` before you save it with safetensors.
+    These one-hots become `hotrow.one_hot` tensors, so a `Linear` or `@` looks up rows instead of
+    multiplying. If the weight of a one-hot product has a million entries or more, the first step
+    of a `hotrow.optim` optimizer turns the weight into a table. The table's memory layout is
+    transposed, so call `.contiguous()` on the weight before you save it with safetensors.
 
-    The search covers the methods of the model's modules. The class of each module is replaced with
-    a subclass of the same name. A one-hot that these methods return to other code becomes a plain
-    tensor. Under `torch.compile`, the search finds only `F.one_hot`. With activation checkpointing
-    (`use_reentrant=False`), it finds only one-hots inside modules' methods.
+    The search for one-hots covers the methods of the model's modules. The class of each module is
+    replaced with a subclass of the same name. A one-hot that a module's method returns to code
+    outside the model becomes a plain tensor. Under `torch.compile`, the search finds only one-hots
+    that `F.one_hot` creates. With activation checkpointing (`use_reentrant=False`), the search
+    finds only one-hots that a module's method creates.
 
-    `convert.report(model)` lists what was converted and what was not, where, and why. One-hots
-    appear in the report after the model has run. A copy of a converted model is also converted.
+    `convert.report(model)` lists the model's embeddings and one-hots with their locations, and
+    says which were converted and why the others were not. One-hots appear in the report after the
+    model has run. A copy of a converted model is also converted.
     Convert the model again after you load it from a file or replace its parameters with
     `load_state_dict(assign=True)` or `to_empty`.
 
     Args:
-        model: any module; changed in place.
-        to: "lookup", or "matmul" for the opposite conversion: each embedding multiplies the one-hot
-            of its ids by its table. Use "matmul" on backends where a product is cheaper than a
-            lookup.
-        min_entries: the minimum number of entries for an embedding or a one-hot to be converted;
-            100,000 by default. Below this size, torch's dense gradient and step are about as fast.
-            With SGD or `fused=True`, they are as fast up to a million entries, so pass 1_000_000 in
-            these cases. A one-hot of N rows and C columns has N x C entries. If a model creates no
-            one-hot of that size, only a sample of its calls searches for one-hots: the first calls,
-            then one in 64, and each call with a larger input than before. Under `torch.compile`,
-            all one-hot products become lookups. If converted modules with different limits are
-            nested, the limit of the outermost call applies.
+        model: the module to convert, in place.
+        to: "lookup", or "matmul" for the opposite conversion, in which each embedding multiplies
+            the one-hot of its ids by its weight. Use "matmul" on backends where a product is
+            cheaper than a lookup.
+        min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
+            default. Below 100,000 entries, plain PyTorch is about as fast. With SGD or
+            `fused=True`, plain PyTorch is as fast up to a million entries, so pass 1_000_000. A
+            one-hot of N rows and C columns has N x C entries. If a model creates no one-hot with at
+            least `min_entries` entries, hotrow searches only some of the model's calls for
+            one-hots: the first calls, then one in 64, and each call with a larger input than
+            before. Under `torch.compile`, all one-hot products become lookups. If converted modules with
+            different `min_entries` are nested, the value of the module that you call applies.
 
     Returns:
-        The same model.
+        `model` itself.
 
     Raises:
-        HotrowError: `model` is not a module, `to` is unknown, or `min_entries` is not a
-            non-negative int.
+        HotrowError: `model` is not a module, `to` is neither "lookup" nor "matmul", or
+            `min_entries` is not a non-negative int.
 
-    Cost: torch's own layers have no overhead. In your own modules, each call of a torch function
-    takes about a microsecond longer if the model creates large one-hots. Otherwise, only the call
-    of the model takes that much longer.
+    Cost: conversion adds no overhead to torch's own layers. In your own modules, each call to a
+    torch function takes about a microsecond longer if the model creates large one-hots. Otherwise,
+    only the call to the model itself takes about a microsecond longer.
 
     >>> model = convert(nn.Sequential(nn.Embedding(50_000, 5), nn.Linear(5, 2)))
     >>> print(convert.report(model))

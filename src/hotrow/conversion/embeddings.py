@@ -10,7 +10,7 @@ from torch import Tensor, nn
 def find_embeddings(model: nn.Module) -> list[tuple[str, nn.Embedding | nn.EmbeddingBag, str]]:
     """Return (path, module, reason) for each embedding.
 
-    The reason says why the embedding can't become a table. It is "" if the embedding can.
+    The reason says why the embedding can't become a table, and is "" if it can.
     """
     other_uses: Counter[int] = Counter()
     for module in model.modules():

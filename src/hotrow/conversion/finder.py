@@ -25,13 +25,13 @@ _INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint
 
 
 class Finder(TorchFunctionMode):
-    """The mode that is active while a converted model's method searches for one-hots.
+    """A torch function mode that finds one-hots during a method call of a converted model.
 
     Args:
         record: stores the origin of each one-hot found; None under `torch.compile`.
 
     Attributes:
-        sampler: chooses the calls that search for one-hots.
+        sampler: chooses which method calls to search for one-hots.
     """
 
     def __init__(self, record: Record | None = None) -> None:
@@ -48,7 +48,7 @@ class Finder(TorchFunctionMode):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return torch's result, or a `OneHot` equal to it."""
+        """Return torch's result, or a `OneHot` with the same values."""
         pattern = _PATTERNS.get(func)
         if pattern is None:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -60,7 +60,7 @@ class Finder(TorchFunctionMode):
         frame = sys._getframe(1)
         if pattern is _zeros and not _scatters(frame):
             return func(*args, **kwargs)
-        # Don't search in a checkpointed function, which is recomputed outside the method and mode.
+        # Don't search in a checkpointed function: its recomputation runs outside this mode.
         if call_state.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **kwargs)
         try:
@@ -78,11 +78,11 @@ class Finder(TorchFunctionMode):
 
 
 def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
-    """Return the finder for this method call, or None if the call can skip the search."""
+    """Return the finder for this method call, or None to skip the search."""
     finder: Finder | None = record.finders.get(method)
     if finder is None:
         finder = record.finders[method] = Finder(record)
-    # A checkpoint's recomputation must repeat the searches of its first run, so always search.
+    # Recomputing a checkpointed function must find the same one-hots, so always search.
     must_search = torch._C._is_tracing() or saved_tensor_hook() is not None
     return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
@@ -101,7 +101,7 @@ def _one_hot(
     return encode_or_none(ids, num_classes)
 
 
-_MAX_ROWS_PER_ID = 16  # with few ids, reading a large matrix to check it costs too much
+_MAX_ROWS_PER_ID = 16  # checking a large matrix is too expensive for a few ids
 
 
 def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
@@ -144,7 +144,7 @@ def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None
 
 
 def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
-    """Match ids[..., None] == arange(V), in either order; an invalid id gives a row of zeros."""
+    """Match ids[..., None] == arange(V), in either order; an invalid id becomes a row of zeros."""
     if type(left) is not Tensor or type(other) is not Tensor:
         return None
     ids, classes = (other, left) if left.ndim < other.ndim else (left, other)

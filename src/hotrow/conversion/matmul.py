@@ -1,6 +1,6 @@
 """The "matmul" conversion: compute every lookup as the product of a one-hot and the table.
 
-It is for backends where a product is cheaper than a lookup, such as matrix units or encrypted
+Use it on backends where a product is cheaper than a lookup, such as matrix units or encrypted
 computation.
 """
 
@@ -23,12 +23,12 @@ class MatmulMode(TorchFunctionMode):
     """A mode that computes `F.embedding` and `F.embedding_bag` as products with one-hots."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute an embedding as a product, and run any other function in torch."""
+        """Compute an embedding as a product, and call any other function unchanged."""
         product = _PRODUCTS.get(func)
         if product is None:
             return func(*args, **(kwargs or {}))
         table = args[1] if len(args) > 1 else (kwargs or {})["weight"]
-        with torch.autocast(table.device.type, enabled=False):  # autocast doesn't cast lookups
+        with torch.autocast(table.device.type, enabled=False):  # torch doesn't autocast lookups
             return product(*args, **(kwargs or {}))
 
 
@@ -51,7 +51,7 @@ def _embedding(
     one_hot = _encode(input, weight)
     if padding_idx is None:
         return one_hot @ weight
-    # Lookups read the padding row like any other row, but it receives no gradient.
+    # A lookup reads the padding row like any other row, but gives it no gradient.
     padding = (input == normalize_padding(padding_idx, len(weight))).unsqueeze(-1)
     return torch.where(padding, one_hot @ weight.detach(), one_hot @ weight)
 

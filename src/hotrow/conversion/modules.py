@@ -1,7 +1,8 @@
 """Convert modules so that their methods run under a torch function mode.
 
 A converted module stays the same object, but its class becomes a subclass of the original class.
-The subclass has the name of the original, and is rebuilt when the module is copied or loaded.
+The subclass has the same name as the original class, and is rebuilt when the module is copied or
+loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
-_records: dict[int, Record] = {}  # keyed by id(module), for modules that are still alive
+_records: dict[int, Record] = {}  # live modules only, keyed by id(module)
 DIRECTIONS = ("lookup", "matmul")
 
 
@@ -45,11 +46,11 @@ class _Converted:
     _min_entries: ClassVar[int]
 
     def __init_subclass__(cls) -> None:
-        """Skip the original class's hook, which is meant for subclasses that users write."""
+        """Skip the original class's `__init_subclass__`, which is meant for users' subclasses."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         constructor, arguments, *state = tuple(super().__reduce_ex__(protocol))
-        if arguments and arguments[0] is type(self):  # creates an object of this class
+        if arguments and arguments[0] is type(self):  # the new object is of this class
             settings = self._original, self._direction, self._min_entries
             constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
         return constructor, arguments, *state
@@ -98,9 +99,10 @@ def iter_records(model: nn.Module) -> Iterator[tuple[str, Record]]:
 def convert_modules(model: nn.Module, direction: str, min_entries: int | None = None) -> None:
     """Replace the classes of the model's modules, so that their methods run under a mode.
 
-    Products of one-hots with fewer than `min_entries` entries don't become lookups. None keeps the
-    earlier setting. Torch's own layers keep their class, because they create no one-hots. An
-    exception is a Sequential that contains other modules, because it passes one-hots on.
+    Products of one-hots with fewer than `min_entries` entries don't become lookups. If
+    `min_entries` is None, a module that is already converted keeps its value. Torch's own layers
+    keep their class, because they create no one-hots. A Sequential that contains other modules
+    doesn't, because it passes one-hots from one module to the next.
     """
     changes = []
     for module in model.modules():
@@ -201,7 +203,7 @@ def _materialize_output(value: OneHot) -> Tensor:
 
 
 def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
-    """Return the mode for this method call, or None if it needs no mode."""
+    """Return the mode for this method call, or None if the call needs no mode."""
     if module._direction == "matmul":
         return MatmulMode()
     if is_compiling():

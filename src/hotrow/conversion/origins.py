@@ -93,7 +93,7 @@ class Record:
 
     Attributes:
         min_entries: the minimum size, in entries, of a one-hot whose products become lookups.
-        finders: the finder of each method, keyed by the name and the training mode.
+        finders: the finder of each method, keyed by the method's name and the training mode.
     """
 
     def __init__(self, model: nn.Module, min_entries: int) -> None:
@@ -101,7 +101,7 @@ class Record:
         self.min_entries = min_entries
         self.finders: dict[Any, Any] = {}
         self._origins: dict[tuple[int, int, Any], Origin] = {}
-        self._codes: list[Any] = []  # keeps code objects alive: origins are keyed by their id()
+        self._codes: list[Any] = []  # kept alive, because their ids are keys of `_origins`
         self._lock = threading.Lock()
 
     def origins(self) -> list[Origin]:
@@ -110,7 +110,7 @@ class Record:
 
     def origin_in(self, frame: Any, func: Any) -> Origin:
         """Return the origin of the one-hot that a call of `func` in `frame` created."""
-        key = id(frame.f_code), frame.f_lasti, func  # two calls on the same line are two origins
+        key = id(frame.f_code), frame.f_lasti, func  # two calls on one line have two origins
         origin = self._origins.get(key)
         if origin is None:
             code = frame.f_code

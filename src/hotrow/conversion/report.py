@@ -1,4 +1,4 @@
-"""The report of a converted model: what was converted, what was not, and why."""
+"""Report what was converted in a model, what was not, and why."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Finding:
 
     Attributes:
         path: the module's name, as in `named_modules`.
-        what: the embedding, or the line of code.
-        converted: whether it was converted to a table, or to at least one lookup.
-        how: the result of the conversion, "table" or the products that became lookups; "" if none.
-        why: the reason if it was not converted, was only sometimes converted, or had dense steps.
+        what: a description of the embedding, or of the one-hot and its line of code.
+        converted: whether an embedding became a table or a one-hot product became a lookup.
+        how: "table", or the products that became lookups; "" if nothing was converted.
+        why: the reason for no conversion, a partial conversion or a dense step; otherwise "".
     """
 
     path: str
@@ -33,7 +33,7 @@ class Finding:
 
     @property
     def outcome(self) -> str:
-        """`how` and `why` as one string."""
+        """`how` and `why`, joined into one string."""
         return "; ".join(filter(None, (self.how, self.why)))
 
     def __str__(self) -> str:
@@ -53,12 +53,13 @@ class Report:
 
 
 def report(model: nn.Module) -> Report:
-    """List what `hotrow.convert` converted in a model and what it did not, and why.
+    """List what `hotrow.convert` converted in a model, what it did not, and why.
 
-    Each finding names the module, the embedding or the line of code that creates a one-hot, and the
-    outcome. For an embedding, the outcome is "table" or "stays plain PyTorch". For a one-hot, the
-    outcome lists the products that were "looked up", or the operations for which it "falls back to
-    a dense one-hot". One-hots are found while the model runs, so run the model first.
+    Each finding names a module, describes an embedding or the line of code that creates a one-hot,
+    and gives the outcome. For an embedding, the outcome is "table" or "stays plain PyTorch". For a
+    one-hot, the outcome lists the products that were "looked up", or the operations for which
+    hotrow "falls back to a dense one-hot". hotrow finds one-hots while the model
+    runs, so run the model first.
 
     Args:
         model: a module, converted or not.

@@ -1,7 +1,7 @@
-"""Choose which calls of a converted model search for one-hots.
+"""Choose which calls of a converted model to search for one-hots.
 
-Until a method creates a one-hot that is large enough for a lookup, only a sample of its calls
-searches. All other calls run as in the original model.
+Until a method creates a one-hot that is large enough for a lookup, hotrow searches only a sample of
+the method's calls. All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 
-MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast
-_FIRST_CALLS, _INTERVAL = 8, 64  # the first 8 calls search, then every 64th
-_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # limits for measuring the input size
+MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast as a lookup
+_FIRST_CALLS, _INTERVAL = 8, 64  # search the first 8 calls, then every 64th
+_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unknown
 
 
 class CallSampler:
-    """Chooses the calls of one method that search for one-hots.
+    """Chooses which calls of one method to search for one-hots.
 
-    The first 8 calls search, and then every 64th call. A call also searches if its input is larger
-    than in all earlier searches, or if the size of its input is unknown.
+    hotrow searches the first 8 calls, and then every 64th call. It also searches a call if its
+    input is larger than in all earlier searches, or if the size of its input is unknown.
 
     Attributes:
-        always_searches: whether every call searches, because a call created a large one-hot.
+        always_searches: whether to search every call, because one call created a large one-hot.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class CallSampler:
         self._largest: float = 0
 
     def skips(self, args: Any, kwargs: Any) -> bool:
-        """Count a call with these arguments, and return whether it skips the search."""
+        """Count a call with these arguments, and return whether to skip the search."""
         if self.always_searches:
             return False
         self._calls += 1
         size = _input_size(args) + _input_size(kwargs.values()) if kwargs else _input_size(args)
-        size = size or math.inf  # a method without arguments gets its input elsewhere
+        size = size or math.inf  # a method without arguments gets its input from elsewhere
         searches = (
             self._calls <= _FIRST_CALLS or self._calls % _INTERVAL == 0 or size > self._largest
         )
@@ -53,7 +53,7 @@ class CallSampler:
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:
-    """Return the number of entries in all arrays, plus all integers, which may be sizes.
+    """Return the number of array entries plus the sum of all integers, which may be sizes.
 
     Returns inf if the size of a value is unknown.
     """
@@ -88,7 +88,7 @@ def saved_tensor_hook() -> Any:
 
 
 class _CallState(threading.local):
-    """The state of a thread's current call of a converted method.
+    """The state of a thread's current call to a converted method.
 
     Attributes:
         mode: "searching" for one-hots, "skipping" the search, or "" outside any call.
@@ -96,7 +96,7 @@ class _CallState(threading.local):
         saved_tensor_hook: the hook that was set when the innermost converted method began.
     """
 
-    def __init__(self) -> None:  # runs once in each thread
+    def __init__(self) -> None:  # threading.local calls this once in each thread
         self.mode = ""
         self.sampler: CallSampler | None = None
         self.saved_tensor_hook: Any = None

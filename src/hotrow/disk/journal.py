@@ -1,14 +1,14 @@
-"""Write several files atomically, with a journal.
+"""Write to several files atomically, using a journal.
 
-    1. Write all data to `journal.new`, and flush it to the disk.
-    2. Rename it to `journal`. From this point on, the save is complete.
+    1. Write all data to `journal.new`, and flush it to disk.
+    2. Rename `journal.new` to `journal`. From this point on, the save is complete.
     3. Write the data to the files, and flush them.
     4. Delete `journal`.
 
 If the process or the machine stops before step 2, the files contain the previous save. If it stops
 later, the next process that opens the folder repeats step 3 and continues with step 4.
 
-The journal contains a magic line, all writes, and the SHA-256 of all bytes before it (32 bytes).
+The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of the bytes before it.
 Each write consists of the length of the name, the offset, the length of the data, the name and the
 data.
 """
@@ -27,7 +27,7 @@ from hotrow.errors import HotrowError
 _MAGIC = b"hotrow journal 1\n"
 _HEADER = struct.Struct("<HQQ")
 
-WHOLE_FILE = (1 << 64) - 1  # the offset of data that replaces the whole file
+WHOLE_FILE = (1 << 64) - 1  # this offset means that the data replaces the whole file
 
 FileWrite = tuple[str, int, Any]  # the file name, the offset and the data
 
@@ -36,8 +36,8 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
     Raises:
-        HotrowError: the disk is full or fails. The folder contains either this save or the
-            previous one.
+        HotrowError: the disk is full, or a write fails. The folder still contains either this
+            save or the previous one.
     """
     new_journal = folder / "journal.new"
     try:
@@ -64,9 +64,9 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
 
 
 def replay_journal(folder: Path) -> bool:
-    """Apply the writes of a complete journal, at the end of a save or after a crash.
+    """Apply the writes in a complete journal, at the end of a save or after a crash.
 
-    Returns whether there was a journal.
+    Returns whether a journal existed.
     """
     journal = folder / "journal"
     if not journal.exists():
@@ -113,13 +113,13 @@ def _read_writes(journal: Path) -> Iterator[FileWrite]:
 
 
 def flush(file: Any) -> None:
-    """Flush a file to the disk."""
+    """Flush a file to disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to the disk."""
+    """Flush the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -2,7 +2,7 @@
 
 The mapping is private: the first write to a page gives the process its own copy, and the file does
 not change. Linux lists these copies in `/proc/self/pagemap` as pages in memory or swap that are not
-backed by a file. A save writes them to the file.
+backed by a file. A save writes these pages to the file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 
 PAGE = mmap.PAGESIZE
-# Reserve no memory for pages that are not written yet. Python 3.13 added the flag to mmap.
+# Reserve no memory for pages that are not written yet. Python 3.13 added this flag to `mmap`.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 DTYPE_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int32: "I32"}
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
@@ -38,7 +38,7 @@ RowBlocks = Iterable[Tensor]  # blocks of rows, in order
 def write_new(
     path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: RowBlocks = ()
 ) -> None:
-    """Write a file with one tensor; missing values are zeros that take no disk space."""
+    """Write a file with one tensor; values that are not given are zero and take no disk space."""
     size = math.prod(shape) * dtype.itemsize
     entry = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [0, size]}
     header = json.dumps({name: entry}).encode()
@@ -58,14 +58,15 @@ class MappedTensor:
     """A memory-mapped tensor from a file that `write_new` created.
 
     Raises:
-        HotrowError: `write_new` did not create the file, its size is wrong, or the system is not
-            Linux.
+        HotrowError: the file was not created by `write_new`, the file has the wrong size, or the
+            system is not Linux.
     """
 
     def __init__(self, path: Path) -> None:
         if sys.platform != "linux":
             raise HotrowError(
-                f"{path} cannot be trained on {sys.platform}: only Linux reports written pages",
+                f"{path} cannot be used for training on {sys.platform}, because only Linux "
+                "reports written pages",
                 fix="read its rows with hotrow.Embedding.from_file",
             )
         self.path = path
@@ -87,7 +88,7 @@ class MappedTensor:
         return torch.from_numpy(values.reshape(self.shape))
 
     def written_pages(self) -> NDArray[np.int64]:
-        """Return the numbers of the written pages, which may differ from the file."""
+        """Return the numbers of the pages written in memory, which may differ from the file."""
         page_count = -(-len(self.bytes) // PAGE)
         with open("/proc/self/pagemap", "rb", buffering=0) as file:
             file.seek(self.bytes.ctypes.data // PAGE * 8)
@@ -105,7 +106,7 @@ class MappedTensor:
 
 
 def _read_exactly(file: Any, count: int) -> bytes:
-    """Read the next `count` bytes; a single read may return fewer."""
+    """Read the next `count` bytes; a single `read` may return fewer bytes."""
     data = b""
     while len(data) < count:
         data += file.read(count - len(data))

@@ -53,7 +53,7 @@ def serialize_rest(rest: Any) -> bytes:
     """Serialize `rest` with `torch.save`, and check that `torch.load` can read it.
 
     Raises:
-        HotrowError: `torch.load(weights_only=True)` cannot read it.
+        HotrowError: `torch.load(weights_only=True)` cannot read the result.
     """
     buffer = io.BytesIO()
     try:

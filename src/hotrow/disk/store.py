@@ -1,7 +1,7 @@
 """A folder with one table, its optimizer state and its ledger.
 
 An open `Store` is the `backing` of its table. The optimizer creates its state in the folder's
-files. A save writes the ledger, so it doesn't need to settle stale rows.
+files. A save includes the ledger, so stale rows don't need to be settled first.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ def create(
         rows: V, at least 1.
         columns: D, at least 1.
         dtype: float32 or float64.
-        fill: a function such as `torch.nn.init.normal_`. It is called with each block of rows,
-            (n, D), in order, and writes the values in place.
+        fill: a function such as `torch.nn.init.normal_`. `create` passes it one (n, D)
+            block of rows after another, and `fill` writes the values in place.
 
     Returns:
         The open store.
 
     Raises:
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
-            positive integer, or the disk is full. No new folder is left behind.
+            positive integer, or the disk is full. After an error, no new folder remains.
 
-    Cost: the table is written once. Zeros cost nothing, because the files are sparse.
+    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse.
 
     >>> import tempfile, torch, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +86,7 @@ def create(
     folder = Path(path)
     if dtype not in (torch.float32, torch.float64):
         raise HotrowError(
-            f"dtype is {dtype}, but a table in files must be float32 or float64",
+            f"dtype is {dtype}, but a table on disk must be float32 or float64",
             fix="pass dtype=torch.float32 or torch.float64",
         )
     if not (isinstance(rows, int) and isinstance(columns, int)):
@@ -127,20 +127,20 @@ def create(
 def open(path: str | Path) -> Store:
     """Open a table's folder to train the table or to read its rows.
 
-    If a crash interrupted a save after its data was on the disk, `open` first completes the save.
+    If a crash interrupted a save whose journal was complete, `open` first finishes the save.
 
     Args:
         path: a folder that `create` created.
 
     Returns:
         The open store. To continue training, create an optimizer of the same class with the same
-        options. It continues from the saved state.
+        options. The optimizer continues from the saved state.
 
     Raises:
         HotrowError: the folder does not exist or is damaged, or it is already open, in this
             process or another one.
 
-    Cost: `open` reads no rows. It applies the journal of an interrupted save once.
+    Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once.
 
     >>> import tempfile, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -155,22 +155,22 @@ def open(path: str | Path) -> Store:
 class Store:
     """An open folder with a table; call `create` or `open` to get one.
 
-    Train the table like any other, with an optimizer of `hotrow.optim`. Use the store in a `with`
-    statement, or call `close` when you are done.
+    Train the table like any other, with an optimizer from `hotrow.optim`. Use the store in a
+    `with` statement, or call `close` when you are done.
 
     Memory: changed pages (4,096 bytes each) stay in memory until `save` writes them to the files
     and frees them. So memory use grows with the number of rows touched since the last save.
 
-    Cost of a save: it writes the changed pages, and the ledger with its scalars for each step. It
-    doesn't settle stale rows, but saves them together with the steps that they have missed.
+    Cost of a save: `save` writes the changed pages, and the ledger with its scalars for each step.
+    `save` doesn't settle stale rows, but stores them with the steps that they have missed.
 
     Reads of the whole table (`layer.state_dict()`, `layer.weight.norm()`) and of the whole
-    optimizer state (`optimizer.state_dict()`) settle every row. They need memory for all rows that
-    change.
+    optimizer state (`optimizer.state_dict()`) settle every row. Such reads need memory for all rows
+    that change.
 
     Attributes:
         layer: a `hotrow.Embedding` with the table.
-        rest: the `rest` of the last save, or None.
+        rest: the `rest` argument of the last save, or None.
         folder: the path of the folder.
 
     >>> import tempfile, hotrow
@@ -226,7 +226,7 @@ class Store:
     def close(self) -> None:
         """Release the folder, so that another process can open it.
 
-        Changes since the last save are lost. Do not use the table afterwards.
+        Changes since the last save are lost. Do not use the table after you close the store.
         """
         self._is_open = False
         self._lock.release()
@@ -286,9 +286,10 @@ class Store:
                 able to write it, and `torch.load(weights_only=True)` to read it.
 
         Raises:
-            HotrowError: the disk is full or fails, the store is closed, the table no longer uses
-                the memory of the files, or `rest` cannot be read again. The folder contains
-                either the previous save or this one, and the changes are still in memory.
+            HotrowError: the disk is full, a write fails, the store is closed, the table no longer
+                uses the memory-mapped files, or `torch.load` cannot read `rest`. After an error,
+                the folder contains either the previous save or this one, and the changes are
+                still in memory.
 
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
@@ -315,7 +316,7 @@ class Store:
         is_mapped = current.data_ptr() == mapped.data_ptr() and current.dtype == mapped.dtype
         if not is_mapped or current.shape != mapped.shape:
             raise HotrowError(
-                f"the table of {self.folder} no longer uses the memory of its files, for example "
+                f"the table of {self.folder} no longer uses its memory-mapped files, for example "
                 "after layer.double() or an assignment to weight.data",
                 fix="copy the values into the original table: weight.copy_(...) in no_grad",
             )
@@ -328,13 +329,13 @@ class Store:
         yield REST_FILE, WHOLE_FILE, rest
 
     def _describe_run(self) -> Run:
-        """Return the run so far: the steps that rows may have missed, and the options."""
+        """Describe the training run: the steps that rows may have missed, and the options."""
         lag = self.table.lag
         if not isinstance(lag, RowLag):
             if self._state_files:
                 raise HotrowError(
-                    "the optimizer state cannot be saved: all rows are settled and the optimizer "
-                    "has closed its ledger, for example in state_dict()",
+                    "the optimizer state cannot be saved, because the optimizer has settled all "
+                    "rows and closed its ledger, for example in state_dict()",
                     fix="run an optimizer step before you save",
                 )
             return {}
@@ -352,7 +353,7 @@ class Store:
         }
 
     def _resume(self) -> None:
-        """Restore the lag that was saved with the table."""
+        """Restore the `RowLag` that was saved with the table."""
         run = self._run
         group: ParamGroup = {
             key: tuple(value) if isinstance(value, list) else value

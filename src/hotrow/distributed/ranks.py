@@ -1,11 +1,11 @@
-"""Collectives whose sizes can differ between ranks, and whose errors are raised on all ranks.
+"""Collectives whose data sizes can differ between ranks, and whose errors reach all ranks.
 
 An exchange starts with a header of two numbers for each rank: a code for the operation, and the
 number of rows that follow. A rank with an error sends the code `FAILED`. A rank that receives
-`FAILED` or the code of another operation raises an error. So no rank waits for data that is never
-sent.
+`FAILED` or the code of another operation raises an error. As a result, no rank waits for data
+that is never sent.
 
-With W ranks, each rank sends headers of 16 (W - 1) bytes.
+With W ranks, each rank sends a 16-byte header to each of the W - 1 other ranks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Ranks:
         return [value for value, _ in answers]
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
-        """Return the norm over all ranks, given the norm of this rank's part."""
+        """Return the norm of a tensor that is split over the ranks, given this rank's norm."""
         if math.isinf(order):
             dist.all_reduce(local_norm, dist.ReduceOp.MAX, group=self.group)
             return local_norm
@@ -89,7 +89,7 @@ class Ranks:
         return list(received_counts)
 
     def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
-        """Raise the failure of a rank, or an error that lists the ranks' different operations."""
+        """Raise the error of a rank that failed, or list the different operations of the ranks."""
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(
@@ -138,7 +138,7 @@ class Ranks:
         return results
 
     def all_gather_rows(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
-        """Gather the rows of all ranks on every rank; rank r has `counts[r]` rows.
+        """Gather the rows of all ranks on every rank; rank r contributes `counts[r]` rows.
 
         Returns:
             For each tensor, the rows of all ranks, ordered by rank.
@@ -192,8 +192,8 @@ class AllToAll(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of `rows`, divided by the number of ranks before they are summed.
 
-        DistributedDataParallel also divides before it sums. If no rank uses an output, the gradient
-        of its rows is None, so the optimizer skips the table.
+        DistributedDataParallel also divides gradients before it sums them. If no rank uses an
+        output, the gradient of the corresponding rows is None, so the optimizer skips the table.
 
         Raises:
             HotrowError: on every rank, if the ranks run the backward passes of different exchanges.

@@ -1,8 +1,8 @@
 """Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
 
-Before a lookup, the ranks check that all of them run it. Its backward pass exchanges the gradients
-of the touched rows. If one rank settles all rows, the other ranks settle theirs before the next
-step.
+Before a lookup, the ranks check that all of them make the same lookup. The backward pass exchanges
+the gradients of the touched rows. If one rank settles all its rows, the other ranks settle theirs
+before the next step.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 def replicate(model: _M, mesh: DeviceMesh) -> _M:
-    """Keep a copy of each table on every rank of a mesh, with all copies equal bit for bit.
+    """Keep a copy of each table on every rank of a mesh, and keep all copies bitwise equal.
 
-    Use the model as `DistributedDataParallel(replicate(model, mesh))`. DistributedDataParallel
+    Wrap the model as `DistributedDataParallel(replicate(model, mesh))`. DistributedDataParallel
     trains the dense parameters and ignores the tables. With W ranks, the gradient of a lookup is::
 
         gradient = gradient_0 / W + ... + gradient_(W - 1) / W
 
-    DistributedDataParallel computes the same average. Here, the ranks send only the rows that their
-    batches touch, and add them in rank order.
+    DistributedDataParallel computes the same average. With `replicate`, the ranks send only the
+    gradients of the rows that their batches touch, and add these gradients in rank order.
 
-    All copies have the same bits after every step. If a read settles all rows on one rank, for
+    All copies are bitwise equal after every step. If a read settles all rows on one rank, for
     example for a checkpoint, the other ranks settle theirs before the next step.
 
     Every rank must make the same lookups, with an empty batch if it has no data. If one rank has an
@@ -60,11 +60,11 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
 
     Raises:
         HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
-            table has `max_norm` or `scale_grad_by_freq` or is in files, or the mesh has more than
+            table has `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has more than
             one dimension.
 
-    Cost: for each lookup, each rank sends its distinct rows and their ids to the W - 1 other ranks,
-    and two 16-byte headers to each of them. A step sends 16 more bytes for each table.
+    Cost: for each lookup, each rank sends the gradients and ids of its distinct rows, and two
+    16-byte headers, to each of the W - 1 other ranks. A step sends 16 more bytes for each table.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 
@@ -114,7 +114,7 @@ class _Replicas:
     ranks: Ranks
 
     def source(self, table: Tensor) -> Tensor:
-        """Return a stand-in for the table, with a gradient that is gathered from all ranks."""
+        """Return a stand-in for the table, whose gradient is gathered from all ranks."""
         source: Tensor = MapGradient.apply(table, self._gather)  # type: ignore[no-untyped-call]
         return source
 
@@ -129,7 +129,7 @@ class _Replicas:
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
-        """Check that every rank makes this lookup with a gradient, or raise on every rank."""
+        """Check that every rank makes this lookup for training; otherwise, raise on every rank."""
         check_ddp_ignores(table, self.path)
         operation = f"look up ids in {self.path} for training"
         self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)
@@ -141,9 +141,9 @@ class _Replicas:
         raise error
 
     def settle_together(self, table: Table) -> None:
-        """Settle all rows, or close the lag, if another rank has done so since the last step.
+        """Settle all rows, or close the `RowLag`, if another rank did so after the last step.
 
-        All ranks had equal rows after that step, so settling makes them equal again.
+        All ranks had equal rows after the last step, so settling makes the rows equal again.
         """
         lag_ended, is_settled = table.lag is None, not table.has_stale_rows
         flags = torch.tensor([lag_ended, is_settled], dtype=torch.int64, device=self.ranks.device)

@@ -31,8 +31,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     have fewer rows, or none. This is the layout of DTensor's `Shard(0)`.
 
     A lookup sends each distinct id of the batch to the rank that has its row, and receives the row.
-    The backward pass sends the gradients the same way, one for each distinct id, divided by W as in
-    DistributedDataParallel. The result of a step equals that of a single process that adds the
+    The backward pass sends one gradient for each distinct id back to that rank, divided by W as in
+    DistributedDataParallel. A step gives the same result as in a single process that adds the
     gradients of the ranks' batches in rank order.
 
     Call `shard` before you create the optimizer and before you pass the same module to
@@ -40,17 +40,17 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     tables.
 
     In `state_dict()`, a table and its optimizer state are DTensors. `torch.distributed.checkpoint`
-    can save them with one number of ranks and load them with another, or in one process. You can
-    also load a state dict with whole tables, from which each rank takes its rows.
+    can save DTensors on one number of ranks and load them on another, or in a single process. You
+    can also load a state dict that contains whole tables; each rank then takes its own rows.
 
     Every rank must make the same lookups, with an empty batch if it has no data. A direct read of a
     table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
-    gradient includes all ranks, so `clip_grad_norm_` clips as in a single process. Every rank must
-    call it.
+    table's gradient covers the rows of all ranks, so `clip_grad_norm_` clips as in a single
+    process. Every rank must call `clip_grad_norm_`.
 
     Args:
         model: a model converted by `hotrow.convert`; changed in place. Every rank must pass the
-            same model, for example one created with the same seed. If the model is on the "meta"
+            same model, for example by creating it with the same seed. If the model is on the "meta"
             device, each rank initializes its rows with `reset_parameters`.
         mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
             To replicate each shard, call `hotrow.distributed.replicate` with another dimension of
@@ -61,7 +61,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
     Raises:
         HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
-            table has `scale_grad_by_freq` or is in files, or the mesh has more than one dimension.
+            table has `scale_grad_by_freq` or is on disk, or the mesh has more than one dimension.
 
     Cost: each rank copies its own rows and frees the others. See docs/scale.md for the cost of a
     step.
@@ -118,7 +118,7 @@ def _split_table(
 
 
 def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:
-    """Initialize the rows of this rank; with the same seed, each rank gets different values."""
+    """Initialize the rows of this rank; ranks with the same seed get different values."""
     seed = int(torch.randint(2**62, ())) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
     with torch.random.fork_rng(devices=[] if module.weight.is_cpu else None):
@@ -133,8 +133,8 @@ def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> 
 def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     """Look up ids in several sharded embeddings with one exchange, instead of one per embedding.
 
-    The backward pass also sends all gradients in one exchange. The results equal those of separate
-    calls.
+    The backward pass also sends all gradients in one exchange. The results are the same as
+    with separate calls.
 
     Args:
         pairs: (layer, ids) pairs. The layers' tables must be sharded over the same mesh. The ids
@@ -147,7 +147,8 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
         HotrowError: a table is not sharded, or the meshes differ. If an id on any rank is invalid,
             the error is raised on every rank.
 
-    Cost: the same data as separate calls, in five messages to each rank instead of four per layer.
+    Cost: `look_up` sends the same data as separate calls, but in five messages to each rank instead
+    of four per layer.
 
     Source: the all-to-all exchange of embedding lookups in https://arxiv.org/abs/1906.00091.
 
@@ -176,7 +177,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     ]
     if len({request.shards.mesh for request in requests}) > 1:
         raise HotrowError(
-            "the tables are sharded over different meshes", fix="call look_up once per mesh"
+            "the tables are sharded over different meshes", fix="call look_up for each mesh"
         )
     results = fetch(requests) if requests else []
     return [F.embedding(inverse, rows) for _, inverse, rows in results]
@@ -185,7 +186,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
 def _save_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any]
 ) -> None:
-    """Replace a sharded table with a DTensor; this hook runs after `state_dict`."""
+    """Replace a sharded table in a new state dict with a DTensor."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and state_dict[name] is not table:
         state_dict[name] = table.shards.to_global(state_dict[name])
@@ -194,7 +195,7 @@ def _save_hook(
 def _load_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
 ) -> None:
-    """Extract this rank's rows from a whole table or a DTensor; runs before `load_state_dict`."""
+    """Before loading, replace a whole table or a DTensor with the rows of this rank."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and name in state_dict:
         count, rows = len(state_dict[name]), table.shards.rows

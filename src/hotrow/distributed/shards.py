@@ -31,7 +31,7 @@ class Shards:
 
     @property
     def rows_per_rank(self) -> int:
-        """C, the number of rows on each rank; the last ranks may have fewer."""
+        """C, the number of rows on each rank; the last ranks may have fewer rows."""
         return max(1, -(-self.rows // self.ranks.count))
 
     @property
@@ -57,7 +57,7 @@ class Shards:
         return value[self.local_slice] if len(value) == self.rows else value
 
     def source(self, table: Tensor) -> Tensor:
-        """Return a stand-in for the table, with a gradient that refers to the other ranks."""
+        """Return a stand-in for the table, whose gradient refers to the other ranks."""
         source: Tensor = MapGradient.apply(table, self._mark_gradient)  # type: ignore[no-untyped-call]
         return source
 
@@ -81,7 +81,7 @@ class Shards:
         max_norm: float | None,
         norm_type: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
+        """Return the distinct ids (R,), each id's position among them, and their rows (R, D)."""
         return fetch([LookUpRequest(table, ids, padding_idx, max_norm, norm_type)])[0]
 
 
@@ -103,7 +103,7 @@ class LookUpRequest:
         return shards
 
     def look_up_locally(self, ids: Tensor) -> Tensor:
-        """Return the rows of this rank at `ids`, which count from its first row."""
+        """Return the rows of this rank at `ids`, which are relative to the rank's first row."""
         padding, shards = self.padding_idx, self.shards
         local = shards.local_slice
         if padding is not None:
@@ -126,7 +126,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
     distinct_ids: list[tuple[Tensor, Tensor]] = []
     for request in requests:
         check_ddp_ignores(request.table, request.shards.path)
-    send_counts = [[0] * ranks.count for _ in requests]  # distinct-id counts by table and rank
+    send_counts = [[0] * ranks.count for _ in requests]  # counts of distinct ids by table and rank
     try:
         for i, request in enumerate(requests):
             ids = check_ids(request.ids, request.shards.rows, "input", refused_encoding="")
@@ -156,7 +156,7 @@ def _exchange_counts(
     tables: Sequence[Table],
     failure: HotrowError | None,
 ) -> list[int]:
-    """Run `Ranks.exchange_counts`; on an error, also raise it on the replicas of these shards.
+    """Run `Ranks.exchange_counts`; also raise its errors on the replicas of these shards.
 
     The replicas have the same rows of the tables and make the same lookup at the same time.
     """
@@ -164,7 +164,8 @@ def _exchange_counts(
         return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards reach this point. Replicas wait if any rank needs a gradient.
+        # All ranks of these shards reach this point. If any of them needs a gradient, the replicas
+        # wait for an exchange.
         if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)
@@ -184,7 +185,7 @@ def _send_ids(
     send_counts: list[list[int]],
     received_totals: Sequence[int],
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of its rows, counted from its first row.
+    """Send each rank the ids of its rows, relative to the rank's first row.
 
     Returns:
         For each table, the ids that this rank receives, and the number of ids from each rank.

@@ -24,7 +24,7 @@ TableModules = dict[str, list[nn.Embedding | nn.EmbeddingBag]]
 
 
 def _find_tables(model: nn.Module, operation: str) -> TableModules:
-    """Return the modules that use each table, keyed by the path of the first one."""
+    """Return the modules that use each table, keyed by the path of the first module."""
     if isinstance(model, DistributedDataParallel):
         raise HotrowError(
             f"the model is wrapped in DistributedDataParallel, but {operation} must come first, so "
@@ -116,7 +116,8 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
 def _make_ranks(mesh: Any, operation: str) -> Ranks:
     """Return the ranks of a one-dimensional mesh, in a new process group.
 
-    A lookup uses the new group, because DistributedDataParallel may be using the mesh's group.
+    A lookup uses the new group, because DistributedDataParallel may be using the mesh's group at
+    the same time.
     """
     if not isinstance(mesh, DeviceMesh):
         raise HotrowError(
@@ -146,12 +147,12 @@ def _first_difference(first: list[str], other: list[str]) -> tuple[str, str]:
 
 
 def exclude_tables_from_ddp(model: nn.Module) -> None:
-    """Make a later DistributedDataParallel ignore the tables."""
+    """Make any DistributedDataParallel that wraps the model later ignore the tables."""
     names = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(parameter, Table) and parameter.spans_processes:
-                # For the model's own parameters, torch checks both forms of the name.
+                # torch checks the names of the model's own parameters with and without a dot.
                 names |= {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         model, sorted(names)
@@ -159,9 +160,9 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
 
 
 def table_in_files(path: str) -> HotrowError:
-    """Return the error for a table of `hotrow.disk`, which only one process can open."""
+    """Return the error for a table from `hotrow.disk`, which only one process can open."""
     return HotrowError(
-        f"{path}.weight is in files, which only one process can open",
+        f"{path}.weight is stored in files that only one process can open",
         fix="shard or replicate a table in memory, or leave this one out of the model",
     )
 
@@ -173,7 +174,7 @@ def refuse_assignment(
     local_metadata: dict[str, Any],
     *others: Any,
 ) -> None:
-    """Raise if `load_state_dict` would replace the table; this hook runs before it."""
+    """Raise an error if `load_state_dict` is about to replace the table."""
     if f"{prefix}weight" in state_dict and local_metadata.get("assign_to_params_buffers"):
         raise HotrowError(
             f"load_state_dict(assign=True) would replace the table {prefix}weight, which is "
@@ -185,7 +186,8 @@ def refuse_assignment(
 def check_ddp_ignores(table: Table, path: str) -> None:
     """Raise if the active DistributedDataParallel does not ignore the table.
 
-    It ignores only parameters that are listed on the module that it wraps, not on inner modules.
+    DistributedDataParallel ignores only parameters that are listed on the module that it wraps, not
+    on inner modules.
     """
     wrapper = DistributedDataParallel._active_ddp_module
     if wrapper is not None and any(parameter is table for parameter in wrapper._module_parameters):
@@ -198,11 +200,11 @@ def check_ddp_ignores(table: Table, path: str) -> None:
 
 
 class MapGradient(torch.autograd.Function):
-    """A stand-in for a table; `function` maps its gradient to the gradient of the table."""
+    """A stand-in for a table; `function` maps the stand-in's gradient to the table's gradient."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, function: Callable[[RowGradient], RowGradient]) -> Tensor:
-        """Return a tensor of the table's shape that stores one value, in separate memory."""
+        """Return a tensor with the table's shape that stores one value, in its own memory."""
         ctx.set_materialize_grads(False)
         ctx.function = function
         return table.new_empty(()).expand(table.shape)

@@ -1,10 +1,10 @@
 """The gradient of a one-hot itself, which flows through a proxy.
 
 A proxy is a tensor of zeros that has the one-hot's shape but takes almost no memory. A one-hot that
-requires grad has a proxy. Each one-hot derived from it has a proxy that autograd connects to the
-first proxy. A rule with a gradient is a linear operation, so its backward pass is the same for the
-zeros as for the values. No tensor of size V is allocated before the backward pass, which returns a
-(..., V) gradient.
+requires grad has a proxy. Each one-hot derived from such a one-hot has a proxy that autograd
+connects to the original proxy. Every rule with a gradient is a linear operation, so its backward
+pass is the same for the zeros as for the actual values. No tensor of size V is allocated before the
+backward pass, which returns a (..., V) gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros of these sizes that take the memory of a single entry."""
+    """Return zeros of these sizes that use the memory of only a single entry."""
     return torch.zeros((), dtype=dtype, device=device).expand(tuple(sizes))
 
 
@@ -26,7 +26,7 @@ class LeafProxy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return zeros of the shape of x."""
+        """Return zeros with the shape of x."""
         return expanded_zeros(x.shape, x.dtype, x.device)
 
     @staticmethod
@@ -36,7 +36,7 @@ class LeafProxy(torch.autograd.Function):
 
 
 class _TransformedProxy(torch.autograd.Function):
-    """The result of `transform` on zeros, which is zeros, with the backward pass of `transform`."""
+    """Zeros that stand for the result of `transform` and use the backward pass of `transform`."""
 
     @staticmethod
     def forward(

@@ -15,7 +15,8 @@ class Field:
     """Columns in which each row is the sum of a few one-hots.
 
     Attributes:
-        ids: (*batch, K) int64, in 0..width-1; K = 1 for a one-hot, more for a bag, 0 for zeros.
+        ids: (*batch, K) int64, from 0 to width - 1. K is 1 for a one-hot, larger for a bag, and 0
+            for zeros.
         weights: (*batch, K), the factor of each one-hot; None if all factors are 1.
         width: the number of columns.
     """
@@ -25,7 +26,7 @@ class Field:
     width: int
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> Field:
-        """Apply `transform` to ids and weights; `transform` must keep their last axis."""
+        """Apply `transform`, which must keep the last axis, to the ids and the weights."""
         weights = None if self.weights is None else transform(self.weights)
         return Field(transform(self.ids), weights, self.width)
 
@@ -67,7 +68,7 @@ class DenseColumns:
         return self.values.shape[-1]
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> DenseColumns:
-        """Apply `transform` to the values; `transform` must keep their last axis."""
+        """Apply `transform`, which must keep the last axis, to the values."""
         return DenseColumns(transform(self.values))
 
     def to(self, dtype: torch.dtype, device: torch.device | None) -> DenseColumns:
@@ -83,12 +84,12 @@ Part = Field | DenseColumns
 
 
 def batch_tensor(part: Part) -> Tensor:
-    """Return a tensor of the part whose leading axes are the batch axes."""
+    """Return the part's ids or values; their leading axes are the batch axes."""
     return part.ids if isinstance(part, Field) else part.values
 
 
 def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Return the tensors of the parts, and the layout from which `unflatten` rebuilds them."""
+    """Return the tensors of the parts, and the layout from which `unflatten` rebuilds the parts."""
     tensors: list[Tensor] = []
     layout: list[tuple[int, bool] | None] = []
     for part in parts:
@@ -116,7 +117,7 @@ def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
 
 
 def merge_fields(parts: Iterable[Part]) -> list[Part]:
-    """Merge neighboring fields into one field, whose ids count from its first column."""
+    """Merge neighboring fields into one field; its ids are relative to its first column."""
     result: list[Part] = []
     for part in parts:
         previous = result[-1] if result else None
@@ -131,6 +132,6 @@ def merge_fields(parts: Iterable[Part]) -> list[Part]:
 
 
 def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
-    """Return each field's weights, or ones if it has none; None if no field has weights."""
+    """Return the weights of each field, by default ones, or None if no field has weights."""
     first = next((field.weights for field in fields if field.weights is not None), None)
     return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]

@@ -1,9 +1,10 @@
 """The registry of rules, which run torch functions on a one-hot without materializing it.
 
 `RuleTensor` is the base class of tensors whose operations go through this registry; `OneHot` is its
-only subclass. A rule returns torch's result for the dense tensor, or NotImplemented. If there is no
-rule, or the rule returns NotImplemented, the tensor is materialized and torch runs on it. The rules
-are in `rules/`, which imports `OneHot`. This module must not import it.
+only subclass. A rule returns the result that torch gives for the dense tensor, or NotImplemented.
+If there is no rule, or the rule returns NotImplemented, the tensor is materialized and torch runs
+on the dense tensor. The rules are in `rules/`, which imports `OneHot`. This module must not import
+`OneHot`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 USE_TORCH = object()  # rules return this for products so small that torch is as fast
 
-# Functions that don't read any values.
+# Functions that don't read the tensor's values.
 _METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
 
 
@@ -46,12 +47,12 @@ class RuleTensor(Tensor):
 
     @property
     def is_modified(self) -> bool:
-        """Whether an in-place write changed the tensor, which may no longer be a one-hot."""
+        """True if an in-place write changed the tensor, which may no longer be a one-hot."""
         raise NotImplementedError
 
     @property
     def needs_grad(self) -> bool:
-        """Whether this tensor, or any of its weights or dense columns, requires grad."""
+        """True if this tensor, or any of its weights or dense columns, requires grad."""
         raise NotImplementedError
 
     def materialize(self, permanent: bool = False) -> Tensor:
@@ -83,10 +84,10 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
-    """Run torch's function on the materialized tensors. An in-place write returns the one-hot.
+    """Run torch's function on the materialized tensors.
 
-    The origins record why a one-hot was materialized. With `too_small`, the reason is that the
-    product is small. Otherwise, no rule applied.
+    An in-place operation returns the one-hot itself. The one-hot's origins record why it was
+    materialized: with `too_small`, because the product is small, otherwise because no rule applied.
     """
     if is_compiling():
         return func(*_materialized(args), **_materialized(kwargs))
@@ -133,7 +134,7 @@ def _is_modified(x: Any) -> bool:
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register a rule, which is called with one of these functions and its arguments."""
+    """Register a rule, which receives one of these functions and the function's arguments."""
 
     def register(body: Rule) -> Rule:
         parameters = inspect.signature(body).parameters
@@ -161,7 +162,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def overloads(*names: str) -> list[Any]:
-    """Return the torch function and the tensor method with each name, if they exist."""
+    """Return the torch function and the `Tensor` method with each name, if they exist."""
     namespaces = torch, Tensor
     return [getattr(space, name) for name in names for space in namespaces if hasattr(space, name)]
 

@@ -1,4 +1,4 @@
-"""Build the result of an operation on a one-hot, as a one-hot with new parts.
+"""Build the result of an operation on a one-hot: another one-hot with new parts.
 
 To get the shape, strides and dtype of the result, torch runs the operation on a meta tensor.
 """
@@ -21,12 +21,12 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def meta_tensor(x: OneHot) -> Tensor:
-    """Return a meta tensor like x, on which torch can compute a result's shape or raise."""
+    """Return a meta tensor like x, on which torch computes a result's shape or raises an error."""
     return empty_meta(x.sizes, x.strides, x.cached_dtype)
 
 
 def empty_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
-    """Return a meta tensor of these sizes and strides; callers must not modify it."""
+    """Return a meta tensor with these sizes and strides; callers must not modify it."""
     if is_compiling():  # sizes may be symbolic
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return _cached_meta(sizes, strides, dtype)
@@ -60,14 +60,14 @@ def derive(
 
 
 def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> OneHot:
-    """Apply `transform` to ids, weights and columns; return a view of x if torch does."""
+    """Apply `transform` to the tensors of all parts; return a view of x if torch does."""
     return derive_view(x, [part.map(transform) for part in x.parts], out, transform, view)
 
 
 def derive_view(
     x: OneHot, parts: Sequence[Part], out: Tensor, transform: Transform, view: Transform
 ) -> OneHot:
-    """Do the same as `derive`, but if `out` is a view, return a view of x made by `view`."""
+    """Call `derive`; if `out` is a view, make the result a view of x that `view` creates."""
     result = derive(x, parts, out, transform)
     if out._is_view():
         x.has_views, result._parent = True, (x, view)

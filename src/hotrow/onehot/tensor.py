@@ -22,21 +22,21 @@ from hotrow.onehot.registry import RuleTensor
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """Raised for an id without a column. Like the error of `F.one_hot`, it is a RuntimeError."""
+    """An id has no column. Like the error that `F.one_hot` raises, this is a RuntimeError."""
 
 
 class OneHot(RuleTensor):
-    """A (*batch, C) tensor made of parts, side by side along the class axis.
+    """A (*batch, C) tensor that consists of parts side by side along the class axis.
 
     Operations with a rule work on the parts. Any other operation materializes the dense tensor
     once and caches it. In-place writes to the dense tensor change this tensor and its views, as in
     torch.
 
     Attributes:
-        sizes: its shape, cached because `shape` of a tensor subclass is slow to read.
-        strides: its strides, cached.
-        cached_dtype: its dtype.
-        cached_device: its device.
+        sizes: the tensor's shape, cached because reading `shape` of a tensor subclass is slow.
+        strides: the tensor's strides, cached.
+        cached_dtype: the tensor's dtype.
+        cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
         has_views: whether this tensor may have views.
 
@@ -55,7 +55,7 @@ class OneHot(RuleTensor):
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor] | None
-    _dense_version: int | None  # of `_dense` while it equals the parts; None if it may differ
+    _dense_version: int | None  # at which `_dense` equals the parts; None if it may differ
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -98,7 +98,7 @@ class OneHot(RuleTensor):
 
     @property
     def grad_proxy(self) -> Tensor | None:
-        """Zeros of this shape if the one-hot itself needs a gradient, otherwise None."""
+        """Zeros of the one-hot's shape if the one-hot needs a gradient, otherwise None."""
         if self.is_modified:
             return None
         if self.is_grad_leaf:
@@ -112,7 +112,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_modified(self) -> bool:
-        """Whether an in-place write changed the tensor, which may no longer be a one-hot."""
+        """True if an in-place write changed the tensor, which may no longer be a one-hot."""
         dense = self._dense
         if dense is not None and (
             self._dense_version is None or dense._version != self._dense_version
@@ -122,7 +122,7 @@ class OneHot(RuleTensor):
 
     @property
     def needs_grad(self) -> bool:
-        """Whether this tensor, or any of its weights or dense columns, requires grad."""
+        """True if this tensor, or any of its weights or dense columns, requires grad."""
         if self.is_grad_leaf:
             return True
         tensors = flatten(self._parts)[0]
@@ -131,10 +131,10 @@ class OneHot(RuleTensor):
         return any(tensor.requires_grad for tensor in tensors)
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """Return the dense tensor that this tensor represents; always the same object.
+        """Return the dense tensor that this tensor represents; every call returns the same object.
 
-        Writing to the dense tensor also changes this tensor, and the tensor that it is a view of.
-        With `permanent`, the dense tensor replaces the parts from now on, even without a write.
+        Writing to the dense tensor also changes this tensor and, if this tensor is a view, its
+        parent. With `permanent`, the dense tensor replaces the parts, even without a write.
         """
         if is_compiling():
             return self._compute_dense()
@@ -204,16 +204,16 @@ def one_hot(
     """Encode ids as a one-hot tensor that stores only the ids.
 
     The result equals `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
-    otherwise 0. Multiplying it by a table looks up the table's rows.
+    otherwise 0. Multiplying the one-hot by a table looks up the table's rows.
 
     These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
     reshaping, indexing and stacking along the batch, sums over a batch axis, scaling, `@`,
     `linear`, simple `einsum` calls, `bilinear` and `argmax`. Any other operation, or a `torch.func`
     transform, falls back to the dense one-hot and gives torch's result.
 
-    A product differs from the dense product in three cases. A sum of several rows is equal within
-    rounding. An inf or NaN in a row that no id selects does not spread. A zero may have the
-    opposite sign.
+    A product differs from the dense product in three cases. A sum of several rows is equal only
+    within rounding. An inf or NaN in a row that no id selects does not affect the product. A zero
+    may have the opposite sign.
 
     Args:
         ids: integers of any shape.
@@ -230,7 +230,8 @@ def one_hot(
             `RuntimeError`.
         HotrowError: `ids` does not contain integers.
 
-    Cost: one pass over the ids. The one-hot takes only the memory of the ids until a fallback.
+    Cost: one pass over the ids. The one-hot stores only the ids, until an operation falls back to
+    the dense one-hot.
 
     >>> x = one_hot([2, 0], 3, torch.float32)
     >>> x
@@ -245,7 +246,7 @@ def one_hot(
     ids = as_ids(ids).long()
     if num_classes == -1 and ids.numel():
         num_classes = max(int(ids.max()) + 1, 1)
-    if torch._C._are_functorch_transforms_active():  # transforms can't see the parts
+    if torch._C._are_functorch_transforms_active():  # torch.func can't transform a one-hot's parts
         result = F.one_hot(check_ids(ids, num_classes, refused_encoding=""), num_classes)
         result = result.to(dtype or torch.int64)
     else:
@@ -271,7 +272,7 @@ def encode(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
 
 
 def encode_or_none(ids: Tensor, classes: int) -> OneHot | None:
-    """Return `F.one_hot(ids, classes)` as a `OneHot`, or None if torch must run or raise."""
+    """Return `F.one_hot(ids, classes)` as a `OneHot`, or None to leave the call to torch."""
     if ids.dtype != torch.int64 or ids.is_meta or ids.is_nested:
         return None
     if classes == -1:

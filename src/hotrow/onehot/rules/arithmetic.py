@@ -24,7 +24,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if func.__name__ == "mean" and not (
         x.cached_dtype.is_floating_point or x.cached_dtype.is_complex
     ):
-        return NotImplemented  # torch raises a different error on the meta device
+        return NotImplemented  # on the meta device, torch would raise another error
     out = func(meta_tensor(x), dim, keepdim)
     count = len(x.sizes)
     dims = sorted(d % count for d in dims)
@@ -104,7 +104,7 @@ def _(func: Any, x: Any, other: Any = -1, **kwargs: Any) -> Any:
 
 
 def _keeps_zeros(other: Any, dtype: torch.dtype, divides: bool) -> bool:
-    """Return whether scaling by `other` leaves zeros at zero; assumed under `torch.compile`."""
+    """Return whether scaling by `other` keeps zeros zero; assume so under `torch.compile`."""
     if not isinstance(other, Tensor):
         other = torch.tensor(other, dtype=dtype)
     elif is_compiling():

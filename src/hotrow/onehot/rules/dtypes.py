@@ -84,11 +84,11 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
 
 
 def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
-    """Return whether casting the part's tensors equals casting its dense columns."""
+    """Return whether casting the part's tensors gives the same values as casting its columns."""
     if dtype == torch.bool or dtype.is_complex:
         return False
     if isinstance(part, DenseColumns) or part.ids.shape[-1] == 1:
         return True
-    # Repeated ids add up, except in a bool. In 8 bits, the sum can overflow.
+    # Repeated ids add up, except in a bool tensor. In an 8-bit dtype, the sum can overflow.
     exact = part.weights is None and part.ids.shape[-1] <= _EXACT_COUNTS
     return exact and source != torch.bool and dtype not in (torch.uint8, torch.int8)

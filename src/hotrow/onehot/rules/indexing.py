@@ -51,7 +51,7 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Slice along the class axis, if all cuts lie between parts."""
+    """Slice along the class axis, if every slice consists of whole parts."""
     if func.__name__ not in ("narrow", "split", "chunk"):
         return NotImplemented
     widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
@@ -69,7 +69,7 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
 
 
 def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
-    """Return columns start..stop-1, or None if a cut lies inside a part."""
+    """Return columns start to stop - 1, or None if they don't consist of whole parts."""
     offset, chosen = 0, []
     for part in x.parts:
         if start <= offset and offset + part.width <= stop and part.width:

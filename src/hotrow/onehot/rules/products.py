@@ -33,7 +33,7 @@ class _AddProxyProduct(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients.
 
-        The weight's gradient comes from the lookup. Here, it is zero, but differentiable.
+        The lookup computes the weight's gradient. This function adds only a differentiable zero.
         """
         proxy, weight = ctx.saved_tensors
         if torch.is_grad_enabled() and not ctx.is_plain:
@@ -106,7 +106,7 @@ def _row_slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
 
 
 def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
-    """Return `product` plus the bias, or NotImplemented if torch must compute it or raise."""
+    """Return `product` plus the bias, or NotImplemented to leave the operation to torch."""
     if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not isinstance(weight, Tensor):
         return NotImplemented
     device = x.cached_device

@@ -71,7 +71,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *args, **kwargs)
     count = len(x.sizes)
-    # Each axis has its index as its stride, so the result's strides are the new axis order.
+    # The stride of each axis is its index, so the result's strides are the new axis order.
     numbered = torch.empty_strided([1] * count, [*range(count)], device="meta")
     order = func(numbered, *args, **kwargs).stride()
     if order[-1] != count - 1:
