@@ -5,18 +5,18 @@ suite.py         run workloads in sequence, each in its own process
 workloads.py     all workloads by name, and the suites
 workload.py      interface of a workload
 tables.py        workloads that train one table, measured by hotrow.bench
-goals.py         goals of table workloads, and whether a record meets them
+goals.py         set goals for table workloads, and check whether a record meets them
 registry.py      all peers by name
 fbgemm_peers.py  FBGEMM's table-batched embedding as a peer
 jax_peers.py     JAX peers
 models.py        workloads that train a whole model, before and after `convert`
-networks.py      models that models.py measures
+networks.py      the models that models.py measures
 startup.py       workload for the startup time of a program
 record_files.py  read and write records as JSON files, with commit and machine
 report.py        format a record as text
 plots.py         draw charts of records
 page.py          write docs/performance.md from records/ and performance.md
 sameness.py      write docs/sameness.md, which compares every optimizer's step with torch's
-scale.py         write docs/scale.md: network traffic and tables on disk
+scale.py         measure network traffic and tables on disk, and write docs/scale.md
 explanation.py   train the models in docs/explanation and draw their figures
 """

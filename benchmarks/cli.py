@@ -33,8 +33,8 @@ RAN, FAILED = 0, 1
 # Click doesn't rewrap a paragraph that follows a line with only \b.
 HELP = """Run the workloads of docs/performance.md.
 
-Each workload first compares hotrow's rows with dense training. Then it times hotrow and its peers
-(torch, FBGEMM and JAX) in turns in one process, each with its fastest settings. If a peer is not
+Each workload first compares hotrow's rows with dense training. Then it times hotrow, torch,
+FBGEMM and JAX in turns in one process. Each library uses its fastest settings. If a library is not
 installed, the report shows the install command.
 
 \b

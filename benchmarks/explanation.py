@@ -3,7 +3,8 @@
     python -m benchmarks.explanation [--docs docs/explanation] [--draw]
 
 The script writes the results to runs.json and draws the figures from that file. `--draw` redraws
-the figures without training. Each run takes a few seconds, and no run measures time.
+the figures without training. Each training run takes a few seconds. The script measures no
+times.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def follow_weight(name: str) -> tuple[list[int], list[float]]:
     """Return the steps whose batch contains row 0, and the weight of row 0 after each step.
 
     The list of weights begins with the initial weight. All optimizers get the same gradients, so
-    only their update rules differ. hotrow's table is read only every `WEIGHT_READ` steps, so
-    that the row misses the steps in between.
+    only their update rules differ. hotrow's table is read only every `WEIGHT_READ` steps, so that
+    row 0 misses the steps in between.
     """
     random = np.random.default_rng(5)
     batch_has_row = random.random(WEIGHT_STEPS) < 0.035
@@ -98,13 +99,13 @@ class Factors(nn.Module):
             nn.init.normal_(table.weight, std=0.3)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Return the logits of pairs, (B,) users and (B,) items -> (B,)."""
+        """Return the logits of user-item pairs, (B,) users and (B,) items -> (B,)."""
         logits: Tensor = (self.user(users) * self.item(items)).sum(1)
         return logits
 
 
 def train(name: str, lr: float, steps: int = LOSS_STEPS) -> Iterator[float]:
-    """Yield the held-out loss after each `LOSS_READ` steps."""
+    """Yield the held-out loss every `LOSS_READ` steps."""
     draw = interactions()
     held_users, held_items, held_likes = draw(20_000)
     torch.manual_seed(0)
@@ -241,10 +242,12 @@ FIGURES = {"one-weight.svg": draw_weight, "held-out-loss.svg": draw_loss}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train the models, except with `--draw`, and write the figures."""
+    """Train the models unless `--draw` is given, and write the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, default=Path("docs/explanation"))
-    parser.add_argument("--draw", action="store_true", help="redraw runs.json without training")
+    parser.add_argument(
+        "--draw", action="store_true", help="draw the figures from runs.json without training"
+    )
     args = parser.parse_args(arguments)
     runs = args.docs / "runs.json"
     if not args.draw:

@@ -1,4 +1,4 @@
-"""FBGEMM's table-batched embedding on the CPU as a peer."""
+"""A peer that uses FBGEMM's table-batched embedding on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INSTALL_COMMAND = "pip install --no-deps fbgemm-gpu-cpu==1.8.0"
 
 
 class FbgemmPeer(Peer):
-    """FBGEMM's table. Its backward pass includes the optimizer step."""
+    """FBGEMM's table, whose backward pass includes the optimizer step."""
 
     class NoOptimizer:
         """An optimizer that does nothing."""
@@ -29,13 +29,13 @@ class FbgemmPeer(Peer):
             """Do nothing: the backward pass has already updated the table."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up each id as a bag of one, which is faster than `PoolingMode.NONE`."""
+        """Look up each id as a bag with a single id, which is faster than `PoolingMode.NONE`."""
         output: Tensor = self.module(ids, _offsets(len(ids)))
         return output
 
     def state(self) -> Iterator[Tensor]:
-        """Yield the state tensors that are as large as the table."""
-        if self.counterpart == "Adagrad":  # FBGEMM raises if SGD's state is read
+        """Yield the optimizer state tensors that are as large as the table."""
+        if self.counterpart == "Adagrad":  # reading SGD's state raises an error
             yield from (s for s in self.module.split_optimizer_states()[0] if s.ndim == 2)
 
 

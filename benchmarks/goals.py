@@ -1,4 +1,4 @@
-"""Goals of table workloads, and whether a record meets them."""
+"""Set goals for table workloads, and check whether a record meets them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from hotrow.bench.workload import HOTROW, Record
 
-FLOOR, BEST = "floor", "best peer"  # values of `Goal.against` that aren't peers
+FLOOR, BEST = "floor", "best peer"  # values of `Goal.against` that don't name a peer
 
 
 @dataclass(frozen=True)
 class Goal:
-    """The time of hotrow's step must be at most `max_ratio` times that of `against`."""
+    """A goal: hotrow's step takes at most `max_ratio` times as long as the step of `against`."""
 
     against: str
     max_ratio: float
@@ -22,7 +22,7 @@ class Goal:
 def judge(
     record: Record, goals: tuple[Goal, ...], max_extra_bytes: float | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield each goal with the measured value and whether it was met; None means not measured."""
+    """Yield each goal, its measured value and whether it was met (None if not measured)."""
     for goal in goals:
         yield _judge_ratio(record["peers"], goal)
     if max_extra_bytes is not None:
@@ -38,7 +38,7 @@ def _judge_ratio(peers: Record, goal: Goal) -> dict[str, Any]:
     if goal.against == FLOOR:
         ratio = peers[HOTROW.name]["floor_ratio"]["median"]
     elif goal.against == BEST:
-        # Ignore hotrow at other sizes.
+        # Ignore hotrow's results for other sizes.
         others = [n for n in ratios if n.partition(",")[0] != HOTROW.type_name]
         best = max(others, key=lambda name: ratios[name], default="")
         if best:

@@ -22,7 +22,7 @@ Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # table, state, ids, gra
 
 
 class JaxPeer(Peer):
-    """A table in a JAX array; its step is the compiled `update`, if there is one."""
+    """A peer that stores its table in a JAX array; its step is the compiled `update`, if any."""
 
     def __init__(
         self, case: Case, update: Step | None, init_state: Any, label: str, counterpart: str | None
@@ -36,7 +36,7 @@ class JaxPeer(Peer):
         self.look_up = jax.jit(lambda table, ids: table.at[ids].get(mode="promise_in_bounds"))
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """Return the seconds of the lookup, and of the rest of the step, a single call."""
+        """Return the time in seconds of the lookup, and of the rest of the step (a single call)."""
         import jax
 
         inputs = jax.numpy.array(ids.int().numpy()), jax.numpy.array(gradient.numpy())
@@ -127,7 +127,7 @@ def build_lazy(case: Case, others: dict[str, Peer]) -> Peer:
     def sum_by_row(ids: Any, gradient: Any) -> tuple[Any, Any]:
         """Return the distinct ids and their summed gradients.
 
-        An out-of-range id pads the distinct ids to a fixed length.
+        The distinct ids are padded to a fixed length with an out-of-range id.
         """
         distinct, places = jnp.unique(ids, size=case.ids, fill_value=case.rows, return_inverse=True)
         return distinct, jax.ops.segment_sum(gradient, places, num_segments=case.ids)

@@ -1,8 +1,8 @@
 """Workloads that train a whole model, before and after `convert`.
 
 A step consists of forward, backward and an Adam update. The optimizer is `torch.optim.Adam` before
-`convert` and `hotrow.optim.Adam` after it, both with `fused=True` for dense parameters. Before the
-timing, the outputs and gradients of both models are compared with float64.
+`convert` and `hotrow.optim.Adam` after it, both with `fused=True` for dense parameters. Before
+timing starts, the outputs and gradients of both models are compared with those of a float64 model.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Side:
         return memory.measure_peak(lambda: self.step(batch))
 
     def updated_bytes(self) -> int:
-        """Return the bytes that the last step updated: dense parameters and touched rows."""
+        """Return the size in bytes of the dense parameters and rows that the last step updated."""
         total = 0
         for parameter in self.model.parameters():
             gradient = parameter.grad
@@ -61,12 +61,14 @@ class Model:
     """A model to measure before and after `convert`.
 
     Attributes:
-        make: returns the model and its batches; smaller ones if its argument is true.
-        steps_per_turn: timed steps per turn, before and after `convert`. An untimed step precedes
-            them.
-        goals: "time" or "memory", and the largest allowed ratio of after to before.
+        make: a function that returns the model and its batches; if its argument is true, both are
+            small.
+        steps_per_turn: timed steps per turn, before and after `convert`. Each turn begins with an
+            untimed step.
+        goals: "time" or "memory", and the largest allowed ratio of its value after `convert` to its
+            value before `convert`.
         min_entries: the `min_entries` argument of `convert`.
-        rounds: turns per side, after an untimed turn that allocates the state.
+        rounds: timed turns per side, after an untimed turn that allocates the optimizer state.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Model:
     is_small: bool = False
 
     def shrink(self) -> Model:
-        """Return a version with few columns and few steps."""
+        """Return a version of this workload with few columns and few steps."""
         return replace(self, is_small=True, steps_per_turn=(2, 2), rounds=2, seconds=8.0)
 
     def with_peers(self, type_names: Collection[str]) -> Model:
@@ -100,13 +102,13 @@ class Model:
         return record | {"goals": goals}
 
     def measure_equality(self) -> dict[str, Any]:
-        """Compare output and gradients of both sides with float64.
+        """Compare the output and gradients of both sides with those of a float64 model.
 
         The converted model's error may exceed the plain model's by at most 4 ulp of the largest
         value, because a sum of rows rounds differently than a matrix product.
 
         Raises:
-            AssertionError: the converted model exceeds this bound.
+            AssertionError: the error of the converted model exceeds this bound.
         """
         model, draw = self.make(self.is_small)
         batch = tuple(value[:EXAMPLES_COMPARED] for value in draw(0))
@@ -123,7 +125,7 @@ class Model:
         return result
 
     def measure_times(self, report_progress: ReportProgress) -> dict[str, Any]:
-        """Time the steps of both sides in turns, and measure the memory of one step of each."""
+        """Time the steps of both sides in turns, and measure the peak memory of a step per side."""
         model, draw = self.make(self.is_small)
         sides = (Side(copy.deepcopy(model), False), Side(model, True, self.min_entries))
         batches = [draw(seed) for seed in range(8)]
@@ -160,10 +162,10 @@ class Model:
     def compare_with_floor(
         self, side: Side, batch: Batch, copy_speed: float, steps: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the bytes that a step must move, the time to copy them, and ratios to that time.
+        """Return the bandwidth floor of a step, and the ratio of each side's time to the floor.
 
-        A step reads the batch. It reads and writes the value and Adam's two moments of each
-        parameter that it updates.
+        A step reads the batch. For each parameter that it updates, it reads and writes the value
+        and Adam's two moments.
         """
         side.step(batch)
         moved = 2 * (1 + floor.state_count("Adam")) * side.updated_bytes() + sum(

@@ -50,7 +50,7 @@ class Policy(nn.Module):
 
 
 class Plain(nn.Module):
-    """A residual MLP with nothing to convert."""
+    """A residual MLP in which `convert` finds nothing to convert."""
 
     def __init__(self, width: int, layers: int = 4) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def geometric(fields: int, total: int) -> list[int]:
 
 
 def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
-    """Return a function that draws ids for each field, mostly small ids, and dense columns."""
+    """Return a function that draws mostly small ids for each field, and dense columns."""
 
     def draw(seed: int) -> Batch:
         random = torch.Generator().manual_seed(seed)
@@ -135,14 +135,14 @@ def recommender(small: bool) -> ModelAndBatches:
 
 
 def language_model(small: bool) -> ModelAndBatches:
-    """Return a language model with the size of GPT-2's vocabulary."""
+    """Return a language model with a vocabulary as large as GPT-2's."""
     rows, columns, batch, length = (300, 8, 2, 8) if small else (50_257, 128, 8, 32)
     ids = Batches(rows, batch * length)
     return LanguageModel(rows, columns), lambda t: (ids[t].view(batch, length),)
 
 
 def policy(small: bool, states: int = 500, batch: int = 64) -> ModelAndBatches:
-    """Return a policy network; the default is the 500 states of Gymnasium's Taxi environment."""
+    """Return a policy network, by default for the 500 states of Gymnasium's Taxi environment."""
 
     def draw(seed: int) -> Batch:
         return (torch.randint(states, (batch,), generator=torch.Generator().manual_seed(seed)),)

@@ -3,7 +3,7 @@
     python -m benchmarks.page
 
 The text of the page comes from benchmarks/performance.md. The script replaces marks such as
-`<!-- tables -->` with tables of the records. It replaces marks such as
+`<!-- tables -->` with tables made from the records. It replaces marks such as
 `{{speedup adamw-1m-256: torch fused}}` with a single number: hotrow's `speedup` over a peer, the
 peer's step time in `ms`, or its extra memory in `MB`. `make bench` measures the workloads and then
 runs this script.
@@ -100,7 +100,7 @@ def summary_table(records: dict[str, Record], names: Iterable[str]) -> str:
 
 
 def _summary_cell(record: Record, name: str) -> str:
-    """Return a peer's time and hotrow's speedup; mark peers that don't equal dense training."""
+    """Return a peer's time and hotrow's speedup; mark peers that differ from dense training."""
     peer = record["peers"].get(name, {})
     if "step" not in peer:
         return "—"
@@ -174,7 +174,7 @@ def models_table(records: dict[str, Record]) -> str:
 
 
 def machines_list(records: dict[str, Record]) -> str:
-    """Return a list of the machines that made the records, each with its commits."""
+    """Return a list of the machines that produced the records, each with its commits."""
     machines: dict[str, dict[str, list[Record]]] = {}
     for record in records.values():
         environment = record["environment"]
@@ -206,7 +206,7 @@ def _describe_commit(commit: str, records: list[Record]) -> str:
 
 
 def _span(values: list[Any]) -> str:
-    """Return the first and the last value, or one value if they are equal."""
+    """Format the range from the first to the last value, or a single value if both are equal."""
     return " to ".join(dict.fromkeys((str(values[0]), str(values[-1]))))
 
 
@@ -247,7 +247,7 @@ def readme_rows(records: dict[str, Record]) -> str:
 
 
 def replace_rows(readme: str, rows: str) -> str:
-    """Return the README with these rows in its timing table."""
+    """Return the README with the rows of its timing table replaced by `rows`."""
     pattern = r"(^\|[^\n]*\| hotrow \|[^\n]*\n\|[-| :]+\n)(?:\|[^\n]*\n)+"
     changed, count = re.subn(pattern, lambda m: m[1] + rows, readme, flags=re.MULTILINE)
     assert count == 1, "a README must contain exactly one timing table"
@@ -261,7 +261,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--records", type=Path, default=RECORDS, help="the folder with the records")
     parser.add_argument(
-        "--docs", type=Path, help="write to this folder, without changing the READMEs"
+        "--docs", type=Path, help="write to this folder, and leave the READMEs unchanged"
     )
     options = parser.parse_args(arguments)
     records = record_files.read(options.records)

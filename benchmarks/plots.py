@@ -26,7 +26,7 @@ class Bar(NamedTuple):
 
 
 def plot(record: Record) -> str | None:
-    """Return the SVG of a record's times; None if there is nothing to compare."""
+    """Return an SVG chart of a record's times; return None if there is nothing to compare."""
     if "peers" in record:
         growth = _growth(record)
         return svg.write(_bars(record) if growth is None else growth, "en")
@@ -78,7 +78,7 @@ def _bars(record: Record) -> svg.Drawing:
 
 
 def _decades(values: list[float]) -> range:
-    """Return the exponents of the powers of ten around all values, at least one decade."""
+    """Return the exponents of powers of ten that enclose all values and span at least a decade."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return range(low, max(high, low + 1) + 1)
 

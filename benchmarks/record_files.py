@@ -16,7 +16,7 @@ PACKAGES = (*environment.PACKAGES, "fbgemm-gpu-cpu", "jax", "optax")
 
 
 def describe_environment(threads: int) -> dict[str, Any]:
-    """Return the commit, the versions and the machine."""
+    """Describe the commit, the package versions and the machine."""
     return {"commit": commit(), **environment.describe_environment(threads, PACKAGES)}
 
 
@@ -28,7 +28,7 @@ def write(record: Record, folder: Path) -> Path:
 
 
 def read(folder: Path) -> dict[str, Record]:
-    """Return all records in a folder by name."""
+    """Return all records in a folder, keyed by the names of their workloads."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 

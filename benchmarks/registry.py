@@ -13,7 +13,7 @@ PEER_TYPES = peers.PEER_TYPES | {
         install_command=fbgemm_peers.INSTALL_COMMAND,
     ),
     "jax dense": PeerType(
-        "JAX with optax, dense", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND
+        "JAX with optax and dense gradients", jax_peers.build_dense, 2.0, jax_peers.INSTALL_COMMAND
     ),
     "jax lazy": PeerType(
         "JAX, hand-written step that updates only touched rows",

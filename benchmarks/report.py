@@ -102,7 +102,7 @@ def _setting(record: Record) -> str:
 
 
 def _peer_remarks(record: Record) -> Iterator[str]:
-    """Yield a remark on each peer: whether it equals dense training, or why it was not measured."""
+    """Yield a remark for each peer: its equality with dense training, or its error."""
     for name, peer in record["peers"].items():
         if "error" in peer:
             command = peer.get("install_command")
@@ -113,7 +113,7 @@ def _peer_remarks(record: Record) -> Iterator[str]:
 
 
 def _goal_remarks(record: Record) -> Iterator[str]:
-    """Yield a remark on each goal and whether it was met."""
+    """Yield a remark for each goal that says whether it was met."""
     for goal in record["goals"]:
         verdict = goal_verdict(goal)
         if "max_extra_bytes" in goal:
@@ -189,10 +189,10 @@ def _describe_startup(record: Record) -> Report:
             row.append("" if peak is None else number(peak / 1e6))
     goal = record["goals"][0]
     remark = f"Goal: hotrow adds at most {goal['max_added_s']} s: {goal_verdict(goal)}."
-    setting = "A whole program: import, a table of 1,000 x 64, three steps of AdamW, exit."
+    setting = "A whole program: import, a 1,000 x 64 table, three AdamW steps, exit."
     return Report("Startup", setting, head, rows, [remark])
 
 
 def goal_verdict(goal: Record) -> str:
-    """Return whether a goal was met, as text."""
+    """Return a text that says whether a goal was met."""
     return {True: "met", False: "**not met**", None: "not measured"}[goal["met"]]

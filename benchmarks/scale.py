@@ -52,7 +52,7 @@ def loopback_bytes() -> int:
 
 
 def formula_bytes(mode: str, distinct: int, foreign: int, count: int) -> int:
-    """Return the bytes that one rank sends in a step, by the formula in docs/scale.md."""
+    """Return the bytes that one rank sends in a step, according to the formula in docs/scale.md."""
     row = 4 * COLUMNS
     if mode == "shard":
         return 33 * (count - 1) + foreign * (4 + 2 * row)
@@ -93,7 +93,7 @@ def run_rank(rank: int, count: int, port: int, mode: str, path: str) -> None:
 
 
 def measure_network(mode: str, count: int) -> dict[str, Any]:
-    """Measure the bytes that `count` ranks send per step, and calculate them by the formula."""
+    """Measure the bytes that `count` ranks send per step, and calculate them with the formula."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -189,10 +189,10 @@ def page(record: dict[str, Any]) -> str:
             "all-reduce of dense gradients."
         ),
         "{{disk}}": (
-            f"a table of {last['table_bytes'] / 1e9:.1f} GB, plus twice that for Adam's state, "
-            f"trains with {last['peak_resident_bytes'] / 1e9:.1f} GB of memory, at "
-            f"{last['step_median_ms']:.0f} ms per step. A table of "
-            f"{first['table_bytes'] / 1e9:.1f} GB takes {first['step_median_ms']:.0f} ms per step."
+            f"training a {last['table_bytes'] / 1e9:.1f} GB table, whose Adam state is twice as "
+            f"large, needs {last['peak_resident_bytes'] / 1e9:.1f} GB of memory and "
+            f"{last['step_median_ms']:.0f} ms per step. A {first['table_bytes'] / 1e9:.1f} GB "
+            f"table takes {first['step_median_ms']:.0f} ms per step."
         ),
     }
     text = TEXT.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Workload for the startup time of a program: import, a small table, three steps, exit."""
+"""Measure the startup time of a program: import, a small table, three steps, exit."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ for _ in range(3):
     table(torch.arange(500)).sum().backward()
     optimizer.step()
 """
-PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # Linux only; includes peak memory
+PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # Linux only; shows peak memory
 MAX_ADDED_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Startup:
-    """Starts with an empty kernel cache, then later starts that alternate with torch alone."""
+    """Time starts with an empty kernel cache, then later starts that alternate with torch alone."""
 
     name: str = "startup"
-    about: str = "a whole program: import, a table of 1,000 x 64, three steps of AdamW, exit"
+    about: str = "a whole program: import, a 1,000 x 64 table, three AdamW steps, exit"
     rounds: int = 5
     seconds: float = 55.0
 
     def shrink(self) -> Startup:
-        """Return a version with two rounds."""
+        """Return a version of this workload with only two rounds."""
         return replace(self, rounds=2, seconds=30.0)
 
     def with_peers(self, type_names: Collection[str]) -> Startup:
@@ -94,7 +94,7 @@ class Startup:
 
 
 def run_program(program: str, cache: str) -> tuple[float, int | None]:
-    """Run a program; return its seconds and, on Linux, its peak resident bytes."""
+    """Run a program; return its time in seconds and, on Linux, its peak resident bytes."""
     begin = time.perf_counter()
     environment = os.environ | {"NUMBA_CACHE_DIR": cache}
     status = PRINT_STATUS * sys.platform.startswith("linux")

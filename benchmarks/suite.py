@@ -19,7 +19,7 @@ ReportSuiteProgress = Callable[[float, str, float, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Options for every workload; hotrow is compared with `peers`, or with all if None."""
+    """Options for every workload; if `peers` is None, hotrow is compared with all peers."""
 
     threads: int
     peers: Collection[str] | None = None
@@ -50,7 +50,7 @@ def run_suite(
     report_progress: ReportSuiteProgress,
     handle_record: Callable[[Record], None],
 ) -> list[tuple[str, str]]:
-    """Measure each workload, pass on its record, and return the failures with their reasons."""
+    """Pass the record of each workload to `handle_record`; return failures with their reasons."""
     workloads = [select(name, options.small, options.peers) for name in names]
     progress = SuiteProgress(report_progress, sum(workload.seconds for workload in workloads))
     failures: list[tuple[str, str]] = []

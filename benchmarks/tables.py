@@ -22,7 +22,7 @@ class TableBenchmark(TableWorkload):
     """A workload with goals.
 
     Attributes:
-        seconds: the estimated duration on two cores, for progress and for suite lengths.
+        seconds: the estimated duration on two cores, used to estimate progress and suite durations.
     """
 
     goals: tuple[Goal, ...] = ()

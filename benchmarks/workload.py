@@ -13,7 +13,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in suites, and of the record file."""
+        """The name of the workload in suites, and of its record file."""
 
     @property
     def about(self) -> str:
@@ -21,7 +21,7 @@ class Workload(Protocol):
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds on two idle cores."""
+        """The estimated duration in seconds on two idle cores."""
 
     def shrink(self) -> Workload:
         """Return a tiny version for testing the suite."""

@@ -170,7 +170,7 @@ MODELS = [
     ),
 ]  # fmt: skip
 
-# Cost of converting small one-hots; these workloads aren't in any suite.
+# These workloads measure the cost of converting small one-hots. They aren't in any suite.
 LOOKED_UP = [
     Model(
         f"onehot-policy-{name}", f"the policy network with `min_entries=0`, {what}",
@@ -195,7 +195,7 @@ SUITES = {
 
 
 def select(name: str, small: bool = False, peers: Collection[str] | None = None) -> Workload:
-    """Return a workload by name, shrunk if `small`, with only these peers; None keeps all."""
+    """Return a workload by name, shrunk if `small`, with only these peers (all if None)."""
     workload = WORKLOADS[name]
     workload = workload if peers is None else workload.with_peers(peers)
     return workload.shrink() if small else workload

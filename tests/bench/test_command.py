@@ -1,4 +1,4 @@
-"""`hotrow bench`, from the arguments to the report and the files."""
+"""Test `hotrow bench`, from its arguments to its report and files."""
 
 import json
 import re
@@ -119,12 +119,12 @@ def test_rows_that_are_not_equal_exit_1(run, monkeypatch, tmp_path):
 
 def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
     table = 4 * 300 * 8
-    # The memory suffices only for the first peers.
+    # There is enough memory only for the first peers.
     monkeypatch.setattr(measurement, "free_memory", lambda: 8 * table)
     code, out, _ = run(*SMALL)
     assert code == 0
     text = one_line(out)
-    assert "torch default was not measured: MemoryError: it needs about" in text
+    assert "torch default was not measured: MemoryError: the peer needs about" in text
     assert "than torch's fastest dense AdamW" not in text
 
 

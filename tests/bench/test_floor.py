@@ -1,4 +1,4 @@
-"""The bandwidth floor: the bytes that a step must move, and the copy speed."""
+"""Test the bandwidth floor: the bytes that a step must move, and the copy speed."""
 
 from hotrow import optim
 from hotrow.bench import floor

@@ -1,4 +1,4 @@
-"""Measurements of tiny tables: their records and assertions."""
+"""Test measurements of tiny tables: their records and assertions."""
 
 import json
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_equality_shows_which_peers_are_equal(records):
     peers = records["adamw"]["peers"]
     assert peers["hotrow"]["equality"]["reference"] == "torch.optim.AdamW"
     assert peers["one-hot matmul"]["equality"]["equal"]
-    # SparseAdam skips the rows that dense Adam still moves.
+    # SparseAdam skips rows that dense Adam still updates.
     sparse = peers["torch sparse"]["equality"]
     assert not sparse["equal"]
     assert sparse["max_error"] > 100 * sparse["max_error_of_dense"]
@@ -106,7 +106,7 @@ def test_a_small_embedding_is_measured_as_a_table():
 
 
 class BrokenPeer(Peer):
-    """A faulty hotrow peer: one step skips a row."""
+    """A faulty hotrow peer that skips a row in one step."""
 
     def step(self, ids, gradient):
         self.steps = getattr(self, "steps", 0) + 1

@@ -1,4 +1,4 @@
-"""The peak memory of a step, and the memory estimates for peers."""
+"""Test the peak memory of a step, and the memory estimates for peers."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_memory_is_the_peak_of_allocated_bytes():
     def work():
         first, second = ones(16), ones(8)
         del first
-        work.kept = second, ones(20)  # too large for the freed block
+        work.kept = second, ones(20)  # too large for the block that `del` freed
 
     for _ in range(2):
         assert 27.5 < memory.measure_peak(work) / (1 << 20) < 32
@@ -93,7 +93,7 @@ def test_a_peer_that_does_not_fit_is_not_measured(monkeypatch):
     # Each table fits alone, but the two together do not.
     monkeypatch.setattr(measurement, "free_memory", lambda: 5 * 4 * 300 * 8)
     record = Measurement(ADAMW).run()
-    expected = "MemoryError: it needs about 28.8 kB, but 19.2 kB are free"
+    expected = "MemoryError: the peer needs about 28.8 kB, but 19.2 kB are free"
     assert record["peers"]["torch sparse"]["error"] == expected
 
 

@@ -1,4 +1,4 @@
-"""Measurements in a child process."""
+"""Test measurements in a child process."""
 
 import os
 import sys

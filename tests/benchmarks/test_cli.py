@@ -1,4 +1,4 @@
-"""`python -m benchmarks`, from the arguments to the files. test_suite.py tests the numbers."""
+"""Test `python -m benchmarks`, from its arguments to its files; test_suite.py tests the numbers."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The runs of docs/explanation and their figures."""
+"""Test the training runs for docs/explanation and their figures."""
 
 import json
 import shutil

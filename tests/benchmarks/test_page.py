@@ -1,4 +1,4 @@
-"""docs/performance.md, its figures and the READMEs' times match the committed records."""
+"""Test that docs/performance.md, its figures and the READMEs' times match the records."""
 
 import copy
 import re

@@ -1,4 +1,4 @@
-"""docs/scale.md: the byte formulas, and the example with one to three processes."""
+"""Test the byte formulas in docs/scale.md, and its example with one to three processes."""
 
 import contextlib
 import importlib

@@ -1,4 +1,4 @@
-"""The ids of each training step, the same for every peer."""
+"""The ids of each training step, which are the same for every peer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Batches:
     ) -> None:
         self.rows, self.count, self.zipf_exponent, self.seed = rows, count, zipf_exponent, seed
         stride = STRIDE
-        while math.gcd(stride, rows) > 1:  # otherwise two ranks would share a row
+        while math.gcd(stride, rows) > 1:  # otherwise two frequency ranks would share an id
             stride += 1
         self.stride = stride
 
@@ -50,5 +50,5 @@ def _cumulative_weights(rows: int, exponent: float) -> NDArray[np.float64]:
 
 
 def clear_cache() -> None:
-    """Free the cache of `Batches`, which takes 8 bytes per row of recent tables."""
+    """Free the cached Zipf weights, which take 8 bytes per row of each recent table."""
     _cumulative_weights.cache_clear()

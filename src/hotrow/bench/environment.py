@@ -1,4 +1,4 @@
-"""Settings with which every peer is fastest, the machine, and the versions."""
+"""Settings that make every peer as fast as possible, and descriptions of the machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# The first two enable huge pages, in torch and in other libraries. Huge pages cut the time of JAX's
-# dense step to two thirds. The last two make glibc keep freed tensors of up to 64 MB for the next
-# step.
+# The first two settings enable huge pages in torch and in other libraries. Huge pages reduce the
+# time of JAX's dense step by a third. The last two settings make glibc keep freed tensors of up to
+# 64 MB for the next step.
 SETTINGS = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
@@ -23,7 +23,7 @@ PACKAGES = ("hotrow", "torch", "numba", "numpy")
 
 
 def describe_environment(threads: int, packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Return the versions, the settings and the machine."""
+    """Describe the package versions, the settings and the machine."""
     memory = _line("/proc/meminfo", "MemTotal").split()
     return {
         "date": time.strftime("%Y-%m-%d"),

@@ -16,7 +16,7 @@ from hotrow.verify.sameness import SLACK
 
 
 class EqualityError(AssertionError):
-    """hotrow's rows differ from dense training."""
+    """hotrow's rows differ from the rows after dense training."""
 
 
 def sample_rows(batches: Batches, size: int = 128) -> Tensor:
@@ -39,8 +39,8 @@ def train_rows(
 ) -> Tensor:
     """Train the sampled rows with torch's dense optimizer and return them.
 
-    Without an optimizer, return their gradient. An elementwise optimizer treats each row
-    separately, so a table of the sampled rows suffices.
+    Without an optimizer, return the gradient of these rows. An elementwise optimizer updates each
+    row separately, so a table with only the sampled rows gives the same result.
     """
     table = nn.Parameter(initial.to(dtype, copy=True))
     optimizer = (
@@ -64,11 +64,11 @@ def train_rows(
 def compare_rows(
     values: Tensor, initial: Tensor, train_dense: Callable[[torch.dtype], Tensor]
 ) -> dict[str, Any]:
-    """Compare the error of `values` with that of dense torch in the same dtype.
+    """Compare the error of `values` with the error of dense torch training in the same dtype.
 
-    Errors are differences from dense torch in float64. The values are equal if their max error is
-    at most that of dense torch plus 2 ulp of the largest value. For float64 there is no wider
-    reference, so the dense error is twice that of float32, scaled by the ratio of the two ulps.
+    Errors are measured against dense torch training in float64. The values are equal if their max
+    error is at most the dense error plus 2 ulp of the largest value. For float64 there is no wider
+    reference, so the dense error is twice the float32 error, scaled by the ratio of the two ulps.
     """
     truth = train_dense(torch.float64)
     eps = torch.finfo(values.dtype).eps

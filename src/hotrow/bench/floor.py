@@ -1,9 +1,9 @@
 """The bandwidth floor: the bytes that a step must move, divided by the copy speed.
 
 A training step reads and writes each touched row's weight and state once, reads each row of the
-output's gradient once, and writes each row of the output once. Forward alone reads the touched
-rows and writes the output. Backward also reads the output's gradient and writes the gradient of
-each touched row. The ids are not counted.
+output's gradient once, and writes each row of the output once. A forward pass alone reads the
+touched rows and writes the output. A backward pass also reads the output's gradient and writes the
+gradient of each touched row. The bytes of the ids are not counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COPY_BYTES = 128 << 20  # several times the size of the caches
 def bytes_moved(
     task: str, optimizer_name: str | None, columns: int, ids: int, distinct: int, itemsize: int
 ) -> int:
-    """Return the bytes that a step over `distinct` rows must move."""
+    """Return the number of bytes that a step on `distinct` rows must move."""
     row = columns * itemsize
     if task == "forward":
         return row * (distinct + ids)
@@ -51,7 +51,7 @@ class CopySpeed:
         self.seconds: list[float] = []
 
     def measure(self, times: int = 5) -> None:
-        """Time `times` copies, after an untimed copy."""
+        """Make an untimed copy, then time `times` copies."""
         for number in range(times + 1):
             begin = time.perf_counter()
             self.target.copy_(self.source)
@@ -59,5 +59,5 @@ class CopySpeed:
                 self.seconds.append(time.perf_counter() - begin)
 
     def bytes_per_second(self) -> float:
-        """Return the median of the bytes read and written per second."""
+        """Return the median number of bytes read and written per second."""
         return 2 * self.source.nbytes / statistics.median_high(self.seconds)

@@ -1,4 +1,4 @@
-"""Measure equality, memory and times of a workload's peers, in turns (A B A B) in one process."""
+"""Measure the equality, memory and step times of all peers of a workload in one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hotrow.bench.workload import (
 from hotrow.inputs.text import one_line
 from hotrow.verify.measure import free_memory
 
-Turns = list[list[dict[str, float]]]  # of one peer: turns of steps, with milliseconds by part
+Turns = list[list[dict[str, float]]]  # a peer's turns: for each step, milliseconds by part
 WARMUP_SHARE = 0.65  # the warm-up's share of the total time
 
 
@@ -80,7 +80,7 @@ class Measurement:
         """Measure all peers and return the record, without the environment.
 
         Raises:
-            EqualityError: hotrow's rows differ from dense training.
+            EqualityError: hotrow's rows differ from the rows after dense training.
         """
         self.prepare_peers()
         turns = self.time_rounds()
@@ -117,7 +117,8 @@ class Measurement:
     def prepare_peers(self) -> None:
         """Prepare each peer; if a peer fails, its result contains the reason.
 
-        A peer's memory is estimated in advance, because much of it is allocated only in a step.
+        A peer's memory is estimated in advance, because much of that memory is allocated only
+        during a step.
         """
         budget = memory.MemoryBudget(free_memory())
         references: dict[Any, Tensor] = {}
@@ -153,7 +154,7 @@ class Measurement:
         budget.reserve(*needed)
 
     def attempt(self, name: str, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`; if the peer fails, remove it and return None."""
+        """Return the result of `work`; if the peer fails, remove the peer and return None."""
         type_name = self.configs[name].type_name
         try:
             return work()
@@ -212,7 +213,7 @@ class Measurement:
             )
 
     def run_steps(self, name: str, peer: Peer, count: int) -> list[dict[str, float]]:
-        """Run `count` steps of one peer; return the milliseconds of each step by part."""
+        """Run `count` steps of one peer; return each step's milliseconds by part."""
         torch.set_num_threads(self.configs[name].threads or self.thread_count)
         gradient = self.gradient[: self.cases[name].ids]
         times = []
@@ -246,7 +247,7 @@ class Measurement:
         return {name: peer_turns for name, peer_turns in turns.items() if name in self.peers}
 
     def summarize(self, turns: Turns) -> dict[str, Any]:
-        """Return percentiles of the step times and of the parts that are timed."""
+        """Return percentiles of the step times and of the times of each part."""
         steps = [step for turn in turns for step in turn]
         summary = {"step": percentiles([sum(step.values()) for step in steps])}
         for part in TASK_PARTS[self.workload.task]:
@@ -259,7 +260,7 @@ class Measurement:
         return len(torch.unique(self.batches[name][0]))
 
     def compare_with_floor(self, name: str, copy_speed: float) -> dict[str, Any]:
-        """Return the bytes a step must move, the time to copy them, and ratios to that time."""
+        """Return the bandwidth floor of a step, and the ratios of a peer's times to the floor."""
         case, step = self.cases[name], self.results[name]["step"]
         moved = floor.bytes_moved(
             case.task,

@@ -2,7 +2,7 @@
 
 The peak memory of a step is the process's peak resident memory during the step minus its resident
 memory between steps, without gradients. Linux reports the process's peak as VmHWM. Writing 5 to
-/proc/self/clear_refs resets it.
+/proc/self/clear_refs resets this peak.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETURN_BYTES = 128 << 10  # larger blocks go back to the system when freed
 
 
 def is_supported() -> bool:
-    """Return whether peak memory is reported and freed memory can be returned immediately."""
+    """Return whether the system reports peak memory and can take back freed memory immediately."""
     try:
         CLEAR.write_text("5")
         return bool(ctypes.CDLL(None).mallopt and ctypes.CDLL(None).malloc_trim)
@@ -35,7 +35,7 @@ def is_supported() -> bool:
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system immediately; time measurements don't use this."""
+    """Return freed memory to the system immediately; don't use this while timing steps."""
     libc = ctypes.CDLL(None)
     for option in THRESHOLDS.values():
         libc.mallopt(option, RETURN_BYTES)
@@ -47,7 +47,7 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def measure_peak(work: Callable[[], object]) -> int:
-    """Return the peak bytes that `work` adds to the resident memory."""
+    """Return the number of bytes that `work` adds to the resident memory at its peak."""
     with return_freed_memory():
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
@@ -58,13 +58,13 @@ def measure_peak(work: Callable[[], object]) -> int:
 
 
 def make_state_resident(peer: Peer) -> None:
-    """Write to every page of the state: zeros that were never written may not be resident."""
+    """Write to every page of the state, because unwritten zeros may not be resident."""
     for state in peer.state():
         state.view(-1)[::PAGE_FLOATS].add_(0)
 
 
 def resident_bytes(field: str, status: str | None = None) -> int:
-    """Return VmRSS (current) or VmHWM (peak) in bytes, from `status` or for this process."""
+    """Return VmRSS (current) or VmHWM (peak) in bytes, read from `status` or this process."""
     for line in (status or STATUS.read_text()).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -81,16 +81,18 @@ class MemoryBudget:
         self.free_bytes, self.step_bytes = free_bytes, 0.0
 
     def check(self, table_and_state_bytes: float, step_bytes: float) -> None:
-        """Raise an error if another peer does not fit.
+        """Raise an error if another peer does not fit in memory.
 
         Raises:
-            MemoryError: the message contains the needed and the free bytes.
+            MemoryError: the peer does not fit; the message contains the needed and the free memory.
         """
         # Leave room for the largest step of the other peers.
         left = self.free_bytes - max(self.step_bytes - step_bytes, 0.0)
         if table_and_state_bytes + step_bytes > left:
             needed = format_size(table_and_state_bytes + step_bytes)
-            raise MemoryError(f"it needs about {needed}, but {format_size(max(left, 0))} are free")
+            raise MemoryError(
+                f"the peer needs about {needed}, but {format_size(max(left, 0))} are free"
+            )
 
     def reserve(self, table_and_state_bytes: float, step_bytes: float) -> None:
         """Reserve memory for another peer."""

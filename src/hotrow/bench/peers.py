@@ -70,9 +70,10 @@ class Peer:
 
     Attributes:
         label: the name in reports.
-        counterpart: torch's dense optimizer that the rows are compared with.
-        is_dense: whether a step updates the whole table; earlier steps then don't affect its time.
-        is_reference: whether this is torch's dense optimizer itself.
+        counterpart: the dense torch optimizer that the rows are compared with.
+        is_dense: whether a step updates the whole table; if so, earlier steps don't affect its
+            time.
+        is_reference: whether this peer uses torch's dense optimizer itself.
     """
 
     is_dense = False
@@ -85,7 +86,7 @@ class Peer:
         self.label, self.counterpart = label, counterpart
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """Run the task once; return the seconds of each of its `TASK_PARTS`.
+        """Run the task once; return the time in seconds of each of its `TASK_PARTS`.
 
         The time of backward includes freeing the output and its graph.
         """
@@ -119,7 +120,7 @@ class Peer:
         return time.perf_counter() - begin
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of the ids, (N, D)."""
+        """Look up the rows of the ids, (N,) -> (N, D)."""
         output: Tensor = self.module(ids)
         return output
 
@@ -143,7 +144,7 @@ class Peer:
                     yield value
 
     def table_and_state_bytes(self) -> int:
-        """Return the size of table and state in bytes."""
+        """Return the size in bytes of the table and the optimizer state."""
         return self.case.table_bytes + sum(s.nbytes for s in self.state())
 
     def bookkeeping_bytes(self) -> int:
@@ -248,7 +249,7 @@ class PeerType:
 
     Attributes:
         about: a one-line description.
-        build: builds the peer, given the existing peers.
+        build: a function that builds the peer, given its case and the existing peers.
         gradient_tables: the peak memory of a step on top of table and state, as a multiple of the
             table's size.
         install_command: the command that installs the package of this peer, if it needs one.
@@ -274,7 +275,7 @@ PEER_TYPES = {
     "torch sparse": PeerType(
         "nn.Embedding(sparse=True), with SGD, Adagrad or SparseAdam", build_torch_sparse
     ),
-    "one-hot matmul": PeerType("the product with a dense one-hot", build_one_hot, 1.0),
+    "one-hot matmul": PeerType("the product of a dense one-hot and the table", build_one_hot, 1.0),
 }
 DENSE_TYPES = ("torch fused", "torch foreach", "torch default")
 

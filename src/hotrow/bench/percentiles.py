@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 20th and 80th percentiles, rounded to five digits."""
+    """Return the median and the 20th and 80th percentiles, rounded to five significant digits."""
     return {f"{name}_ms": value for name, value in _percentiles(milliseconds).items()}
 
 
 def turn_ratios(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Return percentiles over turns of the ratio of a's median time to b's."""
+    """Divide a's median time by b's for each turn; return percentiles of these ratios."""
     pairs = zip(a, b, strict=True)
     return _percentiles([statistics.median(x) / statistics.median(y) for x, y in pairs])
 

@@ -40,14 +40,14 @@ def run_job(
     """Call `module:function` with `arguments` and a progress callback in a child process.
 
     Raises:
-        JobError: the child failed. The message is that of the exception, or the last line that
+        JobError: the child failed. The message is the exception's message, or the last line that
             the child wrote to standard error.
     """
     count = str(threads)
     environment = (
         os.environ
         | SETTINGS
-        | {"OMP_NUM_THREADS": count, "NPROC": count}  # for torch and for JAX
+        | {"OMP_NUM_THREADS": count, "NPROC": count}  # for torch and JAX
         | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
         }  # the child imports from the same folders

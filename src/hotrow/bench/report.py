@@ -38,7 +38,7 @@ def trains_other_model(record: Record, name: str) -> bool:
 
 
 def equality(record: Record, comparison: Record) -> str:
-    """Describe whether a peer's rows equal those of dense training, with the largest errors."""
+    """Say whether a peer's rows equal those of dense training, and how large the errors are."""
     verdict = "equal" if comparison["equal"] else "**not equal**"
     rows, error = comparison["rows_compared"], comparison["max_error"]
     if record["task"] == "forward":
@@ -66,7 +66,7 @@ def number_range(values: Record, middle: str, low: str, high: str, scale: float 
 
 
 def number(value: float) -> str:
-    """Format with three significant digits, or all digits before the decimal point.
+    """Format a number with three significant digits, or all digits before the decimal point.
 
     >>> number(0.01234), number(12.34), number(12345.6)
     ('0.0123', '12.3', '12,346')
