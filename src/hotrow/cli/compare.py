@@ -21,7 +21,8 @@ from hotrow.errors import HotrowError
 from hotrow.inputs import examples, files, loader
 from hotrow.inputs.text import escape_unprintable
 from hotrow.verify.compare import Comparison, compare
-from hotrow.verify.models.compare import ModelComparison, compare_models
+from hotrow.verify.models.compare import compare_models
+from hotrow.verify.models.comparison import ModelComparison
 
 # A line with only \b keeps the line breaks of the following paragraph.
 COMPARE_HELP = """\

@@ -10,7 +10,7 @@ from typing import Any
 
 from hotrow.inputs.text import escape_unprintable, format_milliseconds, format_size, relative_path
 from hotrow.verify.agreement import Agreement
-from hotrow.verify.models.compare import ModelComparison, ModelCost
+from hotrow.verify.models.comparison import ModelComparison, ModelCost
 
 _WIDTH = 80
 _MAX_TABLES = 3  # at most this many tables are listed by name

@@ -62,8 +62,8 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             one-hot of N rows and C columns has N x C entries. If a model creates no one-hot with at
             least `min_entries` entries, hotrow searches only some of the model's calls for
             one-hots: the first calls, then one in 64, and each call with a larger input than
-            before. Under `torch.compile`, all one-hot products become lookups. If converted modules with
-            different `min_entries` are nested, the value of the module that you call applies.
+            before. Under `torch.compile`, all one-hot products become lookups. If converted modules
+            with different `min_entries` are nested, the value of the module that you call applies.
 
     Returns:
         `model` itself.

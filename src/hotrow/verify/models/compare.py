@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -14,124 +12,21 @@ from torch import nn
 
 from hotrow.conversion.convert import convert
 from hotrow.conversion.modules import direction_of
-from hotrow.conversion.report import Finding
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
 from hotrow.table.parameter import Table
-from hotrow.verify.agreement import Agreement
 from hotrow.verify.measure import (
     Measurement,
     Progress,
     measure_peak_memory,
     time_interleaved,
 )
+from hotrow.verify.models.comparison import ModelComparison, ModelCost
 from hotrow.verify.models.products import Multiplications, ProductCounter
 from hotrow.verify.models.trial import Inputs, ModelCopy, Trial, find_lookup_weights
 from hotrow.verify.models.verdict import judge_results, merge_agreements
 
 _ROUNDS = 7
-
-
-@dataclass(frozen=True)
-class ModelCost:
-    """The cost of one kind of run, for the plain and the converted model.
-
-    Attributes:
-        name: "forward" or "forward and gradient".
-        plain_multiplications: the multiplications of the one-hot products that became lookups.
-        converted_multiplications: the multiplications that remain in the converted model.
-        plain: the measured time and memory of the plain model.
-        converted: the measured time and memory of the converted model.
-    """
-
-    name: str
-    plain_multiplications: int
-    converted_multiplications: int
-    plain: Measurement
-    converted: Measurement
-
-    @property
-    def ratio(self) -> float:
-        """The median time of the plain model divided by that of the converted model."""
-        return self.plain.median_ms / self.converted.median_ms
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all values as a dict for JSON. Key names include the units."""
-        return {
-            "what": self.name,
-            "plain": {"one_hot_multiplications": self.plain_multiplications} | self.plain.to_dict(),
-            "converted": {"one_hot_multiplications": self.converted_multiplications}
-            | self.converted.to_dict(),
-            "time_ratio": self.ratio,
-        }
-
-
-@dataclass(frozen=True, eq=False)
-class ModelComparison:
-    """The result of `compare_models`. It is true if both models give equal results.
-
-    Attributes:
-        title: the name of the model.
-        inputs: a description of the inputs.
-        seed: the seed of both runs and of the outputs' gradients.
-        training: whether the model was in training mode.
-        tables: the weights that were stored as tables, as in training with `hotrow.optim`.
-        findings: each part that was converted or not, with its location and the reason.
-        agreements: one `Agreement` for each output, gradient, and buffer that the run changed.
-        costs: the cost of the forward pass, and the cost of forward and gradient together.
-        notes: the cause of a difference or an inconclusive result, if it is known.
-    """
-
-    title: str
-    inputs: str
-    seed: int
-    training: bool
-    tables: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    agreements: tuple[Agreement, ...]
-    costs: tuple[ModelCost, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def equal(self) -> bool:
-        """Return whether all outputs, gradients and buffers are equal."""
-        return all(agreement.equal for agreement in self.agreements)
-
-    @property
-    def verdict(self) -> str:
-        """The result in one line."""
-        verdicts = {agreement.verdict for agreement in self.agreements}
-        if "different" in verdicts:
-            return "NOT equal: the converted model gives different numbers"
-        if "unsure" in verdicts:
-            return "inconclusive: the differences may be more than rounding"
-        if not any(finding.converted for finding in self.findings):
-            return "equal: nothing was converted, so nothing is saved"
-        if "rounding" in verdicts:
-            return "equal within rounding: the same sums, none of the zeros"
-        return "equal: the same numbers, none of the zeros"
-
-    def __bool__(self) -> bool:
-        return self.equal
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all values as a dict for JSON. Key names include the units."""
-        return {
-            "title": self.title,
-            "equal": self.equal,
-            "verdict": self.verdict,
-            "inputs": self.inputs,
-            "seed": self.seed,
-            "training": self.training,
-            "tables": list(self.tables),
-            "findings": [asdict(finding) for finding in self.findings],
-            "agreements": [{"what": each.name} | each.to_dict() for each in self.agreements],
-            "spent": [each.to_dict() for each in self.costs],
-            "notes": list(self.notes),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "machine": platform.machine(),
-        }
 
 
 def compare_models(
