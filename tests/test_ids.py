@@ -1,4 +1,4 @@
-"""Checks of ids in lists, arrays and tensors, and of bag offsets."""
+"""Test the checks of ids in lists, arrays and tensors, and of bag offsets."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,9 @@ def test_error_names_the_first_id_out_of_range(ids, rows):
     with pytest.raises(IndexError) as caught:
         check_ids(tensor, rows)
     first = wrong[0]
-    expected = f"ids[{first}] = {ids[first]}, but the table has {rows} rows (valid 0..{rows - 1})"
+    expected = (
+        f"ids[{first}] = {ids[first]}, but the table has {rows} rows (valid ids: 0..{rows - 1})"
+    )
     assert str(caught.value).startswith(expected)
     assert (f"and {len(wrong) - 1} more" in str(caught.value)) == (len(wrong) > 1)
 
@@ -64,7 +66,7 @@ def test_error_gives_the_position_in_every_dimension():
     with pytest.raises(HotrowError) as caught:
         check_ids(ids, 50257)
     assert str(caught.value).startswith(
-        "ids[3, 17] = 50257, but the table has 50257 rows (valid 0..50256)"
+        "ids[3, 17] = 50257, but the table has 50257 rows (valid ids: 0..50256)"
     )
     with pytest.raises(HotrowError, match=r"^ids = 9, but the table has 9 rows"):
         check_ids(torch.tensor(9), 9)

@@ -1,4 +1,4 @@
-"""The package: its public names, its imports, and the wheel."""
+"""Test the package's public names, its imports, and its wheel."""
 
 import os
 import re
@@ -20,7 +20,7 @@ def test_there_are_few_public_names():
 
 
 def _is_public(name):
-    """Return whether the name is public: `optim`, or anything that isn't an imported submodule."""
+    """Return whether the name is public. Among the submodules, only `optim` is public."""
     return name == "optim" or not isinstance(getattr(hotrow, name), type(hotrow))
 
 

@@ -1,4 +1,4 @@
-"""The two READMEs say the same in two languages. tests/docs runs their code."""
+"""Test that the English and Chinese READMEs match. tests/docs runs their code."""
 
 import re
 

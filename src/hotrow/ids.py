@@ -1,4 +1,4 @@
-"""Check ids, offsets and counts: dtype, range, and one-hots passed as ids.
+"""Check the dtype and range of ids, offsets and counts, and reject one-hots passed as ids.
 
 Checks that read tensor values run inside two custom operators, `hotrow::check_ids` and
 `hotrow::check_offsets`. This way, one implementation serves eager code, `torch.compile` (without a
@@ -18,13 +18,13 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Ids that look like an encoding are rejected only if fewer than this share of uniformly random
-# batches would look the same by chance. The second limit is for 1-D ids.
+# Ids that look like an encoding are rejected only if the share of uniformly random batches that
+# also look like the encoding is below a limit. The second limit is for 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
-    torch.bool: "for a one-hot or multi-hot use {name}.float(); "
-    "for the positions where a mask is True use {name}.nonzero()",
+    torch.bool: "for a one-hot or multi-hot, use {name}.float(); "
+    "for the positions where a mask is True, use {name}.nonzero()",
     torch.uint8: "torch indexing treats uint8 as a mask; use {name}.long()",
 }
 
@@ -32,8 +32,8 @@ _WRONG_DTYPE = {
 def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
     """Convert a tensor, an array, a list (nested to any depth) or an int to a tensor of ids.
 
-    Returns an int64 or int32 tensor of the same shape. Raises `HotrowError` for anything else.
-    This doesn't check the range; use `check_ids` for that.
+    Returns an int64 or int32 tensor of the same shape. Raises `HotrowError` for other values.
+    The range isn't checked; use `check_ids` for that.
 
     >>> as_ids([2, 3, 1])
     tensor([2, 3, 1])
@@ -80,15 +80,16 @@ def check_ids(
 
     Args:
         ids: int64 or int32, any shape, any device; may be empty.
-        rows: V, the number of rows of the table.
+        rows: V, the number of table rows.
         name: the argument's name, for error messages.
-        refused_encoding: reject integers that look like this encoding: "one-hot" (one 1, otherwise
-            0), "multi-hot" (only 0s and at least one 1), or "" for none. This check runs only if
-            the last dimension is V >= 3, and if fewer than 1 in 50 uniformly random batches of ids
-            would look like the encoding (1 in 10,000 for 1-D ids).
+        refused_encoding: reject integers that look like this encoding: "one-hot" (a single 1, all
+            others 0), "multi-hot" (only 0s and 1s, with at least one 1), or "" for none. This check
+            runs only if the last dimension is V, V is 3 or more, and fewer than 1 in 50 uniformly
+            random batches of ids would look like the encoding (1 in 10,000 for 1-D ids).
 
     Raises:
-        HotrowIndexError: an id is negative or not less than `rows`. The message names the first.
+        HotrowIndexError: an id is negative or not less than `rows`. The message names the first
+            such id.
         HotrowError: the dtype is wrong, or the ids look like the rejected encoding.
 
     Cost: one pass over the ids, and a synchronization on a GPU.
@@ -115,9 +116,9 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
 
 
 def is_readable(ids: Tensor) -> bool:
-    """Return whether Python can read the values.
+    """Return whether Python can read the ids.
 
-    It can't read them under a tracer, a transform or a dispatch mode, nor from a tensor subclass or
+    Python can't read ids under a tracer, a transform or a dispatch mode, or in a tensor subclass or
     a meta tensor.
     """
     return (
@@ -155,7 +156,7 @@ def normalize_padding(padding_idx: int | None, rows: int) -> int:
     if not -rows <= padding_idx < rows:
         raise HotrowIndexError(
             f"padding_idx = {padding_idx}, but the table has {rows} rows "
-            f"(valid {-rows}..{rows - 1})"
+            f"(valid range: {-rows}..{rows - 1})"
         )
     return padding_idx % rows
 
@@ -180,7 +181,7 @@ def check_bag(
     dtype: torch.dtype,
     last: bool,
 ) -> Tensor | None:
-    """Return the offsets after checking that offsets and weights fit ids of this shape.
+    """Check that offsets and weights match the shape of the ids, and return the offsets.
 
     Args:
         shape: the shape of the ids: (B, L), or (N,) with offsets.
@@ -246,10 +247,10 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
-    """Return whether integers are almost certainly an encoding that lacks a `.float()` call."""
+    """Return whether the integers are almost certainly one-hot or multi-hot vectors, not ids."""
     if not encoding or rows < 3 or ids.ndim == 0 or ids.shape[-1] != rows:
         return False
-    # Accept a few ids of a small table, because they may look like an encoding by chance.
+    # Accept small batches for small tables, because real ids may look like an encoding by chance.
     chance = -(rows - 1) * math.log(rows) if encoding == "one-hot" else rows * math.log(2 / rows)
     max_chance = math.log(_MAX_FLAT_CHANCE if ids.ndim == 1 else _MAX_CHANCE)
     if ids.numel() // rows * chance > max_chance or not bool(((ids == 0) | (ids == 1)).all()):
@@ -286,7 +287,7 @@ def _range_error(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
     position = out_of_range.nonzero()[0].tolist()
     value = int(ids[tuple(position)])
     index = f"[{', '.join(map(str, position))}]" if position else ""
-    valid = f"valid 0..{rows - 1}" if rows else "no id is valid"
+    valid = f"valid ids: 0..{rows - 1}" if rows else "no id is valid"
     other_count = int(out_of_range.sum()) - 1
     if value < 0:
         fix = "negative ids often mark padding or ignored positions; mask them or map them to a row"
@@ -319,12 +320,12 @@ def _check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
         end = f"offsets[{i + 1}] = {int(ends[i])}" if has_next else f"there are {count} ids"
         raise HotrowError(
             f"offsets[{i}] = {int(offsets[i])}, but {end}",
-            fix="offsets must be the start of each bag, in ascending order",
+            fix="offsets must contain the start of each bag, in ascending order",
         )
     if last and int(offsets[-1]) != count:
         raise HotrowError(
             f"offsets[-1] = {int(offsets[-1])}, but there are {count} ids",
-            fix="with include_last_offset, the last offset must be the number of ids",
+            fix="with include_last_offset, the last offset must equal the number of ids",
         )
     return offsets.clone()
 
@@ -333,7 +334,7 @@ _library: Any = torch.library.Library("hotrow", "DEF")  # type: ignore[no-untype
 
 
 def _define(name: str, arguments: str, implementation: Any) -> None:
-    """Define an operator that copies its input, is opaque to tracers and works in vmap."""
+    """Define an operator that copies its input, is opaque to tracers and works under vmap."""
     operator = f"hotrow::{name}"
     _library.define(f"{name}(Tensor {arguments}) -> Tensor")
     _library.impl(name, implementation, "CompositeExplicitAutograd")

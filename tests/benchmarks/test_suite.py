@@ -102,7 +102,7 @@ def test_a_peer_that_is_not_installed_is_not_measured(monkeypatch):
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("fbgemm_gpu") is None, reason="needs a peer of the benchmark: FBGEMM"
+    importlib.util.find_spec("fbgemm_gpu") is None, reason="needs a benchmark peer: FBGEMM"
 )
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
 def test_fbgemm_is_equal(optimizer):
@@ -111,9 +111,7 @@ def test_fbgemm_is_equal(optimizer):
     assert record["peers"]["fbgemm"]["equality"]["equal"], record["peers"]["fbgemm"]
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax") is None, reason="needs a peer of the benchmark: JAX"
-)
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs a benchmark peer: JAX")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam", "AdamW", None])
 def test_jax_is_equal_where_it_is_dense(optimizer):
     configs = (HOTROW, PeerConfig("jax dense"), *[PeerConfig("jax lazy")] * (optimizer is not None))

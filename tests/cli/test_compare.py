@@ -1,4 +1,4 @@
-"""`hotrow compare` and `hotrow check`: output, messages and exit codes."""
+"""Test the output, messages and exit codes of `hotrow compare` and `hotrow check`."""
 
 import io
 import json
@@ -34,7 +34,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with all valid and invalid files that the tests use."""
+    """Return a folder with the valid and invalid files that the tests use."""
     folder = tmp_path_factory.mktemp("inputs")
     table = torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
     poisoned = table.clone()
@@ -75,19 +75,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, run_hotrow: Run) -> Run:
-    """Run `hotrow compare` in the folder with the input files."""
+    """Return a function that runs `hotrow compare` in the folder with the input files."""
     monkeypatch.chdir(inputs)
     return partial(run_hotrow, "compare")
 
 
 @pytest.fixture
 def check(run_hotrow: Run) -> Run:
-    """Run `hotrow check`, by default on a small table."""
+    """Return a function that runs `hotrow check`, by default with a small table."""
     return partial(run_hotrow, "check", "--rows", "40", "--columns", "5")
 
 
 def launch(folder: Path, *arguments: str, **options: Any) -> Result:
-    """Run `python -m hotrow` in its own process, with pipes instead of a terminal."""
+    """Run `python -m hotrow` in a separate process, with pipes instead of a terminal."""
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     done = subprocess.run(
         [sys.executable, "-m", "hotrow", *arguments],
@@ -110,32 +110,33 @@ INCOMPLETE = (
     "is the file complete? hotrow never opens pickled files (.pt, .bin); "
     "save the tensor with safetensors.torch.save_file"
 )
-WHOLE = "ids are whole numbers of at most 18 digits, separated by commas or spaces"
+WHOLE = "ids must be whole numbers of at most 18 digits, separated by commas or spaces"
 MAY_READ = "check the path and the permissions"
 SIZE = "write the size as 500MB or 2GiB"
 LONG = "x" * 300
 
-# (arguments, start of the message, fix). The start leaves out messages from other libraries.
+# Each case is (arguments, start of the expected message, expected fix). The start omits any text
+# from other libraries.
 UNUSABLE: list[tuple[str, str, str | None]] = [
     # ids
     (
         f"{ONE} --ids 1,2,4",
-        "ids[2] = 4, but the table has 4 rows (valid 0..3)\n",
+        "ids[2] = 4, but the table has 4 rows (valid ids: 0..3)\n",
         "ids start at 0; do yours start at 1, or does the table need one more row?",
     ),
     (
         f"{ONE} --ids '9 1 7'",
-        "ids[0] = 9, but the table has 4 rows (valid 0..3), and 1 more out of range\n",
+        "ids[0] = 9, but the table has 4 rows (valid ids: 0..3), and 1 more out of range\n",
         "do these ids come from a larger vocabulary?",
     ),
     (
         f"{ONE} --ids 1,-3",
-        "ids[1] = -3, but the table has 4 rows (valid 0..3)\n",
+        "ids[1] = -3, but the table has 4 rows (valid ids: 0..3)\n",
         "negative ids often mark padding or ignored positions; mask them or map them to a row",
     ),
     (
         f"{ONE} --tokenizer words.json --ids {2**40}",
-        f"ids[0] = {2**40}, but the table has 4 rows (valid 0..3)\n",
+        f"ids[0] = {2**40}, but the table has 4 rows (valid ids: 0..3)\n",
         "do these ids come from a larger vocabulary?",
     ),
     (f"{ONE} --ids 1.5", "--ids, line 1: '1.5' is not an id\n", WHOLE),
@@ -163,7 +164,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
             "pickled.pt",
         )
     ),
-    # the name of the tensor
+    # the --tensor option
     (
         "--table two.safetensors --ids 1",
         "two.safetensors has 2 tables; name one with --tensor:\n"
@@ -227,7 +228,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         f"{ONE} --text the --tokenizer larger.json",
-        "larger.json has ids up to 4, but the table wte.weight has 4 rows (valid 0..3)\n",
+        "larger.json has ids up to 4, but the table wte.weight has 4 rows (valid ids: 0..3)\n",
         "use the table and the tokenizer of the same model",
     ),
     # the text
@@ -253,7 +254,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         f"{ONE} --tokenizer words.json --text the\udcff",
-        r"the text is not Unicode: character 3 is '\udcff'" + "\n",
+        r"the text is not valid Unicode: character 3 is '\udcff'" + "\n",
         "pass UTF-8 text",
     ),
     # invalid combinations of options
@@ -344,7 +345,7 @@ def test_the_path_of_the_page_is_checked_before_any_work(
     run: Run, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def work(*_: object) -> None:
-        raise AssertionError("the work has started")
+        raise AssertionError("work started before the path was checked")
 
     for name in ("read_table", "read_tokenizer", "read_text"):
         monkeypatch.setattr(files, name, work)
@@ -352,7 +353,7 @@ def test_the_path_of_the_page_is_checked_before_any_work(
     assert run(*ONE.split(), "--ids-file", "ids.txt", "--html", place).code == 2
 
 
-# Root can read every file, so the process first drops its capabilities.
+# Root can read every file, so a process that runs as root first drops its capabilities.
 FORBIDDEN = """
 import ctypes, os, sys
 if os.geteuid() == 0:
@@ -819,7 +820,7 @@ def test_a_closed_pipe_keeps_the_exit_code_without_a_traceback(inputs: Path) -> 
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        process.stdout.close()  # like `| head -1`, but before any output is written
+        process.stdout.close()  # like `| head -1`, but the pipe closes before any output
         assert process.stderr.read() == b""
         assert process.wait(120) == 0
 
@@ -907,7 +908,7 @@ def test_on_a_real_terminal_progress_appears_after_two_seconds_and_is_cleared(in
         try:
             while chunk := os.read(master, 4096):
                 seen += chunk
-        except OSError:  # Linux raises this when the other end is closed
+        except OSError:  # Linux raises OSError when the terminal's other end is closed
             pass
         assert process.stdout is not None
         out = process.stdout.read().decode()
@@ -916,7 +917,7 @@ def test_on_a_real_terminal_progress_appears_after_two_seconds_and_is_cleared(in
     assert "one-hot matmul" in seen.decode()
     assert "0:00:02" in seen.decode()
     assert "0:00:01" not in seen.decode()
-    assert seen.rstrip().endswith(b"\x1b[2K")  # the line is cleared
+    assert seen.rstrip().endswith(b"\x1b[2K")  # the progress line is cleared
     assert "output    equal" in out
 
 

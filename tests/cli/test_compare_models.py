@@ -1,4 +1,4 @@
-"""`hotrow compare module:function`: output, messages and exit codes."""
+"""Test the output, messages and exit codes of `hotrow compare module:function`."""
 
 import json
 import os
@@ -147,7 +147,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `hotrow compare` in this folder without timing; `@` stands for `nets.models:`."""
+    """Return a function that runs `hotrow compare` untimed; `@` stands for `nets.models:`."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
     real = cli_compare.compare_models
@@ -170,7 +170,7 @@ def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
 def test_a_model_is_compared_within_80_columns(run: Run) -> None:
     found = run("@build --inputs @states")
     assert found.code == 0
-    assert found.err == "building\n"  # printed by the model
+    assert found.err == "building\n"  # the model prints this line
     lines = found.out.splitlines()
     assert lines[:2] == [
         "nets.models:build, before and after conversion",
@@ -189,7 +189,7 @@ def test_a_model_is_compared_within_80_columns(run: Run) -> None:
 
 
 def swapped(described: str) -> str:
-    """Swap the two described tensors, because .safetensors files sort them by name."""
+    """Swap the descriptions of two tensors, because .safetensors files sort tensors by name."""
     first, _, second = described.partition("), ")
     return f"{second}, {first})"
 
@@ -294,11 +294,11 @@ def test_progress_names_the_current_activity(run: Run, monkeypatch: pytest.Monke
 
 # --- invalid input ----------------------------------------------------------------
 
-ONE = "call it directly in Python to see the full traceback"
+ONE = "run the code in Python to see the full traceback"
 AGAIN = "save a tensor, a tuple or a dict of tensors, or name a function that returns them"
 COMPLETE = "is the file complete? Write it with torch.save"
 
-# (arguments, part of the message, fix)
+# Each case is (arguments, part of the expected message, expected fix).
 UNUSABLE: list[tuple[str, str, str]] = [
     # the model's name
     (
@@ -313,19 +313,23 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "nets/models.py:build --inputs @states",
-        "'nets/models.py:build' is not module:function",
+        "'nets/models.py:build' does not have the form module:function",
         "write it as nets.models:build",
     ),
     (
         "broken.py:build --inputs @states",
-        "'broken.py:build' is not module:function",
+        "'broken.py:build' does not have the form module:function",
         "write it as broken:build",
     ),
-    (": --inputs @states", "':' is not module:function", "write it as package.module:function"),
-    (".models:build --inputs @states", "'.models:build' is not", "write it as package.module:"),
+    (
+        ": --inputs @states",
+        "':' does not have the form module:function",
+        "write it as package.module:function",
+    ),
+    (".models:build --inputs @states", "'.models:build' does not", "write it as package.module:"),
     (
         "nets.models:build() --inputs @states",
-        "'nets.models:build()' is not module:function",
+        "'nets.models:build()' does not have the form module:function",
         "write it as package.module:function",
     ),
     (
@@ -356,12 +360,12 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "@number --inputs @states",
-        "nets.models:number is a int, which can't be called",
+        "nets.models:number is of type int, which can't be called",
         "name a fun",
     ),
     (
         "@states --inputs @states",
-        "nets.models:states returns a Tensor, but must return a torch.nn.Module",
+        "nets.models:states returns an object of type Tensor, but must return a torch.nn.Module",
         "return the model itself",
     ),
     (
@@ -376,12 +380,12 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs nots:batch",
         "module nots, which nots:batch needs, is neither in ",
-        "run the command in the folder",
+        "run the command in the module's folder",
     ),
     (
         "@built --inputs @plain",
         "the inputs from nets.models:plain are of type Plain, but must be a tensor, a tuple or",
-        "return or save one of these",
+        "return or save one of these types",
     ),
     (
         "@built --inputs number.pt",
@@ -420,7 +424,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs mixed.safetensors",
         "the tensors in mixed.safetensors are named 0, scale, which mixes keywords",
-        "name all of them after the model's arguments, or all of them 0, 1, 2",
+        "name all tensors after the model's arguments, or all tensors 0, 1, 2",
     ),
     # inputs that the model does not accept
     (

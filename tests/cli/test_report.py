@@ -1,4 +1,4 @@
-"""The comparison report: its costs, its wording, and the HTML page with five figures."""
+"""Test the comparison report: its costs, its wording, and its HTML page with five figures."""
 
 import dataclasses
 import io
@@ -205,7 +205,7 @@ def drawings(page: str) -> list[tuple[list[str], str]]:
 
 
 def count(texts: list[str], run: list[str]) -> int:
-    """Count how often the texts of `run` occur one after another in `texts`."""
+    """Count how often `run` occurs as a contiguous part of `texts`."""
     return sum(texts[start : start + len(run)] == run for start in range(len(texts)))
 
 
@@ -216,7 +216,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert f"id {id} selects row {id}" in caption
         assert {row: count(texts, ROWS[row]) for row in ROWS} == {
             row: 2 if row == id else 1 for row in ROWS
-        }  # every row is in the table, and the selected row is also in the output
+        }  # each row appears in the table; the selected row also appears in the output
     texts, caption = several
     assert caption == "Figure 3. The ids select their rows, in order."
     assert all(count(texts, ROWS[row]) == 2 for row in ROWS)
@@ -227,7 +227,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert f"the one-hot row of id {id} by column 0" in caption
         entry = ROWS[id][0]
         assert count(texts, ["1", "×", entry, "=", entry]) == 1
-        assert texts.count("0") >= 6  # one zero and one product for each other row
+        assert texts.count("0") >= 6  # each of the 3 other rows shows a zero and a product of zero
         assert texts[texts.index("sum") + 1 :][:2] == ["=", entry]
         assert "3 of 4 products are by zero." in texts
 

@@ -1,4 +1,4 @@
-"""The report page in a browser: self-contained, safe, readable and accessible."""
+"""Test that the report page is self-contained, safe, readable and accessible in a browser."""
 
 import re
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def test_the_page_opens_from_disk_without_requests_or_messages(open_page: Open, 
 
 def test_requests_and_dialogs_are_recorded(open_page: Open) -> None:
     recorded = open_page()
-    recorded.page.goto("about:blank")  # escape the page's content security policy
+    recorded.page.goto("about:blank")  # leave the page, because its security policy blocks scripts
     recorded.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
     recorded.page.wait_for_timeout(200)
     assert "http://127.0.0.1:9/x" in recorded.requests

@@ -290,7 +290,7 @@ def bad_ids(count, bad):
 @pytest.mark.parametrize(
     ("bad", "text"),
     [
-        (torch.tensor([7, 101]), r"input[1] = 101, but the table has 101 rows (valid 0..100)"),
+        (torch.tensor([7, 101]), r"input[1] = 101, but the table has 101 rows (valid ids: 0..100)"),
         (torch.tensor([-1]), r"input[0] = -1, but the table has 101 rows"),
         (torch.tensor([1.0]), "input is float32 of shape (1,), but ids must be int64 or int32"),
         ([7], "input is a list, but ids must be a tensor: use torch.tensor(input)"),
@@ -354,7 +354,7 @@ def test_a_bad_id_on_a_two_dimensional_mesh_raises_on_all_ranks():
     found = rank_processes(4).run(bad_id_on_a_mesh)
     for errors, values in found:
         for error in errors:
-            assert "input[0] = 101, but the table has 101 rows (valid 0..100)" in error
+            assert "input[0] = 101, but the table has 101 rows (valid ids: 0..100)" in error
         for name, value in found[0][1].items():
             assert_same_bits(values[name], value)
 

@@ -1,4 +1,4 @@
-"""Reading tables, texts and ids from files, error messages, and writing text files."""
+"""Test reading tables, texts and ids from files, writing text files, and error messages."""
 
 import ast
 import json
@@ -52,7 +52,7 @@ def test_one_of_several_tables_is_read_by_name(tmp_path: Path) -> None:
 
 @pytest.fixture
 def huge(tmp_path: Path) -> Iterator[Path]:
-    """Create a sparse 3 GB file that contains a table of 2 million rows, then one of 4 rows."""
+    """Create a sparse 3 GB file with a table of 2 million rows followed by a table of 4 rows."""
     path = tmp_path / "huge.safetensors"
     rows, columns = 2_000_000, 384
     end = rows * columns * 4
@@ -86,7 +86,7 @@ def test_table_is_memory_mapped_and_the_rest_of_the_file_is_never_read(huge: Pat
 @pytest.mark.parametrize(
     "shapes",
     [{"a": (3,)}, {"a": ()}, {"a": (2, 2, 2)}, {}],
-    ids=["1-D", "0-D", "3-D", "no tensor at all"],
+    ids=["1-D", "0-D", "3-D", "no tensors"],
 )
 def test_file_without_a_table_raises(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
     path = tmp_path / "m.safetensors"
@@ -114,7 +114,7 @@ def test_long_list_of_candidates_is_shortened(tmp_path: Path) -> None:
 
 
 class Trap:
-    """An object that creates a file when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,14 +132,14 @@ def test_pickle_raises_and_is_never_executed(tmp_path: Path, read: object) -> No
         read(path)
     assert not sprung.exists()
     torch.load(path, weights_only=False)
-    assert sprung.exists(), "unpickling must spring the trap"
+    assert sprung.exists(), "unpickling must create the folder"
 
 
 UNPICKLERS = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 
 
 def test_no_source_file_unpickles_anything() -> None:
-    """The only exception is `torch.load(..., weights_only=True)`, which loads only tensors."""
+    """Allow only `torch.load(..., weights_only=True)`, which loads nothing but tensors."""
     sources = list(Path(hotrow.__file__).parent.rglob("*.py"))
     assert len(sources) > 10
     loads = []
@@ -215,7 +215,7 @@ def test_error_names_the_word_and_line_that_are_not_an_id(text: str, line: int, 
         (b"two\r\nlines", "two\r\nlines"),
         (b"", ""),
     ],
-    ids=["UTF-8", "byte order mark", "line ends as they are", "empty"],
+    ids=["UTF-8", "byte order mark", "line endings unchanged", "empty"],
 )
 def test_text_is_read_as_utf_8(tmp_path: Path, data: bytes, text: str) -> None:
     path = tmp_path / "t.txt"
@@ -269,7 +269,7 @@ def test_token_of_an_id_outside_the_vocabulary_is_a_question_mark(tmp_path: Path
 
 def test_tokenizer_with_more_ids_than_table_rows_raises(tmp_path: Path) -> None:
     path = tokenizer_file(tmp_path)
-    with pytest.raises(HotrowError, match=r"has ids up to 3, but wte has 3 rows \(valid 0\.\.2\)"):
+    with pytest.raises(HotrowError, match=r"ids up to 3, but wte has 3 rows \(valid ids: 0\.\.2\)"):
         files.read_tokenizer(path, 3, "wte")
     added = {"id": 4, "content": "<x>", "special": True, "normalized": False}
     added |= {"single_word": False, "lstrip": False, "rstrip": False}

@@ -91,11 +91,11 @@ def test_copies_its_ids():
 @pytest.mark.parametrize(
     ("ids", "classes", "message"),
     [
-        ([[1, 5]], 5, "ids[0, 1] = 5, but the one-hot has 5 classes (valid 0..4)"),
-        ([1, -1], 5, "ids[1] = -1, but the one-hot has 5 classes (valid 0..4)"),
+        ([[1, 5]], 5, "ids[0, 1] = 5, but the one-hot has 5 classes (valid ids: 0..4)"),
+        ([1, -1], 5, "ids[1] = -1, but the one-hot has 5 classes (valid ids: 0..4)"),
         ([0], 0, "num_classes = 0, but a one-hot needs at least 1 class"),
         ([], -1, "num_classes = -1, but a one-hot needs at least 1 class"),
-        ([-2], -1, "ids[0] = -2, but the one-hot has 1 classes (valid 0..0)"),
+        ([-2], -1, "ids[0] = -2, but the one-hot has 1 classes (valid ids: 0..0)"),
     ],
 )
 def test_id_without_a_column_raises(ids, classes, message):

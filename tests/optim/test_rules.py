@@ -678,7 +678,7 @@ def test_mutants_are_caught(mutant, exact):
     rival, truth = references("AdamW", (), frozen)
     assert_no_worse(RowRun("AdamW", {}, batches, torch.float32, exact).run()[0], rival, truth)
     wrong = mutant("AdamW", {}, batches, torch.float32, exact).run()[0]
-    with pytest.raises(AssertionError, match="the rival's plus 2 ulp"):
+    with pytest.raises(AssertionError, match="the rival's error plus 2 ulp"):
         assert_no_worse(wrong, rival, truth)
 
 
@@ -782,5 +782,5 @@ def test_mutants_of_closed_forms_are_caught(mutant, name, kwargs, dtype, compile
         uncompiled()
     batches = {"steps": 300, "rows": 60, "ids": 5}
     assert_three_way(name, kwargs, False, dtype, **batches)
-    with pytest.raises(AssertionError, match="the rival's plus 2 ulp"):
+    with pytest.raises(AssertionError, match="the rival's error plus 2 ulp"):
         assert_three_way(name, kwargs, False, dtype, mutant, **batches)

@@ -14,7 +14,7 @@ class Case:
     rows: int
     columns: int
     shape: tuple[int, ...]  # shape of the ids
-    distinct: int = 0  # draw ids from this many first rows; 0 for all rows
+    distinct: int = 0  # draw ids from the first `distinct` rows; 0 means all rows
     dtype: torch.dtype = torch.int64
 
     def ids(self) -> Tensor:
@@ -39,7 +39,7 @@ CASES = [
     Case("one column", 40, 1, (20,)),
     Case("no columns", 40, 0, (20,)),
     Case("no ids", 10, 3, (0,)),
-    Case("no ids in two dimensions", 10, 3, (4, 0)),
+    Case("empty two-dimensional batch", 10, 3, (4, 0)),
     Case("int32 ids", 60, 9, (30,), dtype=torch.int32),
 ]
 case_table = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -56,11 +56,11 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 @dataclass(frozen=True)
 class BadInput:
-    """Input that every layer with 7 rows and 3 columns rejects, and the error that it raises."""
+    """Input that every layer with a 7 x 3 table rejects, and the error that the layer raises."""
 
     name: str
     input: Callable[[], Tensor]
-    error: type[Exception]  # the type that torch users would catch
+    error: type[Exception]  # a built-in base class of the error
     message: str
 
 
@@ -69,21 +69,21 @@ BAD_INPUTS = [
         "too large",
         lambda: torch.tensor([[1, 2, 3], [4, 7, 7]]),
         IndexError,
-        "input[1, 1] = 7, but the table has 7 rows (valid 0..6), and 1 more out of "
+        "input[1, 1] = 7, but the table has 7 rows (valid ids: 0..6), and 1 more out of "
         "range: ids start at 0; do yours start at 1, or does the table need one more row?",
     ),
     BadInput(
         "far too large",
         lambda: torch.tensor([[0, 50257]]),
         IndexError,
-        "input[0, 1] = 50257, but the table has 7 rows (valid 0..6): "
+        "input[0, 1] = 50257, but the table has 7 rows (valid ids: 0..6): "
         "do these ids come from a larger vocabulary?",
     ),
     BadInput(
         "negative",
         lambda: torch.tensor([[3, -100]]),
         IndexError,
-        "input[0, 1] = -100, but the table has 7 rows (valid 0..6): negative ids often mark "
+        "input[0, 1] = -100, but the table has 7 rows (valid ids: 0..6): negative ids often mark "
         "padding or ignored positions; mask them or map them to a row",
     ),
     BadInput(
@@ -94,14 +94,14 @@ BAD_INPUTS = [
         "dimension of 7, the number of table rows: if these are ids, use input.long()",
     ),
     BadInput(
-        "probabilities of the wrong width",
+        "wrong number of probabilities",
         lambda: torch.rand(4, 6),
         ValueError,
         "input is float32 of shape (4, 6), but one-hot or probability input must have a last "
         "dimension of 7, the number of table rows: if these are ids, use input.long()",
     ),
     BadInput(
-        "one-hot of the wrong dtype",
+        "one-hot with the wrong dtype",
         lambda: torch.eye(7, dtype=torch.float64),
         ValueError,
         "input is float64, but the table is float32: use input.to(torch.float32)",
@@ -110,8 +110,8 @@ BAD_INPUTS = [
         "bool",
         lambda: torch.tensor([[True, False]]),
         ValueError,
-        "input is bool of shape (1, 2), but ids must be int64 or int32: for a one-hot or multi-hot "
-        "use input.float(); for the positions where a mask is True use input.nonzero()",
+        "input is bool of shape (1, 2), but ids must be int64 or int32: for a one-hot or multi-hot,"
+        " use input.float(); for the positions where a mask is True, use input.nonzero()",
     ),
     BadInput(
         "uint8",

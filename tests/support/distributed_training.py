@@ -16,10 +16,10 @@ WORLD_SIZES = 1, 2, 3, 4
 STEPS, BATCH_SIZE = 7, 11
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
-    "AdamW": {"lr": 0.05, "weight_decay": 0.1},  # decay updates idle rows, as momentum does
+    "AdamW": {"lr": 0.05, "weight_decay": 0.1},  # weight decay updates idle rows, as momentum does
     "Adam": {"lr": 0.05, "amsgrad": True},
     "Adagrad": {"lr": 0.1},
-    "RMSprop": {"lr": 0.01, "weight_decay": 0.1},  # tables use torch's dense step
+    "RMSprop": {"lr": 0.01, "weight_decay": 0.1},  # torch's dense step trains these tables
 }
 
 
@@ -40,7 +40,7 @@ class Fields(nn.Module):
 
 
 def converted_model(dtype=torch.float32, dense=False):
-    """Return the same model on every rank; with `dense`, its linear layer is trained too."""
+    """Return a model that is the same on every rank; `dense` also trains its linear layer."""
     torch.manual_seed(3)
     model = hotrow.convert(Fields(dtype))
     model.layer.requires_grad_(dense)
@@ -48,7 +48,7 @@ def converted_model(dtype=torch.float32, dense=False):
 
 
 def make_batch(t, dtype=torch.float32):
-    """Return the inputs and output gradient of step t. Some batches leave a rank without ids."""
+    """Return the inputs and output gradient of step t. Some ranks get no ids in some batches."""
     torch.manual_seed(100 + t)
     size = BATCH_SIZE if t % 3 else 2
     ids = [torch.randint(n, (size,)) for n in (101, 2, 17)]
@@ -57,7 +57,7 @@ def make_batch(t, dtype=torch.float32):
 
 
 def rank_batch(batch, count, rank):
-    """Return a rank's part of a batch; the first ranks may get one more example."""
+    """Return a rank's part of a batch; the first ranks may get one example more."""
     inputs, gradient = batch
     return [each.tensor_split(count)[rank] for each in inputs], gradient.tensor_split(count)[rank]
 
@@ -107,7 +107,7 @@ def distribute(model, method, count):
 
 
 def dense_model(dense=True):
-    """Return the same model, but with dense gradients."""
+    """Return the model from `converted_model`, but with dense gradients for its embeddings."""
     model = converted_model(dense=dense)
     for module in model.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -128,7 +128,7 @@ def train_whole_batches(dtype):
 
 
 def train_with_ddp(method, count):
-    """Train the tables with hotrow and the layer with DistributedDataParallel; clip gradients."""
+    """Train tables with hotrow and the layer with DistributedDataParallel, and clip gradients."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), method, count)
     ddp_model = DistributedDataParallel(model)

@@ -37,7 +37,7 @@ def outcome(run, *arguments):
 def assert_alike(actual, expected, strides=True):
     """Assert equal types, values, shapes, dtypes, strides and requires_grad, or similar errors."""
     if isinstance(expected, Exception):
-        # Our error has the same type as torch's, or a subclass; the message may differ.
+        # hotrow's error has the type of torch's error or a subclass; the message may differ.
         assert isinstance(actual, Exception), f"torch raises {expected!r}, hotrow returns {actual}"
         assert isinstance(actual, type(expected)), f"hotrow raises {actual!r}, not {expected!r}"
         return
@@ -67,7 +67,7 @@ def assert_alike(actual, expected, strides=True):
 
 @pytest.fixture
 def never_materialized(monkeypatch):
-    """Raise an error if a one-hot is converted to a dense tensor."""
+    """Make the test fail if a one-hot is converted to a dense tensor."""
 
     def refuse(self, permanent=False):
         raise AssertionError("materialized")
@@ -89,7 +89,7 @@ class LargestAllocation(TorchDispatchMode):
 
 
 def saved_file(x):
-    """Save x with torch.save, and return the file."""
+    """Save x with torch.save to a file in memory, and return the file."""
     buffer = io.BytesIO()
     torch.save(x, buffer)
     buffer.seek(0)

@@ -83,7 +83,7 @@ class ParsedFigure:
         return found
 
     def selected_rows(self):
-        """Return the labels and texts of the highlighted rows: (in the table, in the output)."""
+        """Return (label, texts) of the highlighted rows, first of the table, then of the output."""
         lines = self.lines("hr-picked")
         inside = [(label, texts) for left, label, texts in lines if left < self.output_x]
         return inside, [(label, texts) for left, label, texts in lines if left > self.output_x]
@@ -95,7 +95,7 @@ def example_a():
 
 
 def column_ids(ids):
-    """Return the ids with shape (N, 1), which is never mistaken for an integer one-hot."""
+    """Return the ids as an (N, 1) tensor, which is never mistaken for an integer one-hot."""
     return torch.tensor(ids, dtype=torch.long).unsqueeze(-1)
 
 
@@ -103,7 +103,7 @@ TABLE_KINDS = ["lookup", "product", "gradient"]
 
 
 def draw_kind(kind, table, ids, *, column=0, **options):
-    """Draw a figure of any kind; the gradient figure uses the output as its gradient."""
+    """Draw a figure of any kind; for "gradient", pass the output as its own gradient."""
     if kind == "product":
         options["column"] = column
     if kind == "gradient":
@@ -112,7 +112,7 @@ def draw_kind(kind, table, ids, *, column=0, **options):
 
 
 def arrow_ends(drawn):
-    """Return (start, end) of every arrow, in drawing order."""
+    """Return the start and end points of every arrow, in drawing order."""
     paths = [p.get("d") for p in drawn.root.iter(f"{SVG}path") if "hr-arrow" in p.get("class")]
     numbers = [[float(x) for x in re.findall(r"-?[\d.]+", path)] for path in paths]
     return [((p[0], p[1]), (p[-2], p[-1])) for p in numbers]

@@ -1,4 +1,4 @@
-"""Processes, shared by all tests, that run test functions as ranks of a process group."""
+"""Run test functions as ranks of a process group, in processes that all tests share."""
 
 import contextlib
 import datetime
@@ -81,7 +81,7 @@ _started = {}
 
 
 def rank_processes(count):
-    """Return a group of `count` processes, started by the first call."""
+    """Return the shared group of `count` processes; the first call starts it."""
     if count not in _started:
         _started[count] = RankProcesses(count)
     return _started[count]
@@ -101,7 +101,7 @@ def run_rank(rank, count, port, pipe):
     from hotrow.conversion import sampling
 
     torch.set_num_threads(1)
-    sampling.MIN_ENTRIES = 0  # as the fixture does in the main process
+    sampling.MIN_ENTRIES = 0  # like the `_small_one_hots` fixture in the main process
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     timeout = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT)
     dist.init_process_group("gloo", rank=rank, world_size=count, timeout=timeout)
@@ -117,7 +117,7 @@ def run_rank(rank, count, port, pipe):
 
 @functools.cache
 def mesh_of_all(count):
-    """Return the mesh of all ranks, created once per process because torch keeps its groups."""
+    """Return the mesh of all ranks, created only once because torch keeps a mesh's groups."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", (count,))

@@ -1,4 +1,4 @@
-"""The tolerances of all tests. Each has a reason, and none is loosened to make a test pass."""
+"""The tolerances that tests use. Don't loosen a tolerance just to make a test pass."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ def ulp(values: Tensor, dtype: torch.dtype) -> float:
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
-    """Assert equal bits, for values that are only selected, or added in a fixed order."""
+    """Assert bitwise equality, for values that are only selected, or added in a fixed order."""
     assert actual.shape == expected.shape
     assert actual.dtype == expected.dtype
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[actual.element_size()]
@@ -21,16 +21,16 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
 
 
 def assert_same_numbers(actual: Tensor, expected: Tensor) -> None:
-    """Assert equal values, where 0.0 equals -0.0: a sum that starts at 0.0 can't end at -0.0."""
+    """Assert numerical equality: 0.0 equals -0.0, because a sum from 0.0 can't end at -0.0."""
     assert actual.dtype == expected.dtype
     assert torch.equal(actual, expected)
 
 
 def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor | np.ndarray) -> None:
-    """Assert an error of at most the rival's error plus 2 ulp, for sums in any order.
+    """Assert that the error is at most the rival's error plus 2 ulp, for sums in any order.
 
-    The truth is in float64, or in numpy's long double for float64 values. The 2 ulp, taken at the
-    largest value, allow for a rival that is accurate by luck.
+    `truth` is in float64, or in numpy's long double for float64 values. The extra 2 ulp, at the
+    largest value, allow for a rival that is accurate by chance.
     """
     actual, rival = actual.detach(), rival.detach()
     if isinstance(truth, Tensor):
@@ -49,13 +49,15 @@ def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor | np.ndarray) -
     error = distance(actual)
     nearest = torch.from_numpy(truth.astype(np.float64))
     allowed = distance(rival) + 2 * ulp(nearest, actual.dtype)
-    assert error <= allowed, f"error {error:.3g} exceeds the rival's plus 2 ulp, {allowed:.3g}"
+    assert error <= allowed, (
+        f"error {error:.3g} exceeds the rival's error plus 2 ulp, {allowed:.3g}"
+    )
 
 
 def assert_rounded(actual: Tensor, truth: Tensor, terms: Tensor | int, sizes: Tensor) -> None:
-    """Assert that a sum of `terms` products is within the rounding error of any order of addition.
+    """Assert that sums of `terms` products are within the error bound for any order of addition.
 
-    Used where a rival may add fewer products. In any order, the error is at most
+    Use this function if a rival may add fewer products. In any order, the error is at most
     (terms + 1) u sum|products|, where u is the unit roundoff
     (N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
     """
@@ -64,4 +66,4 @@ def assert_rounded(actual: Tensor, truth: Tensor, terms: Tensor | int, sizes: Te
     allowed = (terms + 1) * (info.eps / 2 * sizes + info.smallest_normal * info.eps)
     worst = (actual.detach().double() - truth).abs() - allowed
     assert actual.shape == truth.shape
-    assert bool((worst <= 0).all()), f"exceeds the rounding bound by {float(worst.max()):.3g}"
+    assert bool((worst <= 0).all()), f"the error exceeds its bound by {float(worst.max()):.3g}"

@@ -1,4 +1,4 @@
-"""Sparse training runs with torch.optim on a dense parameter, and with rules on touched rows."""
+"""Train with torch.optim on a dense parameter, and with hotrow's rules on the touched rows."""
 
 from dataclasses import dataclass
 
@@ -94,7 +94,7 @@ def train_dense(name, kwargs, batches, dtype):
 
 @dataclass
 class RowRun:
-    """Training of a table with an optimizer's rule, on touched rows only."""
+    """Train a table with an optimizer's rule, on touched rows only."""
 
     name: str
     kwargs: dict
@@ -120,7 +120,7 @@ class RowRun:
         self.ledger = Ledger(self.rule, self.group, exact=self.exact)
 
     def step(self, t):
-        """Run the step on batch t."""
+        """Run the optimizer step for batch t."""
         self.group["lr"] = self.base_lr * self.batches.learning_rate_factor(t)
         self.ledger.record_step(self.group)
         grads = self.batches.gradients(t).to(self.dtype)
@@ -128,12 +128,12 @@ class RowRun:
         step(self.ledger, self.table, self.slots, self.row_steps, grouped)
 
     def settle(self, rows=None):
-        """Settle the given rows, or all rows."""
+        """Apply the missed steps to the given rows, or to all rows."""
         rows = torch.arange(len(self.table)) if rows is None else rows
         settle(self.ledger, self.table, self.slots, self.row_steps, rows)
 
     def run(self):
-        """Train on all batches, then settle all rows."""
+        """Train on all batches, then apply the missed steps to all rows."""
         for t in range(self.batches.steps):
             self.step(t)
         self.settle()
@@ -194,7 +194,7 @@ def to_numpy(value):
 
 
 def train_long_double(name, kwargs, batches):
-    """Train a dense parameter by the rule in long double, as a reference for float64."""
+    """Train a dense parameter in long double with hotrow's rule, as a reference for float64."""
     rule, torch_optimizer = (
         RULES[name],
         make_torch_optimizer(name, kwargs, batches.weights.double())[0],

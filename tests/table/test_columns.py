@@ -287,7 +287,7 @@ def test_bags_support_dtypes_that_torch_does_not(dtype, scale):
 def test_a_bad_id_raises_before_anything_settles(columns, call):
     weight = weight_of("table", columns)
     weight.lag = lag = Recorder()
-    with pytest.raises(IndexError, match=r"the table has 7 rows \(valid 0\.\.6\)"):
+    with pytest.raises(IndexError, match=r"the table has 7 rows \(valid ids: 0\.\.6\)"):
         call(weight, torch.tensor([[1, 7]]), columns=columns)
     assert lag.calls == []
 

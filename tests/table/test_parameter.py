@@ -384,7 +384,7 @@ def test_a_lookup_settles_the_rows_that_it_reads(look_up):
 def test_a_bad_id_raises_before_anything_settles(ids):
     model, _ = twins()
     model[0].weight.lag = lag = Recorder()
-    with pytest.raises(IndexError, match=r"the table has 10 rows \(valid 0\.\.9\)"):
+    with pytest.raises(IndexError, match=r"the table has 10 rows \(valid ids: 0\.\.9\)"):
         model(torch.tensor(ids))
     assert lag.calls == []
 

@@ -192,8 +192,8 @@ def test_result_prints_as_a_report():
     [
         (torch.ones(3), [1], {}, "the table has shape (3,), but a table must be 2-D (rows,"),
         (torch.ones(3, 2, 1), [1], {}, "but a table must be 2-D"),
-        (torch.ones(3, 2).long(), [1], {}, "the table is int64, but a table must be one of flo"),
-        (torch.ones(3, 2), [3], {}, "ids[0] = 3, but the table has 3 rows (valid 0..2)"),
+        (torch.ones(3, 2).long(), [1], {}, "the table is int64, but the dtype of a table must be"),
+        (torch.ones(3, 2), [3], {}, "ids[0] = 3, but the table has 3 rows (valid ids: 0..2)"),
         (torch.ones(3, 2), [0.5], {}, "ids is float32"),
         (torch.ones(3, 2), [1, 2], {"tokens": ["a"]}, "there are 1 tokens for 2 ids"),
         (torch.ones(3, 2), [1, 2], {"tokens": "ab"}, "tokens is a str"),

@@ -1,4 +1,4 @@
-"""Read tables, texts and ids from files, and write text files. Nothing is ever unpickled."""
+"""Read tables, texts and ids from files, and write text files. No file is ever unpickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hotrow.inputs.text import elide, escape_unprintable
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# The dtypes that a table may have, as named by safetensors.
+# Valid table dtypes, as safetensors names them.
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 _MAX_LISTED = 40  # maximum number of candidates in an error message
 _ID = re.compile("-?[0-9]{1,18}")  # 18 digits fit in an int64
@@ -36,14 +36,16 @@ class Tokens:
 def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor]:
     """Return the name and values of one 2-D floating-point tensor in a safetensors file.
 
-    The file is memory-mapped: rows are read when they are used, and other tensors are never read.
+    The file is memory-mapped, so rows are read only when they are used. Other tensors are never
+    read.
 
     Args:
         path: the safetensors file.
         tensor: the tensor's name; may be None if exactly one tensor in the file is a table.
 
     Raises:
-        HotrowError: the file can't be read, there is no such tensor, or the choice is ambiguous.
+        HotrowError: the file can't be read, it has no table of this name, or `tensor` is None and
+            the file doesn't have exactly one table.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -72,7 +74,7 @@ def _check_settled(path: Path) -> None:
     unfinished = path.with_name("journal").exists()
     if unfinished or (run.exists() and json.loads(run.read_bytes()).get("behind")):
         raise HotrowError(
-            f"{path} is in a hotrow.disk folder, and some of its rows are not settled",
+            f"{path} is in a hotrow.disk folder, and some rows of its table are not settled",
             fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
             "store.save()",
         )
@@ -135,30 +137,31 @@ def read_text(path: str | Path) -> str:
 
 
 def parse_ids(text: str, source: str) -> list[int]:
-    """Parse decimal ids separated by commas or white space; errors name the `source`."""
+    """Parse decimal ids separated by commas or whitespace; error messages name the `source`."""
     ids = []
     for number, line in enumerate(text.split("\n"), 1):
         for word in line.replace(",", " ").split():
             if not _ID.fullmatch(word):
                 raise HotrowError(
                     f"{source}, line {number}: {elide(word, 40)!r} is not an id",
-                    fix="ids are whole numbers of at most 18 digits, separated by commas or spaces",
+                    fix="ids must be whole numbers of at most 18 digits, separated by commas or "
+                    "spaces",
                 )
             ids.append(int(word))
     return ids
 
 
 def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
-    """Read a tokenizer.json and check that the table has a row for each id, unless `rows` is None.
+    """Read a tokenizer.json file. If `rows` isn't None, check that the table has a row for each id.
 
-    Truncation and padding are turned off, so the ids match the tokens of the whole text.
+    Truncation and padding are turned off, so the tokens cover the whole text and nothing else.
     """
     from tokenizers import Tokenizer
 
     path = _check_readable(path, "the tokenizer")
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises a plain Exception
+    except Exception as error:  # the tokenizers library raises a plain Exception
         raise HotrowError(
             f"{path} cannot be read as a tokenizer ({error})",
             fix="pass a tokenizer.json file written by the tokenizers library",
@@ -167,7 +170,7 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
     if rows is not None and largest >= rows:
         raise HotrowError(
             f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
-            f"(valid 0..{rows - 1:,})",
+            f"(valid ids: 0..{rows - 1:,})",
             fix="use the table and the tokenizer of the same model",
         )
     tokenizer.no_truncation()
@@ -176,12 +179,12 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
-    """Tokenize a text, including the special tokens that the tokenizer adds."""
+    """Return the tokens of a text, including special tokens that the tokenizer adds."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # a command-line argument that is not UTF-8 has surrogates
+    except UnicodeEncodeError as error:  # arguments that are not UTF-8 contain surrogates
         raise HotrowError(
-            f"the text is not Unicode: character {error.start:,} is {text[error.start]!r}",
+            f"the text is not valid Unicode: character {error.start:,} is {text[error.start]!r}",
             fix="pass UTF-8 text",
         ) from None
     encoding: Any = tokenizer.encode(text)
@@ -207,7 +210,7 @@ def check_writable(path: str | Path) -> None:
     # os.replace would replace a device or a pipe with a file.
     if target.exists() and not target.is_file():
         raise HotrowError(
-            f"{path} is not a regular file", fix="pass the path of a regular or a new file"
+            f"{path} is not a regular file", fix="pass the path of a regular file or a new file"
         )
     if not all(os.access(each, os.W_OK) for each in (folder, target) if each.exists()):
         raise HotrowError(
@@ -217,9 +220,9 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically: write a temporary file in the same folder, then rename it."""
+    """Write a text file atomically, by renaming a temporary file in the target's folder."""
     check_writable(path)
-    target = Path(path).resolve()  # replace the target of a symbolic link
+    target = Path(path).resolve()  # if the path is a symbolic link, write its target
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=target.parent, prefix=".hotrow-", delete=False
@@ -229,7 +232,7 @@ def write_text(path: str | Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-                # Temporary files are private. Set the default permissions of a new file.
+                # Give the private temporary file the default permissions of a new file.
                 umask = os.umask(0)
                 os.umask(umask)
                 os.chmod(temporary, 0o666 & ~umask)
@@ -242,7 +245,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _check_readable(path: str | Path, what: str) -> Path:
-    """Return the path after checking that its file can be opened."""
+    """Return the path after checking that the file can be opened for reading."""
     try:
         with open(path, "rb"):
             return Path(path)

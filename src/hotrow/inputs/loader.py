@@ -1,4 +1,4 @@
-"""Load a model and its inputs by name: module:callable, a .pt file or a .safetensors file.
+"""Load a model or its inputs, named as module:callable or as a .pt or .safetensors file.
 
 A module:callable name is imported and called. Files may contain only tensors: other objects are
 never unpickled.
@@ -35,7 +35,7 @@ def is_import_name(text: str) -> bool:
 
 
 def load_model(name: str, seed: int = 0) -> nn.Module:
-    """Load a model: import the name, and call the result unless it is already an `nn.Module`.
+    """Import a model, or import a callable and call it to create the model.
 
     Args:
         name: module:callable; both parts may be dotted.
@@ -48,22 +48,24 @@ def load_model(name: str, seed: int = 0) -> nn.Module:
     model = found if isinstance(found, nn.Module) else _call(name, found, seed)
     if not isinstance(model, nn.Module):
         raise HotrowError(
-            f"{name} returns a {type(model).__name__}, but must return a torch.nn.Module",
+            f"{name} returns an object of type {type(model).__name__}, but must return a "
+            "torch.nn.Module",
             fix="return the model itself",
         )
     return model
 
 
 def load_inputs(name: str, seed: int = 0) -> Any:
-    """Load inputs: a tensor, a tuple or list of arguments, or a dict of keyword arguments.
+    """Load inputs as a tensor, a tuple or list of arguments, or a dict of keyword arguments.
 
     Args:
         name: module:callable, or a file. The tensors in a .safetensors file become keyword
             arguments, or positional arguments if they are named 0, 1, 2, ...
-        seed: as for `load_model`.
+        seed: torch's random seed, as in `load_model`.
 
     Raises:
-        HotrowError: as for `load_model`, or the file can't be read or contains other objects.
+        HotrowError: the name can't be found, imported or called; the file can't be read or contains
+            objects other than tensors; or the inputs have the wrong type.
     """
     suffix = Path(name).suffix.lower()
     if suffix in _SUFFIXES:
@@ -79,19 +81,19 @@ def load_inputs(name: str, seed: int = 0) -> Any:
         raise HotrowError(
             f"the inputs from {name} are of type {type(inputs).__name__}, but must be a tensor, a "
             "tuple or list of positional arguments, or a dict of keyword arguments",
-            fix="return or save one of these",
+            fix="return or save one of these types",
         )
     return inputs
 
 
 def _import_attribute(name: str, seed: int) -> Any:
-    """Import module:attribute; the current directory is importable, as with `python -m`."""
+    """Import module:attribute, also from the current directory, as `python -m` does."""
     path, _, attribute = name.partition(":")
     if not (_is_dotted_name(path) and _is_dotted_name(attribute)) or path.endswith(".py"):
         python = path.removesuffix(".py").removeprefix("./").replace("/", ".")
         good = _is_dotted_name(python) and _is_dotted_name(attribute)
         raise HotrowError(
-            f"{name!r} is not module:function",
+            f"{name!r} does not have the form module:function",
             fix=f"write it as {python}:{attribute}" if good else _NAME_FIX,
         )
     directory = os.getcwd()
@@ -106,7 +108,7 @@ def _import_attribute(name: str, seed: int) -> Any:
         if path == missing or path.startswith(f"{missing}."):
             raise HotrowError(
                 f"module {missing}, which {name} needs, is neither in {directory} nor installed",
-                fix="run the command in the folder of the module, or install the module",
+                fix="run the command in the module's folder, or install the module",
             ) from None
         raise _failure(f"{path} cannot be imported", error) from error
     except (Exception, SystemExit) as error:
@@ -134,7 +136,7 @@ def _missing_attribute(name: str, owner: Any, part: str) -> HotrowError:
 def _call(name: str, function: Any, seed: int) -> Any:
     if not callable(function):
         raise HotrowError(
-            f"{name} is a {type(function).__name__}, which can't be called",
+            f"{name} is of type {type(function).__name__}, which can't be called",
             fix="name a function without required arguments",
         )
     torch.manual_seed(seed)
@@ -146,7 +148,7 @@ def _call(name: str, function: Any, seed: int) -> Any:
 
 def _failure(what: str, error: BaseException) -> HotrowError:
     return HotrowError(
-        f"{what}: {one_line(error)}", fix="call it directly in Python to see the full traceback"
+        f"{what}: {one_line(error)}", fix="run the code in Python to see the full traceback"
     )
 
 
@@ -189,7 +191,7 @@ def _read_safetensors(path: str) -> Any:
         names = ", ".join(map(escape_unprintable, sorted(tensors)[:9]))
         raise HotrowError(
             f"the tensors in {path} are named {names}, which mixes keywords and positions",
-            fix="name all of them after the model's arguments, or all of them 0, 1, 2, ...",
+            fix="name all tensors after the model's arguments, or all tensors 0, 1, 2, ...",
         )
     return tuple(tensors[place] for place in places)
 

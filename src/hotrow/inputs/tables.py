@@ -24,8 +24,8 @@ def check_table(table: object, name: str) -> Tensor:
     if table.dtype not in TABLE_DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in TABLE_DTYPES)
         raise HotrowError(
-            f"{name} is {str(table.dtype).removeprefix('torch.')}, but a table must be one of "
-            f"{names}",
+            f"{name} is {str(table.dtype).removeprefix('torch.')}, but the dtype of a table must "
+            f"be one of {names}",
             fix="convert it with .float()",
         )
     if table.layout != torch.strided or table.is_meta:

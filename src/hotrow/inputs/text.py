@@ -1,4 +1,4 @@
-"""Format text for display: escape unprintable characters, cut to a width, format numbers."""
+"""Escape unprintable characters, cut text to a width, and format numbers for display."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 import traceback
 import unicodedata
 
-_MESSAGE_COLUMNS = 400  # limit for messages from other libraries
-_LIBRARY_PATHS = (  # parts of paths to torch, Python's import system and hotrow
+_MESSAGE_COLUMNS = 400  # maximum width of a message from another library
+_LIBRARY_PATHS = (  # parts of the paths of torch, Python's import system and hotrow
     f"-packages{os.sep}torch{os.sep}",
     "importlib",
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
-_MAX_MARKS = 4  # combining marks on one letter; Vietnamese and Hindi need three
+_MAX_MARKS = 4  # maximum combining marks on a letter; Vietnamese and Hindi need three
 
 
 def escape_unprintable(text: str) -> str:
     r"""Replace every unprintable character (see `str.isprintable`) with its escape sequence.
 
     Unprintable characters include control characters, newlines, direction overrides, zero-width
-    characters and lone surrogates. The result is safe in a terminal. HTML and SVG need additional
-    escaping.
+    characters and lone surrogates. The result is safe to print in a terminal, but HTML and
+    SVG need additional escaping.
 
     >>> print(escape_unprintable("\x1b[31mred\n"))
     \x1b[31mred\n
@@ -54,7 +54,7 @@ def elide(text: str, columns: int) -> str:
     >>> elide("embedding", 9), elide("embeddings", 9), elide("嵌入矩阵", 6)
     ('embedding', 'embeddin…', '嵌入…')
     """
-    end = used = marks = 0  # text[:end] leaves a column for the ellipsis
+    end = used = marks = 0  # text[:end] leaves one column free for the ellipsis
     for index, char in enumerate(text):
         columns_taken = _char_width(char)
         used += columns_taken
@@ -67,7 +67,7 @@ def elide(text: str, columns: int) -> str:
 
 
 def format_number(x: float) -> str:
-    """Format with four decimals, or in scientific notation if the number is very small or large.
+    """Format a number with four decimals, or in scientific notation if it is very small or large.
 
     >>> format_number(0.33740), format_number(-2.84), format_number(-0.0)
     ('0.3374', '-2.8400', '-0.0000')
@@ -102,7 +102,7 @@ def format_size(count: float) -> str:
 
 
 def format_milliseconds(value: float) -> str:
-    """Format a time with three significant digits, or as a whole number from 100 ms.
+    """Format a time with three significant digits, or as a whole number if it is 100 ms or more.
 
     >>> format_milliseconds(0.0412), format_milliseconds(1234.5)
     ('0.0412 ms', '1,234 ms')
@@ -130,7 +130,7 @@ def one_line(error: BaseException) -> str:
 
 
 def relative_path(path: str) -> str:
-    """Return the path relative to the current directory, or unchanged if it is outside.
+    """Return the path relative to the current directory, or unchanged if it is outside of it.
 
     >>> relative_path(os.path.join(os.getcwd(), "models.py"))
     'models.py'
