@@ -410,11 +410,11 @@ def test_errors_name_the_argument_the_value_and_the_choices(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ids": [0, 3]}, "ids[1] = 3, but the table has 3 rows (valid 0..2)"),
-        ({"ids": -1}, "ids = -1, but the table has 3 rows (valid 0..2)"),
+        ({"ids": [0, 3]}, "ids[1] = 3, but the table has 3 rows (valid ids: 0..2)"),
+        ({"ids": -1}, "ids = -1, but the table has 3 rows (valid ids: 0..2)"),
         ({"ids": [0] * 50 + [9]}, "ids[50] = 9"),  # beyond the drawn ids
-        ({"column": 2}, "column = 2, but the table has 2 columns (valid 0..1)"),
-        ({"column": -1}, "column = -1, but the table has 2 columns (valid 0..1)"),
+        ({"column": 2}, "column = 2, but the table has 2 columns (valid columns: 0..1)"),
+        ({"column": -1}, "column = -1, but the table has 2 columns (valid columns: 0..1)"),
         ({"table": torch.ones(3, 0)}, "column = 0, but the table has 0 columns (no column is"),
     ],
     ids=str,
