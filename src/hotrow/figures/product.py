@@ -78,5 +78,5 @@ def _check_column(column: Any, columns: int) -> int:
         raise HotrowError(f"column is {column!r:.60}, but must be an int") from None
     if 0 <= place < columns:
         return place
-    valid = f"valid 0..{columns - 1}" if columns else "no column is valid"
+    valid = f"valid columns: 0..{columns - 1}" if columns else "no column is valid"
     raise HotrowIndexError(f"column = {place}, but the table has {columns} columns ({valid})")
