@@ -689,7 +689,11 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
         "--scales '1,0': '0' is not a positive number",
         "write the scales as 1,1e-4,1e-7,1e-9",
     ),
-    ("--optimizer SGD --scales 1,,2", "--scales '1,,2': '' is not a positive number", "write them"),
+    (
+        "--optimizer SGD --scales 1,,2",
+        "--scales '1,,2': '' is not a positive number",
+        "write the scales",
+    ),
     (
         "--optimizer SGD --rows 1000000000",
         "2,500 steps on a 1,000,000,000 x 5 table with 12 ids each need about 480.0 GB of",

@@ -314,13 +314,15 @@ def test_row_and_chip_buttons_add_and_remove_ids_and_announce_it(open_page: Open
 
 def test_products_play_and_step(open_page: Open) -> None:
     page = open_page(reduced_motion="no-preference").page
+    page.clock.install()  # the test decides when time passes
     lines = page.locator("#product-list tbody tr")
     page.click("#product-play")
     expect(lines).to_have_count(0)
+    page.clock.run_for(1500)
     expect(lines).to_have_count(2)
     page.click("#product-back")  # stops the animation
     expect(lines).to_have_count(1)
-    page.wait_for_timeout(900)
+    page.clock.run_for(900)
     expect(lines).to_have_count(1)
     page.click("#product-next")
     expect(lines).to_have_count(2)
