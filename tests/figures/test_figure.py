@@ -361,7 +361,10 @@ def test_both_languages_have_the_same_keys_and_placeholders():
 
 # Errors
 
-DTYPES = "but the dtype of a table must be one of float64, float32, bfloat16, float16: convert it with .float()"
+DTYPES = (
+    "but the dtype of a table must be one of float64, float32, bfloat16, float16: "
+    "convert it with .float()"
+)
 
 
 @pytest.mark.parametrize(
