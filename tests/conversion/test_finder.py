@@ -1,4 +1,4 @@
-"""`convert` finds the one-hots in a model's own code, and changes nothing else."""
+"""`convert` finds the one-hots in a model's own code and leaves everything else unchanged."""
 
 import copy
 import io

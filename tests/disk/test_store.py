@@ -545,7 +545,11 @@ def test_a_dense_step_raises_before_anything_changes(tmp_path):
         weight, before = store.layer.weight, weights()
         weight.square().sum().backward()
         for name, options, text in (
-            ("Adam", {}, "files cannot take a dense step, but the gradient is dense: use the"),
+            (
+                "Adam",
+                {},
+                "a table on disk cannot take a dense step, but the gradient is dense: use the",
+            ),
             ("RMSprop", {"weight_decay": 0.1}, "RMSprop with weight_decay=0.1 requires one: set"),
         ):
             optimizer = getattr(hotrow.optim, name)([weight], **options)

@@ -66,7 +66,7 @@ def test_sums_match_torch_and_every_row_is_counted(data, lang):
         zeros = ["…" if text == "…" else "0" for text in shown_row]
         assert texts == (shown_row if row in ids else zeros)
         assert uses == str(ids.count(row))
-    # Together, the drawn and omitted rows are the whole table, and their uses add up to all ids.
+    # The drawn and the omitted rows make up the whole table; their uses add up to the id count.
     hidden = [int(text.split()[0]) for text, _ in drawn.gaps()]
     assert len(drawn.rows()) + sum(hidden) == rows
     uses = [int(texts[-1]) for _, texts in drawn.rows()] + [int(n) for _, n in drawn.gaps()]

@@ -312,9 +312,15 @@ def test_row_and_chip_buttons_add_and_remove_ids_and_announce_it(open_page: Open
     expect(page.locator("#ids")).to_be_focused()
 
 
+def stop_time(page: Page) -> None:
+    """From now on, timers run only if the test lets time pass."""
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)
+
+
 def test_products_play_and_step(open_page: Open) -> None:
     page = open_page(reduced_motion="no-preference").page
-    page.clock.install()  # the test decides when time passes
+    stop_time(page)
     lines = page.locator("#product-list tbody tr")
     page.click("#product-play")
     expect(lines).to_have_count(0)
@@ -1040,8 +1046,10 @@ def test_the_zeros_are_drawn_to_scale_and_only_the_product_pays_for_them(open_pa
 def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open) -> None:
     page = open_page(reduced_motion="no-preference").page
     before = page.locator("#noun-0 circle").get_attribute("cx")
+    stop_time(page)
     page.click("[data-do=meaning-play]")
-    expect(page.locator("#meaning-now")).to_have_text("100", timeout=20_000)
+    page.clock.run_for(5000)
+    expect(page.locator("#meaning-now")).to_have_text("100")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
     assert page.inner_text("#meaning-verdict").startswith("Step 100: 60 of 60")
     page.focus("#noun-16")

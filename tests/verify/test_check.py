@@ -446,7 +446,7 @@ def test_seed_determines_the_output_gradient():
             torch.ones(7, 3).int(),
             torch.ones(7, 3),
             {},
-            "the table is int32, but a table must be",
+            "the table is int32, but the dtype of a table must be",
         ),
         (torch.ones(7, 3), torch.ones(7, 4), {}, "(2, 4, 4)"),
         (torch.ones(7, 3), torch.ones(8, 3), {}, "gradient: cannot compare shape (7, 3) with"),
