@@ -102,7 +102,7 @@ def _setting(record: Record) -> str:
 
 
 def _peer_remarks(record: Record) -> Iterator[str]:
-    """Yield a remark for each peer: its equality with dense training, or its error."""
+    """Yield a remark for each peer: whether it equals dense training, or why it has no times."""
     for name, peer in record["peers"].items():
         if "error" in peer:
             command = peer.get("install_command")

@@ -42,7 +42,7 @@ def distance_row(distance: Distance) -> tuple[str, ...]:
 
 
 def print_sameness(sameness: Sameness, console: Console) -> None:
-    """Print the check on a terminal, in at most 80 columns."""
+    """Print the result of the check to a terminal, at most 80 columns wide."""
     from rich import box
     from rich.padding import Padding
     from rich.table import Table

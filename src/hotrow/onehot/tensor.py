@@ -48,7 +48,7 @@ class OneHot(RuleTensor):
         parent: the tensor that this tensor is a view of, and the function that creates the view.
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
-        dense_fn: a function that computes the dense tensor, if the parts round differently.
+        dense_fn: computes the dense tensor; needed if the parts round differently from torch.
     """
 
     _parts: tuple[Part, ...]

@@ -40,7 +40,7 @@ class Table(nn.Parameter):
     the gradient is dense.
 
     Attributes:
-        lag: tracks the steps that the rows have missed, or None while all rows are up to date.
+        lag: the record of the steps that rows have missed, or None if all rows are up to date.
         had_dense_gradient: whether any step had a dense gradient.
         columns: whether ids select columns.
         shards: the processes that store the other rows, or None if this process stores all rows.

@@ -41,7 +41,7 @@ class Comparison:
         budget: the memory limit for the matmul, in bytes.
         needed_bytes: the estimated memory of the matmul with all ids, in bytes.
         check: the comparison of outputs and gradients.
-        cost: the multiplications, additions and bytes written of both methods, by formula.
+        cost: the multiplications, additions and bytes written by each method, from formulas.
         matmul: the measured time and memory of the one-hot matmul, for forward and gradient.
         lookup: the measured time and memory of the lookup, for forward and gradient.
     """

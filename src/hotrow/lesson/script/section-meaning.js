@@ -126,7 +126,7 @@ sections.push({
     ),
 });
 
-// Every word at the place of its row. The labels move apart where rows meet.
+// Every word at the place of its row. Labels that overlap move apart.
 function drawMap(table, noun) {
   const { width, height, margin } = MAP;
   const reach = Math.max(...snapshots.at(-1).concat(snapshots[0]).flat().map(Math.abs));
