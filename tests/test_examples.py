@@ -1,4 +1,4 @@
-"""Test in small runs of the examples that torch and hotrow reach the same losses."""
+"""Test that torch and hotrow reach the same losses in small runs of the examples."""
 
 import functools
 import importlib

@@ -136,7 +136,7 @@ def _count_in(ids: Tensor, span: range) -> int:
 def _format_gradient(
     spans: list[range], ids: Tensor, gradient: Tensor, excerpt: ColumnExcerpt
 ) -> dict[int, list[str]]:
-    """Return the formatted entries of each drawn row of the table's gradient, summed by torch."""
+    """Sum the table's gradient with torch, and return the formatted entries of each drawn row."""
     rows = [span.start for span in spans if len(span) == 1]
     drawn_rows = torch.tensor(rows, dtype=ids.dtype, device=ids.device)
     used = torch.isin(ids, drawn_rows)

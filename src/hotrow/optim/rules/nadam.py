@@ -58,7 +58,7 @@ def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return a power series that applies any number of idle steps, unless decay is coupled."""
+    """Return the power series for any number of idle steps; not valid for coupled decay."""
     return PowerSeries(idle_step)
 
 
