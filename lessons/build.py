@@ -3,7 +3,7 @@
 The source is a Markdown file in this folder. `<!-- en -->` and `<!-- zh-CN -->` start the text of a
 cell in that language. Each Python block becomes a cell in both notebooks; only the line
 `lang = "en"` differs. `<!-- measured -->` before a block means that its output depends on the
-machine.
+machine. `<!-- slider -->` means that the cell needs a reader, so the build doesn't run it.
 
     python lessons/build.py
 """
@@ -27,11 +27,12 @@ FIGURES = {
     "en": HERE.parent / "docs" / "lookup.svg",
     "zh-CN": HERE.parent / "docs" / "lookup.zh-CN.svg",
 }
-MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured) -->|```(?:python)?)\n", re.MULTILINE)
+MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured|slider) -->|```(?:python)?)\n", re.MULTILINE)
 # Markdown must not turn line breaks after Chinese characters or punctuation into spaces.
 HAN, STOPS = "[\u3000-\u9fff\uff00-\uffef]", "[，。；：！？、）]"
 JOINED = re.compile(f"(?<={HAN})\n(?={HAN})|(?<={STOPS})\n(?=[`\\w])(?!\\d+\\. )")
 LANG = 'lang = "en"'
+TAGS = {"measured": "measured", "slider": "skip-execution"}  # nbclient skips cells with this tag
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Code:
     """A code cell, the same in every language."""
 
     code: str
-    measured: bool = False
+    kind: str = ""  # "measured" or "slider"
 
 
 def parse(source: str) -> list[Text | Code]:
@@ -57,13 +58,13 @@ def parse(source: str) -> list[Text | Code]:
         raise ValueError(f"text before the first mark: {marks[0].strip():.40}")
     cells: list[Text | Code] = []
     words: dict[str, str] = {}
-    measured = False
+    kind = ""
     for mark, text in zip(marks[1::2], marks[2::2], strict=True):
         if mark == "```python":
-            cells.append(Code(text.strip(), measured))
-            measured = False
-        elif mark == "<!-- measured -->":
-            measured = True
+            cells.append(Code(text.strip(), kind))
+            kind = ""
+        elif mark[5:-4] in TAGS:
+            kind = mark[5:-4]
         elif mark != "```":
             words[mark[5:-4]] = text.strip()
             if words.keys() == FILES.keys():
@@ -88,8 +89,8 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
         else:
             code = cell.code.replace(LANG, f'lang = "{lang}"')
             made.append(v4.new_code_cell(code, id=f"cell-{place}"))
-            if cell.measured:
-                made[-1].metadata["tags"] = ["measured"]
+            if cell.kind:
+                made[-1].metadata["tags"] = [TAGS[cell.kind]]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
 

@@ -229,7 +229,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert count(texts, ["1", "×", entry, "=", entry]) == 1
         assert texts.count("0") >= 6  # each of the 3 other rows shows a zero and a product of zero
         assert texts[texts.index("sum") + 1 :][:2] == ["=", entry]
-        assert "3 of 4 products are by zero." in texts
+        assert "3 of 4 multiplications are by zero." in texts
 
 
 def test_the_page_of_example_a_has_the_results(example_a: Comparison) -> None:

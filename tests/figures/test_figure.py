@@ -125,6 +125,33 @@ def test_every_number_of_the_output_comes_from_the_table(data, lang):
     assert [re.findall(r"\d+", text) for text in more] == [[str(len(ids) - 6)]] * 2 * (len(ids) > 6)
 
 
+def hues_of(*args, **kwargs):
+    """The color of each selected row, by its label."""
+    drawn = ParsedFigure(figure(*args, **kwargs))
+    pills = [box for box in drawn.boxes if "hr-pill" in box.css]
+    inside = [(box, text) for box in pills for text in drawn.texts if box.contains(text)]
+    assert inside
+    return {int(text.text): box.css.split()[-1] for box, text in inside}
+
+
+def test_a_row_keeps_its_color_in_every_figure_of_a_table():
+    table = example_a()
+    hues = hues_of("lookup", table, [0, 1, 2, 3])
+    assert len(set(hues.values())) == 4
+    assert hues_of("lookup", table, [3, 1]) == {row: hues[row] for row in (1, 3)}
+    assert hues_of("gradient", table, [2, 3, 2], gradient=torch.ones(3, 5)) == {
+        row: hues[row] for row in (2, 3)
+    }
+    for row, hue in hues.items():
+        assert hues_of("product", table, [row]) == {row: hue}
+        frame = [box.css for box in ParsedFigure(figure("product", table, [row])).boxes]
+        assert f"hr-frame hr-{hue.removeprefix('hr-')}" in frame
+
+
+def test_six_selected_rows_have_six_colors():
+    assert len(set(hues_of("lookup", torch.rand(100, 2), [0, 6, 12, 18, 24, 99]).values())) == 6
+
+
 def test_gaps_stand_in_place_of_the_omitted_rows():
     drawn = ParsedFigure(figure("lookup", torch.zeros(50257, 768), [500, 3]))
     gaps = [(label, texts) for _, label, texts in drawn.lines("hr-gap")]
@@ -166,7 +193,7 @@ def test_product_of_example_a_keeps_its_minus_sign():
     zeros = [texts for _, _, texts in drawn.lines("hr-row")]
     assert zeros == [["0", "×", x, "=", "0"] for x in ("0.3374", "1.3010", "0.6957")]
     assert drawn.words().count("-2.8400") == 3
-    assert "3 of 4 products are by zero." in drawn.words()
+    assert "3 of 4 multiplications are by zero." in drawn.words()
     assert "The sum equals the entry in row 3. A lookup just reads that entry." in drawn.words()
     everything = html.unescape("".join(drawn.root.itertext()))
     assert not re.search(r"(?<!-)2\.8400", everything)
@@ -211,7 +238,7 @@ def test_omitted_inf_or_nan_spreads_in_the_product_but_not_in_the_lookup(bad, dt
     table[700, 1] = bad
     drawn = ParsedFigure(figure("product", table, 400, column=1))
     gaps = [texts for _, _, texts in drawn.lines("hr-gap")]
-    assert gaps == [["399 products by zero", "0"], ["598 products by zero", "nan"]]
+    assert gaps == [["399 multiplications by zero", "0"], ["598 multiplications by zero", "nan"]]
     assert [texts for _, _, texts in drawn.lines("hr-frame")] == [["nan"]]
     note = "0 × inf and 0 × nan are nan. A lookup reads only row 400: 1.0000."
     assert note in drawn.words()
@@ -225,7 +252,7 @@ def test_figure_says_that_the_sum_loses_a_negative_zero():
     assert drawn.lines("hr-picked")[0][2] == ["1", "×", "-0.0000", "=", "-0.0000"]
     assert [texts for _, _, texts in drawn.lines("hr-frame")] == [["0.0000"]]
     assert "Adding zeros loses the sign. A lookup keeps it: -0.0000." in drawn.words()
-    assert "1 of 2 products is by zero." in drawn.words()
+    assert "1 of 2 multiplications is by zero." in drawn.words()
 
 
 # Any table, any token, any web page

@@ -101,7 +101,7 @@ def test_repeated_id_adds_up_and_the_description_says_so():
         (1, ["0", "0", "0"]),
     ]
     assert "2 of 4 rows are untouched: their gradient is zero." in drawn.words()
-    assert "Row 2 is 1.2500, -3.0000; uses: 2." in drawn.words("desc")[0]
+    assert "Row 2 is 1.2500, -3.0000 (uses: 2)." in drawn.words("desc")[0]
     gray = [text.css for text in drawn.texts if text.text == "0" and text.left > drawn.output_x]
     assert set(gray) <= {"hr-mono hr-muted", "hr-muted"}
 

@@ -1,6 +1,7 @@
 """The lesson's notebooks: they run, match their source, and agree in both languages."""
 
 import importlib.util
+import json
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -13,8 +14,9 @@ from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 LESSONS = ROOT / "lessons"
+PAGE_WORDS = ROOT / "src/hotrow/lesson/words"
 LANGS = ["en", "zh-CN"]
-STEPS = range(1, 14)
+STEPS = range(1, 13)
 HAN = re.compile("[\u4e00-\u9fff]")
 # Latin words allowed in Chinese prose, in addition to code.
 KEPT = {
@@ -54,6 +56,17 @@ TERMS = re.findall(
     "嵌入层 嵌入矩阵（查找表） 独热编码 独热向量 查找 词元（token） 词表 权重 梯度 反向传播 "
     "优化器 线性层 矩阵乘法 位置嵌入 批次 词袋 稠密",
 )
+
+
+# The words and verbs of the page's section "The rows learn".
+WORDS = {
+    lang: [
+        word
+        for key in ("meaning.nouns", "meaning.verbs")
+        for word in json.loads((PAGE_WORDS / f"{lang}.json").read_text("utf-8"))[key].split()
+    ]
+    for lang in LANGS
+}
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +109,25 @@ def shown(cell):
         assert output.output_type in ("stream", "execute_result")
         assert output.get("name") != "stderr", output.text
         if output.output_type == "stream":
-            text = re.sub(r"[\d.]+", "#", output.text) if measured else output.text
-            found.append(re.sub(" +", " ", text) if measured else text)
+            found.append(without_times(output.text) if measured else translated(output.text))
         elif "image/svg+xml" in output.data:
             found.append("figure" if measured else numbers(output.data["image/svg+xml"]))
         else:
             found.append(output.data["text/plain"])
     return found
+
+
+def without_times(text):
+    """The text without numbers, and without the note that a busy machine adds."""
+    text = re.sub("The machine is busy: .*\n", "", text)
+    return re.sub(" +", " ", re.sub(r"[\d.]+", "#", text))
+
+
+def translated(text):
+    """The text with the English words of step 5."""
+    for chinese, english in zip(*(WORDS[lang] for lang in ("zh-CN", "en")), strict=True):
+        text = re.sub(f"(?<!{HAN.pattern}){chinese}(?!{HAN.pattern})", english, text)
+    return text
 
 
 def numbers(svg):
@@ -133,6 +158,36 @@ def test_committed_notebooks_match_a_fresh_build_and_run(build, cells, committed
             assert new.outputs == old.outputs, new.source
 
 
+def test_build_leaves_cells_with_sliders_to_the_reader(committed):
+    for book in committed.values():
+        cells = [cell for cell in code_cells(book) if "@interact" in cell.source]
+        assert len(cells) == 2
+        for cell in cells:
+            assert cell.metadata.tags == ["skip-execution"]
+            assert not cell.outputs
+
+
+def notebook_to_slider(build, cells, *before):
+    """The notebook up to the first slider, which is no longer skipped, after other code."""
+    place = next(n for n, cell in enumerate(cells) if getattr(cell, "kind", "") == "slider")
+    book = build.notebook([*before, *cells[: place + 1]], "en")
+    book.cells[-1].metadata.tags = []
+    return build.run(book).cells[-1].outputs
+
+
+@exhaustive
+def test_slider_is_a_widget(build, cells):
+    [output] = notebook_to_slider(build, cells)
+    assert "application/vnd.jupyter.widget-view+json" in output.data
+
+
+@exhaustive
+def test_without_ipywidgets_a_slider_cell_shows_an_example(build, cells):
+    absent = build.Code("import sys\n\nsys.modules['ipywidgets'] = None")
+    [output] = notebook_to_slider(build, cells, absent)
+    assert "1.3010" in numbers(output.data["image/svg+xml"])
+
+
 @pytest.mark.parametrize(("lang", "page"), [("en", "README.md"), ("zh-CN", "README.zh-CN.md")])
 def test_readme_shows_the_lookup_figure_and_links_both_notebooks_first(build, lang, page):
     figure = build.FIGURES[lang]
@@ -144,7 +199,9 @@ def test_readme_shows_the_lookup_figure_and_links_both_notebooks_first(build, la
 
 
 def test_suggested_changes_run(cells, prose):
-    code = "\n".join(cell.code for cell in cells if hasattr(cell, "code") and not cell.measured)
+    code = "\n".join(
+        cell.code for cell in cells if hasattr(cell, "code") and cell.kind != "measured"
+    )
     for old, new in (
         ("ids = torch.tensor([2, 3, 1])", "ids = torch.tensor([0, 0, 3])"),
         ("repeated = torch.tensor([2, 3, 2])", "repeated = torch.tensor([1, 1, 1])"),
@@ -168,7 +225,7 @@ def test_notebook_runs_with_other_ids_and_sizes(cells, ids, sizes):
     step, code = 0, []
     for cell in cells:
         if hasattr(cell, "code"):
-            code += [cell.code] * (step not in (8, 10, 12, 13))
+            code += [cell.code] * (step not in (4, 5, 7, 9, 11, 12))
         elif found := re.match(r"## (\d+)\. ", cell.words["en"]):
             step = int(found[1])
     code = "\n".join(code)
@@ -234,7 +291,7 @@ def test_code_is_the_same_except_for_the_language(committed):
         for a, b in zip(left, right, strict=True)
         if a != b
     ]
-    comment = "  # the language of the figures"
+    comment = "  # the language of the figures and words"
     assert different == [(f'lang = "en"{comment}', f'lang = "zh-CN"{comment}')]
 
 
@@ -252,7 +309,7 @@ def test_every_figure_is_in_the_notebooks_language(committed):
             for output in cell.outputs
             if "image/svg+xml" in output.get("data", {})
         ]
-        assert [figure.get("lang") for figure in figures] == [lang] * 9
+        assert [figure.get("lang") for figure in figures] == [lang] * 8
         assert all(bool(HAN.search("".join(f.itertext()))) == (lang == "zh-CN") for f in figures)
         kinds = re.findall(r'hotrow\.figure\("(\w+)"', "".join(c.source for c in code_cells(book)))
         assert kinds == [*["lookup"] * 4, *["product"] * 2, "gradient", "cost", "cost"]
@@ -264,7 +321,7 @@ def test_each_notebook_links_the_other_on_its_first_line(prose):
 
 
 @pytest.mark.parametrize("lang", LANGS)
-def test_each_of_thirteen_steps_has_an_assertion(committed, lang):
+def test_each_of_twelve_steps_has_an_assertion(committed, lang):
     step, asserted = 0, {}
     for cell in committed[lang].cells:
         if cell.cell_type == "code":
@@ -350,6 +407,14 @@ EXAMPLES = """
 0 0 0 1
 0 1 0 0
 """.strip().splitlines()
+
+
+@pytest.mark.parametrize("lang", LANGS)
+def test_words_and_sentences_of_step_5_are_those_of_the_page(cells, lang):
+    code = next(cell.code for cell in cells if hasattr(cell, "code") and "verbs = {" in cell.code)
+    made = {"lang": lang, "print": lambda *words: None}
+    exec(code, made)
+    assert [*made["words"], *made["verbs"]] == WORDS[lang]
 
 
 @pytest.mark.parametrize("lang", LANGS)

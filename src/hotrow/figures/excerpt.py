@@ -55,9 +55,13 @@ def format_entries(table: Tensor, spans: list[range], columns: list[int]) -> dic
     return {row: [format_number(x) for x in line] for row, line in zip(rows, values, strict=True)}
 
 
-def row_hues(shown: list[int]) -> dict[int, str]:
-    """Assign a color to each row."""
-    return {row: f"h{place}" for place, row in enumerate(dict.fromkeys(shown))}
+def row_hues(shown: Iterable[int]) -> dict[int, str]:
+    """Assign a color to each row: always the same one, unless another drawn row has taken it."""
+    hues: dict[int, str] = {}
+    for row in dict.fromkeys(shown):
+        colors = (f"h{(row + step) % MAX_IDS}" for step in range(MAX_IDS))
+        hues[row] = next(color for color in colors if color not in hues.values())
+    return hues
 
 
 def arrow_offset(shown: list[int], place: int) -> float:

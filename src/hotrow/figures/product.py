@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.figures import svg
-from hotrow.figures.excerpt import format_entries, row_spans
+from hotrow.figures.excerpt import format_entries, row_hues, row_spans
 from hotrow.figures.words import Translate, in_parentheses
 from hotrow.inputs.text import format_number
 
@@ -44,7 +44,8 @@ def draw_product(
         )
         texts[row] = [*shown, zero]
     head = svg.Line(translate("row"), heads, "muted", "")
-    lines = [head, *svg.row_lines(spans, texts, {selected: "h0"}, "mono muted")]
+    hues = row_hues([selected])
+    lines = [head, *svg.row_lines(spans, texts, hues, "mono muted")]
     # Adding zeros can only change the sign of a zero: -0.0 + 0.0 is 0.0.
     total = "nan" if has_non_finite else format_number(table[selected, column].item() + 0.0)
     last = svg.Line("", ["", "", translate("sum"), "=", total], "mono bold", "")
@@ -62,7 +63,7 @@ def draw_product(
         svg.label(svg.MARGIN, svg.MARGIN + 28, chosen, "mono"),
         *svg.grid(svg.MARGIN, top, lines, label, fitted),
         *svg.grid(svg.MARGIN, sum_y, [last], label, fitted),
-        svg.Cell(sum_x, sum_y + 1, fitted[-1].width, svg.ROW - 2, box="frame h0"),
+        svg.Cell(sum_x, sum_y + 1, fitted[-1].width, svg.ROW - 2, box=f"frame {hues[selected]}"),
         svg.label(svg.MARGIN, sum_y + svg.ROW + svg.GAP, zero_count_text),
         svg.label(svg.MARGIN, sum_y + svg.ROW + svg.GAP + 24, explanation, "muted", svg.SMALL),
     ]

@@ -25,8 +25,11 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "one-hot": "one-hot",
         "column": "column {column}",
         "by": "product",
-        "by zero": ("{n} product by zero", "{n} products by zero"),
-        "counted": ("{n} of {rows} products is by zero.", "{n} of {rows} products are by zero."),
+        "by zero": ("{n} multiplication by zero", "{n} multiplications by zero"),
+        "counted": (
+            "{n} of {rows} multiplications is by zero.",
+            "{n} of {rows} multiplications are by zero.",
+        ),
         "sum": "sum",
         "read": "The sum equals the entry in row {row}. A lookup just reads that entry.",
         "poisoned": "0 × inf and 0 × nan are nan. A lookup reads only row {row}: {entry}.",
@@ -36,7 +39,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "scattered": "gradient of the table: {rows} × {columns}",
         "added": "uses",
         "adds": "Id {id}{token} adds to row {id}: {values}.",
-        "holds": "Row {row} is {values}; uses: {uses}.",
+        "holds": "Row {row} is {values} (uses: {uses}).",
         "zeros": ("{n} row of zeros", "{n} rows of zeros"),
         "mixed": "{n} rows, {touched} of them touched",
         "untouched": (
