@@ -18,5 +18,6 @@ plots.py         draw charts of records
 page.py          write docs/performance.md from records/ and performance.md
 sameness.py      write docs/sameness.md, which compares every optimizer's step with torch's
 scale.py         measure network traffic and tables on disk, and write docs/scale.md
+lesson_frames.py count the frames per second of the lesson's page while a slider moves
 explanation.py   train the models in docs/explanation and draw their figures
 """
