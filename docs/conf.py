@@ -33,17 +33,17 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"
 
-smartquotes_action = "D"  # convert only dashes, because docstrings contain unquoted code
+smartquotes_action = "D"  # convert dashes, not quotes: docstrings contain code without backticks
 default_role = "code"  # docstrings mark code as `name`
 add_module_names = False
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 napoleon_custom_sections = [("Shapes", "params_style")]
-# References to torch and Python have no link targets, because the site is built without a network.
+# References to torch and Python have no link targets, because the site is built offline.
 nitpick_ignore_regex = [("py:.*", r"(?!hotrow\.).*"), ("py:class", r"hotrow\..*\._[A-Z]")]
 
 html_theme = "furo"
-pygments_style = "tango"  # unlike the theme's own style, it colors the lines of a diff
+pygments_style = "tango"  # colors the lines of a diff, unlike the theme's default style
 html_title = "hotrow"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -1,4 +1,4 @@
-"""Sphinx extension: make links to Markdown files outside docs/ point to their pages on the site."""
+"""Sphinx extension: redirect links to Markdown files outside docs/ to the matching site pages."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def read(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register `read` for every page that Sphinx reads."""
+    """Make Sphinx call `read` for the source of every page."""
     app.connect("source-read", read)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

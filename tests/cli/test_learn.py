@@ -20,7 +20,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list of the addresses that `hotrow learn` would open in a browser."""
+    """Return a list that records the addresses `hotrow learn` would open in a browser."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: found.append(url) or True)
     return found
@@ -78,7 +78,7 @@ def test_save_writes_a_page_to_share(learn: Run, opened: list[str], tmp_path: Pa
     assert (found.code, found.out) == (0, f"Saved the lesson: {path}\n")
     assert opened == []
     assert data_of(path)["lang"] == "zh-CN"
-    assert "file:" not in path.read_text("utf-8")  # no links to this machine
+    assert "file:" not in path.read_text("utf-8")  # no links to local files
     assert path.stat().st_size < 300_000
     found = learn("--save", str(tmp_path / "missing" / "lesson.html"))
     assert found.code == 2

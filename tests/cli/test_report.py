@@ -227,7 +227,7 @@ def test_the_page_of_example_a_has_figures_1_to_5_with_its_numbers(example_a: Co
         assert f"the one-hot row of id {id} by column 0" in caption
         entry = ROWS[id][0]
         assert count(texts, ["1", "×", entry, "=", entry]) == 1
-        assert texts.count("0") >= 6  # each of the 3 other rows shows a zero and a product of zero
+        assert texts.count("0") >= 6  # the 3 other rows each show a zero factor and a zero product
         assert texts[texts.index("sum") + 1 :][:2] == ["=", entry]
         assert "3 of 4 multiplications are by zero." in texts
 

@@ -21,8 +21,8 @@ class Block:
     Attributes:
         language: the language named after the opening fence, or "setup" for code in a comment.
         source: the code.
-        line: the number of the page's line where the code starts, counted from 1.
-        file: the name of the file to save the block to instead of running it, or None.
+        line: the number of the line where the code starts, counted from 1.
+        file: the file to which the block is saved instead of being run, or None.
         not_run: the reason why the block is not run, or None.
     """
 
@@ -62,7 +62,7 @@ def read_page(text: str) -> Page:
 
 
 def _iter_parts(text: str, first: int) -> Iterator[tuple[str, str, str, int]]:
-    """Yield (kind, value, source, line) for each code fence and each comment that tests read."""
+    """Yield (kind, value, source, line) for each code fence and each comment for the tests."""
     for token in PARSER.parse(text):
         if token.map is None:
             continue

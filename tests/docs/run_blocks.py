@@ -20,10 +20,10 @@ from hotrow.cli import main as cli
 from tests.docs.blocks import Block, read_page
 
 EXEMPT = ("diff", "text")
-# Don't run commands that change the machine or that tests/test_examples.py tests.
+# Don't run commands that change the machine or that tests/test_examples.py already covers.
 COMMANDS_NOT_RUN = re.compile(r"(make|pip|git|cd)\b|(python|torchrun .*) examples/")
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?", re.MULTILINE)
-FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # pages wrap long messages
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE  # long messages wrap on pages
 EXIT_CODE = re.compile(r"# exit code (\d+)")
 # A time, a size in bytes or a ratio, but not the "x" in "4 x 5".
 MEASURED = re.compile(
@@ -166,7 +166,7 @@ def run_hotrow(words: list[str]) -> tuple[int, str]:
 
 
 def same_output(shown: str, printed: str) -> bool:
-    """Return whether outputs agree, ignoring measured values and column widths."""
+    """Return whether the outputs agree, ignoring measured values and column widths."""
     pattern = re.escape(_plain(shown)).replace(r"\.\.\.", ".*")
     return re.fullmatch(pattern, _plain(printed), re.DOTALL) is not None
 

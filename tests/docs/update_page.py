@@ -30,7 +30,7 @@ class Recorder(doctest.DocTestRunner):
         self.printed: dict[int, str] = {}
 
     def report_failure(self, out: Any, test: Any, example: Any, got: str) -> None:
-        """Record the output, without the frames of a traceback."""
+        """Record the output, without traceback frames."""
         if got.startswith("Traceback"):
             header, *lines = got.splitlines()
             message = " ".join(line for line in lines if not line.startswith(" "))
@@ -44,7 +44,7 @@ class Recorder(doctest.DocTestRunner):
 
 
 class PageUpdate(PageRun):
-    """A page whose shown output is replaced where it differs from the actual output."""
+    """A page whose shown output is updated wherever it differs from the actual output."""
 
     def update(self) -> None:
         """Run the blocks, and write the updated page."""
@@ -54,7 +54,7 @@ class PageUpdate(PageRun):
         for before, after in self.changes:
             if text.count(before) != 1:
                 raise SystemExit(
-                    f"{self.path}: {text.count(before)} copies of this block, not 1: {before}"
+                    f"{self.path}: {text.count(before)} copies of this block, expected 1: {before}"
                 )
             text = text.replace(before, after)
         self.path.write_text(text)
@@ -78,7 +78,7 @@ class PageUpdate(PageRun):
 
 
 def update_pages(paths: list[str]) -> None:
-    """Update the pages at these paths."""
+    """Update the pages at the given paths."""
     os.environ["COLUMNS"] = "80"
     for path in [Path(path).resolve() for path in paths]:
         with tempfile.TemporaryDirectory() as folder:

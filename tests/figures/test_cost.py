@@ -1,4 +1,4 @@
-"""Figure 7 matches the formulas of hotrow.cost in its curves, its legend and its description."""
+"""Test that figure 7's curves, legend and description match the formulas of hotrow.cost."""
 
 import math
 import re
@@ -68,7 +68,7 @@ class Chart(ParsedFigure):
 
 
 def _read(place, places, values):
-    """Convert a coordinate to a value on a logarithmic axis, from its first and last labels."""
+    """Convert a coordinate to a value, given the labeled values of a logarithmic axis."""
     first, last = math.log10(values[0]), math.log10(values[-1])
     share = (place - places[0]) / (places[-1] - places[0])
     return 10 ** (first + share * (last - first))
@@ -143,7 +143,7 @@ def test_svg_needs_no_other_file_and_contains_a_description():
     assert all(part.text for part in named)
     references = re.findall(r"https?:[^\"]*|url\(|href|<script|@import|\son\w+=", fig.svg)
     assert references == ["http://www.w3.org/2000/svg"]
-    # The curves of the two methods differ in more than color, with and without the style.
+    # The curves of the two methods differ in more than color, even without the style.
     dashed = [path.get("stroke-dasharray") for path in chart.root.iter(f"{SVG}path")]
     assert dashed.count("7 4") == 2 * 3
 

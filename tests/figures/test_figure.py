@@ -1,4 +1,4 @@
-"""Figures show the tensors' numbers and signs, and say which rows they omit."""
+"""Test that figures show the tensors' numbers with their signs, and state the omitted rows."""
 
 import html
 import math
@@ -117,7 +117,7 @@ def test_every_number_of_the_output_comes_from_the_table(data, lang):
     assert inside == [(str(row), expected_texts(table, row)) for row in sorted(set(ids[:6]))]
     for _, label, texts in drawn.lines("hr-row"):
         assert texts == expected_texts(table, int(label))
-    # Together, the drawn and omitted rows are the whole table, in order.
+    # Together, the drawn and omitted rows make up the whole table, in order.
     gaps = [int(texts[0].split()[0]) for _, _, texts in drawn.lines("hr-gap")]
     assert len(inside) + len(drawn.lines("hr-row")) + sum(gaps) == len(table)
     assert min(gaps, default=2) >= 2
@@ -255,7 +255,7 @@ def test_figure_says_that_the_sum_loses_a_negative_zero():
     assert "1 of 2 multiplications is by zero." in drawn.words()
 
 
-# Any table, any token, any web page
+# Unusual tables and tokens, and embedding in web pages
 
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
@@ -274,7 +274,7 @@ def test_dtype_strides_and_requires_grad_do_not_change_the_figure(kind, dtype):
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_large_table_is_neither_copied_nor_scanned(kind):
-    # The table spans 4 TB of addresses but stores one column. Reading every entry takes too long.
+    # The table spans 4 TB of addresses but stores one column. Reading it all takes too long.
     table = torch.zeros(1_000_000, 1).expand(1_000_000, 1_000_000)
     drawn = ParsedFigure(draw_kind(kind, table, [31_337], column=999_999))
     assert_no_overlap(drawn)
@@ -319,7 +319,7 @@ def test_svg_needs_no_other_file_and_contains_a_description(kind):
     rules = [rule for rule in selectors if not rule.strip().startswith("@media")]
     assert all(part.strip().startswith(".hotrow ") for r in rules for part in r.split(","))
     assert "@media screen and (prefers-color-scheme: dark)" in fig.svg
-    # Some sites strip the style. The figure is then black on white.
+    # Some sites strip the style. Without it, the figure is black on white.
     page, *boxes = drawn.root.iter(f"{SVG}rect")
     assert page.get("fill") == "#fff"
     assert {box.get("fill") for box in boxes} == {"none"}
@@ -417,8 +417,8 @@ DTYPES = (
         ({"table": torch.ones(3, 2).to_sparse()}, "sparse_coo on cpu"),
         ({"ids": [1.5]}, "ids is float32 of shape (1,), but ids must be int64 or int32"),
         ({"ids": "fox"}, "ids cannot be converted"),
-        ({"tokens": ["a", "b"]}, "tokens has length 2, but there are 1 ids: pass one token for"),
-        ({"tokens": []}, "tokens has length 0, but there are 1 ids: pass one token for"),
+        ({"tokens": ["a", "b"]}, "tokens has length 2, but the number of ids is 1: pass one token"),
+        ({"tokens": []}, "tokens has length 0, but the number of ids is 1: pass one token"),
         ({"tokens": "a"}, "tokens is 'a', but must be a list of str, one for each id"),
         ({"tokens": [b"a"]}, "tokens is [b'a'], but must be a list of str"),
         ({"tokens": 7}, "tokens is 7, but must be a list of str"),
@@ -442,7 +442,7 @@ def test_errors_name_the_argument_the_value_and_the_choices(change, message):
     [
         ({"ids": [0, 3]}, "ids[1] = 3, but the table has 3 rows (valid ids: 0..2)"),
         ({"ids": -1}, "ids = -1, but the table has 3 rows (valid ids: 0..2)"),
-        ({"ids": [0] * 50 + [9]}, "ids[50] = 9"),  # beyond the drawn ids
+        ({"ids": [0] * 50 + [9]}, "ids[50] = 9"),  # not among the drawn ids
         ({"column": 2}, "column = 2, but the table has 2 columns (valid columns: 0..1)"),
         ({"column": -1}, "column = -1, but the table has 2 columns (valid columns: 0..1)"),
         ({"table": torch.ones(3, 0)}, "column = 0, but the table has 0 columns (no column is"),

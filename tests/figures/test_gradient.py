@@ -1,4 +1,4 @@
-"""Figure 6 shows the gradient that torch's own backward computes, and counts every use."""
+"""Test that figure 6 shows the gradient that torch computes, and counts every use of a row."""
 
 import math
 
@@ -28,7 +28,7 @@ class Scattered(ParsedFigure):
 
     @property
     def output_x(self):
-        """The x coordinate of the table's gradient, which is below the second heading."""
+        """The x coordinate of the table's gradient, which is drawn below the second heading."""
         return [text for text in self.texts if text.css == "hr-bold"][2].left
 
     def rows(self):
@@ -66,7 +66,7 @@ def test_sums_match_torch_and_every_row_is_counted(data, lang):
         zeros = ["…" if text == "…" else "0" for text in shown_row]
         assert texts == (shown_row if row in ids else zeros)
         assert uses == str(ids.count(row))
-    # The drawn and the omitted rows make up the whole table; their uses add up to the id count.
+    # Drawn and omitted rows make up the whole table; their uses add up to the number of ids.
     hidden = [int(text.split()[0]) for text, _ in drawn.gaps()]
     assert len(drawn.rows()) + sum(hidden) == rows
     uses = [int(texts[-1]) for _, texts in drawn.rows()] + [int(n) for _, n in drawn.gaps()]

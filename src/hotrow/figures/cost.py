@@ -1,4 +1,4 @@
-"""Figure 7: the cost of both methods as the table grows, and the measured times."""
+"""Figure 7: the costs of one-hot matmul and lookup as the table grows, and any measured times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Point = tuple[int, float, float]  # V, the matmul's value, the lookup's value
 
 
 class Panel(NamedTuple):
-    """The curves of one quantity, with V on the horizontal axis."""
+    """A quantity plotted against V, with one curve for each method."""
 
     key: str
     points: list[Point]
@@ -35,7 +35,7 @@ class Panel(NamedTuple):
 
 def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawing:
     """Draw one panel each for operations, bytes written and any measured times."""
-    cost(1, D, N)  # raises an error unless D and N are counts
+    cost(1, D, N)  # raises an error if D or N is negative or not an int
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:
             raise HotrowError(f"{name} = {value}, but must be in 1..{LARGEST}")
@@ -119,7 +119,7 @@ def _panel(
     cells: list[svg.Cell],
     curves: list[svg.Curve],
 ) -> float:
-    """Add a panel to the cells and curves, and return the x coordinate of its right edge."""
+    """Append a panel's cells and curves, and return the x coordinate of its right edge."""
     values = [value for _, *pair in panel.points for value in pair]
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     heights = range(low, max(high, low + 1) + 1)

@@ -29,7 +29,7 @@ TOKEN_COLUMNS = 14
 
 @dataclass(frozen=True, repr=False)
 class Figure:
-    """A drawing that Jupyter displays. `svg` and `str()` return its SVG text."""
+    """A drawing that Jupyter displays. Its `svg` attribute and `str()` both return the SVG text."""
 
     svg: str
 
@@ -56,7 +56,7 @@ def figure(
     measured: Sequence[tuple[int, float, float]] | None = None,
     lang: str = "en",
 ) -> Figure:
-    """Draw a lookup, its one-hot product, its gradient, or the cost of both methods as SVG.
+    """Draw a lookup, its one-hot product, its gradient, or a cost comparison as SVG.
 
     ========== ======================================= ===========================================
     kind       arguments                               drawing
@@ -66,30 +66,32 @@ def figure(
     "product"  table, ids, column=0, tokens=           the one-hot row of one id times one column
                                                        of the table: all products and their sum
     "gradient" table, ids, gradient=, tokens=          the rows of the output's gradient, added to
-                                                       rows of the table's; untouched rows are 0
-    "cost"     D=, N=, measured=                       operations and bytes of both methods
-                                                       against V, by `hotrow.cost`, and measured
-                                                       times
+                                                       the selected rows of the table's gradient;
+                                                       all other rows are 0
+    "cost"     D=, N=, measured=                       the operations and bytes that `hotrow.cost`
+                                                       counts for matmul and lookup, against V,
+                                                       and any measured times
     ========== ======================================= ===========================================
 
-    A figure shows an excerpt of a large table and states the table's size. With more than 8 rows,
-    it shows the first, the selected and the last rows. With more than 6 columns, it shows the first
-    4 and the last. It shows at most 6 ids. The sums in a "gradient" figure include all ids.
+    A figure states the table's size, but shows only an excerpt of a large table. If the table has
+    more than 8 rows, the excerpt has the first, the selected and the last rows. If the table has
+    more than 6 columns, the excerpt has the first 4 and the last. A figure shows at most 6 ids, but
+    the sums in a "gradient" figure include all ids.
 
     Args:
         kind: "lookup", "product", "gradient" or "cost". Each kind accepts only its own arguments.
         table: a (V, D) tensor of float64, float32, float16 or bfloat16. It is not modified.
         ids: an int64 or int32 tensor of any shape, a list, or an int. The figure shows the ids in
             order. A "product" figure needs exactly one id.
-        column: the column of the table, in 0..D-1.
+        column: the table column in a "product" figure, in 0..D-1.
         tokens: the text of each id; unprintable characters are escaped.
-        gradient: the gradient of the output, with shape ids.shape + (D,) or (N, D) and the table's
-            dtype.
+        gradient: the gradient of the output. Its shape is ids.shape + (D,) or (N, D), where N is
+            the number of ids, and its dtype is the table's.
         D: the number of table columns in a "cost" figure, 1 or more.
         N: the number of ids in a "cost" figure, 1 or more.
         measured: a list of (V, matmul milliseconds, lookup milliseconds). The V axis runs from 10
-            to 10 million, and further if these points need it.
-        lang: "en" or "zh-CN", the language of the texts.
+            to 10 million, or further if a point lies outside this range.
+        lang: "en" or "zh-CN", the language of the figure's text.
 
     Returns:
         A `Figure`. Its SVG is self-contained, adapts to light and dark mode, and contains a text
@@ -101,9 +103,9 @@ def figure(
             doesn't match the output; an invalid count or time.
         HotrowIndexError: an id or the column is out of range.
 
-    Cost: `figure` reads the ids and the drawn entries. A "product" figure also searches its column
-    for inf and nan, because 0 times inf or nan is nan. A "gradient" figure sums the drawn rows and
-    columns.
+    Cost: `figure` reads the ids and the drawn entries. A "product" figure also checks its whole
+    column for inf and nan, because 0 times inf or nan is nan. A "gradient" figure computes sums
+    only for the drawn rows and columns.
 
     >>> import torch
     >>> _ = torch.manual_seed(123)
@@ -156,7 +158,7 @@ def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """Return the tokens to draw, escaped, shortened and in quotes. If there are none, return ""."""
+    """Return the tokens to draw, escaped, shortened and quoted, or a "" per id without tokens."""
     if tokens is None:
         return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
@@ -164,7 +166,7 @@ def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
         raise HotrowError(f"tokens is {tokens!r:.60}, but must be a list of str, one for each id")
     if len(tokens) != count:
         raise HotrowError(
-            f"tokens has length {len(tokens)}, but there are {count} ids",
+            f"tokens has length {len(tokens)}, but the number of ids is {count}",
             fix="pass one token for each id",
         )
     return [f'"{elide(escape_unprintable(token), TOKEN_COLUMNS)}"' for token in tokens[:MAX_IDS]]

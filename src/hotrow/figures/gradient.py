@@ -18,7 +18,7 @@ from hotrow.inputs.text import format_number
 def draw_gradient(
     table: Tensor, ids: Tensor, tokens: list[str], gradient: Tensor, translate: Translate
 ) -> svg.Drawing:
-    """Draw an arrow from each row of `gradient`, (N, D), to its row of the table's gradient."""
+    """Draw an arrow from each row of the (N, D) `gradient` to its row in the table's gradient."""
     rows, columns = table.shape
     shown: list[int] = ids[:MAX_IDS].tolist()
     hues, spans, excerpt = row_hues(shown), row_spans(rows, shown), ColumnExcerpt(columns)
@@ -103,7 +103,7 @@ def draw_gradient(
 
 
 def check_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
-    """Check the output's gradient against the ids and the table, and return it as (N, D)."""
+    """Check the output's gradient against the ids and the table, and reshape it to (N, D)."""
     if not isinstance(gradient, Tensor):
         raise HotrowError(
             f"gradient is of type {type(gradient).__name__}, but must be a tensor",
@@ -136,7 +136,7 @@ def _count_in(ids: Tensor, span: range) -> int:
 def _format_gradient(
     spans: list[range], ids: Tensor, gradient: Tensor, excerpt: ColumnExcerpt
 ) -> dict[int, list[str]]:
-    """Sum the table's gradient with torch, and return the formatted entries of each drawn row."""
+    """Compute the drawn rows of the table's gradient with torch, and format their entries."""
     rows = [span.start for span in spans if len(span) == 1]
     drawn_rows = torch.tensor(rows, dtype=ids.dtype, device=ids.device)
     used = torch.isin(ids, drawn_rows)

@@ -18,7 +18,7 @@ from hotrow.inputs.text import format_number
 def draw_product(
     table: Tensor, ids: Tensor, tokens: list[str], column: Any, translate: Translate
 ) -> svg.Drawing:
-    """Draw the products of one id's one-hot vector with one column of the table, and their sum."""
+    """Draw the elementwise product of an id's one-hot vector and a table column, and its sum."""
     if len(ids) != 1:
         raise HotrowError(
             f"there are {len(ids)} ids, but a 'product' figure needs exactly one", fix="pass one id"
@@ -46,7 +46,7 @@ def draw_product(
     head = svg.Line(translate("row"), heads, "muted", "")
     hues = row_hues([selected])
     lines = [head, *svg.row_lines(spans, texts, hues, "mono muted")]
-    # Adding zeros can only change the sign of a zero: -0.0 + 0.0 is 0.0.
+    # Adding zeros changes nothing except the sign of a negative zero: -0.0 + 0.0 is 0.0.
     total = "nan" if has_non_finite else format_number(table[selected, column].item() + 0.0)
     last = svg.Line("", ["", "", translate("sum"), "=", total], "mono bold", "")
     label, fitted = svg.fit([*lines, last], ["middle", "middle", "end", "middle", "middle"])

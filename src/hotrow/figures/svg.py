@@ -15,9 +15,9 @@ from hotrow.inputs.text import display_width
 
 MARGIN, ROW, PITCH, PAD, GAP, ARROW = 24, 32, 42, 10, 8, 84  # pixels
 SMALL, NUMBER, TITLE = 12, 14, 17  # font sizes
-EM = 0.61  # character width in font sizes; no monospace font named below is wider
+EM = 0.61  # character width / font size; no monospace font named below has wider characters
 
-# The prefix of the class names prevents conflicts with the styles of the page.
+# All class names have a prefix, which prevents conflicts with the styles of the page.
 STYLE_RULES = """
 .hotrow .hr-page { fill: %(page)s; stroke: none }
 .hotrow text { fill: %(ink)s; stroke: none; font-family: system-ui, -apple-system, "Segoe UI",
@@ -41,12 +41,12 @@ STYLE_RULES = """
 .hotrow .hr-h0 { color: %(h0)s } .hotrow .hr-h1 { color: %(h1)s } .hotrow .hr-h2 { color: %(h2)s }
 .hotrow .hr-h3 { color: %(h3)s } .hotrow .hr-h4 { color: %(h4)s } .hotrow .hr-h5 { color: %(h5)s }
 """
-# Some sites strip the style. The figure then has black letters and gray lines on white.
+# Some sites strip the style. Without it, a figure has black text and gray lines on white.
 UNSTYLED = {
     "rect": {"fill": "none", "stroke": "#626b7b"},
     "path": {"fill": "none", "stroke": "#626b7b"},
 }
-COLOURS = {  # (light, dark); text has a contrast of at least 4.5:1 on the page and on rows
+COLOURS = {  # (light, dark); text has a contrast of at least 4.5:1 with the page and the rows
     "page": ("#fff", "#14181f"),
     "ink": ("#1f2530", "#e7ebf2"),
     "muted": ("#626b7b", "#9ba5b5"),
@@ -93,7 +93,10 @@ class Drawing(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a grid: a label, and texts in a box. The first text spans any spare columns."""
+    """A line of a grid: a label and a box of texts.
+
+    If there are fewer texts than columns, the first text spans the extra columns.
+    """
 
     label: str
     texts: list[str]
@@ -110,7 +113,7 @@ class Column(NamedTuple):
 
 
 def pixel_width(text: str, size: int = NUMBER) -> float:
-    """Return the width of text in pixels."""
+    """Return the width of a text in pixels."""
     return display_width(text) * size * EM
 
 
@@ -120,14 +123,14 @@ def label(x: float, y: float, text: str, ink: str = "", size: int = NUMBER) -> C
 
 
 def pill(x: float, y: float, w: float, text: str, hue: str) -> Cell:
-    """Return a cell of text in a rounded box of this hue."""
+    """Return a cell of text in a rounded box of the given hue."""
     return Cell(x, y + 4, w, ROW - 8, text, "mono bold on", f"pill {hue}", "middle")
 
 
 def row_lines(
     spans: list[range], texts: dict[int, list[str]], hues: dict[int, str], ink: str = "mono"
 ) -> Iterator[Line]:
-    """Yield a line for each span; `texts` maps the first row of each span to its texts."""
+    """Yield a line for each span; `texts` maps each span's first row to the texts of its line."""
     for span in spans:
         row = span.start
         if len(span) > 1:
@@ -144,7 +147,7 @@ def selected_line(row: int, texts: list[str], hue: str) -> Line:
 
 
 def _merged(columns: list[Column], count: int) -> list[Column]:
-    """Return the columns for a line of `count` texts. The first one spans any spare columns."""
+    """Return the columns for a line of `count` texts. The first one spans any extra columns."""
     spare = len(columns) - count
     if not spare:
         return columns
@@ -152,7 +155,7 @@ def _merged(columns: list[Column], count: int) -> list[Column]:
 
 
 def fit(lines: list[Line], anchors: list[str]) -> tuple[float, list[Column]]:
-    """Return the smallest label width and columns that fit the texts."""
+    """Return the smallest label width and the narrowest columns that fit the texts."""
     full = [line.texts for line in lines if len(line.texts) == len(anchors)]
     widths = [max(map(pixel_width, texts)) + 2 * PAD for texts in zip(*full, strict=True)]
     columns = list(map(Column, widths, anchors))
@@ -239,7 +242,7 @@ def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Eleme
 
 
 def _needs_fallback_font(text: str) -> bool:
-    """Whether monospace fonts may lack letters of the text, which then needs a fixed width."""
+    """Whether monospace fonts may lack some characters, so that the text needs a fixed width."""
     return any(char > "\u024f" and char != "…" and display_width(char) == 1 for char in text)
 
 

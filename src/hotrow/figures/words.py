@@ -109,12 +109,12 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
 
 
 def translator(lang: str) -> Translate:
-    """Return a function that looks up texts in a language."""
+    """Return a function that looks up the texts of a language."""
     return partial(_translate, lang)
 
 
 def _translate(lang: str, key: str, n: int = 0, **values: object) -> str:
-    """Return the text of a key; if it has a singular and a plural, `n` selects one."""
+    """Return the text for a key. If the text has singular and plural forms, `n` selects one."""
     text = WORDS[lang][key]
     if isinstance(text, tuple):
         text = text[n != 1]
