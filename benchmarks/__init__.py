@@ -1,4 +1,4 @@
-"""Full benchmark suite, and scripts that generate the documentation pages with measurements.
+"""The full benchmark suite, and scripts that generate documentation pages from measurements.
 
 cli.py           command line: `python -m benchmarks --suite full`
 suite.py         run workloads in sequence, each in its own process
@@ -11,7 +11,7 @@ fbgemm_peers.py  FBGEMM's table-batched embedding as a peer
 jax_peers.py     JAX peers
 models.py        workloads that train a whole model, before and after `convert`
 networks.py      the models that models.py measures
-startup.py       workload for the startup time of a program
+startup.py       workload that measures a program's startup time
 record_files.py  read and write records as JSON files, with commit and machine
 report.py        format a record as text
 plots.py         draw charts of records

@@ -31,11 +31,11 @@ from hotrow.inputs.text import escape_unprintable
 RAN, FAILED = 0, 1
 
 # Click doesn't rewrap a paragraph that follows a line with only \b.
-HELP = """Run the workloads of docs/performance.md.
+HELP = """Run the workloads shown in docs/performance.md.
 
-Each workload first compares hotrow's rows with dense training. Then it times hotrow, torch,
-FBGEMM and JAX in turns in one process. Each library uses its fastest settings. If a library is not
-installed, the report shows the install command.
+Each workload first compares hotrow's rows with those of dense training. Then it times hotrow,
+torch, FBGEMM and JAX, which take turns in one process. Each library uses its fastest settings. If a
+library is not installed, the report shows the install command.
 
 \b
 Examples:
@@ -49,7 +49,7 @@ Examples:
 \b
 Exit code:
   0 all workloads measured, 1 a workload failed, 2 invalid input, 3 internal error.
-  A missed goal is not a failure.
+  A missed goal doesn't count as a failure.
 """
 
 app = typer.Typer(

@@ -3,8 +3,8 @@
     python -m benchmarks.explanation [--docs docs/explanation] [--draw]
 
 The script writes the results to runs.json and draws the figures from that file. `--draw` redraws
-the figures without training. Each training run takes a few seconds. The script measures no
-times.
+the figures without training. Each training run takes a few seconds. The script doesn't
+measure times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Fields = tuple[Tensor, Tensor, Tensor]
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> tuple[nn.Module, Any]:
-    """Return the model and its optimizer; convert the model for a hotrow optimizer."""
+    """Return the model and its optimizer; convert the model if the optimizer is hotrow's."""
     if name.startswith("hotrow"):
         model = hotrow.convert(model, min_entries=0)
         return model, hotrow.optim.Adam(model.parameters(), lr=lr)
@@ -72,8 +72,8 @@ def follow_weight(name: str) -> tuple[list[int], list[float]]:
 def interactions(seed: int = 0) -> Callable[[int], Fields]:
     """Return a function that draws batches: users, items, and whether each user likes the item.
 
-    Users and items follow Zipf's law. Each user and each item has a hidden vector of four tastes.
-    The more the tastes of a user and an item agree, the more likely the user likes the item.
+    Users and items follow Zipf's law. Each user and each item has a hidden vector of four
+    numbers. The larger the dot product of the two vectors, the more likely the user likes the item.
     """
     random = np.random.default_rng(seed)
     tastes = [random.standard_normal((count, 4)) for count in (USERS, ITEMS)]

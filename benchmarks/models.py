@@ -61,14 +61,14 @@ class Model:
     """A model to measure before and after `convert`.
 
     Attributes:
-        make: a function that returns the model and its batches; if its argument is true, both are
-            small.
+        make: a function that returns the model and its batches; if called with True, it returns
+            small ones.
         steps_per_turn: timed steps per turn, before and after `convert`. Each turn begins with an
             untimed step.
-        goals: "time" or "memory", and the largest allowed ratio of its value after `convert` to its
-            value before `convert`.
+        goals: "time" or "memory", each with the largest allowed ratio of the value after `convert`
+            to the value before it.
         min_entries: the `min_entries` argument of `convert`.
-        rounds: timed turns per side, after an untimed turn that allocates the optimizer state.
+        rounds: timed turns per `Side`, after an untimed turn that allocates the optimizer state.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Model:
         return self
 
     def run(self, report_progress: ReportProgress = ignore_progress) -> Record:
-        """Measure equality, times and memory, and check the goals."""
+        """Check equality, measure times and memory, and check the goals."""
         report_progress(0.05, "outputs and gradients")
         record: Record = {"workload": self.name, "about": self.about}
         record |= {"equality": self.measure_equality()} | self.measure_times(report_progress)
@@ -102,7 +102,7 @@ class Model:
         return record | {"goals": goals}
 
     def measure_equality(self) -> dict[str, Any]:
-        """Compare the output and gradients of both sides with those of a float64 model.
+        """Compare outputs and gradients before and after `convert` with those of a float64 model.
 
         The converted model's error may exceed the plain model's by at most 4 ulp of the largest
         value, because a sum of rows rounds differently than a matrix product.
@@ -125,7 +125,7 @@ class Model:
         return result
 
     def measure_times(self, report_progress: ReportProgress) -> dict[str, Any]:
-        """Time the steps of both sides in turns, and measure the peak memory of a step per side."""
+        """Time both sides alternately, and measure the peak memory of a step of each side."""
         model, draw = self.make(self.is_small)
         sides = (Side(copy.deepcopy(model), False), Side(model, True, self.min_entries))
         batches = [draw(seed) for seed in range(8)]
@@ -162,7 +162,7 @@ class Model:
     def compare_with_floor(
         self, side: Side, batch: Batch, copy_speed: float, steps: dict[str, Any]
     ) -> dict[str, Any]:
-        """Return the bandwidth floor of a step, and the ratio of each side's time to the floor.
+        """Return the bandwidth floor of a step, and each side's ratio of step time to floor.
 
         A step reads the batch. For each parameter that it updates, it reads and writes the value
         and Adam's two moments.

@@ -105,7 +105,7 @@ def geometric(fields: int, total: int) -> list[int]:
 
 
 def _fields(sizes: list[int], dense: int, batch: int) -> Callable[[int], Batch]:
-    """Return a function that draws mostly small ids for each field, and dense columns."""
+    """Return a function that draws a batch: mostly small ids for each field, and dense columns."""
 
     def draw(seed: int) -> Batch:
         random = torch.Generator().manual_seed(seed)

@@ -102,7 +102,7 @@ def _setting(record: Record) -> str:
 
 
 def _peer_remarks(record: Record) -> Iterator[str]:
-    """Yield a remark for each peer: whether it equals dense training, or why it has no times."""
+    """For each peer, yield whether its rows match dense training, or why it was not measured."""
     for name, peer in record["peers"].items():
         if "error" in peer:
             command = peer.get("install_command")
@@ -113,7 +113,7 @@ def _peer_remarks(record: Record) -> Iterator[str]:
 
 
 def _goal_remarks(record: Record) -> Iterator[str]:
-    """Yield a remark for each goal that says whether it was met."""
+    """For each goal, yield a remark that says whether it was met."""
     for goal in record["goals"]:
         verdict = goal_verdict(goal)
         if "max_extra_bytes" in goal:
@@ -135,7 +135,7 @@ def _goal_remarks(record: Record) -> Iterator[str]:
 
 
 def _goal_peer(record: Record, goal: Record) -> str:
-    """Return the label of the peer that a goal is compared with."""
+    """Return the label of the peer that hotrow is compared with in a goal."""
     if goal["against"] in record["peers"]:
         return peer_label(record, goal["against"])
     if goal["against"] == "best peer":
@@ -194,5 +194,5 @@ def _describe_startup(record: Record) -> Report:
 
 
 def goal_verdict(goal: Record) -> str:
-    """Return a text that says whether a goal was met."""
+    """Return whether a goal was met, as text."""
     return {True: "met", False: "**not met**", None: "not measured"}[goal["met"]]

@@ -37,7 +37,10 @@ MAX_ADDED_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Startup:
-    """Time starts with an empty kernel cache, then later starts that alternate with torch alone."""
+    """The startup time of a program.
+
+    First starts compile the kernels. Later starts alternate with starts of torch alone.
+    """
 
     name: str = "startup"
     about: str = "a whole program: import, a 1,000 x 64 table, three AdamW steps, exit"

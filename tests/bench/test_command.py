@@ -22,7 +22,7 @@ SMALL = "--rows", "3_00", "--columns", "8", "--ids", "64"
 
 
 def run_job(function, arguments, threads, report_progress):
-    """Run the job in this process instead of a child process."""
+    """Run the job in this process instead of in a child process."""
     assert function == "hotrow.cli.bench:run_workload"
     try:
         arguments = json.loads(json.dumps(arguments))

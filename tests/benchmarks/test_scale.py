@@ -74,7 +74,7 @@ def bytes_of_step(mode, count, together=False):
 
 
 def distinct(ids, rows, count, rank):
-    """Return the number of distinct ids, and how many of them are stored on other ranks."""
+    """Return the number of distinct ids, and how many of their rows other ranks store."""
     found = ids.unique()
     owners = found // -(-rows // count)
     return len(found), int((owners != rank).sum())

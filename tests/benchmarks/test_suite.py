@@ -1,4 +1,4 @@
-"""Test the benchmark suite: goals, peers of other libraries, models, startup and workloads."""
+"""Test the benchmark suite: goals, peers from other libraries, models, startup and workloads."""
 
 import importlib.util
 import subprocess

@@ -9,7 +9,7 @@ equality.py     compare a peer's rows with dense training
 floor.py        the bytes that a step must move, and the machine's copy speed
 memory.py       the peak memory of a step, and the memory that a peer needs
 percentiles.py  medians and percentiles of times
-measurement.py  measure equality, memory and times of all peers, in turns (A B A B)
+measurement.py  compare, measure and time all peers, which take turns (A B A B)
 process.py      run a measurement in a child process with its own settings
 environment.py  the settings of the child process, the machine and the versions
 report.py       format parts of a record as text

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 # The first two settings enable huge pages in torch and in other libraries. Huge pages reduce the
-# time of JAX's dense step by a third. The last two settings make glibc keep freed tensors of up to
-# 64 MB for the next step.
+# time of JAX's dense step by a third. The last two settings make glibc keep the memory of
+# freed tensors, up to 64 MB each, for the next step.
 SETTINGS = {
     "THP_MEM_ALLOC_ENABLE": "1",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

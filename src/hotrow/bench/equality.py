@@ -66,9 +66,10 @@ def compare_rows(
 ) -> dict[str, Any]:
     """Compare the error of `values` with the error of dense torch training in the same dtype.
 
-    Errors are measured against dense torch training in float64. The values are equal if their max
-    error is at most the dense error plus 2 ulp of the largest value. For float64 there is no wider
-    reference, so the dense error is twice the float32 error, scaled by the ratio of the two ulps.
+    Errors are measured against dense torch training in float64. The values count as equal if their
+    max error is at most the dense error plus 2 ulp of the largest value. For float64 there is no
+    wider reference, so the dense error is estimated as twice the float32 error, scaled by the ratio
+    of the two ulps.
     """
     truth = train_dense(torch.float64)
     eps = torch.finfo(values.dtype).eps

@@ -1,4 +1,4 @@
-"""Measure the equality, memory and step times of all peers of a workload in one process."""
+"""Compare all peers' rows with dense training, and measure memory and times, in one process."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class Measurement:
         return times
 
     def time_rounds(self) -> dict[str, Turns]:
-        """Time the peers in turns (A B A B); return each peer's step times by turn."""
+        """Time the peers alternately (A B A B); return each peer's step times by turn."""
         workload = self.workload
         turns: dict[str, Turns] = {name: [] for name in self.peers}
         for number in range(workload.rounds):

@@ -64,7 +64,7 @@ def make_state_resident(peer: Peer) -> None:
 
 
 def resident_bytes(field: str, status: str | None = None) -> int:
-    """Return VmRSS (current) or VmHWM (peak) in bytes, read from `status` or this process."""
+    """Read VmRSS (current) or VmHWM (peak) in bytes, from `status` or else for this process."""
     for line in (status or STATUS.read_text()).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
@@ -84,7 +84,7 @@ class MemoryBudget:
         """Raise an error if another peer does not fit in memory.
 
         Raises:
-            MemoryError: the peer does not fit; the message contains the needed and the free memory.
+            MemoryError: the peer does not fit; the message says how much it needs and what is free.
         """
         # Leave room for the largest step of the other peers.
         left = self.free_bytes - max(self.step_bytes - step_bytes, 0.0)

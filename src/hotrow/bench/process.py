@@ -1,4 +1,4 @@
-"""Run a measurement in a child process so that its settings apply from the start.
+"""Run a measurement in a child process, so that settings take effect before torch is loaded.
 
 The child is `python -m hotrow.bench.process JOB`. It writes its progress to standard output as
 JSON lines, and its result to a file named in the job.
