@@ -209,7 +209,7 @@ def test_unsupported_models_raise_on_every_rank():
         "0 has max_norm, which replicate does not support",
         "user.weight is already replicated",
         "load_state_dict(assign=True) would replace the table user.weight",
-        "linear of a sharded or replicated table cannot be differentiated",
+        "linear with a sharded or replicated table as an argument cannot be differentiated",
         "one-hots or probabilities",
     ]
     for found in rank_processes(2).run(refused, 2):

@@ -446,8 +446,8 @@ def test_unsupported_models_raise_on_every_rank():
         "user.weight is already sharded",
         "use DistributedDataParallel(shard(model, mesh))",
         "load_state_dict(assign=True) would replace the table user.weight",
-        "norm of a sharded or replicated table cannot be differentiated",
-        "linear of a sharded or replicated table cannot be differentiated",
+        "norm with a sharded or replicated table as an argument cannot be differentiated",
+        "linear with a sharded or replicated table as an argument cannot be differentiated",
         "Embedding(3, 2) is not sharded",
     ]
     for found in rank_processes(2).run(refused, 2):

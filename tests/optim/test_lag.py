@@ -1,4 +1,4 @@
-"""Aliases of a table's storage or of its optimizer state have the values of dense training.
+"""Aliases of a table's storage or optimizer state have the same values as in dense training.
 
 The lag settles rows before each kind of read, and raises errors for changes it can't handle.
 """
@@ -22,7 +22,8 @@ from hotrow.optim.lag import RowLag
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
 from tests.support.tolerance import assert_same_bits
 
-# Decay moves every row at every step. Missed steps are replayed, so reads don't change the bits.
+# Decay moves every row at every step. Missed steps are replayed, so the bits don't depend on when
+# rows are read.
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
 
 
@@ -315,7 +316,7 @@ def test_scalars_of_the_state_match_torch_and_can_be_changed(name):
         assert all(state[name].dtype == torch.float32 for name in names)
         scalars = [state[name] for name in names if not state[name].ndim]
         continue_training(layers, optimizer)
-        followed = [float(each) for each in scalars]  # torch's own ASGD replaces the scalars
+        followed = [float(each) for each in scalars]  # torch's ASGD assigns new scalar tensors
         for scalar in (optimizer.state[layers[0].weight][name] for name in names):
             if not scalar.ndim:
                 scalar.fill_(3.0)

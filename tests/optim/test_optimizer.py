@@ -96,7 +96,7 @@ def batches(count, seed=0):
 
 
 def loss_of(layers, batch):
-    """Compute a loss whose gradient for the table is fixed, so rounding errors don't feed back."""
+    """Compute a loss with constant gradients for the table, so rounding errors don't feed back."""
     ids, gradient = batch
     gradient = gradient.to(layers[0].weight.dtype)
     return (layers[0](ids) * gradient).sum() + layers[1](gradient).pow(2).mean()
@@ -133,7 +133,7 @@ def assert_three_way(name, options, **how):
 
 
 def parameter_vector(layers):
-    """Return all parameters as one vector, because a layer with few values may match by chance."""
+    """Return all parameters as one vector: in a small layer, torch may be exact by chance."""
     return nn.utils.parameters_to_vector(layers.parameters()).detach()
 
 
@@ -389,7 +389,7 @@ def test_weight_decay_can_be_turned_on_and_off():
     assert_no_worse(*results)
 
 
-REPLAYED = [  # missed steps are replayed or change nothing, so reads don't change the bits
+REPLAYED = [  # the bits don't depend on when rows are read: missed steps are replayed or do nothing
     ("Adam", {"lr": 0.01, "weight_decay": 0.01}),
     ("Adam", {"lr": 0.01, "weight_decay": 0.01, "amsgrad": True}),
     ("NAdam", {"weight_decay": 0.01}),

@@ -222,7 +222,7 @@ def test_low_precision_does_not_depend_on_the_number_of_columns(dtype, uncompile
 
 
 class AllScales(Batches):
-    """Batches whose gradients use a different item of `SCALES` in each quarter of the columns."""
+    """Batches whose gradients have a different scale in each quarter of the columns."""
 
     def gradients(self, t):
         return super().gradients(t) * torch.tensor(SCALES).repeat_interleave(self.columns // 4)

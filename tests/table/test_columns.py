@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class OneHot(nn.Linear):
-    """A linear layer for one-hot input that takes ids instead of one-hots."""
+    """A linear layer for one-hot input, which takes the ids in place of the one-hots."""
 
     def forward(self, ids):
         return look_up(self.weight, ids, columns=True)
@@ -81,7 +81,7 @@ some = pytest.mark.parametrize(
     grid([OPTIMIZERS[i] for i in (0, 4, 8, 12)], lambda *case: case in DECISIVE),
     ids=str,
 )
-OPTIONS = OPTIMIZERS[3][1]  # missed steps are replayed, so reads don't change the bits
+OPTIONS = OPTIMIZERS[3][1]  # replays missed steps, so the bits don't depend on when rows are read
 
 
 def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how):

@@ -31,7 +31,7 @@ def _are_compiled(table: Tensor, slots: Sequence[Tensor]) -> bool:
 
 
 def entry_dtype(table: Tensor) -> type:
-    """Return the numpy dtype in which the kernels of this table read ledger entries."""
+    """Return the numpy dtype in which the kernels for this table read ledger entries."""
     return cpu.COMPUTE_DTYPES[table.dtype if is_compiled(table) else torch.float64]
 
 

@@ -36,7 +36,10 @@ def addcdiv(a: Tensor, b: Tensor, c: Tensor, value: float) -> Tensor:
 
 
 def sqrt(a: Tensor) -> Tensor:
-    """Return the square root. torch on CPU (MKL) may be off by 1 ulp; numba rounds exactly."""
+    """Return the square root.
+
+    numba rounds it correctly; torch on the CPU (MKL) may be off by 1 ulp.
+    """
     return a.sqrt()
 
 

@@ -1,20 +1,20 @@
-"""torch's elementwise optimizers, whose steps touch only the rows in the batch.
+"""torch's elementwise optimizers, with steps that update only the touched rows of a table.
 
 Each optimizer trains every parameter of the model. Dense parameters take torch's step. A table is a
-(V, D) parameter that `hotrow.convert` converted, by default if it has at least 100,000 entries. A
-table's step updates only the touched rows. In dense training, momentum or weight decay also moves
-the rows that no id selected. When such a row is next read, hotrow first applies all the steps that
-the row has missed. So every read returns what torch's dense step would have produced, up to
-rounding.
+(V, D) parameter converted by `hotrow.convert`, which by default skips parameters with fewer than
+100,000 entries. A table's step updates only the touched rows. In dense training, momentum or weight
+decay also moves the rows that no id selected. When such a row is next read, hotrow first applies
+all the steps that the row has missed. So every read returns what torch's dense step would have
+produced, up to rounding.
 
 Options
     Options and defaults match torch's. `foreach` and `fused` affect only dense parameters. Tables
-    don't support `capturable` and `differentiable`.
+    don't support `capturable` or `differentiable`.
 
 Gradients
     A table takes row steps if its gradient comes from lookups (`nn.Embedding`, `nn.EmbeddingBag`).
     A table with a dense gradient, such as a tied output head, takes torch's step, and
-    `hotrow.convert.report(model)` says so.
+    `hotrow.convert.report(model)` gives the reason.
 
 Shapes and dtypes
     A table has shape (V, D), and so does each tensor of its state. On the CPU, kernels for float32,
@@ -23,8 +23,8 @@ Shapes and dtypes
 
 State
     `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,
-    and hotrow can load torch's state. A run that resumes from a checkpoint produces bitwise the
-    same results as the run that saved the checkpoint.
+    and hotrow can load torch's state. A run that resumes from a checkpoint produces
+    exactly the same bits as the run that saved the checkpoint.
 
 Time
     A step's time is proportional to the number of ids and touched rows, and independent of V. With
@@ -40,7 +40,7 @@ Errors
     An optimizer raises `HotrowError`, before anything changes, if a table was resized, moved or
     cast after its first step, or if a loaded state is incomplete or has the wrong shape.
 
-Some code reads a table without torch's function protocol and gets stale rows: `torch.jit.script`,
+Some code bypasses torch's function protocol and reads stale rows from a table: `torch.jit.script`,
 `torch.func` transforms that take the table as an input, and jagged ids. Call `optimizer.settle()`
 before such code runs. You can't read a table during its own step, for example in a signal handler.
 Tables don't support `torch.__future__.set_swap_module_params_on_conversion`.

@@ -49,7 +49,7 @@ _lock = threading.RLock()
 
 
 def _replace_lock() -> None:
-    """Create a new lock in a forked child; a parent thread may have held the old one."""
+    """Create a new lock in a forked child; a thread of the parent may have held the old one."""
     global _lock
     _lock = threading.RLock()
 
@@ -74,7 +74,7 @@ class RowLag:
         self.slots: dict[str, Tensor] = {}
         for name, initial in rule.initial_slots(group).items():
             self.slots[name] = self._make_slot(name, initial, loaded.get(name)).detach()
-        # The scalars in torch's state. Each step updates them in place, like torch.
+        # The scalars in torch's state. Each step updates them in place, as torch does.
         self.scalar_tensors: dict[str, Tensor] = {
             name: loaded.get(name, torch.tensor(value, dtype=scalar_dtype()))
             for name, value in self.ledger.torch_scalars(group).items()
@@ -188,7 +188,7 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows selected by `ids`, (..., D), which the next step updates.
+        """Return the settled rows selected by `ids`, (..., D); the next step updates these rows.
 
         `operators.look_up` describes which rows are stored.
         """

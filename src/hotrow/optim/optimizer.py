@@ -36,7 +36,7 @@ Args:
     params: the parameters of the model, or parameter groups. Tables and dense parameters may be
         mixed.
     others: all other arguments of `torch.optim.{name}`, with the same defaults. Groups with tables
-        do not support `capturable` and `differentiable`; `foreach` and `fused` affect only dense
+        do not support `capturable` or `differentiable`; `foreach` and `fused` affect only dense
         parameters.
 
 Raises:
@@ -64,7 +64,7 @@ def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
 
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Change a state's tensors to the table's strides; if `shared`, even tensors with aliases."""
+    """Give a state's tensors the table's strides; with `shared`, even tensors with aliases."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             set_strides(value, table.stride(), shared)
@@ -223,7 +223,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return with_strides(gradient, table.stride())
 
     def _adopt_tables(self) -> None:
-        """Convert parameters with lookups to tables if tables support their group's options."""
+        """Convert parameters with lookups to tables, except in groups with unsupported options."""
         for group in self.param_groups:
             if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:
@@ -262,7 +262,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return lag
 
     def _table_state(self, table: Table) -> Any:
-        """Return a table's state; for a table on disk that has none, return its saved state."""
+        """Return a table's state; if a table on disk has none yet, return its saved state."""
         state = self.state[table]
         is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
         if table.backing is not None and is_new:
@@ -292,8 +292,8 @@ class RowOptimizer(torch.optim.Optimizer):
     def settle(self) -> None:
         """Apply all missed steps to every table, as reading the table does.
 
-        Call this method before code that reads tables without torch's function protocol, such as
-        `torch.jit.script`.
+        Call this method before code that bypasses torch's function protocol when it reads tables,
+        such as `torch.jit.script`.
         """
         for _, table in self._tables():
             table.settle()

@@ -106,7 +106,7 @@ class LookUp(torch.autograd.Function):
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
 
-# The number of references to a gradient in `LookUp.backward` if only the autograd engine has any.
+# The number of references to a gradient in `LookUp.backward` if only the autograd engine uses it.
 # The counts are for the Python object, the tensor and the storage.
 _engine_reference_counts: list[tuple[int, int, int]] = []
 

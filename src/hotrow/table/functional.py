@@ -87,17 +87,17 @@ def _select(rows: Tensor, ids: Tensor) -> Tensor:
     output = select_rows(rows, ids)
     if output is None:
         check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # another thread has corrected the ids in the meantime
+        return F.embedding(ids, rows)  # the ids are in range now, so another thread changed them
     return output
 
 
 def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
     """Return a function that reads settled rows from a table with stale rows.
 
-    Returns None if this function has settled the rows itself. Rows that get a gradient are read by
-    `Lag.look_up`, unless the lookup `writes` to them (`max_norm`). Rows of a replica are read by
-    `Lag.peek`, which doesn't store them. If only this rank stored the rows, their last bits would
-    differ from other ranks' rows.
+    Returns None if it has settled the rows in the table instead. Rows that get a gradient are read
+    by `Lag.look_up`, unless the lookup `writes` to them (`max_norm`). Rows of a replica are read by
+    `Lag.peek`, which doesn't store them. If only this rank stored the rows, they would differ from
+    other ranks' rows in the last bits.
     """
     if table.lag is not None and table.replicas is not None:
         return functools.partial(table.lag.peek, ids)
@@ -234,8 +234,8 @@ def _distinct_rows(
 def _refuse_frequency(scale_grad_by_freq: bool) -> None:
     if scale_grad_by_freq:
         raise HotrowError(
-            "scale_grad_by_freq=True is not supported for a sharded table: it would count the ids "
-            "of one rank instead of the whole batch",
+            "scale_grad_by_freq=True is not supported for a sharded table: it would count only "
+            "the ids of one rank, not those of the whole batch",
             fix="leave scale_grad_by_freq out",
         )
 

@@ -55,7 +55,7 @@ class RowGradient(Tensor):
 
     Arguments:
         ids: (N,) int64, in range.
-        rows: (N, D), in the gradient's dtype. The gradient takes ownership of them.
+        rows: (N, D), in the gradient's dtype. They are stored without a copy.
         shape: (V, D); (D, V) with `columns`.
         is_merged: whether the ids are distinct.
         distinct_ids: the distinct ids in `ids`, if already computed.
@@ -173,7 +173,7 @@ class RowGradient(Tensor):
         return result
 
     def alias(self) -> RowGradient:
-        """Return another tensor that shares these rows."""
+        """Return another `RowGradient` that shares the rows."""
         return RowGradient._wrap(self.row_storage, self.shape)
 
     @classmethod
@@ -208,7 +208,7 @@ class RowGradient(Tensor):
 
     @property
     def data(self) -> Any:
-        """Another tensor that shares the rows; assigning to it replaces the rows."""
+        """Another `RowGradient` that shares the rows; assigning to `data` replaces the rows."""
         return self.alias()
 
     @data.setter
@@ -267,7 +267,7 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     if (len(args) > 2 and args[2] is not None) or float(order) <= 0:
         if shards is not None:
             raise HotrowError(
-                f"the norm of order {order} of a sharded gradient, or a norm along a dimension, "
+                f"this norm (order {order}) is not supported for a sharded gradient, because it "
                 "needs the rows of all ranks",
                 fix="use a positive order and no dimension",
             )

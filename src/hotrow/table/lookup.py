@@ -13,8 +13,8 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
 from hotrow.table.parameter import Table, can_look_up_rows, needs_gradient
 
-# A plain parameter with at least this many entries becomes a table after its first lookup. For
-# smaller parameters, a dense step is about as fast.
+# A plain parameter with at least this many entries becomes a table after its first lookup and the
+# next optimizer step. For smaller parameters, a dense step is about as fast.
 MIN_TABLE_ENTRIES = 1 << 20
 
 

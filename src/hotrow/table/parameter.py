@@ -86,7 +86,7 @@ class Table(nn.Parameter):
 
     @_disable_dynamo
     def set_layout(self, by_columns: bool = True) -> None:
-        """Change to column order (if `by_columns`) or torch's memory order if there are no aliases.
+        """Switch to column order (`by_columns`) or torch's memory order, unless there are aliases.
 
         Autograd requires a dense gradient to have the same memory order, so the gradient changes
         too.
@@ -186,8 +186,9 @@ class Table(nn.Parameter):
             each.grad_fn is not None for each in find_instances(result, Tensor)
         ):
             raise HotrowError(
-                f"{getattr(func, '__name__', func)} of a sharded or replicated table cannot be "
-                "differentiated: its gradient would not reach the other processes",
+                f"{getattr(func, '__name__', func)} with a sharded or replicated table as an "
+                "argument cannot be differentiated: the table's gradient would not reach the other "
+                "processes",
                 fix="use the table only in lookups, or leave it out of shard and replicate",
             )
         return result
@@ -217,8 +218,8 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     if torch._C._are_functorch_transforms_active():
         if weight.shards is not None:
             raise HotrowError(
-                "a sharded table cannot be looked up inside a torch.func transform, which would "
-                "read only the rows of this rank",
+                "a sharded table cannot be looked up inside a torch.func transform: the "
+                "lookup would read only the rows of this rank",
                 fix="look up the rows before the transform, and pass them to the transformed "
                 "function",
             )

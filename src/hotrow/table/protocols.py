@@ -26,7 +26,7 @@ class Lag(Protocol):
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows selected by the ids, (..., D), which the next step updates.
+        """Return the settled rows selected by the ids, (..., D); the next step updates these rows.
 
         Rows that are fast to settle are not stored; the step settles them again.
         """
@@ -79,7 +79,7 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
     def settle_together(self, table: _Table) -> None:
-        """Settle all rows if another process has done so, so that all have identical bits."""
+        """Settle all rows if any process has done so, so that all replicas have identical bits."""
 
 
 class GradientShards(Protocol):

@@ -48,7 +48,7 @@ def sign_rows(rows, barrier, members, team):
 
 
 def signatures(threads, members=1, rows=ROWS):
-    """Return each row's thread and the thread's number, (rows, 2), and the number of threads."""
+    """Return each row's thread id and thread number, (rows, 2), and the number of threads."""
     signed, barrier = np.zeros((rows, 2), np.uint64), np.zeros(5, np.int64)
     run_on_threads(sign_rows, (signed, barrier, members), threads)
     return signed, int(barrier[CLAIMED])

@@ -21,7 +21,7 @@ from hotrow.kernels.cpu.bfloat16 import (
 )
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, drop_owner, prefetch
 
-PREFETCH_DISTANCE = 4  # measured in rows; without prefetching, each row of a batch is a cache miss
+PREFETCH_DISTANCE = 4  # rows; without prefetching, each row of a batch is a cache miss
 CACHE_LINE = 64  # bytes
 
 
@@ -51,7 +51,7 @@ def drop_owners(arrays):  # pragma: no cover - replaced by the overload
 
 
 def slot_rows(slots, rows):  # pragma: no cover - replaced by the overload
-    """Return the first rows of `rows` as a tuple, with one row per slot."""
+    """Return the first `len(slots)` rows of `rows` as a tuple."""
 
 
 def to_number(table, x):  # pragma: no cover - replaced by the overload

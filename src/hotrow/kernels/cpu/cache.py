@@ -25,20 +25,21 @@ def source_digest(files: Iterable[str | Path]) -> str:
 
 @functools.cache
 def _kernel_digest() -> str:
-    """Return the digest of all files in `kernels`; `rows.py` hashes the sources of each rule."""
+    """Return the digest of all files in `kernels`; `rows.py` also hashes each rule's sources."""
     return source_digest(Path(__file__).parents[1].rglob("*.py"))
 
 
 def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a kernel with `njit(cache=True)` and fix three problems of numba's cache.
+    """Compile a kernel with `njit(cache=True)` and fix three problems with numba's cache.
 
     - Stale code: numba checks only the modification time of the function's own file. Here, editing
       any file in `kernels` invalidates the cache.
     - Locking: numba reads and writes the cache index without a lock. If two processes, such as the
       ranks of a first run, save at the same time, one may load the other's code. Here, a file lock
       admits one process at a time.
-    - Startup: numba imports its whole compiler before it loads a kernel, which takes most of the
-      startup time. Loading needs only numba's runtime, so only the runtime is initialized here.
+    - Startup: numba imports its whole compiler before it loads a kernel, and this import takes most
+      of the startup time. Loading needs only numba's runtime, so only the runtime is initialized
+      here.
 
     Set NUMBA_CACHE_DIR to choose the cache folder. If no folder is writable, each process compiles
     the kernels again.

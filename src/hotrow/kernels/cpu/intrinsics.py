@@ -1,4 +1,4 @@
-"""numba intrinsics for fused multiply-add, prefetching, arrays without owners, and thread teams."""
+"""numba intrinsics for fused multiply-add, prefetching, reference counts and thread teams."""
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
 
@@ -87,10 +87,11 @@ def _team_entry(context, builder, array_type, team, n):
 
 @intrinsic
 def drop_owner(typingctx, array):
-    """Return the array without its owner; the caller must keep the owner alive.
+    """Return the array without its reference to the memory's owner.
 
-    numba updates the owner's reference count for every row that a loop reads. Threads that update
-    the same count wait for each other.
+    With this reference, numba updates the owner's reference count for every row that a loop reads,
+    and threads that update the same count wait for each other. The caller must keep the owner
+    alive.
     """
 
     def codegen(context, builder, signature, args):

@@ -33,9 +33,9 @@ CLAIMED, JOINED, MAX_THREADS, TEAM_SIZE, GOMP_PARALLEL = range(5)
 
 
 def thread_count(count: int, columns: int) -> int:
-    """Return the number of threads for a table slice of `count` rows and `columns` columns.
+    """Return how many threads to use for `count` rows with `columns` columns.
 
-    Small slices get one thread because waking another thread costs more than it saves.
+    Small inputs get one thread, because waking another thread costs more than it saves.
     """
     by_rows, by_values = -(-count // (2 * GRAIN_SIZE)), -(-count * columns // VALUES_PER_THREAD)
     return min(torch.get_num_threads(), by_rows, by_values)

@@ -1,10 +1,10 @@
 """The loop over rows in plain torch, for any dtype and device; it works on gathered rows.
 
 A rule's `fast_forward_batch` applies as many missed steps to each row as it can, with a number of
-torch operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, the
-function computes in float32 and rounds once. The remaining steps are replayed one by one, oldest
-first, with the same operations as torch.optim. Rows are sorted by the step at which they were last
-settled, so the rows that missed step t are contiguous.
+torch operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it
+computes in float32, and the result is rounded once. The remaining steps are replayed one by one,
+oldest first, with the same operations as torch.optim. Rows are sorted by the step at which they
+were last settled, so the rows that missed step t are contiguous.
 
 On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
 the last elements of each thread's share of a large array. torch rounds `a + alpha * b` twice in
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from hotrow.kernels.program import Program
 
-VECTOR_COLUMNS = 128  # at least two vectors, the number that torch's loops process per iteration
+VECTOR_COLUMNS = 128  # at least two vectors; torch's loops process two per iteration
 TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
 
 

@@ -1,6 +1,6 @@
 r"""The closed form of Adamax, whose infinity norm shrinks until it reaches eps.
 
-A row was settled at step s with moment m and norm u, and has had no gradient for K steps. Its k-th
+Suppose a row was settled at step s with moment m and norm u, and has missed K steps since. Its k-th
 missed step subtracts h_k b1^k m / max(b2^k u, eps) from w, with h_k = lr / (1 - b1^t). Let e be the
 last step at which b2^k u exceeds eps. The norm is b2^k u up to step e, and eps afterwards:
 
@@ -129,7 +129,7 @@ class InfinityNormSums(MissedStepSums):
         window += self.powers[-len(window) :] * -step_size
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and the powers (b1 / b2)^k and b1^k for k from the window to 1."""
+        """Compute the window, and (b1 / b2)^k and b1^k for k from the window down to 1."""
         ratio = b1 / b2 if b2 > 0 else 1.0
         k = self.set_window(ratio)
         self.powers = np.stack([ratio**k, b1**k], axis=1)

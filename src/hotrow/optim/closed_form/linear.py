@@ -111,7 +111,7 @@ class LinearRecurrence:
     ) -> None:
         self.fast_forward = fast_forward
         self.update, self.flags, self.size = update, flags, slot_count + 1
-        self.first_step = 0  # rows at earlier steps are replayed up to this step
+        self.first_step = 0  # rows settled before this step are replayed up to it
         self.identity = np.eye(self.size, self.size + 1)
         self.blocks = np.empty((128, self.size, self.size + 1))
         self.block_starts = np.empty(64, np.int64)  # index of the first block ending at each step

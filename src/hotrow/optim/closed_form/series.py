@@ -1,6 +1,6 @@
 r"""The closed form of Adam, NAdam and RAdam: any number of idle steps cost about as much as one.
 
-A row was settled at step s with moments m and v, and has had no gradient for K steps. Its k-th
+Suppose a row was settled at step s with moments m and v, and has missed K steps since. Its k-th
 missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k = b2^(k/2) c_k, and:
 
     Adam     h_k = lr / (1 - b1^t)                                c_k = 1 / sqrt(1 - b2^t)
@@ -8,7 +8,7 @@ missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k =
     RAdam    h_k = lr / (1 - b1^t) sqrt(1 - b2^t) r_t             c_k = 1
              h_k = lr / (1 - b1^t),  y_k = 0,  eps = 1            while rho_t <= 5
 
-With Q_k, the product of the decay factors of the first k missed steps,
+Let Q_k be the product of the decay factors of the first k missed steps. Then
 
     w_K = Q_K (w - m sum_k h_k b1^k / Q_k / (x y_k + eps)),   m_K = b1^K m,   v_K = b2^K v.
 
@@ -18,12 +18,12 @@ Expand around a center Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), 0 <=
 
 The sum becomes a polynomial in p with the coefficients T_j = sum_k h_k b1^k / Q_k d_k^j, which
 depend on s but not on the row. The coefficients are stored for every s. A new step changes the
-coefficients only for the last few hundred values of s, because b1^k vanishes.
+coefficients only for the last few hundred values of s, because b1^k becomes negligible.
 
 The first ten coefficients are stored with a bound on the remainder. A row is fast-forwarded if the
 bound is less than half an ulp of the move, or less than half an ulp of w in every column. Otherwise
 one step is replayed, which makes the move smaller, and the bound is tested again. At most a few
-tens of steps are replayed. Such replays occur in the first few hundred steps of a run, and in
+dozen steps are replayed. Such replays occur in the first few hundred steps of a run, and in
 float64 if b2 is far from 1.
 
 With amsgrad, x is the square root of the largest v, which idle steps don't change, and y_k = c_k.
@@ -175,7 +175,7 @@ class PowerSeries(MissedStepSums):
         return b2 ** (self.center_step / 2) / math.sqrt(correction) if math.isfinite(root) else 0.0
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and the powers b1^k and sqrt(b2)^k for k from the window to 1."""
+        """Compute the window, and b1^k and sqrt(b2)^k for k from the window down to 1."""
         k = self.set_window(b1 if self.amsgrad else b1 / math.sqrt(b2) if b2 > 0 else 1.0)
         self.center_step = 1.3 / (1 - b1) if b1 < 1 else 1.0
         self.moment_powers = b1**k

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hotrow.optim.closed_form.base import Coefficients
 
-NEGLIGIBLE_FACTOR = 2.0**-60  # the relative effect of missed steps outside the window is smaller
+NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps outside the window have a smaller relative effect
 
 
 class MissedStepSums(ABC):
@@ -24,7 +24,7 @@ class MissedStepSums(ABC):
 
     def __init__(self, width: int) -> None:
         self.entry_count = 0  # the number of entries added so far
-        self.first_step = 0  # rows at earlier steps are replayed up to this step
+        self.first_step = 0  # rows settled before this step are replayed up to it
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
         self.window = 0  # how many missed steps can move a row; 0 if moves shrink too slowly
         self.sums = np.zeros((64, width))

@@ -39,7 +39,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """Return True if there is no decay, because 0 / (sqrt(sum) + eps) is 0 if eps > 0."""
+    """Return True if there is no decay and eps > 0, so that 0 / (sqrt(sum) + eps) is 0."""
     zero = group["weight_decay"] == 0 and group["eps"] > 0
     return bool(zero and math.isfinite(group["lr"]))
 

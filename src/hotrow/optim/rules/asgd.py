@@ -26,7 +26,7 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """Return eta and mu for the next step, which torch rounds to its default dtype."""
+    """Return eta and mu for the next step; torch rounds these values to its default dtype."""
     eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=scalar_dtype()))
     return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
 

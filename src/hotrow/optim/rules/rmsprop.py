@@ -67,7 +67,7 @@ def closed_form(group: ParamGroup) -> ClosedForm:
 
 
 def needs_dense_step(group: ParamGroup) -> bool:
-    """Return True if there is weight decay, for which there is no closed form either.
+    """Return True if there is weight decay, because rounding errors would grow.
 
     Decay is the only gradient of an idle row. The rule divides this gradient by its own root mean
     square, so the step does not shrink with w. The weights oscillate around 0, and a single

@@ -47,7 +47,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Clear the gradient and clamp the step size; only the first idle step has this effect."""
+    """Clear the previous gradient and clamp the step size; later idle steps change nothing."""
     first_step, min_step, max_step = coefficients
     if t < first_step:
         return t
