@@ -332,7 +332,7 @@ def test_page_shows_the_exact_numbers_and_sizes_of_example_c(page: Page) -> None
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 20, 31, 32, 128])
 def test_random_numbers_are_those_of_torch(page: Page, count: int) -> None:
-    """Their last digits may differ, as torch's own do between processors."""
+    """The last digits may differ, just as torch's own digits differ between processors."""
     for seed in (0, 1, 123, 999_999):
         torch.manual_seed(seed)
         expected = torch.randn(count)
@@ -347,7 +347,7 @@ def test_seed_123_gives_the_table_of_example_a(page: Page) -> None:
 
 def test_training_in_the_page_brings_similar_words_together(page: Page) -> None:
     together = page.evaluate("trainings().map(sameGroup)")
-    assert together[0] < 20  # of 60, before training: chance
+    assert together[0] < 20  # of 60: before training, matches are due to chance
     assert together[-1] == 60
     table = page.evaluate("trainings().at(-1)")
     distances = torch.cdist(torch.tensor(table), torch.tensor(table)).fill_diagonal_(torch.inf)
@@ -398,7 +398,7 @@ def test_python_code_runs_and_gives_the_numbers_on_the_page(page: Page, view: st
     sections = page.evaluate("sections.map(each => each.id)")
     assert sections[0] == "hero"
     assert len(sections) == 16
-    for section in sections[1:]:  # the first has no code: it shows what the next ones compute
+    for section in sections[1:]:  # the first section only shows what later ones compute
         code = page.locator(f"#{section}-code").text_content() or ""
         space: dict[str, Any] = {}
         exec(code, space)

@@ -102,7 +102,7 @@ def code_cells(book):
 
 
 def shown(cell):
-    """The output of a cell, without words in figures and without measured numbers."""
+    """The output of a cell, without the words in figures or any measured numbers."""
     measured = "measured" in cell.metadata.get("tags", [])
     found = []
     for output in cell.outputs:

@@ -433,7 +433,7 @@ def test_probability_one_on_one_id_is_a_lookup(open_page: Open) -> None:
     assert page.inner_text("#mix-note").endswith("the mix is row 2, as in a lookup.")
     page.fill("#p", "0.3")
     assert page.inner_text("#mix-note").startswith("The mix lies between two rows.")
-    page.select_option("#softA", "3")  # the same id as the second one
+    page.select_option("#softA", "3")  # the second id is also 3
     assert page.inner_text("#mix-note").endswith("the mix is row 3, as in a lookup.")
     expect(page.locator("#live")).to_have_text(page.inner_text("#mix-note"))
 
@@ -574,7 +574,7 @@ def test_hostile_address_shows_a_message_and_the_starting_view(open_page: Open, 
     start = view_of(page)
     opening = WORDS[lang]["bad.notice"].partition("{")[0]
     for bad in BAD_VIEWS:
-        # Call the event handler directly to avoid the wait. The last case uses the event.
+        # Call the event handler directly, so the test doesn't wait. The last case uses the event.
         page.evaluate("bad => { history.replaceState(null, '', `#${bad}`); readAddress(); }", bad)
         assert opening in page.inner_text("#notice"), bad
         assert view_of(page) == start, bad
@@ -1012,7 +1012,7 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     page = open_page().page
     verdict = page.locator("#vector-verdict")
-    expect(verdict).to_have_text("One-hot: the sum is row 2. 15 of 20 products are zeros.")
+    expect(verdict).to_have_text("One-hot: the sum is row 2. 15 of 20 products are zero.")
     page.click("#factor-0")
     expect(verdict).to_contain_text("[1, 0, 1, 0] is not one-hot")
     page.click("#factor-0")

@@ -38,10 +38,10 @@ class Excerpt:
         omitted_count: the number of ids in the user's text that the page omits.
         linear: the (columns, rows) initial weight of `torch.nn.Linear`, or None.
         positions: a position table with one row for each id, or None.
-        random: whether the user passed no table, so that the rows are random.
+        random: whether the user passed no table, in which case the rows are random.
         non_finite_count: the number of rows with an inf or nan outside the excerpt.
         first_non_finite: the id of the first such row, or None.
-        rounded: whether the table is float64, so that the page rounds it to float32.
+        rounded: whether the table is float64, in which case the page rounds it to float32.
     """
 
     name: str
@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Return all of examples A and B, with a linear layer from the same seed, and part of C."""
+    """Return examples A and B in full, with a linear weight from the same seed, and part of C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small
@@ -106,7 +106,7 @@ def _whole_excerpt(name: str, example: examples.Example) -> Excerpt:
 
 
 def _token_and_position_excerpt() -> Excerpt:
-    """Return example C: GPT-2's vocabulary, a batch of 8 x 4 ids, and 4 positions."""
+    """Return example C: GPT-2's vocabulary, an 8 x 4 batch of ids, and 4 positions."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
         tokens = torch.nn.Embedding(C_ROWS, C_COLUMNS).weight.detach()

@@ -59,7 +59,7 @@ function draw() {
   document.querySelectorAll("[data-field]").forEach(follow);
 }
 
-// Draw the sections that are open: the others would only cost time.
+// Draw only the open sections, to save time.
 function drawSections() {
   for (const section of sections) {
     const part = find(section.id);

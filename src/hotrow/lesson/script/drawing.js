@@ -9,7 +9,7 @@ const words = (text) => h("td", { class: "words" }, text);
 const colourOf = (id) =>
   `h${(state.table.V <= HUES ? id : state.table.labels.indexOf(id)) % HUES}`;
 
-// The classes of the row of an id: coloured if it is selected.
+// The CSS classes for the row of an id. The row is coloured if the id is selected.
 const hue = (ids, id) => (ids.includes(id) ? `picked ${colourOf(id)}` : "");
 
 // The tokens of the examples are words in the page's language.
@@ -25,10 +25,10 @@ const idName = (table, id) => String(id) + tokenOf(table, table.labels.indexOf(i
 
 const columnNames = (table) => ["", ...table.rows[0].map((_, j) => say("column", { column: j }))];
 
-// The largest size of a table's finite values: its colour is the strongest.
+// The largest absolute value among a table's finite values. It gets the strongest colour.
 const scaleOf = (rows) => Math.max(...rows.flat().map(Math.abs).filter(Number.isFinite), 0);
 
-// Cells with a number each, coloured by its value: blue above zero, orange below.
+// One table cell per number, coloured by value: blue above zero, orange below.
 const numbers = (values, scale = scaleOf(state.table.rows)) =>
   values.map((value) => tint(h("td", {}, number(value)), value, scale));
 
@@ -69,7 +69,7 @@ function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true
 // Join names with the comma of the page's language.
 const several = (names) => names.join(say("comma"));
 
-// Draw a table of inputs. Rebuild it only if its shape or labels change, so that the focus stays.
+// Draw a table of inputs. Rebuild it only if its shape or labels change, to keep the focus.
 function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
   const scale = scaleOf(values);
   const made = `${key}|${language}|${values.length}x${values[0].length}`;

@@ -2,7 +2,7 @@
 // scored or stored.
 
 // {id, ask, answers, right, why, values(state), after(button)}. The answers are keys of texts;
-// `right` is the index of the correct one; `after` runs once it is answered.
+// `right` is the index of the correct one; `after` runs when the reader has answered.
 const questions = [
   {
     id: "row", ask: "row.ask", answers: ["row.a", "row.b"], right: 1, why: "row.why",
@@ -63,7 +63,7 @@ const second = ({ table }) => Math.min(1, table.rows.length - 1);
 // A vector of zeros with a 2 in the second place.
 const doubled = (state) => state.table.rows.map((_, k) => (k === second(state) ? 2 : 0));
 
-// Build the question in front of the part of the section that shows the answer.
+// Insert the question before the part of the section that shows the answer.
 function addQuestion(question) {
   const section = find(question.id);
   const after = section.querySelector(".after");
@@ -81,7 +81,7 @@ function addQuestion(question) {
   after.hidden = true;
 }
 
-// Show what the section holds back. The question stays, so that the reader can change the answer.
+// Show the hidden part of the section. The question stays, so the reader can change the answer.
 function reveal(question) {
   uncover(question);
   drawSections();
@@ -119,7 +119,7 @@ function writeQuestion(question) {
   put(find(`${id}-reason`), chosen === undefined ? "" : result + say("gap") + say(why, values));
 }
 
-// Show all answers, as a link to a view does.
+// Show all answers. A link to a view also does this.
 function revealAll() {
   questions.forEach(uncover);
   drawSections();

@@ -1,7 +1,7 @@
 // The random numbers of torch on a CPU: `torch.manual_seed(seed)`, then `torch.randn(count)`.
 //
 // Sources: Matsumoto and Nishimura, "Mersenne Twister", 1998; Box and Muller, "A note on the
-// generation of random normal deviates", 1958; the order of the draws is that of torch.
+// generation of random normal deviates", 1958. Numbers are drawn in the same order as in torch.
 
 const WORDS = 624;
 
@@ -29,8 +29,8 @@ function mersenneTwister(seed) {
   };
 }
 
-// A function `normals(count)`, like `torch.randn`. Its last digits can differ from torch's, as
-// torch's own do from processor to processor.
+// A function `normals(count)`, like `torch.randn`. The last digits can differ from torch's,
+// just as torch's own digits differ between processors.
 function torchRandom(seed) {
   const draw = mersenneTwister(seed);
   return (count) => (count < 16 ? fewNormals(draw, count) : manyNormals(draw, count));

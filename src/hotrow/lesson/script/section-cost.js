@@ -12,7 +12,7 @@ sections.push({
     const { V, D, N } = state;
     for (const name of ["V", "D", "N"]) {
       const slider = find(`${name}-slider`);
-      // Several slider positions round to the same size. Don't move a slider that already shows it.
+      // Several slider positions round to the same size. Don't move the slider between them.
       if (sizeAt(name, slider.value) !== state[name]) {
         slider.value = String((1000 * Math.log(state[name])) / Math.log(TOPS[name]));
       }
@@ -76,7 +76,8 @@ function series(way, { V, D, N, figure }) {
 const decadesOf = (V) =>
   Math.max(6, ...[V, ...data.timings.map((each) => each.V)].map((size) => Math.ceil(Math.log10(size))));
 
-// Draw both methods over V. Both axes are logarithmic, with grid lines at powers of ten.
+// Draw the cost of both methods against V. Both axes are logarithmic, with grid lines at powers
+// of ten.
 function chart(state, names) {
   const { width, height, left, right, top, bottom } = CHART;
   const { V, D, N, figure } = state;

@@ -63,7 +63,7 @@ function wordOf(table, id) {
   return token ? [h("bdi", {}, token), h("small", {}, ` ${id}`)] : [say("class", { id })];
 }
 
-// For one word: the multiplications so far, those by zero, and the numbers read.
+// For one word: the multiplications so far, how many are by zero, and the numbers read.
 function heroCounts({ table, way }, rows, zeros) {
   if (way === "lookup") return [0, 0, table.D];
   return [BigInt(rows) * BigInt(table.D), BigInt(zeros) * BigInt(table.D), BigInt(rows) * BigInt(table.D)];
@@ -79,7 +79,8 @@ function writeCounts([multiplications, zeros, read]) {
 
 const pause = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 
-// Play the selected word: in a product, first visit every row; then its row travels to the output.
+// Animate the selected word. For a product, visit every row first. Then move the word's row to the
+// output.
 async function travel() {
   if (calm.matches) return;
   const number = ++flight;
@@ -104,7 +105,7 @@ async function travel() {
   target.classList.remove("coming");
 }
 
-// Move a copy of a line of one table to a line of another.
+// Move a copy of a table row to the position of a row in another table.
 async function fly(from, to) {
   const stage = find("hero-stage");
   const [start, end, frame] = [from, to, stage].map((each) => each.getBoundingClientRect());

@@ -1,4 +1,5 @@
-// What a row means: train a small table in the page and watch the rows of similar words meet.
+// What a row means: train a small table in the page and watch the rows of similar words move
+// together.
 //
 // Each word is followed by some verbs. The model is an embedding layer with two columns, a linear
 // layer and cross-entropy; the optimizer is SGD on all sentences at once.
@@ -64,7 +65,7 @@ const nearest = (table, noun) =>
     .sort((a, b) => distance(table[a], table[noun]) - distance(table[b], table[noun]))
     .slice(0, 3);
 
-// How many of all nearest words follow the same verbs: 3 for each word at most.
+// Of the three nearest words of each word, count those in the same group as the word.
 const sameGroup = (table) =>
   NOUNS.reduce((sum, _, k) => sum + nearest(table, k).filter((near) => groupOf(near) === groupOf(k)).length, 0);
 
@@ -126,7 +127,7 @@ sections.push({
     ),
 });
 
-// Every word at the place of its row. Labels that overlap move apart.
+// Draw every word at the coordinates in its row. Move overlapping labels apart.
 function drawMap(table, noun) {
   const { width, height, margin } = MAP;
   const reach = Math.max(...snapshots.at(-1).concat(snapshots[0]).flat().map(Math.abs));
@@ -176,7 +177,7 @@ function drawMap(table, noun) {
   );
 }
 
-// Move labels that overlap up or down.
+// Move overlapping labels up or down.
 function spread(labels) {
   const apart = 15;
   const order = labels.map((_, k) => k).sort((a, b) => labels[a].y - labels[b].y);

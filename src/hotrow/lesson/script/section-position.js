@@ -1,4 +1,5 @@
-// 7. Token and position: the sum of two lookups is one product with two concatenated one-hots.
+// 7. Token and position: the sum of two lookups is one product with two concatenated one-hot
+// vectors.
 
 // Example C has its own position table. Other tables and longer id lists get random numbers.
 const hasPositions = ({ table, ids }) =>

@@ -11,7 +11,7 @@ const FORMULAS = {
 
 const EPS = 1e-8;
 
-// Each use of a row sends back the gradient size × (1, 2, 3, ...), one number for each column.
+// Each use of a row adds `size` × (1, 2, 3, ...) to its gradient, one number for each column.
 const sentBack = (state) => state.table.rows[0].map((_, j) => f32(state.size * (j + 1)));
 
 sections.push({

@@ -65,7 +65,7 @@ document.querySelectorAll("[data-lang]").forEach((button) => {
 document.addEventListener("input", onInput);
 document.addEventListener("change", onInput);
 document.addEventListener("click", onClick);
-// The new address comes from the event: the page may have replaced it since then.
+// Use the address in the event: by now, the page may have replaced the current address.
 addEventListener("hashchange", (event) => readAddress(new URL(event.newURL).hash));
 put(find("version"), data.version);
 

@@ -29,7 +29,7 @@ function stepRow(rule, row, gradient, step) {
 }
 
 // Train the rows with all `batches` (a list of row positions for each step). Each occurrence of a
-// row in a batch sends back the gradient `upstream`. `way` is one of:
+// row in a batch adds `upstream` to the row's gradient. `way` is one of:
 //   dense: update every row in every step.
 //   skip: update only the touched rows.
 //   later: update only the touched rows, but first apply the steps that a row has missed.
