@@ -1051,7 +1051,7 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     page.clock.run_for(5000)
     expect(page.locator("#meaning-now")).to_have_text("100")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
-    assert page.inner_text("#meaning-verdict").startswith("Step 100: 60 of 60")
+    assert page.inner_text("#meaning-verdict").startswith("Step 100: 60 of the 60")
     page.focus("#noun-16")
     page.keyboard.press("Enter")
     assert page.inner_text("#meaning-near").startswith("Nearest to “bus”:")

@@ -21,12 +21,14 @@ function pythonFor(section) {
   );
 }
 
+// Link the documents. Without a source checkout there is nothing to link.
 function documents() {
-  const links = Object.values(data.documents).map((pair) => {
-    const { name, href } = pair[language === "zh-CN" ? 1 : 0];
-    return h("li", {}, href ? h("a", { href }, name) : h("code", {}, name));
-  });
+  const links = Object.values(data.documents)
+    .map((pair) => pair[language === "zh-CN" ? 1 : 0])
+    .filter(({ href }) => href)
+    .map(({ name, href }) => h("li", {}, h("a", { href }, name)));
   put(find("documents"), links);
+  find("model-more").hidden = !links.length;
 }
 
 const MODEL = [
