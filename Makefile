@@ -34,8 +34,8 @@ test-all: .venv/test .venv/real .venv/flights .venv/docs .venv/integrations lint
 	@scripts/browser.sh > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
 
-# The core is everything except the command line and its pages, the lesson, the benchmarks and the
-# docs.
+# The core is everything except the command line, the figures, the lesson, the benchmarks, the
+# examples and the docs.
 CORE_FOLDERS := conversion disk distributed inputs kernels layers onehot optim table verify
 CORE := $(CORE_FOLDERS:%=tests/%) tests/test_ids.py $(CORE_FOLDERS:%=src/hotrow/%) \
     src/hotrow/ids.py src/hotrow/errors.py
@@ -59,7 +59,7 @@ lint: .venv/test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Build the documentation site without a network. Warnings are errors.
+# Build the documentation site without network access. Warnings are errors.
 docs: .venv/docs
 	$(BIN)/python -m sphinx --quiet --nitpicky --fail-on-warning --keep-going \
 	    --doctree-dir build/doctrees docs build/docs

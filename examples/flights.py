@@ -36,7 +36,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Delay(nn.Module):
-    """A network with one hidden layer that predicts delays from one-hot words and numbers."""
+    """A network with one hidden layer that predicts delays from one-hot columns and numbers."""
 
     def __init__(self, sizes: list[int], width: int) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class ProcessGroup:
         all_steps: int,
         step: Callable[[int], Tensor],
     ) -> None:
-        """Run the steps, and print the mean loss after each tenth of all steps."""
+        """Run the steps, and print the mean loss after each 10% of all steps."""
         losses = []
         for t in steps:
             losses.append(self.mean_over_ranks(step(t)))

@@ -86,7 +86,7 @@ class SideBySide:
         print(f"{'gradients, MB':24}{a / 1e6:14.1f}{b / 1e6:14.1f}{a / b:9.1f}x")
 
     def print_verdict(self, what: str = "losses") -> int:
-        """Print whether all comparisons are equal, and return the exit code."""
+        """Print whether all compared values are equal, and return the exit code."""
         if self.same:
             print(f"\nall printed {what} are the same")
             return 0

@@ -1,4 +1,4 @@
-"""Train a Stable-Baselines3 agent on Taxi with and without hotrow, without changing its code.
+"""Train an unmodified Stable-Baselines3 agent on Taxi, once with and once without hotrow.
 
 An observation in Taxi-v4 is one of 500 states. Stable-Baselines3 encodes it as a one-hot input for
 its policy and value networks. With `hotrow.convert`, the first layer of each network looks up a row

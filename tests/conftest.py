@@ -89,7 +89,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_recorded(browser: Browser) -> Iterator[OpenPage]:
-    """Return a function that opens an address in a new browser context and records its activity."""
+    """Return a function that opens a URL in a new browser context and records the page."""
     contexts = []
 
     def open_recorded(

@@ -105,7 +105,7 @@ def launch(folder: Path, *arguments: str, **options: Any) -> Result:
 # --- invalid input ----------------------------------------------------------------
 
 ONE = "--table one.safetensors"
-NO_TENSOR = "with one of the dtypes F64, F32, F16, BF16; none of its tensors is a table"
+NO_TENSOR = "with one of the dtypes F64, F32, F16, BF16; this file has no table"
 INCOMPLETE = (
     "is the file complete? hotrow never opens pickled files (.pt, .bin); "
     "save the tensor with safetensors.torch.save_file"
@@ -173,20 +173,20 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         "--table two.safetensors --tensor wtf.weight --ids 1",
-        "no tensor wtf.weight in two.safetensors (did you mean wte.weight?); "
-        "its tables are:\n  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
+        "there is no tensor wtf.weight in two.safetensors (did you mean wte.weight?); "
+        "the tables in this file are:\n  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
     (
         "--table two.safetensors --tensor zzz --ids 1",
-        "no tensor zzz in two.safetensors; its tables are:\n"
+        "there is no tensor zzz in two.safetensors; the tables in this file are:\n"
         "  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
     (
         "--table two.safetensors --tensor bias --ids 1",
         "tensor bias in two.safetensors is F32 of shape (3,), but a table must be 2-D with "
-        "one of the dtypes F64, F32, F16, BF16; its tables are:\n"
+        "one of the dtypes F64, F32, F16, BF16; the tables in this file are:\n"
         "  wpe.weight  1,024 x 2\n  wte.weight  4 x 5\n",
         None,
     ),
@@ -229,7 +229,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     (
         f"{ONE} --text the --tokenizer larger.json",
         "larger.json has ids up to 4, but the table wte.weight has 4 rows (valid ids: 0..3)\n",
-        "use the table and the tokenizer of the same model",
+        "use a table and a tokenizer from the same model",
     ),
     # the text
     (

@@ -295,7 +295,9 @@ def test_progress_names_the_current_activity(run: Run, monkeypatch: pytest.Monke
 # --- invalid input ----------------------------------------------------------------
 
 ONE = "run the code in Python to see the full traceback"
-AGAIN = "save a tensor, a tuple or a dict of tensors, or name a function that returns them"
+AGAIN = (
+    "save a tensor, or a tuple or dict of tensors, or pass the name of a function that returns them"
+)
 COMPLETE = "is the file complete? Write it with torch.save"
 
 # Each case is (arguments, part of the expected message, expected fix).
@@ -361,7 +363,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@number --inputs @states",
         "nets.models:number is of type int, which can't be called",
-        "name a fun",
+        "pass the name of a fun",
     ),
     (
         "@states --inputs @states",
@@ -380,7 +382,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs nots:batch",
         "module nots, which nots:batch needs, is neither in ",
-        "run the command in the module's folder",
+        "run the command from the module's folder",
     ),
     (
         "@built --inputs @plain",
@@ -395,7 +397,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs inputs.npz",
         "--inputs 'inputs.npz' is neither module:function nor a .pt or .safetensors file",
-        "name a function that returns the inputs, or save them with torch.save",
+        "pass the name of a function that returns the inputs, or save them with torch.save",
     ),
     (
         "@built --inputs absent.pt",
@@ -410,7 +412,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs classes.pt",
         "classes.pt contains a tests.cli.test_compare_models.Batch, but hotrow loads only tensors "
-        "from a pickle",
+        "from pickle files",
         AGAIN,
     ),
     ("@built --inputs text.pt", "text.pt cannot be read as ", "save a tensor"),
@@ -423,8 +425,8 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "@built --inputs mixed.safetensors",
-        "the tensors in mixed.safetensors are named 0, scale, which mixes keywords",
-        "name all tensors after the model's arguments, or all tensors 0, 1, 2",
+        "the tensors in mixed.safetensors are named 0, scale, which mixes positions and keywords",
+        "name all tensors after the model's arguments, or number them all 0, 1, 2",
     ),
     # inputs that the model does not accept
     (

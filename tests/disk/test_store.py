@@ -136,7 +136,7 @@ def test_several_saves_in_one_run_and_reads_of_the_weight_file(tmp_path):
             step(store.layer, its, t)
             store.save({"step": t})
         path = tmp_path / "t" / "weight.safetensors"
-        with pytest.raises(HotrowError, match="some rows of its table are not settled"):
+        with pytest.raises(HotrowError, match="some rows of its table are not up to date"):
             hotrow.Embedding.from_file(path)
         store.table.settle()
         store.save(store.rest)

@@ -201,7 +201,7 @@ def test_integer_multi_hot_raises():
 @pytest.mark.parametrize(
     ("mode", "input", "options", "message"),
     [
-        ("max", torch.ones(2, 7), {}, 'mode="max" needs the separate members of each bag'),
+        ("max", torch.ones(2, 7), {}, 'mode="max" needs the individual members of each bag'),
         (
             "sum",
             torch.ones(2, 7),

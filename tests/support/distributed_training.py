@@ -40,7 +40,7 @@ class Fields(nn.Module):
 
 
 def converted_model(dtype=torch.float32, dense=False):
-    """Return a model that is the same on every rank; `dense` also trains its linear layer."""
+    """Return a model that is the same on every rank; `dense` makes its linear layer trainable."""
     torch.manual_seed(3)
     model = hotrow.convert(Fields(dtype))
     model.layer.requires_grad_(dense)
@@ -57,7 +57,7 @@ def make_batch(t, dtype=torch.float32):
 
 
 def rank_batch(batch, count, rank):
-    """Return a rank's part of a batch; the first ranks may get one example more."""
+    """Return a rank's part of a batch; the first ranks may get one extra example."""
     inputs, gradient = batch
     return [each.tensor_split(count)[rank] for each in inputs], gradient.tensor_split(count)[rank]
 
@@ -128,7 +128,7 @@ def train_whole_batches(dtype):
 
 
 def train_with_ddp(method, count):
-    """Train tables with hotrow and the layer with DistributedDataParallel, and clip gradients."""
+    """Train the tables with hotrow and the linear layer with DDP, and clip gradients."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), method, count)
     ddp_model = DistributedDataParallel(model)

@@ -9,9 +9,9 @@ exhaustive = pytest.mark.exhaustive
 
 
 def grid(cases: Iterable[Any], decisive: Callable[..., bool]) -> list[Any]:
-    """Return a test's cases. Only `make test-all` runs cases that aren't decisive.
+    """Return a test's cases; only `make test-all` runs those for which `decisive` is false.
 
-    `decisive` is a function that takes the values of a case, and returns whether it is decisive.
+    `decisive` receives the values of a case as arguments.
     """
     several = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*case, marks=() if decisive(*case) else exhaustive) for case in several]

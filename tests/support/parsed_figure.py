@@ -83,7 +83,7 @@ class ParsedFigure:
         return found
 
     def selected_rows(self):
-        """Return (label, texts) of the highlighted rows, first of the table, then of the output."""
+        """Return (label, texts) of the highlighted rows in the table, and in the output."""
         lines = self.lines("hr-picked")
         inside = [(label, texts) for left, label, texts in lines if left < self.output_x]
         return inside, [(label, texts) for left, label, texts in lines if left > self.output_x]
@@ -139,7 +139,7 @@ def expected_texts(table, row):
 
 
 def assert_no_overlap(drawn):
-    """Assert that no text leaves the drawing or its row's box, or touches another text."""
+    """Assert that no text overflows the drawing or its row's box, or touches other text."""
     _, _, right, bottom = (float(x) for x in drawn.root.get("viewBox").split())
     assert (drawn.root.get("width"), drawn.root.get("height")) == tuple(
         drawn.root.get("viewBox").split()[2:]

@@ -117,7 +117,7 @@ def run_rank(rank, count, port, pipe):
 
 @functools.cache
 def mesh_of_all(count):
-    """Return the mesh of all ranks, created only once because torch keeps a mesh's groups."""
+    """Return the mesh of all ranks; create it once, because torch keeps each mesh's groups."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", (count,))

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> float:
-    """Return the spacing of `dtype` at the largest magnitude among `values`."""
+    """Return the spacing of `dtype` numbers at the largest magnitude in `values`."""
     size = float(values.abs().max()) if values.numel() else 0.0
     return max(size * torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal)
 
@@ -21,7 +21,7 @@ def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
 
 
 def assert_same_numbers(actual: Tensor, expected: Tensor) -> None:
-    """Assert numerical equality: 0.0 equals -0.0, because a sum from 0.0 can't end at -0.0."""
+    """Assert numerical equality: 0.0 equals -0.0, because a sum starting at 0.0 is never -0.0."""
     assert actual.dtype == expected.dtype
     assert torch.equal(actual, expected)
 
@@ -29,8 +29,8 @@ def assert_same_numbers(actual: Tensor, expected: Tensor) -> None:
 def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor | np.ndarray) -> None:
     """Assert that the error is at most the rival's error plus 2 ulp, for sums in any order.
 
-    `truth` is in float64, or in numpy's long double for float64 values. The extra 2 ulp, at the
-    largest value, allow for a rival that is accurate by chance.
+    `truth` is in float64, or in numpy's long double for float64 values. The extra 2 ulp of
+    the largest value allow for a rival that is accurate by chance.
     """
     actual, rival = actual.detach(), rival.detach()
     if isinstance(truth, Tensor):
@@ -50,15 +50,15 @@ def assert_no_worse(actual: Tensor, rival: Tensor, truth: Tensor | np.ndarray) -
     nearest = torch.from_numpy(truth.astype(np.float64))
     allowed = distance(rival) + 2 * ulp(nearest, actual.dtype)
     assert error <= allowed, (
-        f"error {error:.3g} exceeds the rival's error plus 2 ulp, {allowed:.3g}"
+        f"error {error:.3g} exceeds {allowed:.3g}, the rival's error plus 2 ulp"
     )
 
 
 def assert_rounded(actual: Tensor, truth: Tensor, terms: Tensor | int, sizes: Tensor) -> None:
     """Assert that sums of `terms` products are within the error bound for any order of addition.
 
-    Use this function if a rival may add fewer products. In any order, the error is at most
-    (terms + 1) u sum|products|, where u is the unit roundoff
+    Use this instead of `assert_no_worse` if the rival may add fewer products. In any order, the
+    error is at most (terms + 1) u sum|products|, where u is the unit roundoff
     (N. J. Higham, Accuracy and Stability of Numerical Algorithms, section 4.2).
     """
     assert truth.dtype == sizes.dtype == torch.float64

@@ -460,7 +460,7 @@ def test_seed_determines_the_output_gradient():
             {},
             "the weight of the ParametrizedLinear is computed from other parameters",
         ),
-        (nn.Embedding(7, 3, device="meta"), torch.ones(7, 3), {}, "is strided on meta"),
+        (nn.Embedding(7, 3, device="meta"), torch.ones(7, 3), {}, "is a strided tensor on meta"),
         (
             nn.EmbeddingBag(7, 3, mode="sum"),
             torch.ones(7, 3),

@@ -1,4 +1,4 @@
-"""The example tables and ids of the lesson and `hotrow compare`.
+"""The example tables and ids that the lesson and `hotrow compare` use.
 
 The tables, ids and seed of examples A and B come from Sebastian Raschka, "Build a Large Language
 Model (From Scratch)", chapter 2 and its notebook on embedding layers and linear layers.

@@ -44,7 +44,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
         tensor: the tensor's name; may be None if exactly one tensor in the file is a table.
 
     Raises:
-        HotrowError: the file can't be read, it has no table of this name, or `tensor` is None and
+        HotrowError: the file can't be read, it has no table with this name, or `tensor` is None and
             the file doesn't have exactly one table.
     """
     from safetensors import SafetensorError, safe_open
@@ -69,12 +69,12 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
 
 
 def _check_settled(path: Path) -> None:
-    """Raise `HotrowError` if the file is in a `hotrow.disk` folder with unsettled rows."""
+    """Raise `HotrowError` if the file is from a `hotrow.disk` folder and some rows are stale."""
     run = path.with_name("run.json")
     unfinished = path.with_name("journal").exists()
     if unfinished or (run.exists() and json.loads(run.read_bytes()).get("behind")):
         raise HotrowError(
-            f"{path} is in a hotrow.disk folder, and some rows of its table are not settled",
+            f"{path} is in a hotrow.disk folder, and some rows of its table are not up to date",
             fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
             "store.save()",
         )
@@ -96,7 +96,7 @@ def _choose_table(
     )
     if len(tables) > _MAX_LISTED:
         listing += f"\n  and {len(tables) - _MAX_LISTED} more"
-    others = f"its tables are:{listing}" if tables else "none of its tensors is a table"
+    others = f"the tables in this file are:{listing}" if tables else "this file has no table"
     if wanted in tables:
         return wanted
     if wanted in tensors:
@@ -108,7 +108,7 @@ def _choose_table(
     if wanted is not None:
         matches = difflib.get_close_matches(wanted, tables, n=1)
         guess = f" (did you mean {matches[0]}?)" if matches else ""
-        raise HotrowError(f"no tensor {wanted} in {path}{guess}; {others}")
+        raise HotrowError(f"there is no tensor {wanted} in {path}{guess}; {others}")
     if len(tables) == 1:
         return next(iter(tables))
     if not tables:
@@ -171,7 +171,7 @@ def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
         raise HotrowError(
             f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
             f"(valid ids: 0..{rows - 1:,})",
-            fix="use the table and the tokenizer of the same model",
+            fix="use a table and a tokenizer from the same model",
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -182,7 +182,7 @@ def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
     """Return the tokens of a text, including special tokens that the tokenizer adds."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # arguments that are not UTF-8 contain surrogates
+    except UnicodeEncodeError as error:  # arguments in invalid UTF-8 contain surrogates
         raise HotrowError(
             f"the text is not valid Unicode: character {error.start:,} is {text[error.start]!r}",
             fix="pass UTF-8 text",
@@ -222,7 +222,7 @@ def check_writable(path: str | Path) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically, by renaming a temporary file in the target's folder."""
     check_writable(path)
-    target = Path(path).resolve()  # if the path is a symbolic link, write its target
+    target = Path(path).resolve()  # if the path is a symbolic link, write to its target
     try:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=target.parent, prefix=".hotrow-", delete=False

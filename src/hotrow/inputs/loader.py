@@ -1,7 +1,7 @@
-"""Load a model or its inputs, named as module:callable or as a .pt or .safetensors file.
+"""Load a model from a module:callable name, and its inputs from such a name or from a file.
 
-A module:callable name is imported and called. Files may contain only tensors: other objects are
-never unpickled.
+A module:callable name is imported and called. A .pt or .safetensors file may contain only tensors:
+other objects are never unpickled.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def load_inputs(name: str, seed: int = 0) -> Any:
     else:
         raise HotrowError(
             f"--inputs {name!r} is neither module:function nor a {' or '.join(_SUFFIXES)} file",
-            fix="name a function that returns the inputs, or save them with torch.save",
+            fix="pass the name of a function that returns the inputs, or save them with torch.save",
         )
     if not isinstance(inputs, torch.Tensor | tuple | list | dict):
         raise HotrowError(
@@ -87,7 +87,7 @@ def load_inputs(name: str, seed: int = 0) -> Any:
 
 
 def _import_attribute(name: str, seed: int) -> Any:
-    """Import module:attribute, also from the current directory, as `python -m` does."""
+    """Import module:attribute; like `python -m`, also search the current directory."""
     path, _, attribute = name.partition(":")
     if not (_is_dotted_name(path) and _is_dotted_name(attribute)) or path.endswith(".py"):
         python = path.removesuffix(".py").removeprefix("./").replace("/", ".")
@@ -108,7 +108,7 @@ def _import_attribute(name: str, seed: int) -> Any:
         if path == missing or path.startswith(f"{missing}."):
             raise HotrowError(
                 f"module {missing}, which {name} needs, is neither in {directory} nor installed",
-                fix="run the command in the module's folder, or install the module",
+                fix="run the command from the module's folder, or install the module",
             ) from None
         raise _failure(f"{path} cannot be imported", error) from error
     except (Exception, SystemExit) as error:
@@ -137,7 +137,7 @@ def _call(name: str, function: Any, seed: int) -> Any:
     if not callable(function):
         raise HotrowError(
             f"{name} is of type {type(function).__name__}, which can't be called",
-            fix="name a function without required arguments",
+            fix="pass the name of a function without required arguments",
         )
     torch.manual_seed(seed)
     try:
@@ -161,8 +161,9 @@ def _read_pt(path: str) -> Any:
         content = escape_unprintable(classes[1]) if classes else ""
         what = f"contains a {content}" if content else "cannot be read as tensors"
         raise HotrowError(
-            f"{path} {what}, but hotrow loads only tensors from a pickle",
-            fix="save a tensor, a tuple or a dict of tensors, or name a function that returns them",
+            f"{path} {what}, but hotrow loads only tensors from pickle files",
+            fix="save a tensor, or a tuple or dict of tensors, or pass the name of a function that "
+            "returns them",
         ) from None
     except Exception as error:
         raise HotrowError(
@@ -190,8 +191,8 @@ def _read_safetensors(path: str) -> Any:
     if set(tensors) != set(places):
         names = ", ".join(map(escape_unprintable, sorted(tensors)[:9]))
         raise HotrowError(
-            f"the tensors in {path} are named {names}, which mixes keywords and positions",
-            fix="name all tensors after the model's arguments, or all tensors 0, 1, 2, ...",
+            f"the tensors in {path} are named {names}, which mixes positions and keywords",
+            fix="name all tensors after the model's arguments, or number them all 0, 1, 2, ...",
         )
     return tuple(tensors[place] for place in places)
 

@@ -30,7 +30,7 @@ def check_table(table: object, name: str) -> Tensor:
         )
     if table.layout != torch.strided or table.is_meta:
         raise HotrowError(
-            f"{name} is {str(table.layout).removeprefix('torch.')} on {table.device}, "
+            f"{name} is a {str(table.layout).removeprefix('torch.')} tensor on {table.device}, "
             "but a table must be dense and have values"
         )
     return table

@@ -7,7 +7,7 @@ import traceback
 import unicodedata
 
 _MESSAGE_COLUMNS = 400  # maximum width of a message from another library
-_LIBRARY_PATHS = (  # parts of the paths of torch, Python's import system and hotrow
+_LIBRARY_PATHS = (  # substrings of paths to torch, Python's import system and hotrow
     f"-packages{os.sep}torch{os.sep}",
     "importlib",
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
@@ -130,7 +130,7 @@ def one_line(error: BaseException) -> str:
 
 
 def relative_path(path: str) -> str:
-    """Return the path relative to the current directory, or unchanged if it is outside of it.
+    """Return the path relative to the current directory; leave a path outside it unchanged.
 
     >>> relative_path(os.path.join(os.getcwd(), "models.py"))
     'models.py'

@@ -19,7 +19,8 @@ class Embedding(TableLayer, nn.Embedding):
 
     For ids, `output[..., :] = table[ids[...], :]`. The output equals `one_hot(ids) @ table` bit for
     bit if all table values are finite, except for the sign of zeros. For floating-point input with
-    a last dimension of size V, the output is `input @ table`, and both receive gradients.
+    a last dimension of size V, the output is `input @ table`, and both the input and the table
+    receive gradients.
 
     The constructor, the `state_dict` keys, and the options `padding_idx`, `max_norm`,
     `scale_grad_by_freq` and `sparse` are the same as in torch. hotrow's and torch's layers can load
@@ -32,7 +33,7 @@ class Embedding(TableLayer, nn.Embedding):
 
     Raises:
         HotrowError: the dtype or the last dimension is wrong, integer input looks like a one-hot,
-            or a layer with `scale_grad_by_freq`, which counts ids, gets other input.
+            or the layer has `scale_grad_by_freq` but gets one-hots or probabilities.
         HotrowIndexError: an id is outside 0..V-1. The layer raises this error before it changes
             anything.
 

@@ -57,7 +57,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, L) or (N,) ids, or soft input with an additional dimension V, to (B, D)."""
+        """Map ids, or floating-point input with a last dimension of size V, to (B, D)."""
         try:
             return self._bags(input, offsets, per_sample_weights)
         except HotrowError as error:
@@ -114,7 +114,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         if self.mode == "max" or per_sample_weights is not None:
             what = 'mode="max"' if self.mode == "max" else "per_sample_weights"
             raise HotrowError(
-                f"{what} needs the separate members of each bag, but input is a (B, V) multi-hot "
+                f"{what} needs the individual members of each bag, but input is a (B, V) multi-hot "
                 f"of shape {tuple(values.shape)}, which contains only their sum",
                 fix="pass ids, or one-hots of shape (B, L, V)",
             )
@@ -134,7 +134,7 @@ def pool_rows(
     offsets: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """Pool (N, D) rows that were already looked up, with torch's `embedding_bag`.
+    """Use torch's `embedding_bag` to pool (N, D) rows that were already looked up.
 
     `shape` is the shape of the ids; `rows` contains one row for each id. To ignore padding, all
     padding ids point to an extra row, which is passed to torch as `padding_idx`.

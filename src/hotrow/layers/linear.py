@@ -1,4 +1,4 @@
-"""Conversion from and to linear layers."""
+"""Conversion to and from linear layers."""
 
 from __future__ import annotations
 

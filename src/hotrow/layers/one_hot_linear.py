@@ -28,7 +28,7 @@ class OneHotLinear(nn.Linear):
         one-hot, or any other input to a linear layer: (..., V); the output is (..., D).
 
     Raises:
-        HotrowError, HotrowIndexError: in the same cases as for `Embedding`.
+        HotrowError, HotrowIndexError: in the same cases as `Embedding`.
 
     Cost: a lookup of N ids reads N x D values, one column of `weight` for each id, and performs no
     multiplications.

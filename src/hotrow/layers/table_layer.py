@@ -1,4 +1,7 @@
-"""The base class of layers with a (V, D) table; it handles soft input and linear conversion."""
+"""The base class of layers with a (V, D) table.
+
+It handles one-hot and probability input, and converts to and from linear layers.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class TableLayer:
         return layer
 
     def to_linear(self, *, copy: bool = True) -> nn.Linear:
-        """Return a `torch.nn.Linear` without a bias that equals this layer for one-hot input.
+        """Return a bias-free `torch.nn.Linear` with the same output for one-hot input.
 
         The linear layer's weight is the transposed table, of shape (D, V). With `copy=False`, both
         layers share storage.
