@@ -34,7 +34,7 @@ sections.push({
     if (way === "product") verdict("hero-verdict", compared, state);
     else {
       find("hero-verdict").className = "verdict equal";
-      put(find("hero-verdict"), say("hero.read", { n: ids.length }));
+      put(find("hero-verdict"), say("hero.read", { id: idName(table, ids[pick]) }));
     }
   },
 });
