@@ -1092,6 +1092,19 @@ def test_no_text_shows_an_object_and_the_table_with_inf_is_shown(open_page: Open
         assert page.is_visible("#differ-table") == (case in ("inf", "nan", "signed"))
 
 
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+@pytest.mark.parametrize("way", ["lookup", "product"])
+def test_core_path_fits_a_phone_without_scrolling(open_page: Open, lang: str, way: str) -> None:
+    page = open_page(f"lang={lang}&way={way}&vocabulary=50257", width=360).page
+    regions = ".core div.wide"  # without the Python code
+    assert page.locator(regions).count() == 6
+    too_wide = """regions => [...document.querySelectorAll(regions)]
+        .filter(region => region.scrollWidth > region.clientWidth).map(region => region.id)"""
+    assert page.evaluate(too_wide, regions) == []
+    page.check("input[name=layout] >> nth=1")
+    assert page.evaluate(too_wide, regions) == []
+
+
 def test_chart_draws_no_zero(open_page: Open) -> None:
     page = open_page("lang=en&figure=multiplications").page
     assert page.locator("#cost-chart path").count() == 1

@@ -23,7 +23,9 @@ const SENTENCES = [ // [word, verb] as indices
 ].map(([noun, verb]) => [NOUNS.indexOf(noun), VERBS.indexOf(verb)]);
 const LEARNING_RATE = 2;
 const STEPS = 100;
-const MAP = { width: 640, height: 420, margin: 34 };
+const MAP = matchMedia("(max-width: 30rem)").matches
+  ? { width: 330, height: 400, margin: 24 }
+  : { width: 640, height: 420, margin: 34 };
 
 let snapshots = null; // the table before training and after each step
 

@@ -21,7 +21,7 @@ sections.push({
         [
           ...parts.map((row, k) => ({
             head: rowName(table, k),
-            cells: [h("td", {}, factorButton(table, factors, k)), ...numbers(row)],
+            cells: [h("td", {}, factorButton(table, factors, k)), ...numbers(row.map((value) => value || 0))], // no −0
             class: factors[k] ? `picked ${colourOf(table.labels[k])}` : "dim",
           })),
           { head: say("product.sum"), cells: ["", ...numbers(sum)], class: "total" },
