@@ -937,7 +937,7 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     page.check("#way-product")
     assert counts() == ["20", "15", "20"]
     assert rows.all_inner_texts() == looked_up
-    assert page.inner_text("#hero-verdict") == "Equal: 15 of 15 values bit for bit."
+    assert page.inner_text("#hero-verdict") == "Equal: 5 of 5 values bit for bit."
     factors = page.locator("#hero-table td:first-of-type")
     assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
     page.click("#hero-words button:last-child")
@@ -1000,13 +1000,13 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
     page = open_page("lang=en&table=B", everything=False).page
     assert "id 3" in page.inner_text("#row-question")
     page.click("#row-answer-1")
-    assert page.inner_text("#row-verdict").startswith("Id 3 is row 3, number 4 from the top")
+    assert page.inner_text("#row-verdict").startswith("Id 3 is row 3, the 4th from the top")
     page.click("#vector-answer-1")
     doubled = [format_number(2 * x) for x in examples.B.table()[1].tolist()]
     assert page.locator("#vector-table tr.total td").all_inner_texts()[1:] == doubled
     page.click("#layer-answer-1")
-    assert page.locator("#layer-weight tbody tr").count() == 3
-    assert "12 of 12 values bit for bit" in page.inner_text("#layer-verdict")
+    assert page.locator("#layer-weight tbody tr").count() == 1 + 3
+    assert "3 of 3 values bit for bit" in page.inner_text("#layer-verdict")
 
 
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
@@ -1029,7 +1029,7 @@ def test_the_zeros_are_drawn_to_scale_and_only_the_product_pays_for_them(open_pa
             """[...document.querySelectorAll("#waste-zeros i")].reduce((sum, e) => {
                  const box = e.getBoundingClientRect(); return sum + box.width * box.height }, 0)"""
         )
-        return area / 25
+        return area / 16
 
     lookups = []
     for place, size in (("0", 4), ("500", 448), ("1000", 50_257)):
@@ -1051,11 +1051,13 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     page.clock.run_for(5000)
     expect(page.locator("#meaning-now")).to_have_text("100")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
-    assert page.inner_text("#meaning-verdict").startswith("Step 100: 60 of the 60")
-    page.focus("#noun-16")
+    assert page.inner_text("#meaning-verdict").endswith(
+        "Of these 60, 60 share most verbs with their word."
+    )
+    page.focus("#noun-7")
     page.keyboard.press("Enter")
-    assert page.inner_text("#meaning-near").startswith("Nearest to “bus”:")
-    assert page.evaluate("document.activeElement.id") == "noun-16"
+    assert page.inner_text("#meaning-near").startswith("“bus” has id 7 and the row [")
+    assert page.evaluate("document.activeElement.id") == "noun-7"
 
 
 def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:

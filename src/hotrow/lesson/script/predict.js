@@ -6,7 +6,7 @@
 const questions = [
   {
     id: "row", ask: "row.ask", answers: ["row.a", "row.b"], right: 1, why: "row.why",
-    values: ({ single }) => ({ id: single, nth: single + 1 }),
+    values: ({ single }) => ({ id: single, before: ordinal(single), nth: ordinal(single + 1) }),
   },
   {
     id: "vector", ask: "vector.ask", answers: ["vector.a", "vector.b", "vector.c"], right: 1, why: "vector.why",
@@ -24,7 +24,6 @@ const questions = [
   },
   {
     id: "meaning", ask: "meaning.ask", answers: ["meaning.a", "meaning.b", "meaning.c"], right: 2, why: "meaning.why",
-    after: (button) => actions["meaning-play"](button),
   },
   {
     id: "lookup", ask: "lookup.ask", answers: ["lookup.a", "lookup.b"], right: 0, why: "lookup.why",

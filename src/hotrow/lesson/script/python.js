@@ -16,6 +16,13 @@ function tableCode(table) {
   );
 }
 
+function embeddingCode(table) {
+  if (table.edited || isExcerpt(table)) {
+    return lines(tableCode(table), "embedding = torch.nn.Embedding.from_pretrained(table, freeze=False)");
+  }
+  return lines("_ = torch.manual_seed(123)", `embedding = torch.nn.Embedding(${table.V}, ${table.D})`);
+}
+
 // For an excerpt, the code contains only the rows on the page, numbered from 0.
 function heldNote(table) {
   return isExcerpt(table)

@@ -58,7 +58,7 @@ const amount = (name, n) => (name === "bytes_written" ? `${count(n)} (${bytes(n)
 const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a) / Number(b)).toPrecision(3)))} ×`);
 
 // (V - 1) / V as a percentage, rounded down so that it never shows 100 %.
-const share = (V) => `${(Math.floor((1e6 * (V - 1)) / V) / 1e4).toFixed(4).replace(/\.?0+$/, "")} %`;
+const share = (V) => `${(Math.floor((1e6 * (V - 1)) / V) / 1e4).toFixed(4).replace(/\.?0+$/, "")}%`;
 
 // The curve and points of one method: [V, amount] pairs from the formulas, or measured times.
 function series(way, { V, D, N, figure }) {

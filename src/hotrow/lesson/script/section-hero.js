@@ -6,10 +6,11 @@ sections.push({
   id: "hero",
   uses: ["table", "ids", "way", "pick"],
 
-  result({ table, ids }) {
+  result({ table, ids, pick }) {
     const places = placesOf(table, ids);
     const looked = lookUp(table.rows, places);
-    return { looked, compared: compareBits(looked, matmul(oneHot(places, table.rows.length), table.rows)) };
+    const product = matmul(oneHot([places[pick]], table.rows.length), table.rows);
+    return { looked, compared: compareBits([looked[pick]], product) };
   },
 
   draw(state, { looked, compared }) {

@@ -2,41 +2,45 @@
 
 sections.push({
   id: "layer",
-  uses: ["table", "ids", "layout"],
+  uses: ["table", "ids", "pick", "layout"],
 
   result({ table, ids }) {
     const places = placesOf(table, ids);
-    const output = matmul(oneHot(places, table.rows.length), table.rows);
-    return { output, compared: compareBits(lookUp(table.rows, places), output) };
+    return { looked: lookUp(table.rows, places), output: matmul(oneHot(places, table.rows.length), table.rows) };
   },
 
-  draw(state, { compared }) {
-    const { table, ids, layout } = state;
-    const [V, D] = [table.V, table.D];
-    const lines = table.rows.map((row, k) => ({
-      head: rowName(table, k),
-      cells: numbers(row),
-      class: hue(ids, table.labels[k]),
-    }));
-    const columns = transpose(table.rows).map((row, j) => ({
-      head: say("linear.out", { j }),
-      cells: numbers(row).map((cell, k) => {
-        if (ids.includes(table.labels[k])) cell.classList.add("picked", colourOf(table.labels[k]));
-        return cell;
-      }),
-    }));
-    put(
-      find("layer-weight"),
-      layout === "rows"
-        ? grid(say("linear.rows", { V, D }), columnNames(table), lines)
-        : grid(
-            say("linear.columns", { V, D }),
-            ["", ...table.labels.map((id, k) => say("class", { id }) + tokenOf(table, k))],
-            columns,
-          ),
-    );
-    put(find("layer-note"), layout === "rows" ? say("layer.rows", { id: ids[0] }) : say("layer.columns", { id: ids[0] }));
-    verdict("layer-verdict", compared, state);
+  draw(state, { looked, output }) {
+    const { table, ids, pick, layout } = state;
+    const id = ids[pick];
+    const chosen = `picked ${colourOf(id)}`;
+    const sum = numbers(output[pick]);
+    const rows = () =>
+      grid(say("linear.rows", { V: table.V, D: table.D }), columnNames(table), [
+        ...table.rows.map((row, k) => ({
+          head: rowName(table, k),
+          cells: numbers(row),
+          class: table.labels[k] === id ? chosen : "",
+        })),
+        { head: say("layer.output"), cells: sum, class: "total" },
+      ]);
+    const columns = () =>
+      grid(
+        say("linear.columns", { V: table.V, D: table.D }),
+        ["", ...table.labels.map((label, k) => say("class", { id: label }) + tokenOf(table, k)), say("layer.output")],
+        [
+          { head: say("product.factor"), cells: [...table.labels.map((label) => h("td", { class: label === id ? chosen : "dim" }, String(Number(label === id)))), ""] },
+          ...transpose(table.rows).map((row, j) => ({
+            head: say("linear.out", { j }),
+            cells: [...numbers(row).map((cell, k) => {
+              if (table.labels[k] === id) cell.classList.add(...chosen.split(" "));
+              return cell;
+            }), sum[j]],
+          })),
+        ],
+      );
+    put(find("layer-weight"), layout === "rows" ? rows() : columns());
+    put(find("layer-note"), say(layout === "rows" ? "layer.rows" : "layer.columns", { id: idName(table, id), row: id }));
+    verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state);
   },
 
   code: (state) =>

@@ -13,7 +13,8 @@ const GROUPS = [ // [words, verbs]; each word but the last lacks one of the verb
 const LACKS = [3, 0, 1, 2, -1];
 const ALSO = [["friend", "eats"], ["girl", "runs"], ["train", "runs"], ["horse", "turns"], ["doctor", "arrives"]];
 
-const NOUNS = GROUPS.flatMap(([nouns]) => nouns);
+// Neighboring ids belong to different groups.
+const NOUNS = LACKS.flatMap((_, n) => GROUPS.map(([nouns]) => nouns[n]));
 const VERBS = GROUPS.flatMap(([, verbs]) => verbs);
 const SENTENCES = [ // [word, verb] as indices
   ...GROUPS.flatMap(([nouns, verbs]) =>
@@ -25,7 +26,7 @@ const LEARNING_RATE = 2;
 const STEPS = 100;
 const MAP = matchMedia("(max-width: 30rem)").matches
   ? { width: 330, height: 400, margin: 24 }
-  : { width: 640, height: 420, margin: 34 };
+  : { width: 640, height: 350, margin: 30 };
 
 let snapshots = null; // the table before training and after each step
 
@@ -91,7 +92,7 @@ sections.push({
     const near = nearest(table, noun);
     put(
       find("meaning-near"),
-      say("meaning.near", { word: nounText(noun), near: several(near.map(nounText)) }),
+      say("meaning.near", { word: nounText(noun), id: noun, values: several(table[noun].map(number)), near: several(near.map(nounText)) }),
     );
     const element = find("meaning-verdict");
     element.className = "verdict";

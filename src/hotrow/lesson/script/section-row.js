@@ -41,14 +41,16 @@ sections.push({
     );
     const values = several(output[0].map(number));
     find("row-verdict").className = "verdict equal";
-    put(find("row-verdict"), say("row.result", { id: single, nth: single + 1, values }));
+    put(find("row-verdict"), say("row.result", { id: single, nth: ordinal(single + 1), values }));
   },
 
   code: (state) =>
     lines(
-      setting({ ...state, ids: [state.single] }),
+      "import torch",
       "",
-      "embedding = torch.nn.Embedding.from_pretrained(table)",
+      heldNote(state.table),
+      embeddingCode(state.table),
+      idsCode(state.table, [state.single]),
       "output = embedding(ids)",
       "print(output)",
     ),

@@ -17,7 +17,7 @@ sections.push({
       find("vector-table"),
       grid(
         say("vector.caption"),
-        ["", say("product.factor"), ...columnNames(table).slice(1)],
+        ["", say("vector.head"), ...columnNames(table).slice(1)],
         [
           ...parts.map((row, k) => ({
             head: rowName(table, k),

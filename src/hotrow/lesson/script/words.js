@@ -18,6 +18,10 @@ function fill(text, values) {
   });
 }
 
+// 1st, 2nd, 3rd; Chinese texts contain the mark of an ordinal number themselves.
+const ordinal = (n) =>
+  language === "en" ? n + ({ one: "st", two: "nd", few: "rd" }[new Intl.PluralRules("en", { type: "ordinal" }).select(n)] ?? "th") : String(n);
+
 // Return the text of a key. If a key has a singular and a plural text, `n` selects one.
 function say(key, values = {}) {
   const text = data.words[language][key];
