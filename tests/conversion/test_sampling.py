@@ -1,4 +1,4 @@
-"""A model without large one-hots runs like plain PyTorch, but hotrow still finds later ones."""
+"""Models without large one-hots run like plain PyTorch, but later large ones are still found."""
 
 import copy
 import pickle
@@ -138,7 +138,7 @@ def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model(torch.zeros(rows - 1, dtype=torch.int64))
     assert not model.looked[-1] or not convert.report(model).findings[0].converted
     model(torch.zeros(rows, dtype=torch.int64))
-    outcome = "linear(1000, 3) looked up; only with at least 100,000 entries"
+    outcome = "linear(1000, 3) looked up; only one-hots with at least 100,000 entries are looked up"
     assert str(convert.report(model)).endswith(outcome)
     assert searching_calls(model, 20) == [*range(1, 21)]
 
@@ -251,7 +251,7 @@ class Twice(nn.Module):
 
 
 class Late(Twice):
-    """A model that creates no one-hot in its first calls, then a large one from equal input."""
+    """A model that creates no one-hot in its first calls, then a large one from the same input."""
 
     def forward(self, ids):
         self.calls = getattr(self, "calls", 0) + 1
@@ -307,7 +307,10 @@ def test_sequential_passes_one_hots_between_modules():
 def test_report_mentions_the_default_min_entries():
     model = convert(Small(), min_entries=0)
     model(IDS)
-    why = "linear(6, 3) looked up; by default only with at least 100,000 entries"
+    why = (
+        "linear(6, 3) looked up; by default, only one-hots with at least 100,000 entries are "
+        "looked up"
+    )
     assert str(convert.report(model)).endswith(why)
 
 

@@ -382,7 +382,7 @@ def test_missing_and_damaged_folders_raise(tmp_path):
 
 
 def saved_and_in_memory(path):
-    """Save a trained table; return a layer in memory and its optimizer after the same steps."""
+    """Save a trained table; return an in-memory layer after the same steps, and its optimizer."""
     layer = in_memory()
     optimizer = make("Adam", layer)
     with create(path) as store:
@@ -584,8 +584,8 @@ def test_a_forked_child_cannot_save_into_its_parents_folder(tmp_path):
         ("run.json", b'{"rule": "Adam"}', "run.json is damaged .KeyError: 'group'"),
         ("run.json", b"{", "run.json is damaged"),
         ("last.safetensors", None, "last.safetensors is damaged .it is missing"),
-        ("last.safetensors", (7,), "safetensors is damaged .it is 7 torch.int32, not 700 torch.i"),
-        ("weight.safetensors", (7,), "weight.safetensors is damaged .it has 1 dimensions, not 2"),
+        ("last.safetensors", (7,), "safetensors is damaged .it contains 7 torch.int32, not 700 t"),
+        ("weight.safetensors", (7,), "weight.safetensors is damaged .its tensor is 1-D, not 2-D"),
     ],
 )
 def test_errors_name_the_damaged_file(name, content, text, tmp_path):

@@ -44,7 +44,7 @@ def full_state(model, optimizer):
 
 
 def resume(model, optimizer, path):
-    """Load a checkpoint in the way that torch's documentation shows."""
+    """Load a checkpoint as torch's documentation shows."""
     state = full_state(model, optimizer)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in a single process
@@ -73,7 +73,7 @@ def second_half(name, count, path):
 
 
 def train_alone(name, before, after):
-    """Emulate training on `before` ranks until the save, then on `after`, in a single process."""
+    """In one process, emulate training on `before` ranks until the save, then on `after` ranks."""
     model = converted_model()
     optimizer = make_optimizer(name, model)
     train_single_process(model, optimizer, before, range(HALF))
@@ -121,7 +121,7 @@ def test_a_run_continues_in_a_single_process(saved, name):
 
 
 def from_torch(name, count, path):
-    """Load a `torch.save` file from one process into shards, train, and return full state."""
+    """Load a single process's `torch.save` file into shards, train, and return the full state."""
     model = distribute(converted_model(), "shard", count)
     optimizer = make_optimizer(name, model)
     weights, state = torch.load(path, weights_only=True)

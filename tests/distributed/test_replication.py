@@ -187,7 +187,7 @@ def test_a_bad_id_on_one_rank_raises_on_all_ranks():
     for rank, (error, values) in enumerate(found):
         assert error.startswith("input[" if rank == 1 else "rank 1 of 3 could not look up ids in ")
         assert "but the table has 17 rows (valid ids: 0..16)" in error
-        for name, value in expected.items():  # bits may differ, because torch's buckets may differ
+        for name, value in expected.items():  # bits may differ, because DDP's buckets may differ
             torch.testing.assert_close(values[name], value, rtol=1e-4, atol=1e-5)
     assert_all_the_same([values for _, values in found])
 

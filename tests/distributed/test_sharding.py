@@ -75,7 +75,7 @@ def test_shards_with_ddp_are_no_worse_than_torch_in_one_process(count):
 
 
 def several(count, together):
-    """Look up ids in two tables (twice in one), with separate calls or in one exchange."""
+    """Look up ids in two tables (one of them twice), with separate calls or in one exchange."""
     torch.manual_seed(1)
     model = hotrow.convert(nn.ModuleList([nn.Embedding(13, 5), nn.Embedding(7, 3)]))
     model[1].double()

@@ -1,4 +1,4 @@
-"""Each one-hot rule returns the same result as torch returns for the dense one-hot."""
+"""Each one-hot rule returns the result that torch returns for the dense one-hot."""
 
 import hypothesis.strategies as st
 import pytest
@@ -24,15 +24,15 @@ NAMES = {"torch": torch, "F": F, "W": TABLE, "OneHot": OneHot}
 
 
 def expressions(text):
-    """Parametrize a test with one expression of `x` per line."""
+    """Parametrize a test with expressions that use `x`, one per line."""
     lines = [line.strip() for line in text.strip().splitlines()]
     runs = [pytest.param(eval(f"lambda x: ({line})", NAMES), id=line) for line in lines]
     return pytest.mark.parametrize("run", runs)
 
 
 # --- Random expressions --------------------------------------------------------------------
-# All numbers are small multiples of powers of two, so every sum is exact in any order and can be
-# compared bit for bit, like selected values.
+# All numbers are small multiples of powers of two, so every sum is exact in any order. Sums can
+# therefore be compared bit for bit, as looked-up values are.
 
 
 class Pair:
@@ -49,7 +49,7 @@ class Pair:
 
 
 def both(change, *pairs):
-    """Apply `change` to the dense tensors and to hotrow's; skip the example if torch raises."""
+    """Apply `change` to the dense tensors and to the one-hots; skip the example if torch raises."""
     try:
         dense = change(*(pair.dense for pair in pairs))
     except (RuntimeError, NotImplementedError, IndexError):
@@ -813,7 +813,7 @@ def test_inf_and_nan_match_torch(run):
 
 
 def test_non_finite_value_stays_in_its_row():
-    """A row that no id selects does not affect the product, unlike in torch, as documented."""
+    """Unlike in torch, a row that no id selects does not affect the product, as documented."""
     table = TABLE.clone()
     table[4] = float("nan")
     x = one_hot([0, 1], 5, torch.float32)

@@ -1,4 +1,4 @@
-"""`one_hot` behaves like the result of `F.one_hot`, but stores only the ids."""
+"""A `one_hot` tensor behaves like the result of `F.one_hot`, but stores only the ids."""
 
 import copy
 import io
@@ -29,7 +29,7 @@ TABLE = torch.randn(CLASSES, 4, generator=torch.Generator().manual_seed(5))
 
 
 def expressions(text):
-    """Parametrize a test with one expression of `x` per line."""
+    """Parametrize a test with expressions that use `x`, one per line."""
     names = {"torch": torch, "F": F, "np": np, "copy": copy, "W": TABLE, "pickle": pickle}
     names["saved_file"] = saved_file
     lines = [line.strip() for line in text.strip().splitlines()]
@@ -40,7 +40,7 @@ def expressions(text):
 
 
 def statements(text):
-    """Parametrize a test with one case per line: statements about `x`, then the compared value."""
+    """Parametrize a test with one case per line: statements with `x`, then the value to compare."""
     cases = []
     for line in text.strip().splitlines():
         *before, result = [part.strip() for part in line.split(";")]

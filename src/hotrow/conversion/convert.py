@@ -58,12 +58,13 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             cheaper than a lookup.
         min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
             default. Below 100,000 entries, plain PyTorch is about as fast. With SGD or
-            `fused=True`, plain PyTorch is as fast up to a million entries, so pass 1_000_000. A
-            one-hot of N rows and C columns has N x C entries. If a model creates no one-hot with at
-            least `min_entries` entries, hotrow searches only some of the model's calls for
-            one-hots: the first calls, then one in 64, and each call with a larger input than
-            before. Under `torch.compile`, all one-hot products become lookups. If converted modules
-            with different `min_entries` are nested, the value of the module that you call applies.
+            `fused=True`, plain PyTorch is just as fast up to a million entries, so pass 1_000_000.
+            A one-hot with N rows and C columns has N x C entries. Until a model creates a one-hot
+            with at least `min_entries` entries, hotrow searches only some calls to the model for
+            one-hots: the first 8, then every 64th, and each call whose input is larger than in all
+            earlier searches. Under `torch.compile`, all one-hot products become lookups. If
+            converted modules with different `min_entries` are nested, the value of the module that
+            you call applies.
 
     Returns:
         `model` itself.

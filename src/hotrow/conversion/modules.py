@@ -50,7 +50,7 @@ class _Converted:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         constructor, arguments, *state = tuple(super().__reduce_ex__(protocol))
-        if arguments and arguments[0] is type(self):  # the new object is of this class
+        if arguments and arguments[0] is type(self):  # the class of the new object
             settings = self._original, self._direction, self._min_entries
             constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
         return constructor, arguments, *state
@@ -100,9 +100,9 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     """Replace the classes of the model's modules, so that their methods run under a mode.
 
     Products of one-hots with fewer than `min_entries` entries don't become lookups. If
-    `min_entries` is None, a module that is already converted keeps its value. Torch's own layers
-    keep their class, because they create no one-hots. A Sequential that contains other modules
-    doesn't, because it passes one-hots from one module to the next.
+    `min_entries` is None, a module that is already converted keeps its `min_entries`. Torch's own
+    layers keep their class, because they create no one-hots. The exception is a Sequential
+    that contains your own modules, because it passes one-hots from one module to the next.
     """
     changes = []
     for module in model.modules():
@@ -160,7 +160,7 @@ def _converted_class(
 
 
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method to run under the mode, unless an outer method has already activated it."""
+    """Wrap a method so that it activates the mode, unless an outer method has already done so."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from hotrow.onehot.tensor import OneHot
 
 
 def _search_always() -> None:
-    """Make every later call of the current method search for one-hots."""
+    """Make hotrow search every later call of the current method for one-hots."""
     if call_state.sampler is not None:
         call_state.sampler.always_searches = True
 

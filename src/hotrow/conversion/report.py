@@ -22,7 +22,7 @@ class Finding:
         what: a description of the embedding, or of the one-hot and its line of code.
         converted: whether an embedding became a table or a one-hot product became a lookup.
         how: "table", or the products that became lookups; "" if nothing was converted.
-        why: the reason for no conversion, a partial conversion or a dense step; otherwise "".
+        why: why nothing or only a part was converted, or why the step is dense; otherwise "".
     """
 
     path: str
@@ -120,9 +120,12 @@ def _why_not_converted(origin: Origin) -> str:
         reasons.append("leaves the model as a dense one-hot: convert the code that uses it too")
     largest, min_entries = origin.max_small_entries, origin.min_entries
     if 0 < origin.max_product_entries < sampling.MIN_ENTRIES:
-        reasons.append(f"by default only with at least {sampling.MIN_ENTRIES:,} entries")
+        reasons.append(
+            f"by default, only one-hots with at least {sampling.MIN_ENTRIES:,} entries are looked "
+            "up"
+        )
     elif largest and origin.product_counts:
-        reasons.append(f"only with at least {min_entries:,} entries")
+        reasons.append(f"only one-hots with at least {min_entries:,} entries are looked up")
     elif largest:
         reasons.append(
             f"stays plain PyTorch: it has at most {largest:,} entries, and torch's product is just "
@@ -134,10 +137,10 @@ def _why_not_converted(origin: Origin) -> str:
 def _why_plain(weight: Tensor) -> str:
     if weight.numel() < sampling.MIN_ENTRIES:
         return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
-    return "it is smaller than min_entries, or its weight was replaced later: convert it again"
+    return "it is smaller than min_entries, or its weight was replaced later; convert it again"
 
 
 def _why_dense(weight: Tensor) -> str:
     if isinstance(weight, Table) and weight.had_dense_gradient:
-        return "had a dense gradient from a use other than lookups, so torch's dense step ran"
+        return "had a dense gradient from a use outside lookups, so torch's dense step ran"
     return ""

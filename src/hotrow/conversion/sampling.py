@@ -25,11 +25,11 @@ _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unk
 class CallSampler:
     """Chooses which calls of one method to search for one-hots.
 
-    hotrow searches the first 8 calls, and then every 64th call. It also searches a call if its
-    input is larger than in all earlier searches, or if the size of its input is unknown.
+    hotrow searches the first 8 calls, and then every 64th call. It also searches each call
+    whose input is larger than in all earlier searches, or whose input size is unknown.
 
     Attributes:
-        always_searches: whether to search every call, because one call created a large one-hot.
+        always_searches: whether to search every call; set once a call has created a large one-hot.
     """
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@
 If the process or the machine stops before step 2, the files contain the previous save. If it stops
 later, the next process that opens the folder repeats step 3 and continues with step 4.
 
-The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of the bytes before it.
-Each write consists of the length of the name, the offset, the length of the data, the name and the
-data.
+The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
+Each write consists of the length of the file name, the offset, the length of the data, the file
+name and the data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
     Raises:
-        HotrowError: the disk is full, or a write fails. The folder still contains either this
+        HotrowError: the disk is full, or a write fails. The folder then contains either this
             save or the previous one.
     """
     new_journal = folder / "journal.new"

@@ -38,7 +38,7 @@ RowBlocks = Iterable[Tensor]  # blocks of rows, in order
 def write_new(
     path: Path, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: RowBlocks = ()
 ) -> None:
-    """Write a file with one tensor; values that are not given are zero and take no disk space."""
+    """Write a file with one tensor; omitted values are zero and take no disk space."""
     size = math.prod(shape) * dtype.itemsize
     entry = {"dtype": DTYPE_NAMES[dtype], "shape": shape, "data_offsets": [0, size]}
     header = json.dumps({name: entry}).encode()
@@ -66,7 +66,7 @@ class MappedTensor:
         if sys.platform != "linux":
             raise HotrowError(
                 f"{path} cannot be used for training on {sys.platform}, because only Linux "
-                "reports written pages",
+                "reports which pages were written",
                 fix="read its rows with hotrow.Embedding.from_file",
             )
         self.path = path
@@ -88,7 +88,7 @@ class MappedTensor:
         return torch.from_numpy(values.reshape(self.shape))
 
     def written_pages(self) -> NDArray[np.int64]:
-        """Return the numbers of the pages written in memory, which may differ from the file."""
+        """Return the numbers of pages that were written in memory and may differ from the file."""
         page_count = -(-len(self.bytes) // PAGE)
         with open("/proc/self/pagemap", "rb", buffering=0) as file:
             file.seek(self.bytes.ctypes.data // PAGE * 8)

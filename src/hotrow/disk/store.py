@@ -60,8 +60,8 @@ def create(
         rows: V, at least 1.
         columns: D, at least 1.
         dtype: float32 or float64.
-        fill: a function such as `torch.nn.init.normal_`. `create` passes it one (n, D)
-            block of rows after another, and `fill` writes the values in place.
+        fill: a function such as `torch.nn.init.normal_`. `create` calls it with one
+            (n, D) block of rows at a time, and `fill` writes the values in place.
 
     Returns:
         The open store.
@@ -208,7 +208,7 @@ class Store:
     def _make_layer(self) -> Embedding:
         values = self._weight_file.tensor()
         if values.ndim != 2:
-            raise damaged_file(self._weight_file.path, f"it has {values.ndim} dimensions, not 2")
+            raise damaged_file(self._weight_file.path, f"its tensor is {values.ndim}-D, not 2-D")
         rows, columns = values.shape
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
@@ -234,7 +234,7 @@ class Store:
     # --- The optimizer state ---------------------------------------------------------------------
 
     def create_slot(self, name: str, initial: float) -> Tensor:
-        """Create a (V, D) state tensor with this initial value, for the optimizer."""
+        """Create a (V, D) state tensor for the optimizer, filled with this initial value."""
         if name in self._state_files:
             raise HotrowError(
                 f"{self.folder} already has the state {name!r} of another optimizer",
@@ -247,14 +247,14 @@ class Store:
         return self._state_tensor(name, shape, dtype, values)
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
-        """Return a (V, D) state tensor with these values, for the optimizer."""
+        """Return a (V, D) state tensor for the optimizer, with these values."""
         slot = self._state_tensor(name, self._weight_file.shape, self._weight_file.dtype, ())
         if slot.data_ptr() != values.data_ptr():
             slot.copy_(values)
         return slot
 
     def row_steps(self) -> Tensor:
-        """Return (V,) int32 zeros, in which the optimizer counts the steps of each row."""
+        """Return (V,) int32 zeros, which the optimizer uses to count the steps of each row."""
         exists = "last" in self._state_files
         values = self._state_tensor("last", self._weight_file.shape[:1], torch.int32, ())
         return values.zero_() if exists else values
@@ -271,7 +271,7 @@ class Store:
             file = MappedTensor(path)
             if (file.shape, file.dtype) != (tuple(shape), dtype):
                 found = f"{_format_shape(file.shape)} {file.dtype}"
-                raise damaged_file(path, f"it is {found}, not {_format_shape(shape)} {dtype}")
+                raise damaged_file(path, f"it contains {found}, not {_format_shape(shape)} {dtype}")
             self._state_files[name] = file
         return self._state_files[name].tensor()
 
@@ -316,9 +316,9 @@ class Store:
         is_mapped = current.data_ptr() == mapped.data_ptr() and current.dtype == mapped.dtype
         if not is_mapped or current.shape != mapped.shape:
             raise HotrowError(
-                f"the table of {self.folder} no longer uses its memory-mapped files, for example "
+                f"the table in {self.folder} no longer uses its memory-mapped files, for example "
                 "after layer.double() or an assignment to weight.data",
-                fix="copy the values into the original table: weight.copy_(...) in no_grad",
+                fix="copy the values into the original table: weight.copy_(...) in torch.no_grad()",
             )
 
     def _writes(self, run: bytes, rest: bytes) -> Iterator[FileWrite]:
@@ -376,7 +376,7 @@ def _wrap_open_errors(folder: Path) -> Iterator[None]:
     except Timeout:
         raise HotrowError(
             f"{folder} is already open, in this process or another one",
-            fix="close it there, or use a copy of the folder",
+            fix="close it first, or use a copy of the folder",
         ) from None
     except OSError as error:
         raise HotrowError(

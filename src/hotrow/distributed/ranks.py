@@ -89,7 +89,7 @@ class Ranks:
         return list(received_counts)
 
     def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
-        """Raise the error of a rank that failed, or list the different operations of the ranks."""
+        """Raise a failed rank's error, or an error that lists the ranks' different operations."""
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(
@@ -105,7 +105,7 @@ class Ranks:
         send_counts: Sequence[Sequence[int]],
         receive_counts: Sequence[Sequence[int]],
     ) -> list[Tensor]:
-        """Send rows of each tensor to each rank, in one exchange.
+        """Send each rank its rows of each tensor, in one exchange.
 
         Arguments:
             tensors: tensors of shape (rows, ...), with rows ordered by the rank that receives them.

@@ -1,6 +1,6 @@
 """Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
 
-Before a lookup, the ranks check that all of them make the same lookup. The backward pass exchanges
+Before a lookup, the ranks check that they all make the same lookup. The backward pass exchanges
 the gradients of the touched rows. If one rank settles all its rows, the other ranks settle theirs
 before the next step.
 """
@@ -51,8 +51,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     differentiate a table only through lookups.
 
     Args:
-        model: a model converted by `hotrow.convert`. It is changed in place, and its tables are set
-            to the values on the first rank.
+        model: a model converted by `hotrow.convert`. It is changed in place, and its tables get the
+            first rank's values.
         mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
 
     Returns:
@@ -63,8 +63,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
             table has `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has more than
             one dimension.
 
-    Cost: for each lookup, each rank sends the gradients and ids of its distinct rows, and two
-    16-byte headers, to each of the W - 1 other ranks. A step sends 16 more bytes for each table.
+    Cost: for each lookup, each rank sends the gradients and ids of the distinct rows in its
+    batch, and two 16-byte headers, to each of the W - 1 other ranks. A step sends 16 more bytes for
+    each table.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 

@@ -31,7 +31,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     have fewer rows, or none. This is the layout of DTensor's `Shard(0)`.
 
     A lookup sends each distinct id of the batch to the rank that has its row, and receives the row.
-    The backward pass sends one gradient for each distinct id back to that rank, divided by W as in
+    The backward pass sends that rank one gradient for each distinct id, divided by W as in
     DistributedDataParallel. A step gives the same result as in a single process that adds the
     gradients of the ranks' batches in rank order.
 
@@ -40,8 +40,9 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     tables.
 
     In `state_dict()`, a table and its optimizer state are DTensors. `torch.distributed.checkpoint`
-    can save DTensors on one number of ranks and load them on another, or in a single process. You
-    can also load a state dict that contains whole tables; each rank then takes its own rows.
+    can save DTensors on one number of ranks and load them on a different number, or in a single
+    process. You can also load a state dict that contains whole tables; each rank then takes its own
+    rows.
 
     Every rank must make the same lookups, with an empty batch if it has no data. A direct read of a
     table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
@@ -177,7 +178,7 @@ def look_up(*pairs: tuple[nn.Embedding, Tensor]) -> list[Tensor]:
     ]
     if len({request.shards.mesh for request in requests}) > 1:
         raise HotrowError(
-            "the tables are sharded over different meshes", fix="call look_up for each mesh"
+            "the tables are sharded over different meshes", fix="call look_up once per mesh"
         )
     results = fetch(requests) if requests else []
     return [F.embedding(inverse, rows) for _, inverse, rows in results]

@@ -57,7 +57,7 @@ class Shards:
         return value[self.local_slice] if len(value) == self.rows else value
 
     def source(self, table: Tensor) -> Tensor:
-        """Return a stand-in for the table, whose gradient refers to the other ranks."""
+        """Return a stand-in for the table; its backward pass stores the ranks in the gradient."""
         source: Tensor = MapGradient.apply(table, self._mark_gradient)  # type: ignore[no-untyped-call]
         return source
 
@@ -158,7 +158,7 @@ def _exchange_counts(
 ) -> list[int]:
     """Run `Ranks.exchange_counts`; also raise its errors on the replicas of these shards.
 
-    The replicas have the same rows of the tables and make the same lookup at the same time.
+    The replicas have the same table rows and make the same lookup at the same time.
     """
     try:
         return ranks.exchange_counts(operation, counts, failure)

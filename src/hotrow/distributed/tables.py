@@ -42,7 +42,7 @@ def _find_tables(model: nn.Module, operation: str) -> TableModules:
             if module.scale_grad_by_freq:
                 raise HotrowError(
                     f"{path or 'the model'} has scale_grad_by_freq, which {operation} does not "
-                    "support: it would count only the ids of one rank",
+                    "support: each rank would count only its own ids",
                     fix="remove scale_grad_by_freq",
                 )
             tables.setdefault(id(module.weight), (path, []))[1].append(module)
@@ -69,7 +69,7 @@ def agree_on_tables(
     operation: str,
     find_problem: Callable[[str, list[nn.Embedding | nn.EmbeddingBag]], HotrowError | None],
 ) -> tuple[Ranks, TableModules]:
-    """Return the ranks of a mesh and a model's tables, which must be the same on all ranks.
+    """Return a mesh's ranks and a model's tables, which must be the same on all ranks.
 
     Arguments:
         model: the model to shard or replicate.
@@ -126,7 +126,7 @@ def _make_ranks(mesh: Any, operation: str) -> Ranks:
         )
     if mesh.ndim != 1:
         names = mesh.mesh_dim_names
-        choice = f"mesh[{names[-1]!r}]" if names else "mesh_dim_names, and select one of them"
+        choice = f"mesh[{names[-1]!r}]" if names else "mesh_dim_names, and select one dimension"
         raise HotrowError(
             f"the mesh has {mesh.ndim} dimensions, but {operation} takes a one-dimensional mesh",
             fix=f"use {choice}",
@@ -152,7 +152,7 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
             if isinstance(parameter, Table) and parameter.spans_processes:
-                # torch checks the names of the model's own parameters with and without a dot.
+                # torch checks the names of a model's own parameters with and without a leading dot.
                 names |= {f"{path}.{name}", f"{path}.{name}".lstrip(".")}
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(  # type: ignore[no-untyped-call]
         model, sorted(names)
@@ -204,7 +204,7 @@ class MapGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, function: Callable[[RowGradient], RowGradient]) -> Tensor:
-        """Return a tensor with the table's shape that stores one value, in its own memory."""
+        """Return a tensor with the table's shape that stores only one value, in separate memory."""
         ctx.set_materialize_grads(False)
         ctx.function = function
         return table.new_empty(()).expand(table.shape)

@@ -36,7 +36,7 @@ class LeafProxy(torch.autograd.Function):
 
 
 class _TransformedProxy(torch.autograd.Function):
-    """Zeros that stand for the result of `transform` and use the backward pass of `transform`."""
+    """Zeros that stand for the result of `transform` and use its backward pass."""
 
     @staticmethod
     def forward(
@@ -60,7 +60,7 @@ class _TransformedProxy(torch.autograd.Function):
 def transform_proxy(
     transform: Callable[..., Tensor], out: Tensor, *proxies: Tensor | None
 ) -> Tensor | None:
-    """Return the proxy of the result of `transform`, or None if no input has a proxy.
+    """Return a proxy for the result of `transform`, or None if no input has a proxy.
 
     Args:
         transform: a linear function that takes one tensor for each proxy that is not None.

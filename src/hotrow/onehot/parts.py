@@ -132,6 +132,6 @@ def merge_fields(parts: Iterable[Part]) -> list[Part]:
 
 
 def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
-    """Return the weights of each field, by default ones, or None if no field has weights."""
+    """Return each field's weights (ones if it has none), or None if no field has weights."""
     first = next((field.weights for field in fields if field.weights is not None), None)
     return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]

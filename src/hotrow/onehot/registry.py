@@ -22,7 +22,7 @@ from hotrow.table.nested import find_instances, map_instances
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
-USE_TORCH = object()  # rules return this for products so small that torch is as fast
+USE_TORCH = object()  # rules return this for products so small that torch is just as fast
 
 # Functions that don't read the tensor's values.
 _METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
@@ -47,7 +47,7 @@ class RuleTensor(Tensor):
 
     @property
     def is_modified(self) -> bool:
-        """True if an in-place write changed the tensor, which may no longer be a one-hot."""
+        """True if an in-place write changed the tensor, so it may no longer be a one-hot."""
         raise NotImplementedError
 
     @property
@@ -87,7 +87,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     """Run torch's function on the materialized tensors.
 
     An in-place operation returns the one-hot itself. The one-hot's origins record why it was
-    materialized: with `too_small`, because the product is small, otherwise because no rule applied.
+    materialized: because the product is small if `too_small`, otherwise because no rule applied.
     """
     if is_compiling():
         return func(*_materialized(args), **_materialized(kwargs))
@@ -134,7 +134,7 @@ def _is_modified(x: Any) -> bool:
 
 
 def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register a rule, which receives one of these functions and the function's arguments."""
+    """Register a rule for these functions; it receives the called function and its arguments."""
 
     def register(body: Rule) -> Rule:
         parameters = inspect.signature(body).parameters
@@ -162,7 +162,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 
 
 def overloads(*names: str) -> list[Any]:
-    """Return the torch function and the `Tensor` method with each name, if they exist."""
+    """Return the torch function and the `Tensor` method for each name, if they exist."""
     namespaces = torch, Tensor
     return [getattr(space, name) for name in names for space in namespaces if hasattr(space, name)]
 

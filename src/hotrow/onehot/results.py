@@ -21,7 +21,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def meta_tensor(x: OneHot) -> Tensor:
-    """Return a meta tensor like x, on which torch computes a result's shape or raises an error."""
+    """Return a meta tensor like x, for computing the shape of a result or raising torch's error."""
     return empty_meta(x.sizes, x.strides, x.cached_dtype)
 
 
@@ -47,8 +47,8 @@ def derive(
 ) -> OneHot:
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
-    `transform` computes the same result from the dense x. With `rounds_differently`, the parts
-    round differently from torch, so materializing the result runs `transform` on the dense x.
+    `transform` computes the same result from the dense x. If `rounds_differently`, the parts round
+    differently from torch, so materializing the result runs `transform` on the dense x.
     """
     proxy, dense_fn = None, None
     if x.is_grad_leaf or x._grad_proxy is not None:
@@ -67,7 +67,7 @@ def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> 
 def derive_view(
     x: OneHot, parts: Sequence[Part], out: Tensor, transform: Transform, view: Transform
 ) -> OneHot:
-    """Call `derive`; if `out` is a view, make the result a view of x that `view` creates."""
+    """Call `derive`; if `out` is a view, record that `view` creates the result from x."""
     result = derive(x, parts, out, transform)
     if out._is_view():
         x.has_views, result._parent = True, (x, view)

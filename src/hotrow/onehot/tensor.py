@@ -1,6 +1,6 @@
 """The one-hot tensor that stores ids, weights and column widths instead of zeros.
 
-The operations on it are in `rules/`.
+Its operations are in `rules/`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hotrow.onehot.registry import RuleTensor
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """An id has no column. Like the error that `F.one_hot` raises, this is a RuntimeError."""
+    """An id is out of bounds. Like the error that `F.one_hot` raises, this is a RuntimeError."""
 
 
 class OneHot(RuleTensor):
@@ -55,7 +55,7 @@ class OneHot(RuleTensor):
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor] | None
-    _dense_version: int | None  # at which `_dense` equals the parts; None if it may differ
+    _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -112,7 +112,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_modified(self) -> bool:
-        """True if an in-place write changed the tensor, which may no longer be a one-hot."""
+        """True if an in-place write changed the tensor, so it may no longer be a one-hot."""
         dense = self._dense
         if dense is not None and (
             self._dense_version is None or dense._version != self._dense_version
@@ -134,7 +134,8 @@ class OneHot(RuleTensor):
         """Return the dense tensor that this tensor represents; every call returns the same object.
 
         Writing to the dense tensor also changes this tensor and, if this tensor is a view, its
-        parent. With `permanent`, the dense tensor replaces the parts, even without a write.
+        parent. With `permanent=True`, the dense tensor permanently replaces the parts, even if
+        nothing is written to it.
         """
         if is_compiling():
             return self._compute_dense()

@@ -24,7 +24,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if func.__name__ == "mean" and not (
         x.cached_dtype.is_floating_point or x.cached_dtype.is_complex
     ):
-        return NotImplemented  # on the meta device, torch would raise another error
+        return NotImplemented  # on the meta device, torch would raise a different error
     out = func(meta_tensor(x), dim, keepdim)
     count = len(x.sizes)
     dims = sorted(d % count for d in dims)

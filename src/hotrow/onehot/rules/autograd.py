@@ -14,7 +14,7 @@ from hotrow.table.nested import map_instances
 
 @rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
-    # The graph contains leaf one-hots themselves, but only the dense tensors of other one-hots.
+    # The graph contains leaf one-hots directly, but other one-hots only as dense tensors.
     tensors, named = map_instances(
         (args, kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
     )

@@ -128,7 +128,7 @@ def _axis_count(index: Any) -> int:
     if index is None or index is Ellipsis:
         return 0
     if isinstance(index, bool):
-        return 1 << 10  # a bool adds an axis, which is rare
+        return 1 << 10  # a bool index adds an axis, but is rare
     if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
         return index.ndim or 1 << 10
     if isinstance(index, Tensor | int | slice):

@@ -50,7 +50,7 @@ class _AddProxyProduct(torch.autograd.Function):
 
 
 def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
-    """Multiply x, (*batch, C), by a (C, D) weight, or with `columns` by a transposed (D, C) weight.
+    """Multiply x, (*batch, C), by a (C, D) weight or, if `columns`, by a transposed (D, C) weight.
 
     Returns (*batch, D). Fields look up rows; dense columns are multiplied.
     """

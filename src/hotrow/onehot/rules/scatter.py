@@ -12,7 +12,7 @@ from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, meta_tensor
 from hotrow.onehot.tensor import OneHot
 
-_MAX_COMPARED = 64  # the maximum number of ids in a row to compare pairwise
+_MAX_COMPARED = 64  # the maximum number of ids per row to compare pairwise
 
 
 @rule(*overloads("scatter"), Tensor.scatter_)

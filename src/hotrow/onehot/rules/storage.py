@@ -30,7 +30,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 
 
 def _dense_leaf(x: OneHot) -> Tensor:
-    """Return the dense leaf tensor that torch would have instead of the one-hot."""
+    """Return the dense leaf tensor that plain PyTorch would have in place of the one-hot."""
     leaf = x.materialize().detach().requires_grad_()
     leaf.grad = x.grad
     return leaf
