@@ -306,7 +306,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "nots:build --inputs @states",
         "module nots, which nots:build needs, is neither in ",
-        "run the command in",
+        "run the command from",
     ),
     (
         "nets.mod:build --inputs @states",
@@ -493,7 +493,7 @@ def test_only_tensors_are_unpickled(run: Run, folder: Path) -> None:
     torch.save({"states": Trap()}, folder / "trap.pt")
     found = run("@built --inputs trap.pt")
     assert found.code == 2
-    assert "hotrow loads only tensors from a pickle" in found.err
+    assert "hotrow loads only tensors from pickle files" in found.err
     assert not (folder / "sprung").exists()
 
 

@@ -484,11 +484,11 @@ class Stuck(Policy):
     ("model", "inputs", "problem"),
     [
         (lambda: 3, STATES, "the model has type int, but must be a torch.nn.Module"),
-        (lambda: hotrow.convert(Policy()), STATES, "Policy is already converted, at the top level"),
+        (lambda: hotrow.convert(Policy()), STATES, r"Policy is already converted \(the whole model\)"),
         (
             lambda: nn.Sequential(hotrow.convert(nn.Embedding(3, 2))),
             STATES,
-            "Sequential is already converted, at 0",
+            r"Sequential is already converted \(module '0'\)",
         ),
         (Stuck, STATES, "Stuck cannot be copied, but the comparison needs copies: TypeError: no"),
         (

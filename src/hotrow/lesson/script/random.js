@@ -38,7 +38,7 @@ function torchRandom(seed) {
 
 const normals = (seed, count) => torchRandom(seed)(count);
 
-// Up to 15 numbers: pairs in double precision.
+// For up to 15 numbers, torch draws pairs of normals (Box-Muller) in double precision.
 function fewNormals(draw, count) {
   const uniform = () => ((draw() & 0x1fffff) * 2 ** 32 + draw()) / 2 ** 53;
   const values = [];

@@ -183,7 +183,7 @@ def _check_model(model: Any, name: str) -> None:
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]
         if direction_of(module) is not None or tables:
             raise HotrowError(
-                f"{name} is already converted, at {path or 'the top level'}",
+                f"{name} is already converted ({f'module {path!r}' if path else 'the whole model'})",
                 fix="pass a model that is not converted",
             )
 
