@@ -139,7 +139,7 @@ def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
         (["--optimizer", "AdamV"], "--optimizer 'AdamV'", "choose one of Adadelta"),
         (["--dtype", "float16"], "--dtype 'float16'", "choose one of float32, bfloat16, float64"),
         (["--zipf", "0"], "--zipf '0' is not a number greater than 0 and at most 10", "--uniform"),
-        (["--zipf", "nan"], "--zipf 'nan' is not a number", "write it as 1.1"),
+        (["--zipf", "nan"], "--zipf 'nan' is not a number", "use a number such as 1.1"),
         (["--zipf", "1.2", "--uniform"], "--uniform and --zipf 1.2 cannot be combined", "one of"),
         (["--json", "no/such/file"], "no/such/file cannot be written", "create it first"),
         (

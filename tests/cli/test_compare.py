@@ -112,7 +112,7 @@ INCOMPLETE = (
 )
 WHOLE = "ids must be whole numbers of at most 18 digits, separated by commas or spaces"
 MAY_READ = "check the path and the permissions"
-SIZE = "write the size as 500MB or 2GiB"
+SIZE = "use a size such as 500MB or 2GiB"
 LONG = "x" * 300
 
 # Each case is (arguments, start of the expected message, expected fix). The start ends before any
@@ -528,8 +528,8 @@ def test_over_the_budget_the_first_ids_are_compared(run: Run) -> None:
     found = run(*arguments)
     assert found.code == 0
     assert (
-        "6 ids; compared the first 3, because the one-hot matmul of all ids would need about "
-        "4.97 kB, but the budget is 3.4 kB"
+        "6 ids; compared only the first 3, because the one-hot matmul for all ids would need about "
+        "4.97 kB, more than the budget of 3.4 kB"
     ) in " ".join(found.out.split())
 
 
@@ -696,7 +696,7 @@ UNCHECKABLE: list[tuple[str, str, str]] = [
     ),
     (
         "--optimizer SGD --rows 1000000000",
-        "2,500 steps on a 1,000,000,000 x 5 table with 12 ids each need about 480.0 GB of",
+        "2,500 steps of 12 ids on a 1,000,000,000 x 5 table need about 480.0 GB of",
         "use fewer rows, columns, ids or steps",
     ),
 ]

@@ -230,7 +230,7 @@ def test_the_seed_sets_all_random_numbers(run: Run) -> None:
 def test_a_model_without_one_hots_is_equal(run: Run) -> None:
     found = run("@plain --inputs @states")
     assert (found.code, found.err) == (0, "")
-    assert "\n  nothing was converted: the model multiplies no one-hots\n" in found.out
+    assert "\n  nothing was converted: the model doesn't multiply by one-hots\n" in found.out
     assert found.out.endswith("\n  equal: nothing was converted, so nothing is saved\n")
 
 
@@ -433,18 +433,18 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "@built --inputs @three",
         "nets.models:built fails on these inputs (no tensors): TypeError: "
         "Policy.forward() takes from 2 to 3 positional arguments but 4 were given",
-        "pass arguments that it accepts, forward(states, scale=None)",
+        "pass arguments that it accepts: forward(states, scale=None)",
     ),
     (
         "@built --inputs @floats",
         "nets.models:built fails on these inputs (float32 (4,)): RuntimeError: one_hot is",
-        "pass arguments that it accepts, forward(states, scale=None)",
+        "pass arguments that it accepts: forward(states, scale=None)",
     ),
     (
         "@Picky --inputs @states",
         "nets.models:Picky fails on these inputs (int64 (4,)): ValueError: expected states "
         "of another kind xxx",
-        "pass arguments that it accepts, forward(states)",
+        "pass arguments that it accepts: forward(states)",
     ),
     # invalid combinations of options
     ("@built", "nets.models:built needs inputs", "add --inputs with module:function"),

@@ -204,7 +204,7 @@ UNUSABLE = [
     (["--lang", "fr"], "lang is 'fr', but must be one of en, zh-CN", None),
     (["--text", "the"], "--text needs a tokenizer", "add --tokenizer tokenizer.json"),
     (["--tensor", "w"], "--tensor needs a table", "add --table model.safetensors"),
-    (["--tokenizer", "words.json"], "--tokenizer needs a text", "add --text or --table"),
+    (["--tokenizer", "words.json"], "--tokenizer needs text", "add --text or --table"),
     (["--text", "", "--tokenizer", "words.json"], "the text has no tokens", "pass a text"),
     (["--table", "two.safetensors"], "two.safetensors has 2 tables", None),
     (

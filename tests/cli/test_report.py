@@ -173,7 +173,7 @@ def test_lines_fit_the_terminal_and_numbers_are_complete(width: int) -> None:
 def test_a_partial_comparison_is_reported() -> None:
     comparison = compared(100, 4, [1, 2, 3, 4, 5, 6], budget=32_000)
     assert 0 < comparison.compared_count < 6
-    expected = f"6 ids; compared the first {comparison.compared_count}, because the one-hot matmul"
+    expected = f"6 ids; compared only the first {comparison.compared_count}, because the one-hot"
     assert expected in " ".join(on_terminal(comparison).split())
     assert expected in report.to_html([comparison])
 

@@ -127,7 +127,7 @@ def test_memory_estimate_is_an_upper_bound(monkeypatch, rows, columns, count, dt
     table, ids = torch.randn(rows, columns).to(dtype), torch.randint(0, rows, (count,))
     found = compare(table, ids, seconds=0)
     assert found.matmul.bytes_peak <= found.needed_bytes
-    # The profiler does not nest, so measure the whole call and disable compare's own measurement.
+    # Profilers can't be nested, so measure the whole call and disable compare's own measurement.
     monkeypatch.setattr(compare_module, "measure_peak_memory", lambda work: (work(), 0))
     _, used = measure_peak_memory(lambda: compare(table, ids, seconds=0))
     assert used <= found.needed_bytes

@@ -1,4 +1,4 @@
-"""Compare the formulas of cost with counted products and measured allocations."""
+"""Compare the cost formulas with counted products and measured allocations."""
 
 import numpy as np
 import pytest

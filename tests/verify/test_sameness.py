@@ -61,7 +61,7 @@ def test_errors_match_runs_without_the_public_api():
 
 
 def test_float64_reference_follows_the_formula():
-    """Compare with NumPy SGD in float64 that has momentum, weight decay and a schedule."""
+    """Compare with a float64 NumPy version of SGD with momentum, weight decay and a schedule."""
     batches = Batches(**SMALL)
     options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}
     [found] = train(torch.optim.SGD, options, batches, [0.5], torch.float64)
@@ -160,7 +160,7 @@ def test_options_are_not_changed_and_progress_is_reported():
 
 
 def off_by_one(monkeypatch):
-    """Omit the last step when rows are settled."""
+    """Make `settle` leave out the last step."""
     real = lag.settle
 
     def settle(ledger, table, slots, last, rows, now=None):
@@ -180,7 +180,7 @@ def untouched_rows_stay(monkeypatch):
 
 
 def dropped_entry(monkeypatch):
-    """Never apply step 21 to rows that are idle in this step."""
+    """Never apply step 21 to rows that are idle in that step."""
     real = lag.step
 
     def step(ledger, table, slots, last, grads):
@@ -267,9 +267,7 @@ def test_runs_that_fail_or_diverge_raise():
         measure_sameness("SGD", {"lr": 1e20, "weight_decay": 1.0}, Batches(steps=10))
     with pytest.raises(HotrowError, match="ASGD, float64 fails with these options"):
         measure_sameness("ASGD", {"lambd": 1.0, "alpha": 1e9}, Batches(steps=20))
-    with pytest.raises(
-        HotrowError, match=r"100,000,000 x 19 table with 12 ids each need about .* GB"
-    ):
+    with pytest.raises(HotrowError, match=r"12 ids on a 100,000,000 x 19 table need about .* GB"):
         Batches(rows=100_000_000)
 
 

@@ -45,10 +45,9 @@ Examples:
   hotrow bench --optimizer SGD --uniform --threads 1 --json bench.json
 
 \b
-The ids in a batch follow Zipf's law, as the frequencies of words and
-products do. The id of rank k is drawn with a probability proportional to
-1 / k^{ZIPF_EXPONENT}. --zipf sets another exponent; --uniform draws all ids with equal
-probability.
+The ids in a batch follow Zipf's law, as word frequencies do. The id
+of rank k is drawn with a probability proportional to 1 / k^{ZIPF_EXPONENT}. --zipf sets
+another exponent; --uniform draws all ids with equal probability.
 
 \b
 Exit code:
@@ -191,7 +190,7 @@ def parse_exponent(text: str | None) -> float:
     if not 0 < exponent <= MAX_EXPONENT:
         raise HotrowError(
             f"--zipf {text!r:.60} is not a number greater than 0 and at most {MAX_EXPONENT:g}",
-            fix=f"write it as {ZIPF_EXPONENT}, or use --uniform",
+            fix=f"use a number such as {ZIPF_EXPONENT}, or --uniform",
         )
     return exponent
 
@@ -200,8 +199,8 @@ def check_memory(workload: TableWorkload) -> None:
     """Raise HotrowError if training with hotrow needs more memory than is free."""
     case = case_of(workload)
     table_and_state, step = estimate_bytes(HOTROW.type_name, PEER_TYPES[HOTROW.type_name], case, {})
-    # Each id needs its output, the gradient and copies.
-    # Each row needs its probability and last step.
+    # Each id needs memory for its output, its gradient and copies of both.
+    # Each row needs memory for its probability and last step.
     batch = case.ids * (4 * case.columns * case.dtype.itemsize + 64) + 24 * case.rows
     try:
         memory.MemoryBudget(free_memory()).check(table_and_state, step + batch)

@@ -81,7 +81,7 @@ def times(record: Record) -> list[list[str]]:
 
 
 def memory(record: Record) -> list[list[str]]:
-    """Return one row per peer: the memory for table and state, and extra memory during a step."""
+    """Return one row per peer: memory for the table and state, and extra memory during a step."""
     return [
         [
             display_name(record, name),
@@ -116,7 +116,7 @@ def remarks(record: Record) -> Iterator[str]:
 
 
 def verdicts(record: Record) -> Iterator[str]:
-    """Yield hotrow's speedups over torch's fastest dense optimizer and sparse optimizer."""
+    """Yield hotrow's speedups over torch's fastest dense optimizer and its sparse one."""
     peers = dict(measured_peers(record))
     ratios = {name: 1 / p["hotrow_ratio"]["median"] for name, p in peers.items() if name in DENSE}
     if ratios:

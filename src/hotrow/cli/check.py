@@ -1,4 +1,4 @@
-"""`hotrow check`: compare the steps of a hotrow optimizer with those of torch's."""
+"""`hotrow check`: compare a hotrow optimizer's steps with those of its torch counterpart."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ Exit code:
 
 @dataclass(frozen=True)
 class _IdSource:
-    """The option that supplies the ids, and the option's content: a text or a list of ids."""
+    """The option that supplies the ids, and its content: text or a list of ids."""
 
     option: str
     content: str
@@ -264,7 +264,7 @@ def _compare_model(
             f"{model} needs inputs",
             fix="add --inputs with module:function, a .pt file or a .safetensors file",
         )
-    # Redirect everything that the model's code prints to standard error.
+    # Redirect the standard output of the model's code to standard error.
     with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
         report_progress("loading", 0, 1)
         seed = seed or 0
@@ -283,7 +283,9 @@ def parse_size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None:
-        raise HotrowError(f"--budget {text!r} is not a size", fix="write the size as 500MB or 2GiB")
+        raise HotrowError(
+            f"--budget {text!r} is not a size", fix="use a size such as 500MB or 2GiB"
+        )
     number, unit, binary = match.groups()
     power = " kmgt".index(unit.lower() or " ")
     return int(Fraction(number) * (1024 if binary else 1000) ** power)

@@ -111,7 +111,7 @@ def _read_excerpt(
     if tensor is not None and table is None:
         raise HotrowError("--tensor needs a table", fix="add --table model.safetensors")
     if tokenizer is not None and text is None and table is None:
-        raise HotrowError("--tokenizer needs a text or a table", fix="add --text or --table")
+        raise HotrowError("--tokenizer needs text or a table", fix="add --text or --table")
     if text is None and table is None:
         return None
     name, values = (None, None) if table is None else files.read_table(table, tensor)

@@ -39,7 +39,7 @@ def _lines(comparison: ModelComparison) -> Iterator[str]:
             yield (
                 f"  {head}"
                 if chosen
-                else "  nothing was converted: the model multiplies no one-hots"
+                else "  nothing was converted: the model doesn't multiply by one-hots"
             )
         for each in chosen:
             path = each.path or "(the model)"
@@ -107,7 +107,8 @@ def _agreement_text(agreement: Agreement) -> str:
         return str(agreement)
     return (
         f"inconclusive, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
-        f"bit; max error {agreement.max_error:.3g}; this may be rounding, but no bound proves it"
+        f"bit; max error {agreement.max_error:.3g}; this may be due to rounding, but no bound "
+        "proves it"
     )
 
 

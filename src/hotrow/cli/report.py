@@ -52,9 +52,9 @@ def summarize(comparison: Comparison) -> str:
     text = f"table {rows:,} x {columns:,} {dtype}, {format_count(id_count, 'id')}"
     if comparison.compared_count < id_count:
         text += (
-            f"; compared the first {comparison.compared_count:,}, because the one-hot matmul of "
-            f"all ids would need about {format_size(comparison.needed_bytes)}, but the budget is "
-            f"{format_size(comparison.budget)}"
+            f"; compared only the first {comparison.compared_count:,}, because the one-hot matmul "
+            f"for all ids would need about {format_size(comparison.needed_bytes)}, more than the "
+            f"budget of {format_size(comparison.budget)}"
         )
     return text
 

@@ -23,7 +23,7 @@ def write_output(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Redirect stdout, or Python's flush at exit fails on the pipe and changes the exit code.
+        # Redirect stdout; otherwise, Python's flush at exit fails and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

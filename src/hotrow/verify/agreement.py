@@ -14,7 +14,7 @@ from hotrow.errors import HotrowError
 Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
 # A function that maps (m, 2) positions to (m,) float64 bounds. Each bound is the largest difference
-# between two correct results at that position, or inf if the bound is too large to decide anything.
+# between two correct results at that position, or inf if that difference could hide an error.
 Bound = Callable[[Tensor], Tensor]
 
 _CHUNK = 1 << 22  # compare this many values at a time, to keep temporaries small
@@ -39,7 +39,7 @@ class Agreement:
     """The result of comparing tensors `a` and `b`.
 
     Attributes:
-        name: the name of both tensors, such as "output".
+        name: a name for what both tensors represent, such as "output".
         value_count: the number of values in each tensor.
         bitwise_count: the number of values with the same bits.
         verdict: "bitwise": all values have the same bits. "zeros": all differing values are zeros
@@ -82,7 +82,7 @@ class Agreement:
             )
         if self.verdict == "rounding":
             return (
-                f"equal within rounding, {count}; the others are sums added in another order "
+                f"equal within rounding, {count}; the others are sums in a different order "
                 f"({size}; first at {self.first_difference})"
             )
         return f"NOT equal, {count}; {size}; first difference at {self.first_difference}"
@@ -117,12 +117,12 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
     """Compare two tensors of the same shape and dtype.
 
     Args:
-        name: the name of both tensors in the report and in errors.
-        a: any floating-point dtype, (..., D).
+        name: a name for what both tensors represent, for the report and errors.
+        a: a (..., D) tensor of any floating-point dtype.
         b: a tensor of the same shape, dtype and device.
         bound: a function that maps (m, 2) positions in the tensors, viewed as (rows, D), to (m,)
-            float64 bounds: the largest difference that rounding can cause at each position. None
-            allows no difference.
+            float64 bounds: the largest difference that rounding can cause at each position. With
+            None, no difference is allowed.
 
     Cost: one pass over both tensors, with temporaries of a few million values.
     """

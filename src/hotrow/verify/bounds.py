@@ -1,4 +1,4 @@
-"""Bounds on the rounding difference between sums of the same terms in different orders."""
+"""Bound how much rounding can change a sum when its terms are added in a different order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hotrow.verify.sides import Batch, Side
 
 
 def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bound]:
-    """Return, for each result of `side`, the largest difference that rounding alone can cause.
+    """Bound each result of `side`: return the largest difference that rounding alone can cause.
 
     The output is S W + b and the gradient is S.T c, where c is the cotangent. S is the (B, V)
-    matrix of coefficients: ones for lookups, the weights or 1 / count for bags. S determines the
-    number k of terms x in each sum, and the magnitudes of these terms.
+    matrix of coefficients: ones for lookups and unweighted sums, the weights for weighted sums, and
+    1 / count for means. S determines the number k of terms x in each sum, and the magnitudes of
+    these terms.
 
     In any order, the computed sum of k terms is within (k - 1) u sum|x| of the exact sum, where u
     is the unit roundoff. The factor (k - 1) u becomes k u if the terms are products, and
@@ -27,7 +28,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     - integers whose magnitudes sum to at most 1 / u, because they add up exactly in any order (c
       contains such integers)
 
-    A bound of sum|x| / 8 or more is too large to decide anything, so it becomes inf.
+    A bound of sum|x| / 8 or more is large enough to hide an error, so it is replaced with inf.
 
     Both sides must add the same terms, so compare their tables first.
 

@@ -14,7 +14,7 @@ from hotrow.verify.agreement import Agreement, compare_tensors
 from hotrow.verify.bounds import rounding_bounds
 from hotrow.verify.sides import Batch, Side, make_side
 
-# The largest integer in the output's gradient. With these limits, the gradient of a row adds up
+# The largest integer in the output's gradient. With these values, the gradient of a row adds up
 # exactly if the row is used up to a few dozen times in bfloat16, a thousand times in float16, and
 # 16,000 times in float32.
 _LARGEST_COTANGENT = {
@@ -105,16 +105,17 @@ def check(
     - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
     The gradients are those of sum(output * c), where c contains random nonzero integers. Integers
-    add up exactly in any order, so even a row that is used a thousand times has the same gradient
-    bit for bit. The weight gradient of a linear layer is transposed, so that both gradients are
-    V x D.
+    add up exactly in any order, so the two gradients must be bitwise equal, even for a row that is
+    used a thousand times. The weight gradient of a linear layer is transposed, so that both
+    gradients are V x D.
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
-    rows are also equal if rounding explains their difference. These sums are the output of a bag,
-    and the gradient of a weighted or mean bag. Sums of k terms x in two different orders differ by
-    at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff. This bound applies only if
-    both sides have the same rows bit for bit. If the bound is too large to decide, the result is
-    inconclusive, which counts as not equal. An example is a bfloat16 bag of dozens of ids.
+    rows also count as equal if rounding explains their difference. Such sums are the output of a
+    bag, and the gradient of a weighted or mean bag. Sums of k terms x in two different orders
+    differ by at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff. This bound applies
+    only if both sides have the same rows bit for bit. If the bound is large enough to hide an
+    error, the result is inconclusive, which counts as not equal. This happens, for example, with a
+    bfloat16 bag of dozens of ids.
 
     Args:
         a: the first side.
@@ -131,7 +132,7 @@ def check(
 
     Raises:
         HotrowError: a side has an unsupported type, the sides differ in shape, dtype or device, or
-            ids are invalid, as for `Embedding`.
+            `Embedding` would reject the ids.
 
     Cost: the forward and backward passes of both sides, each with a V x D gradient, plus the dense
     one-hot for tables and linear layers. The layers and their gradients don't change.
@@ -158,7 +159,7 @@ def check(
 
 
 def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
-    """Draw random nonzero integers with the same shape as the output of `side`.
+    """Draw a tensor of random nonzero integers in the shape of the output of `side`.
 
     Integers add up exactly in any order as long as the dtype can represent the sum. So a gradient
     that differs in any bit is wrong, no matter how often a row is used. The integers are drawn on

@@ -41,7 +41,7 @@ class Comparison:
         budget: the memory limit for the matmul, in bytes.
         needed_bytes: the estimated memory of the matmul with all ids, in bytes.
         check: the comparison of outputs and gradients.
-        cost: the multiplications, additions and bytes written by each method, from formulas.
+        cost: each method's multiplications, additions and bytes written, computed from formulas.
         matmul: the measured time and memory of the one-hot matmul, for forward and gradient.
         lookup: the measured time and memory of the lookup, for forward and gradient.
     """
@@ -127,12 +127,12 @@ def compare(
         lookup   output = table[ids]              gradient[ids] += c
 
     The output's gradient c contains random integers, which add up exactly in any order. So if the
-    two table gradients differ in any bit, one of them is wrong. Each method runs once to compare
-    the results and to measure the method's memory. Then both methods run alternately to measure
-    their times.
+    two table gradients differ in any bit, one of them is wrong. Each method first runs once, to
+    compare the results and to measure peak memory. Then the two methods take turns while they are
+    timed.
 
-    If the estimated memory of the matmul exceeds the budget, both methods process only the first
-    ids, as many as fit in the budget.
+    If the estimated memory of the matmul exceeds the budget, both methods process only as many of
+    the first ids as fit in the budget.
 
     Args:
         table: a (V, D) tensor in float64, float32, bfloat16 or float16, on the CPU. `compare` does
@@ -141,7 +141,7 @@ def compare(
         tokens: the token texts of the ids, in the same order.
         title: the title of the report.
         budget: the memory that the matmul may use, in bytes; half of the free memory by default.
-        seconds: the time limit for the timing, which runs at least 1 round and at most 7.
+        seconds: how long to time the methods; at least 1 round and at most 7 rounds run.
         seed: the seed for c.
         progress: a function called with (the current activity, steps done, total steps).
 
@@ -230,7 +230,7 @@ def compare(
 
 
 def estimate_bytes(table: Tensor, count: int) -> int:
-    """Estimate the peak memory needed to compare `count` ids, in bytes, without the table."""
+    """Estimate the peak memory for comparing `count` ids, in bytes, excluding the table."""
     fixed, per_id = _fixed_and_per_id_bytes(table)
     return fixed + per_id * count
 
@@ -241,11 +241,11 @@ def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
     itemsize = table.dtype.itemsize
     # Both methods need a gradient, and comparing the gradients in chunks needs temporaries.
     fixed = 2 * itemsize * rows * columns + 64 * min(rows * columns, 1 << 22)
-    if itemsize == 2:  # a half-precision matmul converts the table and its gradient
+    if itemsize == 2:  # a half-precision matmul uses float32 copies of the table and its gradient
         fixed += 8 * rows * columns
-    # Each id needs a row of the one-hot, and another row if a half-precision matmul converts the
-    # one-hot. It also needs two outputs and their gradient, the rounding bounds, and temporaries
-    # for sorting and counting the ids.
+    # Each id needs a row of the one-hot, and a float32 copy of it for a half-precision matmul. Each
+    # id also needs two outputs and their gradient, the rounding bounds, and temporaries for sorting
+    # and counting the ids.
     one_hot = (itemsize if itemsize > 2 else itemsize + 4) * rows
     return fixed, one_hot + 3 * itemsize * columns + 64 * columns + 192
 

@@ -70,7 +70,7 @@ class Cost:
 
 
 def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
-    """Compute the cost of a one-hot matmul and a lookup, for forward and gradient, by formula.
+    """Compute the cost of a one-hot matmul and a lookup, for forward and gradient.
 
     With s bytes per number::
 
@@ -81,7 +81,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
                  gradient[ids] += dOutput        N D additions
                  bytes: s (N D + N D) + 8 N      output, rows of the gradient and their ids
 
-    The lookup's gradient contains only the touched rows, at most N, like a sparse gradient.
+    Like a sparse gradient, the lookup's gradient contains only the touched rows, at most N of them.
     torch's default dense gradient writes s V D bytes.
 
     Args:

@@ -1,4 +1,4 @@
-"""Measure the time and memory that a function uses, and the memory that is free."""
+"""Measure how much time and memory a function uses, and how much memory is free."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def time_interleaved(
     """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
 
     At least one round runs, and no round starts after `seconds` seconds or `max_rounds` rounds. The
-    first run of a turn is slow while the threads of the previous function wind down. So a short
-    function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the median of these runs is
-    reported.
+    first run of a turn is slow because the threads of the previous function are still winding down.
+    So a short function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the turn's time is
+    the median of these runs.
     """
     start = time.perf_counter()
     for _ in range(max_rounds):

@@ -44,10 +44,11 @@ def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
 def bag(
     ids: Tensor, offsets: Tensor, table: Tensor, mode: str = "sum", weights: Tensor | None = None
 ) -> Tensor:
-    """Pool (N,) ids into bags that start at (B,) offsets, with a (V, D) table; return (B, D).
+    """Pool the rows that (N,) ids select from a (V, D) table into bags; return (B, D).
 
-    The one-hots are scaled by their (N,) weights, summed or averaged, and multiplied by the table.
-    For "max", the one-hots are multiplied by the table before they are pooled.
+    The bags start at the (B,) offsets. The one-hots are scaled by their (N,) weights, summed or
+    averaged, and multiplied by the table. For "max", the one-hots are multiplied by the table
+    before they are pooled.
     """
     one_hots = one_hot(ids, len(table), table.dtype)
     if weights is not None:

@@ -36,8 +36,8 @@ class Batches:
     """The ids and gradients of a training run.
 
     Row 0 is in every batch, and a quarter of the rows are in none. The other ids follow Zipf's law.
-    The gradients don't depend on the table, so no rounding feeds back through a model, and the run
-    measures only the optimizer. Raises `HotrowError` if the free memory is too small for the run.
+    The gradients don't depend on the table, so rounding errors don't feed back into them, and the
+    run tests only the optimizer. Raises `HotrowError` if the free memory is too small for the run.
     """
 
     steps: int = 250
@@ -68,8 +68,8 @@ class Batches:
         free = free_memory()
         if needed > free:
             raise HotrowError(
-                f"{self.steps:,} steps on a {self.rows:,} x {self.columns:,} table with "
-                f"{self.ids:,} ids each need about {needed / 1e9:,.1f} GB of memory, but only "
+                f"{self.steps:,} steps of {self.ids:,} ids on a {self.rows:,} x {self.columns:,} "
+                f"table need about {needed / 1e9:,.1f} GB of memory, but only "
                 f"{free / 1e9:,.1f} GB are free",
                 fix="use fewer rows, columns, ids or steps",
             )
@@ -90,8 +90,8 @@ class Batches:
         return 0.55 + 0.45 * float(np.cos(np.pi * (t - warmup) / (self.steps - warmup)))
 
     def count_idle(self) -> tuple[int, int]:
-        """Return the number of rows in no batch, and the most steps that any other row is idle."""
-        last = np.full(self.rows, self.steps)  # self.steps means that a row was in no batch yet
+        """Return the number of rows in no batch, and the other rows' longest idle time in steps."""
+        last = np.full(self.rows, self.steps)  # self.steps marks rows in no batch so far
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))
@@ -102,7 +102,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Distance:
-    """The errors of two float32 runs compared with float64, at one scale of the gradients.
+    """The errors of two float32 runs relative to a float64 run, at one gradient scale.
 
     Attributes:
         scale: the factor that multiplies the standard normal gradients.

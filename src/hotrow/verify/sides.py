@@ -131,7 +131,7 @@ class Side:
 def _coalesce_in_order(gradient: Tensor) -> Tensor:
     """Coalesce a sparse gradient by adding up the rows of repeated ids in batch order.
 
-    torch's own `coalesce` adds the rows in the order of its sort, which may differ.
+    torch's own `coalesce` sorts the ids first, so it may add the rows in a different order.
     """
     ids, values = gradient._indices()[0], gradient._values()
     touched, slots = torch.unique(ids, return_inverse=True)

@@ -139,7 +139,7 @@ def test_verdict_says_that_nothing_was_converted():
     found = run(lambda: nn.Linear(3, 2), torch.randn(4, 3))
     assert found
     assert found.findings == ()
-    assert "  nothing was converted: the model multiplies no one-hots\n" in to_text(found)
+    assert "  nothing was converted: the model doesn't multiply by one-hots\n" in to_text(found)
     assert found.costs[1].plain_multiplications == 0
 
 
@@ -254,7 +254,7 @@ def test_amplified_rounding_is_inconclusive():
     assert not found
     assert verdicts(found)["output"] == "unsure"
     assert found.verdict.startswith("inconclusive: ")
-    assert "this may be rounding, but no bound proves it" in " ".join(to_text(found).split())
+    assert "this may be due to rounding, but no bound proves it" in " ".join(to_text(found).split())
 
 
 def test_nondeterministic_model_is_inconclusive():
@@ -484,7 +484,11 @@ class Stuck(Policy):
     ("model", "inputs", "problem"),
     [
         (lambda: 3, STATES, "the model has type int, but must be a torch.nn.Module"),
-        (lambda: hotrow.convert(Policy()), STATES, r"Policy is already converted \(the whole model\)"),
+        (
+            lambda: hotrow.convert(Policy()),
+            STATES,
+            r"Policy is already converted \(the whole model\)",
+        ),
         (
             lambda: nn.Sequential(hotrow.convert(nn.Embedding(3, 2))),
             STATES,
@@ -518,7 +522,7 @@ def test_model_without_tensor_outputs_raises():
 def test_error_names_the_arguments_that_the_model_accepts():
     with pytest.raises(HotrowError) as caught:
         run(Policy, (STATES, STATES))
-    assert caught.value.fix == "pass arguments that it accepts, forward(states)"
+    assert caught.value.fix == "pass arguments that it accepts: forward(states)"
     assert "takes 2 positional arguments but 3 were given" in caught.value.problem
 
 

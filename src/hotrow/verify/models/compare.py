@@ -52,8 +52,9 @@ def compare_models(
 
     - Each lookup differs from its one-hot product by at most the rounding bound for adding the same
       terms in another order.
-    - If the one-hot products replace the lookups, the results have the same bits. Only the
-      terms of the weights' gradients may be added in another order.
+    - With the one-hot products in place of the lookups, the converted model's results have the same
+      bits as the plain model's. Only sums in the weights' gradients may differ, by at most the
+      rounding bound.
 
     Otherwise, a small difference is inconclusive, for example if a weight is computed from other
     parameters, if the model is not deterministic, or if the model amplifies rounding.
@@ -63,9 +64,9 @@ def compare_models(
         inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
-        seed: the seed of both runs and of the outputs' gradients.
-        seconds: the time limit for the timing of each kind of run, which takes at least 1 round
-            and at most 7.
+        seed: the seed for both runs and for the outputs' gradients.
+        seconds: how long to time each kind of run (forward only, and forward with gradient); at
+            least 1 round and at most 7 rounds run.
         progress: a function called with (the current activity, steps done, total steps).
 
     Returns:
@@ -190,7 +191,7 @@ def _check_model(model: Any, name: str) -> None:
 
 def _signature_text(model: nn.Module) -> str:
     try:
-        return f", forward{inspect.signature(model.forward)}"
+        return f": forward{inspect.signature(model.forward)}"
     except (TypeError, ValueError):
         return ""
 
@@ -220,7 +221,7 @@ def _measure_cost(
         with _InternalErrors() if side is converted else nullcontext():
             side.run(gradient)  # keep one-time allocations out of the measurement
             side.clear_gradients()
-            _references = side.state_tensors()  # the profiler warns if these tensors are released
+            _references = side.state_tensors()  # the profiler warns if these tensors are freed
             result, peak = measure_peak_memory(lambda side=side: side.run(gradient))  # type: ignore[misc]
             del result
             side.clear_gradients()

@@ -54,10 +54,10 @@ class ModelComparison:
     Attributes:
         title: the name of the model.
         inputs: a description of the inputs.
-        seed: the seed of both runs and of the outputs' gradients.
+        seed: the seed for both runs and for the outputs' gradients.
         training: whether the model was in training mode.
         tables: the weights that were stored as tables, as in training with `hotrow.optim`.
-        findings: each part that was converted or not, with its location and the reason.
+        findings: the parts that were converted and those that were not, with location and reason.
         agreements: one `Agreement` for each output, gradient, and buffer that the run changed.
         costs: the cost of the forward pass, and the cost of forward and gradient together.
         notes: the cause of a difference or an inconclusive result, if it is known.
@@ -85,7 +85,7 @@ class ModelComparison:
         if "different" in verdicts:
             return "NOT equal: the converted model gives different numbers"
         if "unsure" in verdicts:
-            return "inconclusive: the differences may be more than rounding"
+            return "inconclusive: rounding may not explain all differences"
         if not any(finding.converted for finding in self.findings):
             return "equal: nothing was converted, so nothing is saved"
         if "rounding" in verdicts:

@@ -1,4 +1,4 @@
-"""Run a converted model with the dense product in place of each lookup, and compare the two.
+"""Run a converted model with its lookups replaced by dense products.
 
 With the dense products, the rest of the model computes the same bits as the plain model. Only the
 lookups can differ, and each lookup is compared with its product on the same inputs.
@@ -76,7 +76,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.clear()
 
     def _result_bound(self, product: Product, result: Tensor) -> Bound:
-        """Bound the rounding difference between sums of this result's terms in two orders."""
+        """Bound how much the result can change if its terms are added in another order."""
         with torch.no_grad():
             magnitudes = _run_in_float64(product, lambda t: t.detach().double().abs())
             terms = _run_in_float64(product, lambda t: (t.detach() != 0).double())
@@ -114,7 +114,7 @@ class ProductSplice(ProductMode):
             self._weight_sums[id(leaf)] = all_terms, all_magnitudes, rounds_terms, dtype
 
     def gradient_bound(self, parameter: Tensor, gradient: Tensor) -> Bound | None:
-        """Bound the rounding difference of a gradient; None if no lookup uses `parameter`."""
+        """Bound how much rounding can change a gradient; None if no lookup uses `parameter`."""
         if id(parameter) not in self._weight_sums:
             return None
         terms, magnitudes, rounds_terms, dtype = self._weight_sums[id(parameter)]
@@ -249,7 +249,7 @@ def _run_in_float64(product: Product, transform: TensorMap) -> Tensor:
 def _weight_gradients(
     product: Product, cotangent: Tensor, direct: list[Tensor], transform: TensorMap
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of the weights in `direct`, for the product of transformed tensors."""
+    """Return the gradients of the weights in `direct`, with `transform` applied to all tensors."""
     replaced = {id(weight): transform(weight.detach()).requires_grad_() for weight in direct}
 
     def replace(t: Tensor) -> Any:

@@ -32,14 +32,14 @@ class Inputs:
 
     @classmethod
     def of(cls, inputs: Any) -> Inputs:
-        """Create `Inputs` from a tensor, a tuple or list of arguments, or a dict of keywords."""
+        """Create `Inputs` from a tensor, a tuple or list, or a dict of keyword arguments."""
         if isinstance(inputs, Mapping):
             other_key = next((key for key in inputs if not isinstance(key, str)), None)
             if other_key is not None:
                 raise HotrowError(
                     f"the inputs are a dict with the key {other_key!r}, but the keys must be "
                     "names of keyword arguments",
-                    fix="pass a tuple of positional arguments; write a single dict as ({...},)",
+                    fix="pass positional arguments as a tuple; for a single dict, write ({...},)",
                 )
             return cls((), dict(inputs))
         return cls(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {})
@@ -122,7 +122,7 @@ class Trial:
         except Exception as error:
             raise HotrowError(
                 f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
-                fix="remove tensors with an autograd graph, and whatever else deepcopy rejects",
+                fix="remove tensors with an autograd graph, and anything else deepcopy rejects",
             ) from error
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
@@ -201,7 +201,7 @@ class ModelCopy:
             return True
         try:
             self.run(False)
-        except RuntimeError:  # forward itself computes gradients, for example as forces
+        except RuntimeError:  # forward itself computes gradients, for example to return forces
             return False
         return True
 

@@ -25,7 +25,7 @@ def judge_results(
     """Return an agreement for each result, and notes on the cause of differences."""
     missing = torch.zeros(0)
     names = list(dict.fromkeys([*expected, *results]))
-    # A weight without selected rows may have no gradient, or a gradient of zeros.
+    # If no row of a weight is selected, its gradient may be missing or all zeros.
     pairs = {name: (expected.get(name, missing), results.get(name, missing)) for name in names}
     for name, (a, b) in pairs.items():
         if name.startswith("gradient") and (name in expected) != (name in results):
