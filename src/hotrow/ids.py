@@ -118,8 +118,8 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
 def is_readable(ids: Tensor) -> bool:
     """Return whether Python can read the ids.
 
-    Python can't read the ids of a meta tensor or a tensor subclass. While a tracer, a transform or
-    a dispatch mode is active, it can't read any ids.
+    Python can't read the ids of a meta tensor or a tensor subclass. It can't read any ids while a
+    tracer, a transform or a dispatch mode is active.
     """
     return (
         type(ids) is Tensor

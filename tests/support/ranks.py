@@ -9,7 +9,7 @@ import socket
 import traceback
 from multiprocessing.connection import wait
 
-TIMEOUT = 60.0  # seconds to wait for the answers of all ranks
+TIMEOUT = 60.0  # seconds to wait for all ranks to answer
 TIMEOUT_AFTER_ERROR = 5.0  # seconds to wait for the other ranks after an error
 COLLECTIVE_TIMEOUT = 20.0
 

@@ -1,4 +1,4 @@
-"""Benchmark a training step of one table against torch's optimizers.
+"""Benchmark hotrow and torch on a training step of a single table.
 
 A peer is one implementation of the step, such as hotrow or a torch optimizer.
 

@@ -1,4 +1,4 @@
-"""`hotrow bench`: benchmark a training step against torch's optimizers."""
+"""`hotrow bench`: benchmark hotrow and torch on a training step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hotrow.lesson import times
 from hotrow.verify.measure import free_memory
 
 # A line with only \b keeps the line breaks of the following paragraph.
-BENCH_HELP = f"""Benchmark a training step of one table against torch's optimizers.
+BENCH_HELP = f"""Benchmark hotrow and torch on a training step of a single table.
 
 The command measures hotrow, torch's dense optimizer (default, foreach=True and fused=True), and
 nn.Embedding(sparse=True) with SGD, Adagrad or SparseAdam, on the same table and ids. SparseAdam

@@ -50,9 +50,9 @@ app.command("compare", help=COMPARE_HELP, short_help="Compare the lookup with th
 app.command("check", help=CHECK_HELP, short_help="Check an optimizer's steps against torch.optim.")(
     check_command
 )
-app.command(
-    "bench", help=BENCH_HELP, short_help="Benchmark a training step against torch's optimizers."
-)(bench_command)
+app.command("bench", help=BENCH_HELP, short_help="Benchmark hotrow and torch on a training step.")(
+    bench_command
+)
 app.command("learn", help=LEARN_HELP, short_help="Open the interactive lesson.")(learn_command)
 
 

@@ -38,7 +38,7 @@ class Excerpt:
         omitted_count: the number of ids in the user's text that the page omits.
         linear: the (columns, rows) initial weight of `torch.nn.Linear`, or None.
         positions: a position table with one row for each id, or None.
-        random: whether the user passed no table, in which case the rows are random.
+        random: whether the rows are random because the user passed no table.
         non_finite_count: the number of rows with an inf or nan outside the excerpt.
         first_non_finite: the id of the first such row, or None.
         rounded: whether the table is float64, in which case the page rounds it to float32.

@@ -8,6 +8,7 @@ const actions = {};
 let state = defaults(presets[START]);
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
+const narrow = matchMedia("(max-width: 30rem)");
 
 const errorOf = (control) => control.closest(".field").querySelector(".error");
 

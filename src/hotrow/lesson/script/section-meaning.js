@@ -24,7 +24,7 @@ const SENTENCES = [ // [word, verb] as indices
 ].map(([noun, verb]) => [NOUNS.indexOf(noun), VERBS.indexOf(verb)]);
 const LEARNING_RATE = 2;
 const STEPS = 100;
-const MAP = matchMedia("(max-width: 30rem)").matches
+const MAP = narrow.matches
   ? { width: 330, height: 400, margin: 24 }
   : { width: 640, height: 350, margin: 30 };
 

@@ -3,7 +3,7 @@
 const GPT2 = 50_257; // the size of its vocabulary
 const SMALLEST = 4;
 const WIDTH = 768; // the columns of GPT-2's table
-const CELL = 4; // pixels for one number of the one-hot vector, with its gap
+const CELL = narrow.matches ? 3 : 4; // pixels for one number of the one-hot vector, with its gap
 
 const vocabularyAt = (place) => Math.round(SMALLEST * (GPT2 / SMALLEST) ** (Number(place) / 1000));
 
@@ -59,6 +59,7 @@ function drawZeros(vocabulary) {
   box.setAttribute("aria-label", say("waste.picture", { V: vocabulary, n: vocabulary - 1 }));
   const across = Math.max(1, Math.floor(box.clientWidth / CELL));
   const [full, rest, one] = box.children;
+  box.style.setProperty("--cell", `${CELL}px`);
   full.style.width = `${across * CELL}px`;
   full.style.height = `${Math.floor(vocabulary / across) * CELL}px`;
   rest.style.width = `${(vocabulary % across) * CELL}px`;

@@ -70,4 +70,4 @@ class MissedStepSums(ABC):
 
     @abstractmethod
     def last_coefficient(self, dtype: torch.dtype) -> Any:
-        """Return the last item of the coefficients for a table of `dtype`."""
+        """Return the last of the coefficients for a table with this dtype."""

@@ -183,8 +183,9 @@ def _check_model(model: Any, name: str) -> None:
     for path, module in model.named_modules():
         tables = [each for each in module.parameters(recurse=False) if isinstance(each, Table)]
         if direction_of(module) is not None or tables:
+            where = f"module {path!r}" if path else "the whole model"
             raise HotrowError(
-                f"{name} is already converted ({f'module {path!r}' if path else 'the whole model'})",
+                f"{name} is already converted ({where})",
                 fix="pass a model that is not converted",
             )
 
