@@ -88,7 +88,7 @@ class MappedTensor:
         return torch.from_numpy(values.reshape(self.shape))
 
     def written_pages(self) -> NDArray[np.int64]:
-        """Return the indices of the pages that were modified in memory and may differ from the file."""
+        """Return the indices of the pages modified in memory, which may differ from the file."""
         page_count = -(-len(self.bytes) // PAGE)
         with open("/proc/self/pagemap", "rb", buffering=0) as file:
             file.seek(self.bytes.ctypes.data // PAGE * 8)

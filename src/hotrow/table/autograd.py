@@ -102,7 +102,7 @@ class LookUp(torch.autograd.Function):
             indices = (ids != ctx.padding_idx).nonzero()[:, 0]
             ids, rows, distinct_ids = ids[indices], rows[indices], None
         result = RowGradient(ids, rows, ctx.shape, distinct_ids=distinct_ids, columns=ctx.columns)
-        # If other code holds a reference to `gradient`, sum the rows before that code can change them.
+        # If other code holds `gradient`, sum the rows before that code can change them.
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
 
