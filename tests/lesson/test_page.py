@@ -1049,7 +1049,7 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     stop_time(page)
     page.click("[data-do=meaning-play]")
     page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_have_text("100")
+    expect(page.locator("#meaning-now")).to_have_text("step 100")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
     assert page.inner_text("#meaning-verdict").endswith(
         "Of these 60, 60 share most verbs with their word."

@@ -2,6 +2,9 @@
 
 const HUES = 6;
 
+// A number that does not wrap after its minus sign.
+const unbroken = (value) => number(value).replace("-", "-\u2060");
+
 // A table cell with text that can wrap.
 const words = (text) => h("td", { class: "words" }, text);
 
@@ -59,7 +62,7 @@ function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true
   const spoils = multiplies && isSpoiled(table, ids);
   element.className = `verdict ${(equal || near || signs) && !spoils ? "equal" : "different"}`;
   const text = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
-  const counted = say(!equal && signs ? "signs" : key, { n: same, total });
+  const counted = say(!equal && signs ? "signs" : equal && key === "bits" ? "bits.all" : key, { n: same, total });
   const parts = [text, counted];
   if (spoils) parts.unshift(say("spoiled", { n: table.spoiled, row: table.firstSpoiled }));
   if (isExcerpt(table)) parts.push(say("excerpt"));

@@ -21,6 +21,7 @@ const questions = [
   {
     id: "waste", ask: "waste.ask", answers: ["waste.a", "waste.b", "waste.c"], right: 2, why: "waste.why",
     values: () => ({ V: GPT2, most: GPT2 - 1, half: Math.round(GPT2 / 2) }),
+    after: (button) => actions["waste-play"](button),
   },
   {
     id: "meaning", ask: "meaning.ask", answers: ["meaning.a", "meaning.b", "meaning.c"], right: 2, why: "meaning.why",

@@ -22,17 +22,17 @@ const SENTENCES = [ // [word, verb] as indices
   ),
   ...ALSO,
 ].map(([noun, verb]) => [NOUNS.indexOf(noun), VERBS.indexOf(verb)]);
+const SEED = 1;
 const LEARNING_RATE = 2;
 const STEPS = 100;
-const MAP = narrow.matches
-  ? { width: 330, height: 400, margin: 24 }
-  : { width: 640, height: 350, margin: 30 };
+const mapSize = () =>
+  narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 350, margin: 30 };
 
 let snapshots = null; // the table before training and after each step
 
 // Return the table (words x 2) before training and after each step.
 function trainings() {
-  const random = torchRandom(123);
+  const random = torchRandom(SEED);
   let table = split(random(NOUNS.length * 2), 2);
   let weight = split(random(VERBS.length * 2), 2);
   const tables = [table];
@@ -87,7 +87,8 @@ sections.push({
 
   draw({ learned, noun }, { table }) {
     find("meaning-slider").max = String(STEPS);
-    put(find("meaning-now"), say("meaning.now", { n: learned }));
+    put(find("meaning-now"), say("meaning.now", { learned }));
+    put(document.querySelector("[data-do=meaning-play]"), say(learned === STEPS ? "meaning.again" : "meaning.play"));
     drawMap(table, noun);
     const near = nearest(table, noun);
     put(
@@ -102,6 +103,7 @@ sections.push({
       find("meaning-sentences"),
       say("meaning.sentences", {
         n: SENTENCES.length,
+        seed: SEED,
         sentences: several(
           SENTENCES.filter(([each]) => each === noun).map(([, verb]) => say("meaning.sentence", { noun: nounText(noun), verb: verbs[verb] })),
         ),
@@ -116,7 +118,7 @@ sections.push({
       `nouns = ${listed(SENTENCES.map(([noun]) => noun))}`,
       `verbs = ${listed(SENTENCES.map(([, verb]) => verb))}`,
       "nouns, verbs = torch.tensor(nouns), torch.tensor(verbs)",
-      "_ = torch.manual_seed(123)",
+      `_ = torch.manual_seed(${SEED})`,
       `embedding = torch.nn.Embedding(${NOUNS.length}, 2)`,
       `output = torch.nn.Parameter(torch.randn(${VERBS.length}, 2))`,
       `optimizer = torch.optim.SGD([embedding.weight, output], lr=${LEARNING_RATE})`,
@@ -132,7 +134,7 @@ sections.push({
 
 // Draw every word at the coordinates in its row. Move overlapping labels apart.
 function drawMap(table, noun) {
-  const { width, height, margin } = MAP;
+  const { width, height, margin } = mapSize();
   const reach = Math.max(...snapshots.at(-1).concat(snapshots[0]).flat().map(Math.abs));
   const at = ([x, y]) => [
     width / 2 + (x / reach) * (width / 2 - margin),
@@ -211,3 +213,5 @@ actions["meaning-play"] = (button) => {
   }, 30);
   return null;
 };
+
+narrow.addEventListener("change", () => snapshots && drawMap(snapshots[state.learned], state.noun));

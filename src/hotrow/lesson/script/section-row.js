@@ -39,7 +39,7 @@ sections.push({
         })),
       ),
     );
-    const values = several(output[0].map(number));
+    const values = several(output[0].map(unbroken));
     find("row-verdict").className = "verdict equal";
     put(find("row-verdict"), say("row.result", { id: single, nth: ordinal(single + 1), values }));
   },

@@ -3,7 +3,7 @@
 const GPT2 = 50_257; // the size of its vocabulary
 const SMALLEST = 4;
 const WIDTH = 768; // the columns of GPT-2's table
-const CELL = narrow.matches ? 3 : 4; // pixels for one number of the one-hot vector, with its gap
+const cellSize = () => (narrow.matches ? 3 : 4); // pixels for one number of the one-hot vector, with its gap
 
 const vocabularyAt = (place) => Math.round(SMALLEST * (GPT2 / SMALLEST) ** (Number(place) / 1000));
 
@@ -36,7 +36,7 @@ sections.push({
     );
     find("waste-verdict").className = "verdict";
     put(find("waste-verdict"), say("waste.verdict", { share: share(vocabulary), V: vocabulary, n: vocabulary - 1 }));
-    put(find("waste-rate"), say("waste.rate", { rate: (speed.products / 1e9).toPrecision(2) }));
+    put(find("waste-rate"), say("waste.rate", { rate: inLargeUnits(speed.products) }));
     put(find("waste-scale"), say("waste.scale", { V: vocabulary }));
     drawZeros(vocabulary);
   },
@@ -56,18 +56,22 @@ sections.push({
 // The squares are one background picture, so that drawing costs the same for every V.
 function drawZeros(vocabulary) {
   const box = find("waste-zeros");
+  const cell = cellSize();
   box.setAttribute("aria-label", say("waste.picture", { V: vocabulary, n: vocabulary - 1 }));
-  const across = Math.max(1, Math.floor(box.clientWidth / CELL));
+  const across = Math.max(1, Math.floor(box.clientWidth / cell));
   const [full, rest, one] = box.children;
-  box.style.setProperty("--cell", `${CELL}px`);
-  full.style.width = `${across * CELL}px`;
-  full.style.height = `${Math.floor(vocabulary / across) * CELL}px`;
-  rest.style.width = `${(vocabulary % across) * CELL}px`;
-  rest.style.height = vocabulary % across ? `${CELL}px` : "0";
+  box.style.setProperty("--cell", `${cell}px`);
+  full.style.width = `${across * cell}px`;
+  full.style.height = `${Math.floor(vocabulary / across) * cell}px`;
+  rest.style.width = `${(vocabulary % across) * cell}px`;
+  rest.style.height = vocabulary % across ? `${cell}px` : "0";
   const place = Math.min(2, vocabulary - 1); // the id of the token: 2
-  one.style.left = `${(place % across) * CELL}px`;
-  one.style.top = `${Math.floor(place / across) * CELL}px`;
+  one.style.left = `${(place % across) * cell}px`;
+  one.style.top = `${Math.floor(place / across) * cell}px`;
 }
+
+// In billions, or in Chinese in units of 100 million.
+const inLargeUnits = (value) => String(Number((value / (language === "en" ? 1e9 : 1e8)).toPrecision(2)));
 
 let speed = null;
 
@@ -108,6 +112,22 @@ function duration(seconds) {
 }
 
 find("waste-slider").addEventListener("input", (event) => {
+  clearInterval(flood);
   edit("vocabulary", String(vocabularyAt(event.target.value)), event.target);
 });
 addEventListener("resize", () => drawZeros(state.vocabulary));
+
+let flood = null;
+
+// Let V grow from its smallest to its largest value.
+actions["waste-play"] = (button) => {
+  clearInterval(flood);
+  if (calm.matches) return change({ vocabulary: GPT2 }, button);
+  const start = performance.now();
+  flood = setInterval(() => {
+    const passed = Math.min(1, (performance.now() - start) / 2500);
+    if (passed === 1) clearInterval(flood);
+    change({ vocabulary: vocabularyAt(1000 * passed) }, null);
+  }, 30);
+  return null;
+};
