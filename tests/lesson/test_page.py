@@ -937,7 +937,7 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     page.check("#way-product")
     assert counts() == ["20", "15", "20"]
     assert rows.all_inner_texts() == looked_up
-    assert page.inner_text("#hero-verdict") == "Equal: 5 of 5 values bit for bit."
+    assert page.inner_text("#hero-verdict") == "Equal: all 5 values bit for bit."
     factors = page.locator("#hero-table td:first-of-type")
     assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
     page.click("#hero-words button:last-child")
@@ -1006,7 +1006,7 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
     assert page.locator("#vector-table tr.total td").all_inner_texts()[1:] == doubled
     page.click("#layer-answer-1")
     assert page.locator("#layer-weight tbody tr").count() == 1 + 3
-    assert "3 of 3 values bit for bit" in page.inner_text("#layer-verdict")
+    assert "all 3 values bit for bit" in page.inner_text("#layer-verdict")
 
 
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
