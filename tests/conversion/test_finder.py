@@ -278,7 +278,7 @@ def test_error_for_a_missing_class_names_the_line():
         ("F.one_hot(x, 5).argmax(-1)", "  not used in a product"),
         (
             "F.one_hot(x, 5)",
-            "  leaves the model as a dense one-hot: convert the code that uses it too",
+            "  is returned as a dense one-hot: convert the code that uses it too",
         ),
         ("F.one_hot(x, 5).sum()", "  falls back to a dense one-hot: sum needs every column"),
         (

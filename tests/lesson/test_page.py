@@ -990,6 +990,9 @@ def test_a_question_can_be_skipped_and_a_shared_view_shows_everything(open_page:
     page = open_page(everything=False).page
     page.click("#row .skip")
     assert page.is_visible("#row-table")
+    right = page.locator("#row .question .right")
+    assert right.all_inner_texts() == ["the 4th from the top"]
+    assert page.inner_text("#row-reason") == "Row 0 comes first, so row 3 is the 4th from the top."
     assert not page.is_visible("#vector-table")
     assert page.evaluate("document.activeElement.id") == "row-answer-0"
     page = open_page("lang=en&single=2", everything=False).page
@@ -1051,9 +1054,7 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     page.clock.run_for(5000)
     expect(page.locator("#meaning-now")).to_have_text("step 100")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
-    assert page.inner_text("#meaning-verdict").endswith(
-        "Of these 60, 60 share most verbs with their word."
-    )
+    assert "(3 for each word), 60 share" in page.inner_text("#meaning-verdict")
     page.focus("#noun-7")
     page.keyboard.press("Enter")
     assert page.inner_text("#meaning-near").startswith("“bus” has id 7 and the row [")

@@ -117,7 +117,7 @@ def _why_not_converted(origin: Origin) -> str:
         need = "needs" if len(fallbacks) == 1 else "need"
         reasons.append(f"falls back to a dense one-hot: {', '.join(fallbacks)} {need} every column")
     if origin.is_returned:
-        reasons.append("leaves the model as a dense one-hot: convert the code that uses it too")
+        reasons.append("is returned as a dense one-hot: convert the code that uses it too")
     largest, min_entries = origin.max_small_entries, origin.min_entries
     if 0 < origin.max_product_entries < sampling.MIN_ENTRIES:
         reasons.append(

@@ -86,7 +86,7 @@ class Table(nn.Parameter):
 
     @_disable_dynamo
     def set_layout(self, by_columns: bool = True) -> None:
-        """Switch to column order (`by_columns`) or torch's memory order, unless there are aliases.
+        """Switch to column order (`by_columns`) or torch's default order, if no alias is alive.
 
         Autograd requires a dense gradient to have the same memory order, so the gradient changes
         too.

@@ -74,7 +74,7 @@ function addQuestion(question) {
     { class: "question", role: "group", "aria-labelledby": `${question.id}-question` },
     h("p", { id: `${question.id}-question` }),
     h("div", { class: "controls" }, question.answers.map((_, n) => button(n)),
-      h("button", { type: "button", class: "skip", "data-word": "ask.skip", on: { click: () => reveal(question) } })),
+      h("button", { type: "button", class: "skip", "data-word": "ask.skip", on: { click: () => showAnswer(question) } })),
     h("p", { id: `${question.id}-reason`, class: "reason" }),
   );
   after.before(box);
@@ -95,6 +95,13 @@ function uncover(question) {
   skip.hidden = true;
 }
 
+// Show the answer to a reader who does not want to guess.
+function showAnswer(question) {
+  question.shown = true;
+  reveal(question);
+  writeQuestion(question);
+}
+
 function answer(question, chosen, button) {
   question.chosen = chosen;
   reveal(question);
@@ -105,18 +112,18 @@ function answer(question, chosen, button) {
 
 // Write a question with the values of the view, and mark the answer.
 function writeQuestion(question) {
-  const { id, ask, answers, right, why, chosen } = question;
+  const { id, ask, answers, right, why, chosen, shown } = question;
   const values = question.values?.(state) ?? {};
   put(find(`${id}-question`), say(ask, values));
   answers.forEach((key, n) => {
     const button = find(`${id}-answer-${n}`);
     put(button, say(key, values));
     button.setAttribute("aria-pressed", String(n === chosen));
-    button.classList.toggle("right", chosen !== undefined && n === right);
+    button.classList.toggle("right", (shown || chosen !== undefined) && n === right);
     button.classList.toggle("wrong", n === chosen && n !== right);
   });
-  const result = chosen === right ? say("ask.right") : say("ask.wrong");
-  put(find(`${id}-reason`), chosen === undefined ? "" : result + say("gap") + say(why, values));
+  const result = chosen === undefined ? "" : say(chosen === right ? "ask.right" : "ask.wrong") + say("gap");
+  put(find(`${id}-reason`), shown || chosen !== undefined ? result + say(why, values) : "");
 }
 
 // Show all answers. A link to a view also does this.

@@ -10,10 +10,10 @@ sections.push({
     const places = placesOf(table, ids);
     const looked = lookUp(table.rows, places);
     const product = matmul(oneHot([places[pick]], table.rows.length), table.rows);
-    return { looked, compared: compareBits([looked[pick]], product) };
+    return { looked, product, compared: compareBits([looked[pick]], product) };
   },
 
-  draw(state, { looked, compared }) {
+  draw(state, { looked, product, compared }) {
     const { table, ids, way, pick } = state;
     put(find("hero-words"), ids.map((id, n) => wordButton(table, id, n, n === pick)));
     const factor = (k) => (way === "product" ? [h("td", { class: ids[pick] === table.labels[k] ? "one" : "zero" },
@@ -23,11 +23,14 @@ sections.push({
       grid(
         say(way === "product" ? "hero.multiply" : "linear.rows", { V: table.V, D: table.D }),
         [],
-        table.rows.map((row, k) => ({
-          head: rowName(table, k),
-          cells: [...factor(k), ...numbers(row)],
-          class: hue(ids, table.labels[k]),
-        })),
+        [
+          ...table.rows.map((row, k) => ({
+            head: rowName(table, k),
+            cells: [...factor(k), ...numbers(row)],
+            class: hue([ids[pick]], table.labels[k]) || hue(ids, table.labels[k]).replace("picked", "used"),
+          })),
+          ...(way === "product" ? [{ head: say("product.sum"), cells: ["", ...numbers(product[0])], class: "total" }] : []),
+        ],
       ),
     );
     put(find("hero-output"), outputGrid(say("lookup.output", { N: ids.length, D: table.D }), table, ids, looked, []));
@@ -87,7 +90,7 @@ async function travel() {
   const number = ++flight;
   const { table, ids, way, pick } = state;
   const place = table.labels.indexOf(ids[pick]);
-  const lines = () => find("hero-table").querySelectorAll("tbody tr");
+  const lines = () => find("hero-table").querySelectorAll("tbody tr:not(.total)");
   const target = find("hero-output").querySelectorAll("tbody tr")[pick];
   target.classList.add("coming");
   if (way === "product") {
