@@ -291,7 +291,7 @@ def test_page_shows_the_exact_numbers_of_examples_a_and_b(page: Page, name: str)
     assert shown(page, "product-onehot") == [[str(value) for value in row] for row in one_hot]
     assert shown(page, "linear-columns") == texts(table.T)
     count = ids.numel() * table.shape[1]
-    assert page.inner_text("#product-verdict") == f"Equal: {count} of {count} values bit for bit."
+    assert page.inner_text("#product-verdict") == f"Equal: all {count} values bit for bit."
     page.check("#linear-own")
     torch.manual_seed(123)
     linear = torch.nn.Linear(*table.shape, bias=False)
