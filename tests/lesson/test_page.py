@@ -938,7 +938,7 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     assert counts() == ["20", "15", "20"]
     assert rows.all_inner_texts() == looked_up
     assert page.inner_text("#hero-verdict") == "Equal: all 5 values bit for bit."
-    factors = page.locator("#hero-table td:first-of-type")
+    factors = page.locator("#hero-table tr:not(.total) td:first-of-type")
     assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
     page.click("#hero-words button:last-child")
     assert factors.all_inner_texts() == ["0 ×", "1 ×", "0 ×", "0 ×"]
@@ -1064,7 +1064,7 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
 def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
     page = open_page("lang=en&ids=3,1").page
     classes = page.evaluate(
-        """() => [...document.querySelectorAll("main tr.picked")]
+        """() => [...document.querySelectorAll("main tr.picked, main tr.used")]
             .filter(e => /row 1|id 1\b/.test(e.cells[0].textContent))
             .map(e => [...e.classList].find(name => /^h\\d$/.test(name)))"""
     )
