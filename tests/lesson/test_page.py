@@ -1061,6 +1061,47 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     assert page.evaluate("document.activeElement.id") == "noun-7"
 
 
+def test_an_edit_ends_the_training(open_page: Open) -> None:
+    page = open_page(reduced_motion="no-preference").page
+    stop_time(page)
+    page.click("[data-do=meaning-play]")
+    page.clock.run_for(300)
+    page.fill("#meaning-slider", "20")
+    page.clock.run_for(5000)
+    expect(page.locator("#meaning-now")).to_have_text("step 20")
+
+
+def test_near_words_look_near(open_page: Open) -> None:
+    page = open_page("lang=en&learned=100").page
+    shown = page.evaluate(
+        """() => NOUNS.map((_, k) => ["cx", "cy"].map(name =>
+            Number(document.querySelector(`#noun-${k} circle`).getAttribute(name))))"""
+    )
+    drawn = torch.tensor(shown)
+    rows = torch.tensor(page.evaluate("snapshots[100]"))
+    ratio = torch.cdist(drawn, drawn) / torch.cdist(rows, rows).fill_diagonal_(1)
+    far = torch.cdist(rows, rows) > 0.2  # points are rounded to a tenth of a pixel
+    assert ratio[far].max() < 1.02 * ratio[far].min()
+
+
+def test_screen_reader_hears_the_answer_and_the_chosen_word(open_page: Open) -> None:
+    page = open_page(everything=False, reduced_motion="reduce").page
+    page.click("#vector-answer-0")
+    expect(page.locator("#live")).to_have_text(page.inner_text("#vector-reason"))
+    page.click("#hero-words button:last-child")
+    expect(page.locator("#live")).to_have_text(page.inner_text("#hero-verdict"))
+
+
+def test_language_can_change_while_a_row_travels(open_page: Open) -> None:
+    recorded = open_page(everything=False, reduced_motion="no-preference")
+    page = recorded.page
+    page.check("#way-product")
+    page.click("[data-lang=zh-CN]")
+    expect(page.locator("tr.coming, .flying, tr.dim")).to_have_count(0)
+    assert page.locator("#hero-output tbody tr").count() == 3
+    assert recorded.messages == []
+
+
 def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
     page = open_page("lang=en&ids=3,1").page
     classes = page.evaluate(

@@ -10,6 +10,16 @@ let state = defaults(presets[START]);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const narrow = matchMedia("(max-width: 30rem)");
 
+let ticking = null; // the timer of the animation that changes the state
+
+// Call `work` every 30 ms until it returns true. Another animation, or an edit, ends this one.
+function tick(work) {
+  stopTicking();
+  ticking = setInterval(() => work() && stopTicking(), 30);
+}
+
+const stopTicking = () => clearInterval(ticking);
+
 const errorOf = (control) => control.closest(".field").querySelector(".error");
 
 function complain(control, bad) {
@@ -39,7 +49,9 @@ function attempt(control, work) {
   }
 }
 
+// `control` is null while an animation plays.
 function change(patch, control) {
+  if (control) stopTicking();
   state = fitted({ ...state, ...patch }, state);
   show(control);
 }
@@ -150,6 +162,7 @@ function unfold(id) {
 
 function readAddress(hash = location.hash) {
   clearTimeout(remembering);
+  stopTicking();
   const notice = find("notice");
   put(notice, "");
   // An address that names a section contains no view: the browser scrolls to the section.

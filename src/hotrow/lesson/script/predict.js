@@ -106,8 +106,8 @@ function answer(question, chosen, button) {
   question.chosen = chosen;
   reveal(question);
   writeQuestion(question);
-  announce(find(`${question.id}-reason`).textContent);
   question.after?.(button);
+  announce(find(`${question.id}-reason`).textContent);
 }
 
 // Write a question with the values of the view, and mark the answer.
@@ -115,14 +115,16 @@ function writeQuestion(question) {
   const { id, ask, answers, right, why, chosen, shown } = question;
   const values = question.values?.(state) ?? {};
   put(find(`${id}-question`), say(ask, values));
-  answers.forEach((key, n) => {
+  const texts = answers.map((key) => say(key, values));
+  const isRight = (n) => texts[n] === texts[right]; // two answers can be the same number
+  texts.forEach((text, n) => {
     const button = find(`${id}-answer-${n}`);
-    put(button, say(key, values));
+    put(button, text);
     button.setAttribute("aria-pressed", String(n === chosen));
-    button.classList.toggle("right", (shown || chosen !== undefined) && n === right);
-    button.classList.toggle("wrong", n === chosen && n !== right);
+    button.classList.toggle("right", (shown || chosen !== undefined) && isRight(n));
+    button.classList.toggle("wrong", n === chosen && !isRight(n));
   });
-  const result = chosen === undefined ? "" : say(chosen === right ? "ask.right" : "ask.wrong") + say("gap");
+  const result = chosen === undefined ? "" : say(isRight(chosen) ? "ask.right" : "ask.wrong") + say("gap");
   put(find(`${id}-reason`), shown || chosen !== undefined ? result + say(why, values) : "");
 }
 

@@ -14,6 +14,8 @@ sections.push({
   },
 
   draw(state, { looked, product, compared }) {
+    flight += 1; // an animation can't go on, because its rows are drawn again
+    find("hero-stage").querySelectorAll(".flying").forEach((copy) => copy.remove());
     const { table, ids, way, pick } = state;
     put(find("hero-words"), ids.map((id, n) => wordButton(table, id, n, n === pick)));
     const factor = (k) => (way === "product" ? [h("td", { class: ids[pick] === table.labels[k] ? "one" : "zero" },
@@ -53,7 +55,9 @@ const wordButton = (table, id, n, pressed) =>
       on: {
         click: (event) => {
           change({ pick: n }, event.target);
-          find("hero-words").children[n].focus();
+          const button = find("hero-words").children[n];
+          button.focus();
+          tell(button);
           travel();
         },
       },

@@ -26,7 +26,7 @@ const SEED = 1;
 const LEARNING_RATE = 2;
 const STEPS = 100;
 const mapSize = () =>
-  narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 350, margin: 30 };
+  narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 460, margin: 26 };
 
 let snapshots = null; // the table before training and after each step
 
@@ -135,11 +135,11 @@ sections.push({
 // Draw every word at the coordinates in its row. Move overlapping labels apart.
 function drawMap(table, noun) {
   const { width, height, margin } = mapSize();
-  const reach = Math.max(...snapshots.at(-1).concat(snapshots[0]).flat().map(Math.abs));
-  const at = ([x, y]) => [
-    width / 2 + (x / reach) * (width / 2 - margin),
-    height / 2 - (y / reach) * (height / 2 - margin),
-  ];
+  // Both axes have the same scale, so that near words look near.
+  const rows = snapshots.at(-1).concat(snapshots[0]);
+  const [across, up] = [0, 1].map((j) => Math.max(...rows.map((row) => Math.abs(row[j]))));
+  const scale = Math.min((width / 2 - margin) / across, (height / 2 - margin) / up);
+  const at = ([x, y]) => [width / 2 + x * scale, height / 2 - y * scale];
   const near = nearest(table, noun);
   const points = table.map(at);
   const labels = spread(points.map(([x, y]) => ({ x, y: y + 5 })));
@@ -201,17 +201,16 @@ function spread(labels) {
   return labels;
 }
 
-let learning = null;
-
 actions["meaning-play"] = (button) => {
-  clearInterval(learning);
   if (calm.matches) return change({ learned: STEPS }, button);
   change({ learned: 0 }, button);
-  learning = setInterval(() => {
-    if (state.learned >= STEPS) return clearInterval(learning);
-    return change({ learned: Math.min(STEPS, state.learned + 1) }, null);
-  }, 30);
-  return null;
+  return tick(() => {
+    change({ learned: Math.min(STEPS, state.learned + 1) }, null);
+    return state.learned === STEPS;
+  });
 };
+
+// A press on a word ends the training, because each step draws the words again.
+find("meaning-map").addEventListener("pointerdown", stopTicking);
 
 narrow.addEventListener("change", () => snapshots && drawMap(snapshots[state.learned], state.noun));

@@ -21,7 +21,9 @@ sections.push({
           on: {
             click: (event) => {
               change({ single: id }, event.target);
-              find("row-ids").children[table.labels.indexOf(id)].focus();
+              const button = find("row-ids").children[table.labels.indexOf(id)];
+              button.focus();
+              tell(button);
             },
           },
         }, String(id)),

@@ -66,6 +66,7 @@ const factorButton = (table, factors, k) =>
           const next = FACTORS[(FACTORS.indexOf(factors[k]) + 1) % FACTORS.length];
           change({ factors: factors.map((factor, n) => (n === k ? next : factor)) }, event.target);
           find(`factor-${k}`).focus();
+          tell(find(`factor-${k}`));
         },
       },
     },

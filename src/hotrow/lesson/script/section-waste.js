@@ -106,28 +106,23 @@ function bestRate(work) {
 
 function duration(seconds) {
   const units = [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]];
-  const [name, size] = units.find(([, size]) => seconds >= size) ?? units.at(-1);
-  const value = seconds / size;
-  return `${value >= 100 ? Math.round(value) : value.toPrecision(2)} ${name}`;
+  const rounded = seconds >= 1 ? seconds : Number(seconds.toPrecision(2));
+  const [name, size] = units.find(([, size]) => rounded >= size) ?? units.at(-1);
+  return `${Number((rounded / size).toPrecision(3))} ${name}`;
 }
 
 find("waste-slider").addEventListener("input", (event) => {
-  clearInterval(flood);
   edit("vocabulary", String(vocabularyAt(event.target.value)), event.target);
 });
 addEventListener("resize", () => drawZeros(state.vocabulary));
 
-let flood = null;
-
 // Let V grow from its smallest to its largest value.
 actions["waste-play"] = (button) => {
-  clearInterval(flood);
   if (calm.matches) return change({ vocabulary: GPT2 }, button);
   const start = performance.now();
-  flood = setInterval(() => {
+  return tick(() => {
     const passed = Math.min(1, (performance.now() - start) / 2500);
-    if (passed === 1) clearInterval(flood);
     change({ vocabulary: vocabularyAt(1000 * passed) }, null);
-  }, 30);
-  return null;
+    return passed === 1;
+  });
 };
