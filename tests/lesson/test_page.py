@@ -392,7 +392,7 @@ def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
 def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open) -> None:
     page = open_page().page
     type_into(page, "value-0-2", "inf")
-    assert page.inner_text("#product-verdict") == "NOT equal: 12 of 15 values bit for bit."
+    assert page.inner_text("#product-verdict") == "NOT equal: 12 of 15 values are the same, bit for bit."
     assert "nan" in page.inner_text("#product-multiplied")
     assert "nan" not in page.inner_text("#product-looked")
     assert page.inner_text("#mix-verdict").startswith("NOT equal:")
@@ -402,7 +402,7 @@ def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open)
 def test_product_loses_the_sign_of_zero_in_the_chosen_row_and_column(open_page: Open) -> None:
     page = open_page("lang=en&case=signed&pick=1&column=2").page
     assert page.inner_text("#differ-verdict") == (
-        "Equal as numbers: 14 of 15 values bit for bit; "
+        "Equal as numbers: 14 of 15 values are the same, bit for bit; "
         "the others are zeros with the opposite sign."
     )
     looked, multiplied = (
@@ -1010,6 +1010,15 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
     page.click("#layer-answer-1")
     assert page.locator("#layer-weight tbody tr").count() == 1 + 3
     assert "all 3 values bit for bit" in page.inner_text("#layer-verdict")
+    column = [format_number(x) for x in examples.B.table()[:, 0].tolist()]
+    factors = [int(k == examples.B.ids[0]) for k in range(len(column))]
+    terms = [
+        f"{factor} × ({value})" if "-" in value else f"{factor} × {value}"
+        for factor, value in zip(factors, column, strict=True)
+    ]
+    answer = column[examples.B.ids[0]]
+    expected = f"out 0 = {' + '.join(terms)} = {answer}"
+    assert page.inner_text("#layer-sum").replace("\u2060", "") == expected
 
 
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
@@ -1017,8 +1026,13 @@ def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     verdict = page.locator("#vector-verdict")
     expect(verdict).to_have_text("One-hot: the sum is row 2. 15 of 20 products are zero.")
     page.click("#factor-0")
-    expect(verdict).to_contain_text("[1, 0, 1, 0] is not one-hot")
+    expect(verdict).to_have_text("[1, 0, 1, 0] is not one-hot: the sum adds up 2 rows.")
+    page.click("#factor-2")
+    page.click("#factor-2")
     page.click("#factor-0")
+    expect(verdict).to_have_text("[2, 0, 0, 0] is not one-hot: the sum is row 0, doubled.")
+    page.click("#factor-0")
+    expect(verdict).to_contain_text("every row is multiplied by 0, so the sum is zero")
     page.click("#factor-0")
     expect(verdict).to_contain_text("One-hot")
     assert page.evaluate("document.activeElement.id") == "factor-0"
@@ -1069,6 +1083,31 @@ def test_an_edit_ends_the_training(open_page: Open) -> None:
     page.fill("#meaning-slider", "20")
     page.clock.run_for(5000)
     expect(page.locator("#meaning-now")).to_have_text("step 20")
+
+
+def test_an_animation_leaves_a_text_that_is_being_typed(open_page: Open) -> None:
+    page = open_page(reduced_motion="no-preference").page
+    stop_time(page)
+    page.click("[data-do=lookup-play]")
+    for field in ("#ids", "#value-0-0"):
+        page.focus(field)
+        page.keyboard.press("Control+a")
+        page.keyboard.type("3")
+        page.clock.run_for(700)
+        assert page.input_value(field) == "3"
+    page.click("#row-title")
+    page.clock.run_for(5000)
+    assert page.input_value("#ids") == "3"
+    assert page.input_value("#value-0-0") == "3.0000"
+    assert page.locator("#lookup-output tbody tr").count() == 1
+
+
+def test_the_selected_word_stays_selected_if_an_earlier_id_is_removed(open_page: Open) -> None:
+    page = open_page("lang=en&ids=2,3,1&pick=1").page
+    assert page.input_value("#pick") == "1"
+    page.click("#lookup-ids li:nth-child(1) button")
+    assert page.input_value("#ids") == "3, 1"
+    assert page.input_value("#pick") == "0"
 
 
 def test_near_words_look_near(open_page: Open) -> None:

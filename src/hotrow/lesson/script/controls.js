@@ -10,15 +10,26 @@ let state = defaults(presets[START]);
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const narrow = matchMedia("(max-width: 30rem)");
 
-let ticking = null; // the timer of the animation that changes the state
+let endAnimation = null;
 
-// Call `work` every 30 ms until it returns true. Another animation, or an edit, ends this one.
-function tick(work) {
-  stopTicking();
-  ticking = setInterval(() => work() && stopTicking(), 30);
+// Call `work` every `pause` milliseconds until it returns true, then `end`. Another animation, or
+// an edit, ends this one.
+function animate(work, pause = 30, end = () => {}) {
+  stopAnimation();
+  const timer = setInterval(() => work() && stopAnimation(), pause);
+  endAnimation = () => {
+    clearInterval(timer);
+    end();
+  };
 }
 
-const stopTicking = () => clearInterval(ticking);
+function stopAnimation() {
+  const end = endAnimation;
+  endAnimation = null;
+  end?.();
+}
+
+let typing = null; // the text field with a text that is not committed yet
 
 const errorOf = (control) => control.closest(".field").querySelector(".error");
 
@@ -51,7 +62,7 @@ function attempt(control, work) {
 
 // `control` is null while an animation plays.
 function change(patch, control) {
-  if (control) stopTicking();
+  if (control) stopAnimation();
   state = fitted({ ...state, ...patch }, state);
   show(control);
 }
@@ -86,8 +97,10 @@ function drawSections() {
   }
 }
 
-// Show the state in a control. Don't touch a focused control that already shows this text.
+// Show the state in a control. Don't touch a focused control that already shows this text, nor a
+// field in which the user is typing.
 function follow(control) {
+  if (control === typing) return;
   const name = control.dataset.field;
   const text = fields[name].write(state[name]);
   if (control.type === "radio") control.checked = control.value === text;
@@ -162,7 +175,7 @@ function unfold(id) {
 
 function readAddress(hash = location.hash) {
   clearTimeout(remembering);
-  stopTicking();
+  stopAnimation();
   const notice = find("notice");
   put(notice, "");
   // An address that names a section contains no view: the browser scrolls to the section.

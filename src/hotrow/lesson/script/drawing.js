@@ -105,8 +105,9 @@ function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, 
     line.querySelectorAll("input").forEach((input, j) => {
       const value = values[n][j];
       input.title = typed(value);
-      input.value = number(value);
       tint(input.closest("td"), value, scale);
+      if (input === typing) return;
+      input.value = number(value);
       forgive(input);
     });
   });

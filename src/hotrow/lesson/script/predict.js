@@ -15,7 +15,7 @@ const questions = [
   },
   {
     id: "layer", ask: "layer.ask", answers: ["layer.a", "layer.b"], right: 1, why: "layer.why",
-    values: ({ table: { V, D } }) => ({ V, D }),
+    values: ({ table: { V, D }, ids, pick }) => ({ V, D, row: ids[pick] }),
     after: (button) => change({ layout: "columns" }, button),
   },
   {

@@ -1,5 +1,22 @@
 // Core path, the linear layer: its weight is the table, transposed.
 
+const MOST_TERMS = 6;
+
+// Output 0, written as a sum: each input times its weight. Of a long sum, show the first terms and
+// the one that is not zero.
+function sumOf(table, id) {
+  const terms = table.rows.map((row, k) => {
+    const term = `${Number(table.labels[k] === id)} × ${bracketed(row[0])}`;
+    return table.labels[k] === id ? h("strong", {}, term) : term;
+  });
+  const kept = terms.filter((term, k) => terms.length <= MOST_TERMS || k < 4 || typeof term !== "string");
+  if (kept.length < terms.length || isExcerpt(table)) kept.push("…");
+  const result = number(table.rows[table.labels.indexOf(id)][0]);
+  return [`${say("linear.out", { j: 0 })} = `, ...kept.flatMap((term, n) => (n ? [" + ", term] : [term])), ` = ${result}`];
+}
+
+const bracketed = (value) => (value < 0 ? `(${unbroken(value)})` : number(value));
+
 sections.push({
   id: "layer",
   uses: ["table", "ids", "pick", "layout"],
@@ -39,6 +56,7 @@ sections.push({
         ],
       );
     put(find("layer-weight"), layout === "rows" ? rows() : columns());
+    put(find("layer-sum"), sumOf(table, id));
     put(find("layer-note"), say(layout === "rows" ? "layer.rows" : "layer.columns", { id: idName(table, id), row: id }));
     verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state);
   },

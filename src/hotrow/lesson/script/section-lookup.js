@@ -1,7 +1,6 @@
 // 1. Ids and a table: each id selects its row.
 
 let lookedUp = Infinity; // how many output rows to show while the lookup plays
-let playing = null;
 
 sections.push({
   id: "lookup",
@@ -98,7 +97,9 @@ function chip(table, ids, id, place) {
         disabled: ids.length === 1,
         on: {
           click: (event) => {
-            choose(ids.filter((_, n) => n !== place), "ids", event.target);
+            // Keep the same word selected.
+            const pick = state.pick - Number(place < state.pick);
+            change({ ids: ids.filter((_, n) => n !== place), pick }, event.target);
             find("ids").focus(); // this button no longer exists
           },
         },
@@ -127,22 +128,22 @@ Object.assign(actions, {
   },
 
   "lookup-play"(button) {
-    clearInterval(playing);
     if (calm.matches) return tell(button);
     const region = find("lookup-output");
+    stopAnimation();
     region.classList.add("playing");
     lookedUp = 0;
     draw();
-    playing = setInterval(() => {
+    return animate(() => {
       lookedUp += 1;
       draw();
-      if (lookedUp < state.ids.length) return;
-      clearInterval(playing);
+      return lookedUp === state.ids.length;
+    }, 700, () => {
       lookedUp = Infinity;
       region.classList.remove("playing");
+      draw();
       tell(button);
-    }, 700);
-    return null;
+    });
   },
 });
 

@@ -204,13 +204,13 @@ function spread(labels) {
 actions["meaning-play"] = (button) => {
   if (calm.matches) return change({ learned: STEPS }, button);
   change({ learned: 0 }, button);
-  return tick(() => {
+  return animate(() => {
     change({ learned: Math.min(STEPS, state.learned + 1) }, null);
     return state.learned === STEPS;
   });
 };
 
 // A press on a word ends the training, because each step draws the words again.
-find("meaning-map").addEventListener("pointerdown", stopTicking);
+find("meaning-map").addEventListener("pointerdown", stopAnimation);
 
 narrow.addEventListener("change", () => snapshots && drawMap(snapshots[state.learned], state.noun));

@@ -1,7 +1,5 @@
 // 2. The same result with one-hot vectors: list every product and count the zeros.
 
-let stepping = null;
-
 sections.push({
   id: "product",
 
@@ -106,30 +104,23 @@ function options(select, choices) {
 
 const stepTo = (shown, button) => edit("shown", String(shown), button);
 
-// "Previous", "Next" and "Show all" stop the animation.
-function stepBy(shown, button) {
-  clearInterval(stepping);
-  find("product-list").classList.remove("playing");
-  stepTo(shown, button);
-}
-
 Object.assign(actions, {
-  "product-back": (button) => stepBy(state.shown - 1, button),
-  "product-next": (button) => stepBy(state.shown + 1, button),
-  "product-all": (button) => stepBy(state.table.rows.length, button),
+  "product-back": (button) => stepTo(state.shown - 1, button),
+  "product-next": (button) => stepTo(state.shown + 1, button),
+  "product-all": (button) => stepTo(state.table.rows.length, button),
 
   "product-play"(button) {
-    clearInterval(stepping);
-    if (calm.matches) return stepTo(state.table.rows.length, button);
+    const all = state.table.rows.length;
+    if (calm.matches) return stepTo(all, button);
     const region = find("product-list");
-    region.classList.add("playing");
     stepTo(0, button);
-    stepping = setInterval(() => {
-      if (state.shown < state.table.rows.length) stepTo(state.shown + 1, button);
-      if (state.shown < state.table.rows.length) return;
-      clearInterval(stepping);
+    region.classList.add("playing");
+    return animate(() => {
+      change({ shown: state.shown + 1 }, null);
+      return state.shown === all;
+    }, 700, () => {
       region.classList.remove("playing");
-    }, 700);
-    return null;
+      tell(button);
+    });
   },
 });

@@ -29,16 +29,14 @@ sections.push({
       ),
     );
     const ones = factors.filter(Boolean);
-    const place = factors.indexOf(1);
     const zeros = factors.length - ones.length;
     const single = ones.length === 1 && ones[0] === 1;
+    const verdict = single ? "vector.single" : ["vector.none", "vector.twice"][ones.length] ?? "vector.other";
     find("vector-verdict").className = `verdict ${single ? "equal" : ""}`;
-    put(
-      find("vector-verdict"),
-      single
-        ? say("vector.single", { row: table.labels[place], zeros: zeros * width, all: factors.length * width })
-        : say("vector.other", { values: listed(factors) }),
-    );
+    const row = table.labels[factors.findIndex(Boolean)];
+    const sizes = { zeros: zeros * width, all: factors.length * width };
+    put(find("vector-verdict"), say(verdict, { values: listed(factors), row, n: ones.length, ...sizes }));
+    put(find("vector-note"), isExcerpt(table) ? say("vector.excerpt", { included: factors.length, width, V: table.V, D: table.D }) : "");
   },
 
   code: (state) =>

@@ -120,7 +120,7 @@ addEventListener("resize", () => drawZeros(state.vocabulary));
 actions["waste-play"] = (button) => {
   if (calm.matches) return change({ vocabulary: GPT2 }, button);
   const start = performance.now();
-  return tick(() => {
+  return animate(() => {
     const passed = Math.min(1, (performance.now() - start) / 2500);
     change({ vocabulary: vocabularyAt(1000 * passed) }, null);
     return passed === 1;

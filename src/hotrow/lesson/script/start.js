@@ -64,6 +64,9 @@ document.querySelectorAll(".field").forEach((field, n) => {
 document.querySelectorAll("[data-lang]").forEach((button) => {
   button.addEventListener("click", () => setLanguage(button.dataset.lang));
 });
+document.addEventListener("input", ({ target }) => (typing = target.type === "text" ? target : null), true);
+document.addEventListener("change", () => (typing = null), true);
+document.addEventListener("focusout", () => (typing = null));
 document.addEventListener("input", onInput);
 document.addEventListener("change", onInput);
 document.addEventListener("click", onClick);
