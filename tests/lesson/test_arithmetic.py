@@ -298,7 +298,8 @@ def test_page_shows_the_exact_numbers_of_examples_a_and_b(page: Page, name: str)
     assert shown(page, "linear-columns") == texts(linear.weight)
     output = linear(F.one_hot(ids, len(table)).float())
     assert shown(page, "linear-output") == texts(output.detach())
-    assert page.inner_text("#linear-verdict") == f"NOT equal: 0 of {count} values are the same, bit for bit."
+    expected = f"NOT equal: 0 of {count} values are the same, bit for bit."
+    assert page.inner_text("#linear-verdict") == expected
 
 
 def test_page_shows_the_known_numbers_of_examples_a_and_b(page: Page) -> None:

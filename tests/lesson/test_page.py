@@ -392,7 +392,8 @@ def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
 def test_inf_in_the_table_spoils_the_product_but_not_the_lookup(open_page: Open) -> None:
     page = open_page().page
     type_into(page, "value-0-2", "inf")
-    assert page.inner_text("#product-verdict") == "NOT equal: 12 of 15 values are the same, bit for bit."
+    expected = "NOT equal: 12 of 15 values are the same, bit for bit."
+    assert page.inner_text("#product-verdict") == expected
     assert "nan" in page.inner_text("#product-multiplied")
     assert "nan" not in page.inner_text("#product-looked")
     assert page.inner_text("#mix-verdict").startswith("NOT equal:")
