@@ -664,9 +664,7 @@ def test_a_parameter_with_lookups_becomes_a_table(name, options, columns):
         chosen = optimizer(name, layers, options)
         for i, batch in enumerate(batches(30)):
             train(layers, chosen, [batch])
-            assert type(layers[0].weight) is (
-                Table if optimizer is hotrow_optimizer else nn.Parameter
-            )
+            assert isinstance(layers[0].weight, Table) == (optimizer is hotrow_optimizer)
             learned = i > 0 and optimizer is hotrow_optimizer
             assert isinstance(layers[0].weight.grad, RowGradient) == learned
         found.append(layers)
@@ -705,7 +703,7 @@ def test_a_parameter_with_unsupported_options_stays_dense(option):
     assert type(layers[0].weight) is nn.Parameter
     optimizer.param_groups[0][option] = False
     optimizer.step()
-    assert type(layers[0].weight) is Table
+    assert isinstance(layers[0].weight, Table)
 
 
 def test_a_new_table_with_an_alias_changes_its_strides_later():

@@ -84,7 +84,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
         table = shared_table(modules)
         table.settle()
         dist.broadcast(table.raw_data, group=ranks.group, group_src=0)
-        table.replicas = _Replicas(path, ranks)
+        table.distribute(replicas=_Replicas(path, ranks))
         for module in modules:
             module.register_load_state_dict_pre_hook(refuse_assignment)  # type: ignore[no-untyped-call]
     exclude_tables_from_ddp(model)

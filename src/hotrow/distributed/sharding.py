@@ -115,7 +115,7 @@ def _split_table(
         _initialize_rows(modules[0], shards)
     else:
         table.data, table.grad = local_rows.clone(), None
-    table.shards = shards
+    table.distribute(shards=shards)
 
 
 def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> None:

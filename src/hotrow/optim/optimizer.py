@@ -22,7 +22,7 @@ from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.autograd import set_strides, with_strides
 from hotrow.table.gradient import RowGradient
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import TABLE_CLASSES, Table
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
 # The template for each optimizer's docstring, filled in with its summary and its rule's formula.
@@ -232,12 +232,11 @@ class RowOptimizer(torch.optim.Optimizer):
                         Table.adopt(parameter, columns=lookup_axis == "columns")
 
     def _tables(self) -> list[tuple[ParamGroup, Table]]:
-        # isinstance takes 3x as long as `type(...) is`, because it calls Parameter's metaclass.
         return [
             (group, parameter)
             for group in self.param_groups
             for parameter in group["params"]
-            if type(parameter) is Table
+            if type(parameter) in TABLE_CLASSES
         ]
 
     def _has_other_gradients(self) -> bool:
@@ -246,7 +245,7 @@ class RowOptimizer(torch.optim.Optimizer):
             parameter.grad is not None
             for group in self.param_groups
             for parameter in group["params"]
-            if type(parameter) is not Table
+            if type(parameter) not in TABLE_CLASSES
         )
 
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:

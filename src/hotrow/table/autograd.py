@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,37 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
         tensor.data = ordered
 
 
+def row_gradient(
+    ids: Tensor,
+    gradient: Tensor,
+    shape: Sequence[int],
+    padding_idx: int,
+    scale_by_frequency: bool,
+    columns: bool,
+    distinct_ids: DistinctIds | None = None,
+) -> RowGradient:
+    """Return the row gradient of a lookup, without copying the ids or the rows.
+
+    Arguments:
+        ids: (N,) int64.
+        gradient: the gradient of the lookup's output, (..., D), N rows in all.
+        shape: the table's shape.
+        padding_idx: an id without a gradient; -1 for none.
+        scale_by_frequency: whether to divide each row by the number of times its id occurs.
+        columns: whether ids select columns.
+        distinct_ids: the distinct ids in `ids`, if already computed.
+    """
+    rows = gradient.reshape(len(ids), shape[0 if columns else 1])
+    if scale_by_frequency:
+        distinct_ids = distinct_ids or find_distinct(ids, shape[1 if columns else 0])
+        inverse = distinct_ids.inverse.reshape(-1)
+        rows = rows / inverse.bincount()[inverse].unsqueeze(-1)
+    if padding_idx >= 0:
+        indices = (ids != padding_idx).nonzero()[:, 0]
+        ids, rows, distinct_ids = ids[indices], rows[indices], None
+    return RowGradient(ids, rows, shape, distinct_ids=distinct_ids, columns=columns)
+
+
 class LookUp(torch.autograd.Function):
     """Look up rows, or columns if `columns` is true, with a `RowGradient` as the gradient."""
 
@@ -93,15 +124,15 @@ class LookUp(torch.autograd.Function):
         if not _engine_reference_counts:
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
-        rows = gradient.reshape(len(ids), ctx.shape[0 if ctx.columns else 1])
-        if ctx.scale_by_frequency:
-            distinct_ids = distinct_ids or find_distinct(ids, ctx.shape[0])
-            inverse = distinct_ids.inverse.reshape(-1)
-            rows = rows / inverse.bincount()[inverse].unsqueeze(-1)
-        if ctx.padding_idx >= 0:
-            indices = (ids != ctx.padding_idx).nonzero()[:, 0]
-            ids, rows, distinct_ids = ids[indices], rows[indices], None
-        result = RowGradient(ids, rows, ctx.shape, distinct_ids=distinct_ids, columns=ctx.columns)
+        result = row_gradient(
+            ids,
+            gradient,
+            ctx.shape,
+            ctx.padding_idx,
+            ctx.scale_by_frequency,
+            ctx.columns,
+            distinct_ids,
+        )
         # If other code holds `gradient`, sum the rows before that code can change them.
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 

@@ -1,7 +1,8 @@
 """`torch.nn.functional.embedding` and `embedding_bag` for tables.
 
 `Table.__torch_function__` calls these functions instead of torch's. Each function checks the ids,
-reads settled rows, and makes autograd produce a `RowGradient`.
+reads settled rows, and makes autograd produce a `RowGradient`. Under `torch.compile`, a lookup is
+one operator of the graph, unless it involves other processes or changes rows (`max_norm`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.ids import ID_DTYPES, check_bag, check_range, is_readable, normalize_padding
+from hotrow.ids import check_bag, normalize_padding
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
-from hotrow.kernels.operators import is_compiled, select_rows
 from hotrow.table.autograd import LookUp, SelectRows
+from hotrow.table.compiled import can_trace, traced_look_up
 from hotrow.table.parameter import (
     LOOKUP_FUNCTIONS,
     Table,
@@ -28,20 +29,13 @@ from hotrow.table.parameter import (
     table_row_count,
 )
 from hotrow.table.protocols import Distribution
-
-
-def _renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
-    """Renormalize the settled rows selected by `ids`, as torch does."""
-    if max_norm is not None:
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
-
-
-def _contiguous_rows(table: Table) -> Tensor:
-    """Return the storage as (V, D), with contiguous rows unless an alias prevents it."""
-    if table.columns:
-        table.set_layout()
-    return table.raw_rows
+from hotrow.table.reading import (
+    check_look_up,
+    contiguous_rows,
+    renorm,
+    row_reader,
+    stale_row_reader,
+)
 
 
 def _source(table: Table) -> Tensor:
@@ -54,60 +48,6 @@ def _source(table: Table) -> Tensor:
     return source
 
 
-def _check_look_up(input: Tensor, table: Table, rows: int) -> None:
-    """Check the ids of a lookup, and check that all replicas make the same lookup."""
-    failure = None
-    try:
-        check_range(input, rows, "input")
-    except HotrowError as error:
-        failure = error
-    try:
-        if table.replicas is not None and needs_gradient(table):
-            table.replicas.prepare_look_up(table, failure)
-        if failure is not None:
-            raise failure
-    finally:
-        failure = None  # the error's traceback refers to the rows, which would count as an alias
-
-
-def _can_select(rows: Tensor, ids: Tensor) -> bool:
-    """Return whether `select_rows` supports this lookup."""
-    return (
-        is_readable(ids)
-        and ids.dtype in ID_DTYPES
-        and ids.device.type == "cpu"
-        and ids.layout is torch.strided
-        and not (ids.is_nested or ids.is_neg())
-        and is_compiled(rows)
-    )
-
-
-def _select(rows: Tensor, ids: Tensor) -> Tensor:
-    """Check the ids and return `rows[ids]`."""
-    output = select_rows(rows, ids)
-    if output is None:
-        check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # the ids are in range now, so another thread changed them
-    return output
-
-
-def _stale_row_reader(table: Table, ids: DistinctIds, writes: bool) -> Callable[[], Tensor] | None:
-    """Return a function that reads settled rows from a table with stale rows.
-
-    Returns None if it has settled the rows in the table instead. Rows that get a gradient are read
-    by `Lag.look_up`, unless the lookup `writes` to them (`max_norm`). Rows of a replica are read by
-    `Lag.peek`, which doesn't store them. If only this rank stored the rows, they would differ from
-    other ranks' rows in the last bits.
-    """
-    if table.lag is not None and table.replicas is not None:
-        return functools.partial(table.lag.peek, ids)
-    if table.lag is not None and needs_gradient(table) and not writes:
-        return functools.partial(table.lag.look_up, ids)
-    table.settle(ids.rows)
-    return None
-
-
-@_disable_dynamo
 def embedding(
     input: Tensor,
     weight: Table,
@@ -118,6 +58,20 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     """Look up rows of a table, like `torch.nn.functional.embedding`."""
+    if can_trace(weight, max_norm):
+        return traced_look_up(weight, input, padding_idx, scale_grad_by_freq)
+    return _embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+
+
+@_disable_dynamo
+def _embedding(
+    input: Tensor,
+    weight: Table,
+    padding_idx: int | None,
+    max_norm: float | None,
+    norm_type: float,
+    scale_grad_by_freq: bool,
+) -> Tensor:
     if weight.shards is not None:
         _refuse_frequency(scale_grad_by_freq)
         _, inverse, compact = weight.shards.fetch(weight, input, padding_idx, max_norm, norm_type)
@@ -134,23 +88,11 @@ def local_embedding(
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
     """Look up rows that this process stores; see `embedding`."""
-    rows = _contiguous_rows(weight)
-    padding = normalize_padding(padding_idx, len(rows))
-    selects = max_norm is None and weight.replicas is None and _can_select(rows, input)
-    read: Callable[[], Tensor]
-    if selects:  # `_select` checks the ids
-        read = functools.partial(_select, rows, input)
-    else:
-        _check_look_up(input, weight, len(rows))
-        read = functools.partial(F.embedding, input, rows)
-    distinct_ids = find_distinct(input, len(rows)) if weight.has_stale_rows else None
-    if selects and distinct_ids is not None and not distinct_ids.are_in_range(len(rows)):
-        check_range(input, len(rows), "input")
+    padding = normalize_padding(padding_idx, len(contiguous_rows(weight)))
+    is_trained = needs_gradient(weight)
+    read, distinct_ids = row_reader(weight, input, max_norm, norm_type, is_trained)
     with torch._C.DisableTorchFunctionSubclass():  # avoids a slow call for each attribute access
-        if distinct_ids is not None:
-            read = _stale_row_reader(weight, distinct_ids, max_norm is not None) or read
-        _renorm(weight, input, max_norm, norm_type)
-        if not needs_gradient(weight):
+        if not is_trained:
             return read()
         output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
             _source(weight),
@@ -164,7 +106,6 @@ def local_embedding(
         return output
 
 
-@_disable_dynamo
 def embedding_bag(
     input: Tensor,
     weight: Table,
@@ -179,6 +120,43 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """Look up bags of ids in a table, like `torch.nn.functional.embedding_bag`."""
+    if padding_idx is None and can_trace(weight, max_norm):
+        rows = traced_look_up(weight, input.reshape(-1), None, scale_grad_by_freq)
+        return F.embedding_bag(
+            torch.arange(input.numel(), device=input.device).view(input.shape),
+            rows,
+            None if offsets is None else offsets.long(),
+            mode=mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=include_last_offset,
+        )
+    return _embedding_bag(
+        input,
+        weight,
+        offsets,
+        max_norm,
+        norm_type,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+
+
+@_disable_dynamo
+def _embedding_bag(
+    input: Tensor,
+    weight: Table,
+    offsets: Tensor | None,
+    max_norm: float | None,
+    norm_type: float,
+    scale_grad_by_freq: bool,
+    mode: str,
+    per_sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Tensor:
     padding = normalize_padding(padding_idx, table_row_count(weight))
     if weight.spans_processes:  # torch's own checks would raise an error only in this process
         try:
@@ -217,15 +195,17 @@ def _distinct_rows(
     input: Tensor, weight: Table, max_norm: float | None, norm_type: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct ids (R,), the position of each id among them, and their rows (R, D)."""
-    table = _contiguous_rows(weight)
-    _check_look_up(input, weight, len(table))
+    table = contiguous_rows(weight)
+    check_look_up(input, weight, len(table))
     distinct_ids = find_distinct(input, len(table))
     rows, inverse = distinct_ids.rows, distinct_ids.inverse
     read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
     if weight.has_stale_rows:
         row_ids = DistinctIds(rows, torch.arange(len(rows), device=rows.device))
-        read = _stale_row_reader(weight, row_ids, max_norm is not None) or read
-    _renorm(weight, input, max_norm, norm_type)
+        read = (
+            stale_row_reader(weight, row_ids, needs_gradient(weight) and max_norm is None) or read
+        )
+    renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
         compact = SelectRows.apply(_source(weight), rows, read, weight.columns)  # type: ignore[no-untyped-call]
         return rows, inverse, compact

@@ -181,7 +181,7 @@ class RowGradient(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        rule = _RULES.get(func)
+        rule = RULES.get(func)
         if rule is not None:
             result = rule(func, args, kwargs)
             if result is not NotImplemented:
@@ -359,7 +359,8 @@ _IN_PLACE = {
     aten.neg_.default: aten.neg.default,
     aten.nan_to_num_.default: aten.nan_to_num.default,
 }
-_RULES: dict[Any, Callable[..., Any]] = {
+# Functions that return an operation's result without a dense gradient, or NotImplemented.
+RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_IN_PLACE, _elementwise),
     **dict.fromkeys(_IN_PLACE.values(), _elementwise),
     aten.abs.default: _elementwise,

@@ -8,6 +8,7 @@ rows.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn, TypeGuard
@@ -42,7 +43,6 @@ class Table(nn.Parameter):
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         had_dense_gradient: whether any step had a dense gradient.
-        columns: whether ids select columns.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         backing: the files to which rows and state are mapped, or None if they are in memory.
@@ -50,10 +50,29 @@ class Table(nn.Parameter):
 
     lag: Lag | None
     had_dense_gradient: bool
-    columns: bool
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
+
+    # These two depend on the class only, because torch.compile can't read a table's attributes.
+
+    @property
+    def columns(self) -> bool:
+        """Whether ids select columns."""
+        return False
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other processes participate in the lookups or the gradient."""
+        return False
+
+    def distribute(
+        self, shards: Shards[Table] | None = None, replicas: Replicas[Table] | None = None
+    ) -> None:
+        """Set the processes that store the other rows, or the same rows."""
+        self.shards, self.replicas = shards or self.shards, replicas or self.replicas
+        is_distributed = self.shards is not None or self.replicas is not None
+        self.__class__ = _CLASSES[self.columns, is_distributed]
 
     @staticmethod
     def adopt(parameter: nn.Parameter, columns: bool = False) -> Table:
@@ -69,9 +88,10 @@ class Table(nn.Parameter):
             if not parameter.untyped_storage().resizable() and storage_use_count(parameter) == 1:
                 # Copy the data. A numpy array may own the storage but wouldn't count as an alias.
                 parameter.data = parameter.data.clone()
-            parameter.__class__ = Table
+            parameter.__class__ = _CLASSES[columns, False]
             table: Table = parameter  # type: ignore[assignment]
-            table.lag, table.had_dense_gradient, table.columns = None, False, columns
+            table.lag, table.had_dense_gradient = None, False
+            _tables[id(table)] = table
             if columns:
                 table.set_layout()
         assert isinstance(parameter, Table)
@@ -112,11 +132,6 @@ class Table(nn.Parameter):
         """Return whether any row may have missed a step that would have changed it."""
         return self.lag is not None and self.lag.has_stale_rows
 
-    @property
-    def spans_processes(self) -> bool:
-        """Return whether other processes participate in the lookups or the gradient."""
-        return self.shards is not None or self.replicas is not None
-
     def to_global(self, value: Tensor) -> Tensor:
         """Convert `value` to a DTensor if it has a sharded table's shape, else return `value`."""
         has_shape = self.shards is not None and value.shape == self.shape
@@ -147,7 +162,7 @@ class Table(nn.Parameter):
         copy = nn.Parameter(self.raw_data.clone(), self.requires_grad)
         memo[id(self)] = copy
         table = Table.adopt(copy, self.columns)
-        table.shards, table.replicas = self.shards, self.replicas
+        table.distribute(self.shards, self.replicas)
         return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -194,6 +209,43 @@ class Table(nn.Parameter):
         return result
 
 
+class _ColumnTable(Table):
+    """A (D, V) table in which ids select columns."""
+
+    @property
+    def columns(self) -> bool:
+        """Whether ids select columns."""
+        return True
+
+
+class _DistributedTable(Table):
+    """A table whose lookups or gradient involve other processes."""
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether other processes participate in the lookups or the gradient."""
+        return True
+
+
+class _DistributedColumnTable(_ColumnTable, _DistributedTable):
+    """A (D, V) table whose lookups or gradient involve other processes."""
+
+
+_CLASSES: dict[tuple[bool, bool], type[Table]] = {
+    (False, False): Table,
+    (True, False): _ColumnTable,
+    (False, True): _DistributedTable,
+    (True, True): _DistributedColumnTable,
+}
+# `type(x) in TABLE_CLASSES` takes a third of the time of isinstance, which calls Parameter's
+# metaclass.
+TABLE_CLASSES = frozenset(_CLASSES.values())
+
+
+# All tables, for `find_table`.
+_tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
+
+
 def _reduce_for_sharing(table: Table) -> Any:
     """Pickle a table for another process that will share its storage."""
     table.settle()
@@ -201,7 +253,8 @@ def _reduce_for_sharing(table: Table) -> Any:
     return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
 
 
-ForkingPickler.register(Table, _reduce_for_sharing)
+for _class in TABLE_CLASSES:
+    ForkingPickler.register(_class, _reduce_for_sharing)
 
 # Maps each torch function to the lookup that replaces it for tables; `functional.py` fills this
 # dict.
@@ -230,6 +283,15 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
 def needs_gradient(weight: Tensor) -> bool:
     """Return whether autograd would record a lookup in this tensor now."""
     return weight.requires_grad and torch.is_grad_enabled()
+
+
+def find_table(tensor: Tensor) -> Table | None:
+    """Return the table that this tensor is, or whose storage it shares, or None."""
+    if isinstance(tensor, Table):
+        return tensor
+    pointer = tensor.data_ptr()
+    matches = (table for table in list(_tables.values()) if table.raw_data.data_ptr() == pointer)
+    return next(matches, None) if pointer else None
 
 
 def table_row_count(weight: Tensor) -> int:

@@ -1,0 +1,119 @@
+"""Read settled rows of a table for a lookup, after checking the ids."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotrow.errors import HotrowError
+from hotrow.ids import ID_DTYPES, check_range, is_readable
+from hotrow.kernels.batch import DistinctIds
+from hotrow.kernels.grouping import find_distinct
+from hotrow.kernels.operators import is_compiled, select_rows
+from hotrow.table.parameter import Table, needs_gradient
+
+
+def renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
+    """Renormalize the settled rows selected by `ids`, as torch does."""
+    if max_norm is not None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
+
+
+def contiguous_rows(table: Table) -> Tensor:
+    """Return the storage as (V, D), with contiguous rows unless an alias prevents it."""
+    if table.columns:
+        table.set_layout()
+    return table.raw_rows
+
+
+def check_look_up(input: Tensor, table: Table, rows: int) -> None:
+    """Check the ids of a lookup, and check that all replicas make the same lookup."""
+    failure = None
+    try:
+        check_range(input, rows, "input")
+    except HotrowError as error:
+        failure = error
+    try:
+        if table.replicas is not None and needs_gradient(table):
+            table.replicas.prepare_look_up(table, failure)
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None  # the error's traceback refers to the rows, which would count as an alias
+
+
+def _can_select(rows: Tensor, ids: Tensor) -> bool:
+    """Return whether `select_rows` supports this lookup."""
+    return (
+        is_readable(ids)
+        and ids.dtype in ID_DTYPES
+        and ids.device.type == "cpu"
+        and ids.layout is torch.strided
+        and not (ids.is_nested or ids.is_neg())
+        and is_compiled(rows)
+    )
+
+
+def _select(rows: Tensor, ids: Tensor) -> Tensor:
+    """Check the ids and return `rows[ids]`."""
+    output = select_rows(rows, ids)
+    if output is None:
+        check_range(ids, len(rows), "input")
+        return F.embedding(ids, rows)  # the ids are in range now, so another thread changed them
+    return output
+
+
+def stale_row_reader(
+    table: Table, ids: DistinctIds, is_trained: bool
+) -> Callable[[], Tensor] | None:
+    """Return a function that reads settled rows from a table with stale rows.
+
+    Returns None if it has settled the rows in the table instead. If the next step will update the
+    rows (`is_trained`), `Lag.look_up` reads them. Rows of a replica are read by `Lag.peek`, which
+    doesn't store them. If only this rank stored the rows, they would differ from other ranks' rows
+    in the last bits.
+    """
+    if table.lag is not None and table.replicas is not None:
+        return functools.partial(table.lag.peek, ids)
+    if table.lag is not None and is_trained:
+        return functools.partial(table.lag.look_up, ids)
+    table.settle(ids.rows)
+    return None
+
+
+def row_reader(
+    table: Table, ids: Tensor, max_norm: float | None, norm_type: float, is_trained: bool
+) -> tuple[Callable[[], Tensor], DistinctIds | None]:
+    """Check the ids, and return a function that reads their settled rows, (*ids.shape, D).
+
+    Arguments:
+        table: stored by this process.
+        ids: any shape.
+        max_norm: renormalizes the rows, with the norm `norm_type`, as torch does.
+        norm_type: see `max_norm`.
+        is_trained: whether the rows get a gradient, so that the next step updates them.
+
+    Returns:
+        The function, and the distinct ids if they have been computed.
+    """
+    rows = contiguous_rows(table)
+    selects = max_norm is None and table.replicas is None and _can_select(rows, ids)
+    read: Callable[[], Tensor]
+    if selects:  # `_select` checks the ids
+        read = functools.partial(_select, rows, ids)
+    else:
+        check_look_up(ids, table, len(rows))
+        read = functools.partial(F.embedding, ids, rows)
+    distinct_ids = find_distinct(ids, len(rows)) if table.has_stale_rows else None
+    if selects and distinct_ids is not None and not distinct_ids.are_in_range(len(rows)):
+        check_range(ids, len(rows), "input")
+    with torch._C.DisableTorchFunctionSubclass():
+        if distinct_ids is not None:
+            read = stale_row_reader(table, distinct_ids, is_trained and max_norm is None) or read
+        renorm(table, ids, max_norm, norm_type)
+    return read, distinct_ids

@@ -1,0 +1,183 @@
+"""torch.compile traces a table's lookup without a graph break, and the gradient keeps rows."""
+
+import copy
+import shutil
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.table.gradient import RowGradient
+from hotrow.table.lookup import look_up
+from hotrow.table.parameter import Table
+from tests.support.exhaustive import exhaustive
+from tests.support.tolerance import assert_no_worse
+
+BACKENDS = [
+    "eager",
+    "aot_eager",
+    pytest.param(
+        "inductor",
+        marks=[
+            exhaustive,
+            pytest.mark.skipif(not shutil.which("g++"), reason="Inductor needs a C++ compiler"),
+        ],
+    ),
+]
+
+
+class Model(nn.Module):
+    """Looks up one table several times, with and without bags."""
+
+    def __init__(self, lookups=1, **options):
+        super().__init__()
+        self.items = nn.Embedding(50, 4, **options)
+        self.bags = nn.EmbeddingBag(40, 4, mode="mean")
+        self.head = nn.Linear(4, 2)
+        self.lookups = lookups
+
+    def forward(self, ids):
+        hidden = self.bags(ids % 40)
+        for n in range(self.lookups):
+            hidden = hidden + (self.items((ids + n) % 50) * (n + 1)).sin().sum(1)
+        return self.head(hidden.tanh())
+
+
+def batches(count):
+    source = torch.Generator().manual_seed(1)
+    return [torch.randint(50, (3, 4), generator=source) for _ in range(count)]
+
+
+def run(model, library, call, dtype=torch.float32):
+    """Train, and return the model."""
+    optimizer = library.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
+    for ids in batches(6):
+        optimizer.zero_grad()
+        call(ids).pow(2).sum().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("lookups", [1, 2, 3])
+def test_a_compiled_model_trains_like_torch_and_keeps_rows(backend, lookups):
+    torch.manual_seed(0)
+    plain = Model(lookups, padding_idx=3)
+    tables, exact = copy.deepcopy(plain), copy.deepcopy(plain).double()
+    hotrow.convert(tables, min_entries=0)
+    compiled = torch.compile(tables, fullgraph=True, backend=backend)
+    run(tables, hotrow.optim, compiled)
+    assert all(type(layer.weight) is Table for layer in (tables.items, tables.bags))
+    assert all(type(layer.weight.grad) is RowGradient for layer in (tables.items, tables.bags))
+    assert not tables.items.weight.had_dense_gradient
+    run(plain, torch.optim, plain)
+    run(exact, torch.optim, exact)
+    assert_no_worse(
+        *map(
+            lambda model: parameters_to_vector(model.parameters()).detach(), (tables, plain, exact)
+        )
+    )
+    with torch.no_grad():  # reads rows that have missed steps
+        ids = torch.arange(48).reshape(12, 4)
+        assert_no_worse(compiled(ids), plain(ids), exact(ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "breaks"),
+    [
+        ({}, False),
+        ({"padding_idx": 3}, False),
+        ({"scale_grad_by_freq": True}, False),
+        ({"max_norm": 1.0}, True),
+    ],
+)
+def test_lookups_break_the_graph_only_if_they_change_rows(options, breaks):
+    model = hotrow.convert(Model(**options), min_entries=0)
+    assert type(model.items.weight) is Table
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        count = torch._dynamo.explain(model)(batches(1)[0]).graph_break_count
+    assert bool(count) == breaks
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}])
+def test_the_gradient_has_the_layer_s_options(options):
+    layer = nn.Embedding(50, 4, **options)
+    table = copy.deepcopy(layer)
+    Table.adopt(table.weight)
+    ids = torch.tensor([3, 1, 1, 3, 7])
+    for each, call in ((layer, layer), (table, torch.compile(table, backend="aot_eager"))):
+        call(ids).pow(2).sum().backward()
+        assert each.weight.grad.count_nonzero()
+    assert type(table.weight.grad) is RowGradient
+    torch.testing.assert_close(table.weight.grad.as_dense(), layer.weight.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_gradient_that_compiled_code_reads_is_dense(backend):
+    plain = nn.Embedding(50, 4)
+    table = copy.deepcopy(plain)
+    Table.adopt(table.weight)
+
+    def penalized(layer):
+        return lambda ids: layer(ids).sum() + layer.weight.pow(2).sum()
+
+    ids = batches(1)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # reading the whole table breaks the graph
+        torch.compile(penalized(table), backend=backend)(ids).backward()
+    penalized(plain)(ids).backward()
+    torch.testing.assert_close(table.weight.grad + 0, plain.weight.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_columns(backend):
+    weight = nn.Parameter(torch.randn(4, 50))
+    plain = weight.detach().clone().requires_grad_()
+    Table.adopt(weight, columns=True)
+    ids = batches(1)[0]
+    compiled = torch.compile(
+        lambda w, ids: look_up(w, ids, True).sin(), fullgraph=True, backend=backend
+    )
+    for _ in range(2):
+        compiled(weight, ids).sum().backward()
+        F.embedding(ids, plain.t()).sin().sum().backward()
+    assert type(weight.grad) is RowGradient
+    torch.testing.assert_close(weight.grad.as_dense(), plain.grad)
+
+
+def test_compiled_code_keeps_its_own_copy_of_the_ids():
+    layer = nn.Embedding(50, 4)
+    Table.adopt(layer.weight)
+    ids = torch.tensor([1, 2])
+    torch.compile(layer, backend="aot_eager")(ids).sum().backward()
+    ids.fill_(9)
+    assert layer.weight.grad.merge().ids.tolist() == [1, 2]
+
+
+def test_ids_are_checked():
+    layer = nn.Embedding(50, 4)
+    Table.adopt(layer.weight)
+    with pytest.raises(HotrowError, match="= 50"):
+        torch.compile(layer, fullgraph=True, backend="aot_eager")(torch.tensor([1, 50]))
+
+
+def test_a_plain_tensor_with_the_table_s_storage_reads_settled_rows():
+    model = hotrow.convert(nn.Embedding(50, 4), min_entries=0)
+    optimizer = hotrow.optim.Adam(model.parameters())
+    for ids in batches(3):
+        model(ids).sum().backward()
+        optimizer.step()
+    assert model.weight.has_stale_rows
+    rows = torch.ops.hotrow.look_up(model.weight.raw_data, torch.arange(50), None, False, False)
+    assert torch.equal(rows, model.weight.detach())
