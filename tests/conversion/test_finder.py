@@ -883,6 +883,35 @@ def test_torch_compile_with_each_pattern(text):
                 torch.testing.assert_close(two.grad.to_dense(), one.grad)
 
 
+class GraphBreaksInLoop(nn.Module):
+    """torch.compile runs its loop in eager mode, and compiles only what the loop calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(7, 3)
+        self.linear = nn.Linear(7, 3)
+
+    def forward(self, ids):
+        total = 0
+        for n in range(2):
+            torch._dynamo.graph_break()
+            rows = self.items((ids + n) % 7) * (n + 1)
+            total = total + rows + self.linear(F.one_hot(ids, 7).float())
+        return total
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, at a graph break
+@pytest.mark.parametrize("to", ["lookup", "matmul"])
+def test_compiled_model_with_a_graph_break_in_a_loop(to):
+    torch._dynamo.reset()
+    model = GraphBreaksInLoop()
+    other = convert(copy.deepcopy(model), to, min_entries=0)
+    compiled = torch.compile(other, backend="eager")
+    ids = torch.tensor([[1, 6], [0, 2]])
+    for _ in range(2):
+        torch.testing.assert_close(compiled(ids), model(ids))
+
+
 def test_compiled_model_trains():
     torch._dynamo.reset()
     model, other = both()

@@ -96,6 +96,7 @@ def test_lookups_do_not_break_the_graph(options):
     assert torch._dynamo.explain(model)(batches(1)[0]).graph_break_count == 0
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, at a graph break
 def test_a_lookup_that_changes_rows_breaks_the_graph():
     model = hotrow.convert(Model(max_norm=1.0), min_entries=0)
     plain = copy.deepcopy(model)

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import CallSampler, call_state, saved_tensor_hook
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, never_compile_alone
 from hotrow.onehot.parts import Field
 from hotrow.onehot.tensor import ClassIndexError, OneHot, encode, encode_or_none
 
@@ -47,6 +47,7 @@ class Finder(TorchFunctionMode):
         call_state.sampler = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
+    @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return torch's result, or a `OneHot` with the same values."""
         pattern = _PATTERNS.get(func)

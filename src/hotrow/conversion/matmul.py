@@ -16,12 +16,14 @@ from torch.overrides import TorchFunctionMode
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_ids, normalize_padding
+from hotrow.kernels.tracing import never_compile_alone
 from hotrow.layers.embedding_bag import pool_rows
 
 
 class MatmulMode(TorchFunctionMode):
     """A mode that computes `F.embedding` and `F.embedding_bag` as products with one-hots."""
 
+    @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute an embedding as a product, and call any other function unchanged."""
         product = _PRODUCTS.get(func)

@@ -1,9 +1,29 @@
-"""Detect whether `torch.compile` is tracing or compiling."""
+"""Detect whether `torch.compile` is tracing or compiling, and keep it from compiling handlers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
+from torch._C._dynamo import eval_frame as _eval_frame
 from torch._guards import TracingContext
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def never_compile_alone(handler: _Function) -> _Function:
+    """Keep `torch.compile` from compiling a `__torch_function__` or `__torch_dispatch__` by itself.
+
+    In a loop with a graph break, torch.compile runs the loop in eager mode, but compiles the
+    functions that the loop calls. Compiled code of such a handler would run for any operation, also
+    for another one than it was compiled for, and return wrong values. When torch.compile
+    traces a caller, it still traces the handler.
+    """
+    action = _eval_frame._FrameAction
+    strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.SKIP)
+    _eval_frame.set_code_exec_strategy(handler.__code__, strategy)
+    return handler
 
 
 def _is_compiling() -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, never_compile_alone
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances, map_instances
 
@@ -60,11 +60,13 @@ class RuleTensor(Tensor):
         raise NotImplementedError
 
     @classmethod
+    @never_compile_alone
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the rule for `func`, or torch's function if there is no rule."""
         return apply(func, args, kwargs or {})
 
     @classmethod
+    @never_compile_alone
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -70,8 +70,16 @@ def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) ->
             set_strides(value, table.stride(), shared)
 
 
-class RowOptimizer(torch.optim.Optimizer):
-    """Add row steps for tables to a torch optimizer.
+# RowOptimizer is no subclass of Optimizer. Libraries that list the optimizers of a package by name
+# would take its subclasses for the package's own, and find two with the same name.
+if TYPE_CHECKING:
+    _Optimizer = torch.optim.Optimizer
+else:
+    _Optimizer = object
+
+
+class RowOptimizer(_Optimizer):
+    """Add row steps for tables to a torch optimizer; a subclass also inherits from that optimizer.
 
     Tables with a `RowGradient` take row steps. All other parameters, including tables with a dense
     gradient, take torch's step. After each step, parameters marked by `hotrow.table.lookup.look_up`

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from hotrow.errors import HotrowError
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.grouping import group, sum_by_row
+from hotrow.kernels.tracing import never_compile_alone
 from hotrow.table.protocols import GradientShards
 
 aten = torch.ops.aten
@@ -177,6 +178,7 @@ class RowGradient(Tensor):
         return RowGradient._wrap(self.row_storage, self.shape)
 
     @classmethod
+    @never_compile_alone
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

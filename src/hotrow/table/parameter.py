@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
+from hotrow.kernels.tracing import never_compile_alone
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
@@ -177,6 +178,7 @@ class Table(nn.Parameter):
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
+    @never_compile_alone
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in METADATA_FUNCTIONS:

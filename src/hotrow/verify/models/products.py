@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hotrow.kernels.tracing import never_compile_alone
 from hotrow.onehot.parts import DenseColumns, Field
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances, map_instances
@@ -77,6 +78,7 @@ class Multiplications:
 class ProductMode(TorchFunctionMode):
     """A torch function mode that intercepts each product that the model computes as a lookup."""
 
+    @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, and pass its result to `on_product` if the call was a lookup."""
         kwargs = kwargs or {}
