@@ -465,3 +465,16 @@ def test_a_model_without_tables_takes_torchs_steps():
     dense, _ = train_model(dense_model, torch_optimizer, "AdamW", {"lr": 0.01})
     assert not isinstance(layers[0].weight.grad, RowGradient)
     assert_same_bits(layers[0].weight, dense[0].weight)
+
+
+def test_libraries_that_list_torch_s_optimizers_do_not_find_ours():
+    """Some walk all subclasses, and skip a class of another package than its base (class-resolver)."""
+
+    def walk(base):
+        for cls in base.__subclasses__():
+            yield from walk(cls)
+            if cls.__module__.partition(".")[0] == base.__module__.partition(".")[0]:
+                yield cls
+
+    assert not [cls for cls in walk(torch.optim.Optimizer) if cls.__module__.startswith("hotrow")]
+    assert issubclass(hotrow.optim.AdamW, torch.optim.AdamW)

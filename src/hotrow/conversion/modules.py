@@ -29,6 +29,8 @@ from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
 _records: dict[int, Record] = {}  # live modules only, keyed by id(module)
+# Why a module was not converted.
+refusals: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 DIRECTIONS = ("lookup", "matmul")
 
 
@@ -102,9 +104,14 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
     Products of one-hots with fewer than `min_entries` entries don't become lookups. If
     `min_entries` is None, a module that is already converted keeps its `min_entries`. Torch's own
     layers keep their class, because they create no one-hots. The exception is a Sequential
-    that contains your own modules, because it passes one-hots from one module to the next.
+    that contains your own modules, because it passes one-hots from one module to the next. A module
+    whose class cannot be subclassed keeps its class, and `refusals` says why.
+
+    Raises:
+        HotrowError: the direction is "matmul", and a module's class cannot be subclassed.
     """
     changes = []
+    refused: list[tuple[nn.Module, str]] = []
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
@@ -113,22 +120,21 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
         if _is_torch_layer(module) and not (direction == "matmul" and module is model):
             continue
         threshold = sampling.MIN_ENTRIES if min_entries is None else min_entries
-        changes.append((module, _converted_class(original_class(module), direction, threshold)))
-    previous = []
-    try:
-        for module, cls in changes:
-            previous.append((module, type(module)))
-            module.__class__ = cls
-            if id(module) in _records:
-                _records[id(module)] = _new_record(module)
-    except TypeError as error:
-        for module, cls in previous[:-1]:
-            module.__class__ = cls
-        raise HotrowError(
-            f"a {type(module).__name__} cannot be converted, because its class cannot be "
-            f"replaced ({error})",
-            fix="convert the modules inside it",
-        ) from None
+        original = original_class(module)
+        try:
+            cls = _converted_class(original, direction, threshold)
+        except TypeError as error:
+            refused.append((module, f"{original.__name__} cannot be subclassed: {error}"))
+        else:
+            changes.append((module, cls))
+    if refused and direction == "matmul":
+        raise HotrowError(refused[0][1], fix="convert the modules inside it")
+    for module, why in refused:
+        refusals[module] = why
+    for module, cls in changes:
+        module.__class__ = cls
+        if id(module) in _records:
+            _records[id(module)] = _new_record(module)
 
 
 def _is_torch_layer(module: nn.Module) -> bool:
@@ -156,7 +162,27 @@ def _converted_class(
     }
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     members = {**methods, **names, "__doc__": original.__doc__, **settings}
-    return type(original.__name__, (_Converted, original), members)
+    metaclass: Any = type(original)
+    converted: type[nn.Module] = _metaclass(metaclass)(
+        original.__name__, (original, _Converted), members
+    )
+    return converted
+
+
+@functools.cache
+def _metaclass(base: Any) -> Any:
+    """Return a metaclass whose classes search `_Converted` for attributes before the first base.
+
+    The first base must be the original class. Otherwise, if that class inherits from `ABC` or
+    `Generic` before `nn.Module`, Python refuses to assign the new class to a module.
+    """
+
+    def mro(cls: Any) -> list[type]:
+        own, *others = base.mro(cls)
+        others.remove(_Converted)
+        return [own, _Converted, *others]
+
+    return type(base.__name__, (base,), {"mro": mro})
 
 
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hotrow.conversion import sampling
 from hotrow.conversion.embeddings import find_embeddings
-from hotrow.conversion.modules import direction_of, iter_records, original_class
+from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
 from hotrow.table.parameter import Table
 
@@ -97,6 +97,11 @@ def report(model: nn.Module) -> Report:
             else:
                 why = f"stays plain PyTorch: {obstacle or _why_plain(module.weight)}"
             findings.append(Finding(path, what, is_table, "table" if is_table else "", why))
+    for path, module in model.named_modules():
+        if module in refusals:
+            what = original_class(module).__name__
+            why = f"its one-hots are not found, because {refusals[module]}"
+            findings.append(Finding(path, what, False, why=why))
     for path, record in iter_records(model):
         findings += [_finding_of(path, origin) for origin in record.origins()]
     # Some findings appear twice if a module inside the model was also called directly.

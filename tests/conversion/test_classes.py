@@ -1,0 +1,124 @@
+"""`convert` accepts modules of any class: abstract, generic, or with a metaclass of their own."""
+
+import abc
+import copy
+import io
+from typing import Generic, TypeVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hotrow import HotrowError, convert
+from hotrow.table.parameter import Table
+
+T = TypeVar("T")
+
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.items = nn.Embedding(9, 3)
+        self.linear = nn.Linear(9, 3)
+
+    def forward(self, ids):
+        return self.items(ids) + self.linear(F.one_hot(ids, 9).float())
+
+
+class AbstractFirst(abc.ABC, Body):
+    @abc.abstractmethod
+    def name(self):
+        """Return a name."""
+
+
+class Concrete(AbstractFirst):
+    def name(self):
+        return "concrete"
+
+
+class GenericFirst(Generic[T], Body):
+    pass
+
+
+class Slots(Body):
+    __slots__ = ("extra",)
+
+
+class CountsSubclasses(Body):
+    count = 0
+
+    def __init_subclass__(cls, required, **kwargs):
+        raise AssertionError("converting must not call this")
+
+
+class Meta(type):
+    def mro(cls):
+        return super().mro()
+
+
+class WithMetaclass(Body, metaclass=Meta):
+    pass
+
+
+CLASSES = [Body, Concrete, GenericFirst, Slots, CountsSubclasses, WithMetaclass]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("to", ["lookup", "matmul"])
+def test_modules_of_any_class_are_converted(cls, to):
+    ids = torch.tensor([1, 8, 1])
+    model = nn.Sequential(cls(), nn.Identity())
+    expected = model(ids)
+    convert(model, to, min_entries=0)
+    assert isinstance(model[0], cls)
+    assert type(model[0]).__name__ == cls.__name__
+    torch.testing.assert_close(model(ids), expected)
+    if to == "lookup":
+        assert type(model[0].items.weight) is Table
+        outcomes = [finding.outcome for finding in convert.report(model).findings]
+        assert outcomes == ["table", "linear(9, 3) looked up"]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_a_copy_and_a_saved_module_are_converted_too(cls):
+    model = convert(cls(), min_entries=0)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        other(torch.tensor([1]))
+        assert any("looked up" in str(each) for each in convert.report(other).findings)
+
+
+def test_a_user_can_subclass_the_class_of_a_converted_module():
+    class Sub(type(convert(Concrete(), min_entries=0))):
+        def name(self):
+            return "sub of " + super().name()
+
+    assert Sub().name() == "sub of concrete"
+    assert isinstance(Sub(), AbstractFirst)
+
+
+class FinalMeta(type):
+    def __new__(meta, name, bases, members):
+        if any(isinstance(base, FinalMeta) for base in bases):
+            raise TypeError(f"{bases[0].__name__} is final")
+        return super().__new__(meta, name, bases, members)
+
+
+class Final(Body, metaclass=FinalMeta):
+    pass
+
+
+def test_a_class_that_refuses_subclasses_is_named_and_the_rest_is_converted():
+    model = convert(nn.Sequential(Final(), Concrete()), min_entries=0)
+    assert type(model[0]) is Final
+    assert type(model[0].items.weight) is type(model[1].items.weight) is Table
+    (finding,) = [each for each in convert.report(model).findings if each.path == "0"]
+    assert not finding.converted
+    assert finding.why == (
+        "its one-hots are not found, because Final cannot be subclassed: Final is final"
+    )
+    with pytest.raises(HotrowError, match="Final is final: convert the modules inside it"):
+        convert(nn.Sequential(Concrete(), Final()), to="matmul")
