@@ -495,3 +495,25 @@ def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
         optimizer.step()
     monkeypatch.undo()
     model.weight.sum()  # after the step, a read raises no error
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
+def test_nan_and_inf_checks_read_only_the_rows(value, monkeypatch):
+    gradient = RowGradient(torch.tensor([1, 2]), torch.tensor([[1.0], [value]]), (5, 1))
+    dense = gradient.as_dense()
+    monkeypatch.setattr(RowGradient, "as_dense", None)
+    for check in (torch.isnan, torch.isinf):
+        assert check(gradient).any() == check(dense).any()
+
+
+def test_anomaly_mode_keeps_rows_and_finds_nan(monkeypatch):
+    rows, plain = twins()
+    monkeypatch.setattr(RowGradient, "as_dense", None)
+    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.set_detect_anomaly(True):
+        for model in (rows, plain):
+            model(IDS).pow(2).sum().backward()
+        assert type(rows[0].weight.grad) is RowGradient
+        for model in (rows, plain):
+            loss = (model[0](IDS) * float("nan")).sum()
+            with pytest.raises(RuntimeError, match="returned nan values"):
+                loss.backward()

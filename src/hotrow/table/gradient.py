@@ -282,6 +282,13 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
     return result if shards is None else shards.norm(result, float(order))
 
 
+def _any(func: Any, args: Any, kwargs: Any) -> Any:
+    gradient = args[0]
+    if gradient.row_storage.shards is not None:
+        return NotImplemented  # only this rank's rows are known here
+    return func(gradient.merge().rows)
+
+
 def _foreach(function: Any) -> Callable[..., Any]:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         results = [function(tensor, *args[1:], **kwargs) for tensor in args[0]]
@@ -367,6 +374,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_IN_PLACE.values(), _elementwise),
     aten.abs.default: _elementwise,
     aten.sign.default: _elementwise,
+    aten.isnan.default: _elementwise,
+    aten.isinf.default: _elementwise,
+    aten._is_any_true.default: _any,  # anomaly mode checks `isnan(gradient)` with it
+    aten.any.default: _any,
     aten.linalg_vector_norm.default: _norm,
     aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),
     aten._foreach_zero_.default: _foreach(Tensor.zero_),
