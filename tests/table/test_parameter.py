@@ -506,14 +506,14 @@ def test_nan_and_inf_checks_read_only_the_rows(value, monkeypatch):
         assert check(gradient).any() == check(dense).any()
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly", "ignore:Error detected")
 def test_anomaly_mode_keeps_rows_and_finds_nan(monkeypatch):
-    rows, plain = twins()
+    rows, _ = twins()
     monkeypatch.setattr(RowGradient, "as_dense", None)
-    with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.set_detect_anomaly(True):
-        for model in (rows, plain):
-            model(IDS).pow(2).sum().backward()
+    with torch.autograd.set_detect_anomaly(True):
+        rows(IDS).pow(2).sum().backward()
         assert type(rows[0].weight.grad) is RowGradient
-        for model in (rows, plain):
-            loss = (model[0](IDS) * float("nan")).sum()
-            with pytest.raises(RuntimeError, match="returned nan values"):
-                loss.backward()
+        output = rows[0](IDS)
+        output.register_hook(lambda gradient: gradient * float("nan"))
+        with pytest.raises(RuntimeError, match="LookUpBackward.* returned nan"):
+            output.sum().backward()
