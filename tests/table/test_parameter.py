@@ -12,6 +12,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError
 from hotrow.table.gradient import RowGradient
+from hotrow.table.lookup import look_up
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
@@ -515,5 +516,59 @@ def test_anomaly_mode_keeps_rows_and_finds_nan(monkeypatch):
         assert type(rows[0].weight.grad) is RowGradient
         output = rows[0](IDS)
         output.register_hook(lambda gradient: gradient * float("nan"))
-        with pytest.raises(RuntimeError, match="LookUpBackward.* returned nan"):
+        with pytest.raises(RuntimeError, match=r"LookUpBackward.* returned nan"):
             output.sum().backward()
+
+
+def second_derivatives(model, ids, second):
+    """Return the gradients of a function of the gradients, which `second` computes."""
+    weights = list(model.parameters())
+    gradients = torch.autograd.grad(model(ids).pow(3).sum(), weights, create_graph=True)
+    second(weights, gradients, model, ids).backward()
+    return [weight.grad for weight in weights]
+
+
+SECOND = {
+    "penalty": lambda weights, gradients, *_: sum(each.pow(2).sum() for each in gradients),
+    "product with a vector": lambda weights, gradients, *_: sum(
+        (each * torch.arange(each.numel()).view(each.shape)).sum() for each in gradients
+    ),
+    "step of an inner loop": lambda weights, gradients, model, ids: (
+        torch.func.functional_call(
+            model,
+            {
+                name: weight - 0.1 * gradient
+                for (name, weight), gradient in zip(
+                    model.named_parameters(), gradients, strict=True
+                )
+            },
+            (ids,),
+        )
+        .pow(2)
+        .sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}])
+@pytest.mark.parametrize("second", SECOND)
+def test_second_derivatives_equal_torch_s(second, options):
+    plain = nn.Sequential(nn.Embedding(10, 3, **options), nn.Linear(3, 2)).double()
+    rows = copy.deepcopy(plain)
+    Table.adopt(rows[0].weight)
+    expected, found = (second_derivatives(each, IDS, SECOND[second]) for each in (plain, rows))
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one + 0, two)
+
+
+def test_second_derivatives_of_column_lookups():
+    table = nn.Parameter(torch.randn(3, 10, dtype=torch.float64))
+    plain = table.detach().clone().requires_grad_()
+    Table.adopt(table, columns=True)
+    for weight, rows in (
+        (table, look_up(table, IDS, columns=True)),
+        (plain, F.embedding(IDS, plain.t())),
+    ):
+        (gradient,) = torch.autograd.grad(rows.pow(3).sum(), weight, create_graph=True)
+        gradient.pow(2).sum().backward()
+    torch.testing.assert_close(table.grad + 0, plain.grad)

@@ -79,12 +79,53 @@ def row_gradient(
     rows = gradient.reshape(len(ids), shape[0 if columns else 1])
     if scale_by_frequency:
         distinct_ids = distinct_ids or find_distinct(ids, shape[1 if columns else 0])
-        inverse = distinct_ids.inverse.reshape(-1)
-        rows = rows / inverse.bincount()[inverse].unsqueeze(-1)
+        rows = rows / _frequencies(distinct_ids)
     if padding_idx >= 0:
         indices = (ids != padding_idx).nonzero()[:, 0]
         ids, rows, distinct_ids = ids[indices], rows[indices], None
     return RowGradient(ids, rows, shape, distinct_ids=distinct_ids, columns=columns)
+
+
+def _frequencies(ids: DistinctIds) -> Tensor:
+    """Return how often each id occurs, (N, 1)."""
+    inverse = ids.inverse.reshape(-1)
+    return inverse.bincount()[inverse].unsqueeze(-1)
+
+
+class _DifferentiableRowGradient(torch.autograd.Function):
+    """Return a lookup's row gradient for a second differentiation, with `create_graph=True`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gradient: Tensor,
+        ids: Tensor,
+        shape: Sequence[int],
+        padding_idx: int,
+        scale_by_frequency: bool,
+        columns: bool,
+    ) -> Tensor:
+        """Return the gradient, with a copy of the rows."""
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.table_shape = gradient.shape, shape
+        ctx.options = padding_idx, scale_by_frequency, columns
+        return row_gradient(ids, gradient.clone(), shape, *ctx.options)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the rows of `gradient`, a gradient with respect to the row gradient."""
+        (ids,), (padding_idx, scale_by_frequency, columns) = ctx.saved_tensors, ctx.options
+        rows = F.embedding(ids, gradient.t() if columns else gradient)
+        if scale_by_frequency:
+            rows = rows / _frequencies(find_distinct(ids, ctx.table_shape[1 if columns else 0]))
+        if padding_idx >= 0:
+            rows = rows * (ids != padding_idx).unsqueeze(-1)
+        return rows.reshape(ctx.shape), None, None, None, None, None
+
+
+def _needs_graph(gradient: Tensor) -> bool:
+    """Return whether autograd records the backward pass, because of `create_graph=True`."""
+    return torch.is_grad_enabled() and gradient.requires_grad
 
 
 class LookUp(torch.autograd.Function):
@@ -110,12 +151,15 @@ class LookUp(torch.autograd.Function):
         return read()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return a row gradient that assigns one row of `gradient` to each id."""
         if gradient is None:
             return (None,) * 7
         ids, distinct_ids = ctx.saved_tensors[0].reshape(-1), ctx.distinct_ids
+        options = ctx.shape, ctx.padding_idx, ctx.scale_by_frequency, ctx.columns
+        if _needs_graph(gradient):
+            result = _DifferentiableRowGradient.apply(gradient, ids, *options)  # type: ignore[no-untyped-call]
+            return result, None, None, None, None, None, None
         reference_counts = (
             sys.getrefcount(gradient),
             gradient._use_count(),  # type: ignore[attr-defined]
@@ -124,15 +168,7 @@ class LookUp(torch.autograd.Function):
         if not _engine_reference_counts:
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
-        result = row_gradient(
-            ids,
-            gradient,
-            ctx.shape,
-            ctx.padding_idx,
-            ctx.scale_by_frequency,
-            ctx.columns,
-            distinct_ids,
-        )
+        result = row_gradient(ids, gradient, *options, distinct_ids)
         # If other code holds `gradient`, sum the rows before that code can change them.
         return result if is_exclusive else result.merge(), None, None, None, None, None, None
 
@@ -166,11 +202,14 @@ class SelectRows(torch.autograd.Function):
         return read()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return a row gradient with the rows of `gradient`, whose ids are distinct."""
         if gradient is None:
             return (None,) * 4
         (rows,) = ctx.saved_tensors
+        if _needs_graph(gradient):
+            options = ctx.shape, -1, False, ctx.columns
+            result = _DifferentiableRowGradient.apply(gradient, rows, *options)  # type: ignore[no-untyped-call]
+            return result, None, None, None
         result = RowGradient(rows, gradient.clone(), ctx.shape, True, columns=ctx.columns)
         return result, None, None, None
