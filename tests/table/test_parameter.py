@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.nn.utils.prune
 from torch import nn
 
 import hotrow
@@ -572,3 +573,61 @@ def test_second_derivatives_of_column_lookups():
         (gradient,) = torch.autograd.grad(rows.pow(3).sum(), weight, create_graph=True)
         gradient.pow(2).sum().backward()
     torch.testing.assert_close(table.grad + 0, plain.grad)
+
+
+def trained_table():
+    layer = hotrow.convert(nn.Embedding(10, 3), min_entries=0)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    for ids in IDS:
+        layer(ids).sum().backward()
+        optimizer.step()
+    assert layer.weight.has_stale_rows
+    return layer, optimizer
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_parameter_made_from_a_table_shares_its_values(requires_grad):
+    layer, optimizer = trained_table()
+    parameter = nn.Parameter(layer.weight, requires_grad=requires_grad)
+    assert isinstance(parameter, nn.Parameter)
+    assert parameter.requires_grad == requires_grad
+    assert list(nn.ParameterList([parameter])) == [parameter]
+    optimizer.step()
+    assert parameter.data_ptr() == layer.weight.data_ptr()
+    assert torch.equal(parameter.detach(), layer.weight.detach())
+
+
+def test_a_layer_made_from_a_table_trains():
+    layer, _ = trained_table()
+    other = nn.Embedding.from_pretrained(layer.weight.detach().clone(), freeze=False)
+    again = nn.Embedding.from_pretrained(layer.weight, freeze=False)
+    for each, library in ((other, torch.optim), (again, hotrow.optim)):
+        optimizer = library.AdamW(each.parameters())
+        for ids in IDS:
+            optimizer.zero_grad()
+            each(ids).pow(2).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(again.weight.detach(), other.weight)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+)
+def test_a_converted_layer_can_be_parametrized(wrap):
+    layer, _ = trained_table()
+    plain = nn.Embedding.from_pretrained(layer.weight.detach().clone(), freeze=False)
+    torch.manual_seed(0)
+    wrap(plain)
+    torch.manual_seed(0)
+    wrap(layer)
+    for each, library in ((plain, torch.optim), (layer, hotrow.optim)):
+        optimizer = library.SGD(each.parameters(), lr=0.1)
+        each.zero_grad()
+        each(IDS).pow(2).sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(layer(IDS), plain(IDS))

@@ -8,6 +8,7 @@ rows.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -199,6 +200,9 @@ class Table(nn.Parameter):
                 table.lag.close()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
+        if func == _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
+            # `nn.Parameter(table)` requires a tensor of the same class.
+            return Table.adopt(nn.Parameter(result), args[0].columns)
         if spans_processes and any(
             each.grad_fn is not None for each in find_instances(result, Tensor)
         ):
@@ -262,6 +266,8 @@ for _class in TABLE_CLASSES:
 # dict.
 LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_DETACH = Tensor.detach
+_NEW_PARAMETER = nn.Parameter.__new__.__code__
 # These functions require torch's memory order, and `parameters_to_vector` calls them.
 _VIEWS = {Tensor.view, Tensor.view_as}
 
