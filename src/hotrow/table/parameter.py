@@ -126,8 +126,15 @@ class Table(nn.Parameter):
     def settle(self, rows: Tensor | None = None) -> None:
         """Apply all missed steps to the given distinct rows, or to all rows if `rows` is None."""
         lag = self.__dict__.get("lag")
-        if lag is not None and lag.has_stale_rows:
+        if lag is None or not lag.has_stale_rows:
+            return
+        trace = torch._C._get_tracing_state()
+        set_trace: Any = torch._C._set_tracing_state  # type: ignore[attr-defined]
+        set_trace(None)  # torch.jit.trace would record the operations
+        try:
             lag.settle(rows)
+        finally:
+            set_trace(trace)
 
     @property
     def has_stale_rows(self) -> bool:
@@ -276,13 +283,13 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     """Return whether `weight` is a table in which ids select rows, or columns if `columns`."""
     if not isinstance(weight, Table):
         return False
-    if torch._C._are_functorch_transforms_active():
+    # torch.jit.trace records torch's own lookup in the settled table.
+    if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state():
         if weight.shards is not None:
             raise HotrowError(
-                "a sharded table cannot be looked up inside a torch.func transform: the "
-                "lookup would read only the rows of this rank",
-                fix="look up the rows before the transform, and pass them to the transformed "
-                "function",
+                "a sharded table cannot be looked up inside a torch.func transform or "
+                "torch.jit.trace: the lookup would read only the rows of this rank",
+                fix="look up the rows before, and pass them to the function",
             )
         return False
     return weight.columns == columns
