@@ -883,6 +883,20 @@ def test_torch_compile_with_each_pattern(text):
                 torch.testing.assert_close(two.grad.to_dense(), one.grad)
 
 
+def test_report_lists_only_one_hots():
+    class Scatters(nn.Module):
+        def forward(self, values, ids):
+            summed = torch.zeros(9, 4).scatter_add(0, ids[:, None].expand(-1, 4), values)
+            other = torch.zeros(5, 5).scatter_(0, ids[None, :5], 1)  # along another dimension
+            return summed.sum() + torch.zeros(7, 7).sum() + other.sum()
+
+    model = convert(Scatters(), min_entries=0)
+    model(torch.randn(6, 4), torch.tensor([1, 2, 2, 0, 4, 1]))
+    (finding,) = convert.report(model).findings
+    assert "zeros.scatter, 5 columns" in finding.what
+    assert "scatter_ needs every column" in finding.why
+
+
 class GraphBreaksInLoop(nn.Module):
     """torch.compile runs its loop in eager mode, and compiles only what the loop calls."""
 

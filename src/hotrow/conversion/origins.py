@@ -33,6 +33,7 @@ class Origin:
         max_product_entries: the size of the largest one-hot whose product became a lookup.
         max_small_entries: the size of the largest one-hot that was too small for a lookup.
         is_returned: whether a converted method returned a one-hot to code outside the model.
+        is_one_hot: whether the line creates one-hots; false for zeros that code may scatter into.
     """
 
     def __init__(self, record: Record, path: str, location: str, operation: str) -> None:
@@ -42,6 +43,7 @@ class Origin:
         self.product_counts: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape)
         self.fallback_counts: Counter[Any] = Counter()
         self.max_product_entries, self.max_small_entries, self.is_returned = 0, 0, False
+        self.is_one_hot = operation != _ZEROS
 
     @property
     def min_entries(self) -> int:
@@ -105,8 +107,8 @@ class Record:
         self._lock = threading.Lock()
 
     def origins(self) -> list[Origin]:
-        """Return the origins in order of appearance."""
-        return list(self._origins.values())
+        """Return the origins of one-hots in order of appearance."""
+        return [origin for origin in self._origins.values() if origin.is_one_hot]
 
     def origin_in(self, frame: Any, func: Any) -> Origin:
         """Return the origin of the one-hot that a call of `func` in `frame` created."""
@@ -143,8 +145,9 @@ def _is_library_frame(frame: Any) -> bool:
     return name.startswith(("torch.", "hotrow."))
 
 
+_ZEROS = "zeros.scatter"
 _OPERATIONS = {
     "__getitem__": "eye[ids]", "embedding": "embedding(ids, eye)", "index_select": "eye[ids]",
     "__eq__": "ids == arange", "eq": "ids == arange",
-    "zeros": "zeros.scatter", "zeros_like": "zeros.scatter", "new_zeros": "zeros.scatter",
+    "zeros": _ZEROS, "zeros_like": _ZEROS, "new_zeros": _ZEROS,
 }  # fmt: skip

@@ -20,6 +20,8 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
     src = kwargs.pop("value", src)
     if kwargs or not isinstance(x, OneHot) or isinstance(index, OneHot) or isinstance(src, OneHot):
         return NotImplemented
+    if isinstance(src, int | float) and src == 1:
+        _mark_as_one_hot(x)
     parts, count = x.parts, len(x.sizes)
     if not isinstance(dim, int) or dim % count != count - 1 or len(parts) != 1:
         return NotImplemented
@@ -36,12 +38,19 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
     if weights is NotImplemented:
         return NotImplemented
     filled = Field(index.clone(), weights, zeros.width)
+    _mark_as_one_hot(x)
     if func.__name__ == "scatter":
         return derive(x, [filled], meta_tensor(x), lambda t: t.scatter(-1, index, 0))
     if x._dense is not None or x._parent is not None or x.has_views or x.needs_grad:
         return NotImplemented
     x._parts = (filled,)
     return x
+
+
+def _mark_as_one_hot(zeros: OneHot) -> None:
+    """List the zeros in the report, because the code scatters ones into them."""
+    for origin in zeros.origins:
+        origin.is_one_hot = True
 
 
 def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
