@@ -894,7 +894,7 @@ def test_report_lists_only_one_hots():
     model(torch.randn(6, 4), torch.tensor([1, 2, 2, 0, 4, 1]))
     (finding,) = convert.report(model).findings
     assert "zeros.scatter, 5 columns" in finding.what
-    assert "scatter_ needs every column" in finding.why
+    assert "scatter, sum need every column" in finding.why
 
 
 class GraphBreaksInLoop(nn.Module):
