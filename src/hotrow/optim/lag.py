@@ -20,6 +20,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, scalar_dtype
 from hotrow.optim.settle import look_up, settle, step
@@ -164,7 +165,7 @@ class RowLag:
     @contextmanager
     def _exclusive_access(self) -> Iterator[None]:
         """Allow only one operation on rows at a time, across threads and within a thread."""
-        with _lock:
+        with PostponedSignals(), _lock:
             if self._is_busy:
                 raise HotrowError(
                     "a table was read during its own step, for example by a signal handler",

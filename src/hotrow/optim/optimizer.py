@@ -17,6 +17,7 @@ from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
@@ -165,13 +166,14 @@ class RowOptimizer(_Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        tables = self._tables()
-        if tables:
-            with torch.no_grad():
-                self._step_tables(tables)
-        else:
-            self._torch_step()
-        self._adopt_tables()
+        with PostponedSignals():
+            tables = self._tables()
+            if tables:
+                with torch.no_grad():
+                    self._step_tables(tables)
+            else:
+                self._torch_step()
+            self._adopt_tables()
         return loss
 
     def _step_tables(self, tables: list[tuple[ParamGroup, Table]]) -> None:

@@ -1,0 +1,69 @@
+"""Postpone signals, such as Ctrl-C, until a step is complete.
+
+A signal handler may raise an exception between any two instructions, such as `KeyboardInterrupt`.
+In the middle of a step, the rows, the optimizer state and the ledger would no longer agree.
+"""
+
+from __future__ import annotations
+
+# `signal` itself creates an enum member in each call, which takes 20 us for a step.
+import _signal  # type: ignore[import-not-found]
+import signal
+import threading
+from typing import Any
+
+# The signals whose handlers programs commonly replace.
+_SIGNALS = [
+    int(getattr(signal, name))
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
+_get: Any = _signal.getsignal
+_set: Any = _signal.signal
+_is_postponing = False  # only the main thread uses it
+
+
+class PostponedSignals:
+    """A context in which Python's signal handlers don't run; they run when it ends.
+
+    Python runs signal handlers only in the main thread, so other threads need no protection.
+    """
+
+    __slots__ = ("_arrived", "_handlers")
+
+    def __enter__(self) -> None:
+        global _is_postponing
+        self._handlers: list[tuple[int, Any]] = []
+        self._arrived: list[int] = []
+        if _is_postponing or threading.current_thread() is not threading.main_thread():
+            return
+        self._handlers = [
+            (number, handler) for number in _SIGNALS if callable(handler := _get(number))
+        ]
+        try:
+            _is_postponing = True
+            for number, _ in self._handlers:
+                _set(number, self._postpone)
+        except BaseException:  # raised by a handler that was not replaced yet
+            self._restore()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        if self._handlers:
+            self._restore()
+            for number in self._arrived:
+                signal.raise_signal(number)
+
+    def _postpone(self, number: int, frame: Any) -> None:
+        self._arrived.append(number)
+
+    def _restore(self) -> None:
+        global _is_postponing
+        _is_postponing = False
+        try:
+            for number, handler in self._handlers:
+                _set(number, handler)
+        except BaseException:  # raised by a handler that was already restored
+            for number, handler in self._handlers:
+                _set(number, handler)
+            raise
