@@ -152,3 +152,80 @@ def test_sparse_embeddings_of_any_size_become_tables(kind, default_min_entries):
     layer(torch.tensor([[1, 2]])).sum().backward()
     hotrow.optim.Adam(layer.parameters()).step()
     assert type(layer.weight) is Table
+
+
+def train(layer, count=3):
+    optimizer = hotrow.optim.AdamW([layer.weight])
+    for n in range(count):
+        optimizer.zero_grad()
+        layer(torch.tensor([n, 0])).sum().backward()
+        optimizer.step()
+
+
+def test_a_pretrained_tensor_in_scope_does_not_follow_the_training():
+    pretrained = torch.randn(9, 3)
+    before = pretrained.clone()
+    layer = nn.Embedding.from_pretrained(pretrained, freeze=False)
+    layer.sparse_buffer = nn.Buffer(torch.eye(3).to_sparse())
+    layer.lazy = nn.LazyLinear(3)
+    weight = convert(layer).weight
+    train(layer)
+    assert layer.weight is weight
+    assert layer.weight.has_stale_rows  # no step had to keep another tensor up to date
+    assert torch.equal(pretrained, before)
+    (finding,) = convert.report(layer).findings
+    assert finding.outcome == (
+        "table; its values were copied, because a tensor outside of the model shared its storage"
+    )
+    assert convert(layer).weight.was_copied
+
+
+def test_a_tensor_taken_after_conversion_follows_the_training():
+    layer = convert(nn.Embedding(9, 3))
+    alias = layer.weight.data
+    train(layer)
+    assert torch.equal(alias, layer.weight)
+    assert convert.report(layer).findings[0].outcome == "table"
+
+
+def _two_weights_with_one_storage():
+    model = nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 9, bias=False))
+    model[1].weight.data = model[0].weight.data
+    return model
+
+
+def _view_of_a_larger_buffer():
+    layer = nn.Embedding(9, 3)
+    layer.weight.data = torch.randn(20, 3)[:9]
+    layer.held = [layer.weight.data]
+    return nn.Sequential(layer)
+
+
+def _shared_with_other_processes():
+    layer = nn.Embedding(9, 3)
+    layer.weight.share_memory_()
+    layer.held = [layer.weight.data]
+    return nn.Sequential(layer)
+
+
+def _frozen():
+    layer = nn.Embedding.from_pretrained(torch.randn(9, 3))
+    layer.held = [layer.weight.data]
+    return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _two_weights_with_one_storage,
+        _view_of_a_larger_buffer,
+        _shared_with_other_processes,
+        _frozen,
+    ],
+)
+def test_storage_that_the_model_shares_on_purpose_stays_shared(make):
+    model = make()
+    address = model[0].weight.data_ptr()
+    convert(model)
+    assert isinstance(model[0].weight, Table)
+    assert model[0].weight.data_ptr() == address

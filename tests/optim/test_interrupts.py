@@ -129,7 +129,7 @@ def test_a_lookup_is_complete_when_an_interrupt_arrives():
     assert torch.equal(found[0], model[0].weight)
 
 
-def test_all_PostponedSignals_arrive_once():
+def test_all_postponed_signals_arrive():
     seen = []
     old = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
     try:

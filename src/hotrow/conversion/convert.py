@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from hotrow.conversion import sampling
 from hotrow.conversion.embeddings import find_embeddings
@@ -13,6 +16,7 @@ from hotrow.errors import HotrowError
 from hotrow.ids import check_count
 from hotrow.onehot.registry import graph_functions
 from hotrow.onehot.tensor import encode
+from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
 
@@ -28,9 +32,9 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     whose weight is also used by another layer (a tied output head) stays plain PyTorch, because its
     gradient is dense. You don't need to change the code that uses a table. Every read of a table
     first applies the optimizer steps that the rows have missed. A tensor that shares the table's
-    storage (`weight.data`, `state_dict()`, `.numpy()`) stays up to date during training. A weight
-    that was created from a NumPy array is copied to new storage. Under `torch.compile`, a table
-    lookup causes a graph break.
+    storage (`weight.data`, `state_dict()`, `.numpy()`) stays up to date during training, if it was
+    created after conversion. If a tensor or a NumPy array outside of the model shares the weight's
+    storage before conversion, such as a pretrained tensor, `convert` copies the weight.
 
     **One-hots.** `convert` finds the one-hots that the model's own Python code creates with
     `F.one_hot`, `torch.eye(V)[ids]`, ones scattered into zeros, or `ids[..., None] == arange(V)`.
@@ -95,8 +99,31 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             # Most optimizers reject torch's sparse gradients, so an embedding with sparse=True
             # becomes a table at any size.
             if not obstacle and (module.weight.numel() >= threshold or module.sparse):
-                Table.adopt(module.weight)  # type: ignore[arg-type]
+                weight: nn.Parameter = module.weight  # type: ignore[assignment]
+                copies = not isinstance(weight, Table) and _is_held_elsewhere(weight, model)
+                if copies:
+                    weight.data = weight.data.clone()
+                Table.adopt(weight).was_copied |= copies
     return model
+
+
+def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
+    """Return whether a tensor outside of the model holds the whole storage of a trainable weight.
+
+    For example, a pretrained tensor that is still in scope. Every step would have to keep it up to
+    date. Storage that the model itself, another process or a larger buffer shares is not counted.
+    """
+    if not weight.requires_grad or weight.is_meta or storage_use_count(weight) in (1, sys.maxsize):
+        return False
+    storage = weight.untyped_storage()
+    if storage.nbytes() != weight.nbytes:
+        return False
+    others = [
+        each
+        for each in (*model.parameters(), *model.buffers())
+        if each is not weight and each.layout is torch.strided and not is_lazy(each)
+    ]
+    return all(each.untyped_storage().data_ptr() != storage.data_ptr() for each in others)
 
 
 convert.report = report  # type: ignore[attr-defined]

@@ -93,7 +93,8 @@ def report(model: nn.Module) -> Report:
         else:
             is_table = isinstance(module.weight, Table)
             if is_table:
-                why = obstacle or _why_dense(module.weight)
+                reasons = obstacle or _why_dense(module.weight), _why_copied(module.weight)
+                why = "; ".join(filter(None, reasons))
             else:
                 why = f"stays plain PyTorch: {obstacle or _why_plain(module.weight)}"
             findings.append(Finding(path, what, is_table, "table" if is_table else "", why))
@@ -143,6 +144,12 @@ def _why_plain(weight: Tensor) -> str:
     if weight.numel() < sampling.MIN_ENTRIES:
         return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
     return "it is smaller than min_entries, or its weight was replaced later; convert it again"
+
+
+def _why_copied(weight: Tensor) -> str:
+    if isinstance(weight, Table) and weight.was_copied:
+        return "its values were copied, because a tensor outside of the model shared its storage"
+    return ""
 
 
 def _why_dense(weight: Tensor) -> str:

@@ -45,6 +45,7 @@ class Table(nn.Parameter):
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         had_dense_gradient: whether any step had a dense gradient.
+        was_copied: whether the table got storage of its own, because other code held the storage.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         backing: the files to which rows and state are mapped, or None if they are in memory.
@@ -52,6 +53,7 @@ class Table(nn.Parameter):
 
     lag: Lag | None
     had_dense_gradient: bool
+    was_copied: bool = False
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
