@@ -56,6 +56,7 @@ from __future__ import annotations
 
 import torch.optim as _torch
 
+from hotrow.optim.misuse import warn_of_dense_steps as _warn_of_dense_steps
 from hotrow.optim.optimizer import RowOptimizer as _RowOptimizer
 from hotrow.optim.rules import adadelta as _adadelta
 from hotrow.optim.rules import adagrad as _adagrad
@@ -191,6 +192,8 @@ class Rprop(_RowOptimizer, _torch.Rprop):
     rule = _rprop.rule
     torch_class = _torch.Rprop
 
+
+_warn_of_dense_steps(frozenset(cls.torch_class.__name__ for cls in _RowOptimizer.__subclasses__()))
 
 __all__ = [
     "ASGD",

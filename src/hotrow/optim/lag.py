@@ -7,7 +7,6 @@ table and of its state call `settle`, `look_up` or `peek`.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import warnings
 import weakref
@@ -24,20 +23,13 @@ from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, scalar_dtype
 from hotrow.optim.settle import look_up, settle, step
+from hotrow.optim.stack import caller_stack_level
 from hotrow.optim.state import RowState
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
 ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
-
-
-def _caller_stack_level() -> int:
-    """Return the stack level of the user code that called the optimizer, for use in a warning."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith(("hotrow.", "torch.")):
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -235,7 +227,7 @@ class RowLag:
                 f"storage of a {tuple(self.values.shape)} table or of its optimizer state. To keep "
                 "that tensor up to date, every step settles all rows, which is slow. Keep a copy "
                 "(.clone()) instead, or delete the tensor",
-                stacklevel=_caller_stack_level(),
+                stacklevel=caller_stack_level(),
             )
         return has_alias
 

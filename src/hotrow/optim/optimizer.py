@@ -19,6 +19,7 @@ from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
+from hotrow.optim.misuse import check_sparse_gradients
 from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.autograd import set_strides, with_strides
@@ -168,6 +169,9 @@ class RowOptimizer(_Optimizer):
                 loss = closure()
         with PostponedSignals():
             tables = self._tables()
+            if not self.__dict__.get("_gradients_checked"):
+                check_sparse_gradients(self)
+                self.__dict__["_gradients_checked"] = True
             if tables:
                 with torch.no_grad():
                     self._step_tables(tables)

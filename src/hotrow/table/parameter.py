@@ -311,6 +311,11 @@ def find_table(tensor: Tensor) -> Table | None:
     return next(matches, None) if pointer else None
 
 
+def table_count() -> int:
+    """Return the number of tables in this process."""
+    return len(_tables)
+
+
 def table_row_count(weight: Tensor) -> int:
     """Return the number of rows that ids can select, including rows in other processes."""
     shards = weight.shards if isinstance(weight, Table) else None

@@ -1,0 +1,84 @@
+"""Notice code that calls `hotrow.convert` without `hotrow.optim`, or `hotrow.optim` without it.
+
+Either line alone works at the cost of dense training, or fails with an error that doesn't name the
+other line.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotrow.errors import HotrowError
+from hotrow.optim.stack import caller_stack_level
+from hotrow.table.parameter import TABLE_CLASSES, table_count
+
+# For each optimizer, the number of tables when it was last checked; -1 after a warning.
+_checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+_SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
+
+
+def warn_of_dense_steps(names: frozenset[str]) -> None:
+    """Check the optimizers that are not in `hotrow.optim`, before a step.
+
+    Arguments:
+        names: the names of the optimizers in `hotrow.optim`.
+
+    The check warns once for each optimizer that updates a table with dense steps. For SparseAdam,
+    which supports neither, it raises a `HotrowError`.
+    """
+
+    def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if hasattr(optimizer, "torch_class") or _checked.get(optimizer) in (-1, table_count()):
+            return
+        _checked[optimizer] = table_count()
+        shapes = [
+            tuple(parameter.shape)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if type(parameter) in TABLE_CLASSES
+        ]
+        if not shapes:
+            return
+        name = type(optimizer).__name__
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            raise HotrowError(
+                f"SparseAdam does not support the {shapes[0]} table that hotrow.convert created",
+                fix="use hotrow.optim.Adam, which trains the same model as torch.optim.Adam",
+            )
+        _checked[optimizer] = -1
+        better = f"hotrow.optim.{name}" if name in names else "an optimizer from hotrow.optim"
+        warnings.warn(
+            f"{name} updates every row of the {shapes[0]} table that hotrow.convert created, at "
+            f"the cost of dense training. Use {better}, which updates only the touched rows",
+            stacklevel=caller_stack_level(),
+        )
+
+    register_optimizer_step_pre_hook(check)
+
+
+def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Check whether a parameter's gradient is sparse, because its layer was not converted.
+
+    Raises:
+        HotrowError: the optimizer does not support sparse gradients.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None or gradient.layout is torch.strided:
+                continue
+            found = f"the gradient of a {tuple(parameter.shape)} parameter is sparse"
+            fix = "call hotrow.convert(model) before you create the optimizer"
+            if isinstance(optimizer, _SUPPORT_SPARSE):
+                warnings.warn(
+                    f"{found}, so torch's sparse step updates it. To train like dense torch, {fix}",
+                    stacklevel=caller_stack_level(),
+                )
+                return
+            name = type(optimizer).__name__
+            raise HotrowError(f"{found}, which {name} does not support", fix=fix)

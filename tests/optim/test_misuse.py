@@ -1,0 +1,93 @@
+"""One of the two lines without the other: a warning or an error names the other line."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.table.parameter import Table
+
+
+def backward(layer):
+    layer(torch.tensor([1, 2, 2])).pow(2).sum().backward()
+
+
+def converted():
+    layer = hotrow.convert(nn.Embedding(9, 3), min_entries=0)
+    assert type(layer.weight) is Table
+    backward(layer)
+    return layer
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad"])
+def test_a_torch_optimizer_with_a_table_warns_once(name):
+    layer = converted()
+    optimizer = getattr(torch.optim, name)(layer.parameters(), lr=0.1)
+    message = rf"{name} updates every row of the \(9, 3\) table .* Use hotrow.optim.{name}, which"
+    with pytest.warns(UserWarning, match=message) as record:
+        optimizer.step()
+    assert record[0].filename == __file__
+    tables = [converted(), converted()]  # the number of tables changes
+    optimizer.step()
+    assert tables
+
+
+def test_an_optimizer_that_hotrow_does_not_have():
+    class Mine(torch.optim.SGD):
+        pass
+
+    optimizer = Mine(converted().parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="Use an optimizer from hotrow.optim"):
+        optimizer.step()
+
+
+def test_no_warning_without_tables_or_with_our_optimizer():
+    layer = nn.Embedding(9, 3)
+    backward(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.optim.AdamW(layer.parameters()).step()
+        hotrow.optim.AdamW(converted().parameters()).step()
+
+
+def test_a_model_that_is_converted_after_the_first_step_is_noticed():
+    layer = nn.Embedding(9, 3)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    backward(layer)
+    optimizer.step()
+    hotrow.convert(layer, min_entries=0)
+    with pytest.warns(UserWarning, match=r"hotrow\.optim\.AdamW"):
+        optimizer.step()
+
+
+def test_sparse_adam_with_a_table_is_refused():
+    layer = converted()
+    before = layer.weight.detach().clone()
+    with pytest.raises(HotrowError, match=r"use hotrow\.optim\.Adam, which"):
+        torch.optim.SparseAdam(layer.parameters()).step()
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "NAdam", "RMSprop", "Rprop"])
+def test_a_sparse_gradient_without_convert_is_refused(name):
+    model = nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Linear(3, 2))
+    optimizer = getattr(hotrow.optim, name)([{"params": m.parameters()} for m in model[::-1]])
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    backward(model)
+    with pytest.raises(HotrowError, match=rf"{name} does not support: call hotrow\.convert"):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+@pytest.mark.filterwarnings("ignore:Sparse invariant")
+def test_a_sparse_gradient_that_torch_supports_warns(name):
+    layer = nn.Embedding(9, 3, sparse=True)
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1)
+    backward(layer)
+    with pytest.warns(UserWarning, match=r"call hotrow\.convert\(model\)"):
+        optimizer.step()
+    optimizer.step()
