@@ -449,12 +449,26 @@ def _() -> None:
     same(run, rows=False)
 
 
-@feature(OPTIONS, "`torch.optim` optimizers on a converted model", DENSE)
+@contextlib.contextmanager
+def warning_of_dense_steps(library: Any) -> Iterator[None]:
+    """Expect the warning about a torch optimizer, if the model is converted."""
+    if library is torch.optim:
+        yield
+    else:
+        with pytest.warns(UserWarning, match="updates every row"):
+            yield
+
+
+@feature(OPTIONS, "`torch.optim` optimizers on a converted model", DENSE, "The first step warns.")
 def _() -> None:
-    same(lambda model, library: train(model, adam(model, torch.optim)), rows=False)
+    def run(model: nn.Module, library: Any) -> None:
+        with warning_of_dense_steps(library):
+            train(model, adam(model, torch.optim))
+
+    same(run, rows=False)
 
 
-@feature(OPTIONS, "`torch.optim.LBFGS`", DENSE)
+@feature(OPTIONS, "`torch.optim.LBFGS`", DENSE, "The first step warns.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
@@ -465,15 +479,16 @@ def _() -> None:
             loss.backward()
             return loss
 
-        optimizer.step(closure)
+        with warning_of_dense_steps(library):
+            optimizer.step(closure)
 
     same(run, rows=False, rtol=1e-3, atol=1e-4)
 
 
-@feature(OPTIONS, "`torch.optim.SparseAdam`", UNSUPPORTED, "Use `hotrow.optim.Adam`.")
+@feature(OPTIONS, "`torch.optim.SparseAdam`", REFUSED, "Use `hotrow.optim.Adam`.")
 def _() -> None:
     model = converted()
-    with pytest.raises(RuntimeError, match="does not support dense"):
+    with pytest.raises(HotrowError, match=r"use hotrow\.optim\.Adam"):
         train(model, torch.optim.SparseAdam(model.embedding.parameters()))
 
 
@@ -778,20 +793,20 @@ def _() -> None:
 @feature(
     AUTOGRAD,
     "Second derivatives of a table (`create_graph=True`)",
-    UNSUPPORTED,
-    "Raises a `RuntimeError`. Don't convert that embedding.",
+    WORKS,
+    "For example, a penalty on the gradient. Not supported for a sharded or replicated table.",
 )
 def _() -> None:
-    model = converted()
-    weight = model.embedding.weight
-    (gradient,) = torch.autograd.grad(loss_of(model, BATCHES[0]), weight, create_graph=True)
-    with pytest.raises(RuntimeError, match="twice"):
+    found = []
+    for model, _ in pair():
+        loss = loss_of(model, BATCHES[0])
+        (gradient,) = torch.autograd.grad(loss, model.embedding.weight, create_graph=True)
         gradient.pow(2).sum().backward()
+        found.append(model.embedding.weight.grad)
+    torch.testing.assert_close(found[1] + 0, found[0])
 
 
-@feature(
-    AUTOGRAD, "`torch.autograd.detect_anomaly`", DENSE, "Anomaly detection checks all rows for NaN."
-)
+@feature(AUTOGRAD, "`torch.autograd.detect_anomaly`", WORKS, "It checks the rows for NaN.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         with warnings.catch_warnings():
@@ -799,7 +814,22 @@ def _() -> None:
             with torch.autograd.detect_anomaly():
                 plain(model, library)
 
-    same(run, rows=False)
+    same(run)
+
+
+@feature(
+    MODEL,
+    "`nn.Parameter(table)`, `nn.Embedding.from_pretrained(table)`",
+    WORKS,
+    "The new parameter shares the table's values, so every step settles all rows.",
+)
+def _() -> None:
+    model = converted()
+    table = model.embedding.weight
+    parameter = nn.Parameter(table)
+    plain(model, hotrow.optim)
+    assert torch.equal(parameter, table)
+    assert nn.Embedding.from_pretrained(table).weight.data_ptr() == table.data_ptr()
 
 
 @feature(AUTOGRAD, "Forward-mode derivatives (`torch.func.jvp`)", DENSE)
@@ -844,13 +874,16 @@ EXECUTION = "Compilers and dtypes"
 PARALLEL = "Multiple processes"
 
 
-@feature(EXECUTION, "`torch.compile`", WORKS, "A table lookup causes a graph break.")
+@feature(
+    EXECUTION,
+    "`torch.compile`",
+    WORKS,
+    "Lookups don't break the graph, except with `max_norm` or in a distributed table.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         torch._dynamo.reset()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Dynamo warns about `.grad` at a graph break
-            train(torch.compile(model, backend="eager"), adam(model, library))
+        train(torch.compile(model, fullgraph=True, backend="aot_eager"), adam(model, library))
 
     same(run)
 
@@ -872,13 +905,20 @@ def _() -> None:
     assert not torch.equal(stale, script(BATCHES[1]))
 
 
-@feature(EXECUTION, "`torch.jit.trace`", UNSUPPORTED, "Use `torch.export`.")
+@feature(
+    EXECUTION,
+    "`torch.jit.trace`",
+    WORKS,
+    "Train the model further, and the traced module reads unsettled rows. Call "
+    "`optimizer.settle()` first.",
+)
 def _() -> None:
-    model, _ = _trained()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(AttributeError, match="bit_length"):
-            torch.jit.trace(model, BATCHES[0])
+    model, optimizer = _trained()
+    traced = torch.jit.trace(model, BATCHES[0])
+    assert torch.equal(traced(BATCHES[1]), model(BATCHES[1]))
+    train(model, optimizer)
+    optimizer.settle()
+    assert torch.equal(traced(BATCHES[1]), model(BATCHES[1]))
 
 
 @feature(EXECUTION, "`torch.export`", WORKS)

@@ -118,13 +118,16 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
     return int(matrix.count_nonzero()) == count and bool((matrix.diagonal() == 1).all())
 
 
+def _is_square(matrix: Any) -> bool:
+    is_matrix = isinstance(matrix, Tensor) and not isinstance(matrix, OneHot) and matrix.ndim == 2
+    return is_matrix and matrix.shape[0] == matrix.shape[1]
+
+
 def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
     """Match an operation that selects rows of an identity matrix."""
     if type(index) is not Tensor or index.dtype not in (torch.int64, torch.int32):
         return None
-    if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
-        return None
-    if matrix.shape[0] != matrix.shape[1] or not _is_identity(matrix, index):
+    if not _is_square(matrix) or not _is_identity(matrix, index):
         return None
     rows = torch.arange(len(matrix))[index.long()]  # indexing resolves negative ids
     return OneHot([Field(rows.unsqueeze(-1), None, len(matrix))], matrix.dtype)
@@ -133,14 +136,18 @@ def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
 def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     if any(args) or any(value not in (None, 2.0, False) for value in kwargs.values()):
         return None
-    if type(input) is not Tensor or (input.numel() and int(input.min()) < 0):
+    if type(input) is not Tensor or not _is_square(weight):
+        return None
+    if input.numel() and int(input.min()) < 0:
         return None  # torch raises
     return _identity_rows(func, weight, input)
 
 
 def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None:
-    if dim not in (0, -2) or index.ndim != 1 or (index.numel() and int(index.min()) < 0):
+    if dim not in (0, -2) or not _is_square(matrix) or index.ndim != 1:
         return None
+    if index.numel() and int(index.min()) < 0:
+        return None  # torch raises
     return _identity_rows(func, matrix, index)
 
 
