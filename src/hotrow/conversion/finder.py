@@ -119,8 +119,10 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
 
 
 def _is_square(matrix: Any) -> bool:
-    is_matrix = isinstance(matrix, Tensor) and not isinstance(matrix, OneHot) and matrix.ndim == 2
-    return is_matrix and matrix.shape[0] == matrix.shape[1]
+    if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
+        return False
+    # While torch.jit.trace records, sizes are tensors, and comparing them raises a warning.
+    return not torch._C._is_tracing() and matrix.shape[0] == matrix.shape[1]
 
 
 def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:
