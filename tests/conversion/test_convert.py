@@ -9,6 +9,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError, convert
 from hotrow.conversion import sampling
+from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
@@ -107,16 +108,80 @@ def test_non_module_raises():
         convert(torch.zeros(2))
 
 
-def test_report_says_that_a_table_had_a_dense_gradient():
-    model = convert(nn.Embedding(9, 3))
+def sum_of_squares(weight):
+    return weight.pow(2).sum()
+
+
+def selected_by_indexing(weight):
+    return weight[torch.tensor([1, 2])].sum()
+
+
+def tied_product(weight):
+    return (torch.ones(2, 3) @ weight.T).sum()
+
+
+@pytest.mark.parametrize(
+    ("use", "line", "operation", "advice"),
+    [
+        (sum_of_squares, 1, "pow", "pass weight_decay=2 * c to SGD or Adam"),
+        (selected_by_indexing, 1, "getitem", "use torch.nn.functional.embedding(ids, weight)"),
+        (tied_product, 1, "T", ""),
+    ],
+)
+def test_report_says_what_made_a_gradient_dense(use, line, operation, advice):
+    model = convert(nn.Sequential(nn.Embedding(9, 3)))
     optimizer = hotrow.optim.SGD(model.parameters(), lr=0.1)
-    model(torch.tensor([1])).sum().backward()
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.tensor([1, 2])).sum()
+        if step == 2:
+            loss = loss + use(model[0].weight)
+        loss.backward()
+        optimizer.step()
+        dense = [each for each in convert.report(model).findings if "dense" in each.why]
+        assert len(dense) == (step >= 2)
+    location = f"{__file__}:{use.__code__.co_firstlineno + line}"
+    expected = f"the gradient was dense in step 3: {operation} at {location} uses the whole table"
+    assert expected in str(convert.report(model))
+    assert advice in str(convert.report(model))
+
+
+def test_report_names_the_step_of_a_dense_gradient_of_unknown_origin():
+    model = convert(nn.Embedding(9, 3))
+    model.weight.grad = torch.ones(9, 3)
+    hotrow.optim.SGD(model.parameters(), lr=0.1).step()
+    (finding,) = convert.report(model).findings
+    assert finding.outcome == (
+        "table; torch's dense step ran, because the gradient was dense in step 1"
+    )
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_weight_decay_is_the_penalty_that_the_report_says(name):
+    ends = []
+    for decay, penalty in ((0.0, 0.05), (0.1, 0.0)):
+        torch.manual_seed(0)
+        layer = nn.Embedding(9, 3).double()
+        if decay:
+            convert(layer)
+        optimizer = getattr(hotrow.optim, name)([layer.weight], lr=0.1, weight_decay=decay)
+        for n in range(4):
+            optimizer.zero_grad()
+            loss = layer(torch.tensor([n, 0])).sin().sum()
+            (loss + penalty * layer.weight.pow(2).sum() if penalty else loss).backward()
+            optimizer.step()
+        ends.append(layer.weight.detach() + 0)
+    assert torch.allclose(*ends, rtol=1e-10) == (name != "AdamW")
+
+
+def test_a_gradient_that_code_assigns_keeps_its_rows():
+    layer = convert(nn.Embedding(9, 3))
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    loss = layer(torch.tensor([1, 2, 2])).pow(2).sum()
+    (layer.weight.grad,) = torch.autograd.grad(loss, layer.weight)
     optimizer.step()
-    assert str(convert.report(model)).endswith("table")
-    optimizer.zero_grad()
-    model.weight.pow(2).sum().backward()
-    optimizer.step()
-    assert "table; had a dense gradient" in str(convert.report(model))
+    assert type(layer.weight.grad) is RowGradient
+    assert convert.report(layer).findings[0].outcome == "table"
 
 
 @pytest.fixture

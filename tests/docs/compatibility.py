@@ -964,7 +964,14 @@ def ddp_on_a_rank() -> None:
         optimizer = adam(model, library)
         for ids in BATCHES:
             optimizer.zero_grad()
-            loss_of(parallel, ids + 5 * rank).backward()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                loss = loss_of(parallel, ids + 5 * rank)
+            expects_warning = library is hotrow.optim and ids is BATCHES[0]
+            assert any("hotrow.distributed.replicate" in str(each.message) for each in caught) == (
+                expects_warning
+            )
+            loss.backward()
             optimizer.step()
 
     same(run, rows=False)
@@ -974,7 +981,8 @@ def ddp_on_a_rank() -> None:
     PARALLEL,
     "`DistributedDataParallel`",
     DENSE,
-    "DDP sends the whole gradient. `hotrow.distributed.replicate` sends only the touched rows.",
+    "DDP sends the whole gradient, and the first lookup warns. `hotrow.distributed.replicate` "
+    "sends only the touched rows.",
 )
 def _() -> None:
     rank_processes(2).run(ddp_on_a_rank)

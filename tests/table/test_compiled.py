@@ -79,7 +79,7 @@ def test_a_compiled_model_trains_like_torch_and_keeps_rows(backend, lookups):
     run(tables, hotrow.optim, compiled)
     assert all(type(layer.weight) is Table for layer in (tables.items, tables.bags))
     assert all(type(layer.weight.grad) is RowGradient for layer in (tables.items, tables.bags))
-    assert not tables.items.weight.had_dense_gradient
+    assert tables.items.weight.dense_step is None
     run(plain, torch.optim, plain)
     run(exact, torch.optim, exact)
     vectors = [parameters_to_vector(model.parameters()) for model in (tables, plain, exact)]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hotrow.conversion.sampling import call_state
 from hotrow.onehot.tensor import OneHot
+from hotrow.table.stack import location_of
 
 
 def _search_always() -> None:
@@ -116,9 +117,7 @@ class Record:
         origin = self._origins.get(key)
         if origin is None:
             code = frame.f_code
-            while frame.f_back is not None and _is_library_frame(frame):
-                frame = frame.f_back
-            location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            location = location_of(frame)
             operation = _OPERATIONS.get(func.__name__, func.__name__)
             with self._lock:
                 new = Origin(self, self._path_of(frame), location, operation)
@@ -138,11 +137,6 @@ class Record:
                 return paths[module_id]
             frame = frame.f_back
         return ""
-
-
-def _is_library_frame(frame: Any) -> bool:
-    name = str(frame.f_globals.get("__name__"))
-    return name.startswith(("torch.", "hotrow."))
 
 
 _ZEROS = "zeros.scatter"

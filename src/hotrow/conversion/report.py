@@ -153,6 +153,22 @@ def _why_copied(weight: Tensor) -> str:
 
 
 def _why_dense(weight: Tensor) -> str:
-    if isinstance(weight, Table) and weight.had_dense_gradient:
-        return "had a dense gradient from a use outside lookups, so torch's dense step ran"
-    return ""
+    if not isinstance(weight, Table) or weight.dense_step is None:
+        return ""
+    why = f"torch's dense step ran, because the gradient was dense in step {weight.dense_step}"
+    if weight.dense_use is None:
+        return why
+    operation, location = weight.dense_use
+    why += f": {operation} at {location} uses the whole table"
+    return why + _ADVICE.get(operation, "")
+
+
+_DECAY = (
+    " (instead of the penalty c * weight.pow(2).sum(), pass weight_decay=2 * c to SGD or Adam, "
+    "which has the same gradient; AdamW's weight_decay is different)"
+)
+_ADVICE = {
+    **dict.fromkeys(("pow", "square", "mul", "norm", "linalg_vector_norm"), _DECAY),
+    "getitem": " (use torch.nn.functional.embedding(ids, weight), whose gradient has only the "
+    "touched rows)",
+}

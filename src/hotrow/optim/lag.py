@@ -23,10 +23,10 @@ from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, scalar_dtype
 from hotrow.optim.settle import look_up, settle, step
-from hotrow.optim.stack import caller_stack_level
 from hotrow.optim.state import RowState
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
+from hotrow.table.stack import caller_stack_level
 
 ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger

@@ -14,8 +14,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotrow.errors import HotrowError
-from hotrow.optim.stack import caller_stack_level
 from hotrow.table.parameter import TABLE_CLASSES, table_count
+from hotrow.table.stack import caller_stack_level
 
 # For each optimizer, the number of tables when it was last checked; -1 after a warning.
 _checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()

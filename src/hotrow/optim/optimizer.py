@@ -88,6 +88,7 @@ class RowOptimizer(_Optimizer):
     become tables.
     """
 
+    _count = 0  # the number of steps that this object has taken
     rule: ClassVar[Rule]
     torch_class: ClassVar[type[torch.optim.Optimizer]]
 
@@ -169,9 +170,9 @@ class RowOptimizer(_Optimizer):
                 loss = closure()
         with PostponedSignals():
             tables = self._tables()
-            if not self.__dict__.get("_gradients_checked"):
+            if not self._count:
                 check_sparse_gradients(self)
-                self.__dict__["_gradients_checked"] = True
+            self._count += 1
             if tables:
                 with torch.no_grad():
                     self._step_tables(tables)
@@ -196,7 +197,7 @@ class RowOptimizer(_Optimizer):
             if table.replicas is not None:
                 table.replicas.settle_together(table)
             if not isinstance(gradient, RowGradient):
-                table.had_dense_gradient = True
+                table.dense_step = table.dense_step or self._count
                 self._close_lag(table)
             elif self.rule.needs_dense_step(numeric_group := _with_numbers(group)):
                 self._close_lag(table)

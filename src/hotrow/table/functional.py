@@ -8,12 +8,14 @@ one operator of the graph, unless it involves other processes or changes rows (`
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, normalize_padding
@@ -36,12 +38,15 @@ from hotrow.table.reading import (
     row_reader,
     stale_row_reader,
 )
+from hotrow.table.stack import caller_stack_level
 
 
 def _source(table: Table) -> Tensor:
     """Return the tensor that gets the gradient: the table, or a distributed table's `source`."""
     source: Tensor = table
     if needs_gradient(table):
+        if DistributedDataParallel._active_ddp_module is not None and not table.spans_processes:
+            _warn_about_ddp(table)
         distributions: tuple[Distribution[Table] | None, ...] = table.shards, table.replicas
         for distribution in distributions:
             source = source if distribution is None else distribution.source(source)
@@ -142,6 +147,18 @@ def embedding_bag(
         include_last_offset,
         padding_idx,
     )
+
+
+def _warn_about_ddp(table: Table) -> None:
+    """Warn once that DistributedDataParallel sends the whole gradient of a table."""
+    if not table.has_warned:
+        table.has_warned = True
+        warnings.warn(
+            f"DistributedDataParallel sends every row of the gradient of a {tuple(table.shape)} "
+            "table, and each step is dense. Call hotrow.distributed.replicate(model) before "
+            "DistributedDataParallel(model) to send only the touched rows",
+            stacklevel=caller_stack_level(),
+        )
 
 
 @_disable_dynamo

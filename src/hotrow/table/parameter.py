@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.tracing import never_compile_alone
+from hotrow.kernels.tracing import is_compiling, never_compile_alone
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
+from hotrow.table.stack import location_of
 
 # `_disable_dynamo` keeps `torch.compile` from tracing code that settles rows, because a row's
 # missed steps differ between runs. (`torch.compiler.disable` does the same but imports the
@@ -44,7 +45,8 @@ class Table(nn.Parameter):
 
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
-        had_dense_gradient: whether any step had a dense gradient.
+        dense_step: the number of the first optimizer step with a dense gradient, or None.
+        dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
         was_copied: whether the table got storage of its own, because other code held the storage.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
@@ -52,8 +54,10 @@ class Table(nn.Parameter):
     """
 
     lag: Lag | None
-    had_dense_gradient: bool
+    dense_step: int | None = None
+    dense_use: tuple[str, str] | None = None
     was_copied: bool = False
+    has_warned = False  # whether `functional` has warned about DistributedDataParallel
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
@@ -94,7 +98,7 @@ class Table(nn.Parameter):
                 parameter.data = parameter.data.clone()
             parameter.__class__ = _CLASSES[columns, False]
             table: Table = parameter  # type: ignore[assignment]
-            table.lag, table.had_dense_gradient = None, False
+            table.lag = None
             _tables[id(table)] = table
             if columns:
                 table.set_layout()
@@ -201,10 +205,9 @@ class Table(nn.Parameter):
                 return lookup(*args, **kwargs)
         if func in _VIEWS and isinstance(args[0], Table) and args[0].columns:
             args[0].set_layout(by_columns=False)
-        spans_processes = False
-        for table in find_instances((args, kwargs), Table):
+        tables = list(find_instances((args, kwargs), Table))
+        for table in tables:
             table.settle()
-            spans_processes = spans_processes or table.spans_processes
             if func == _SET_DATA and table.lag is not None:
                 table.lag.close()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
@@ -212,15 +215,10 @@ class Table(nn.Parameter):
         if func == _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
-        if spans_processes and any(
+        if torch.is_grad_enabled() and any(
             each.grad_fn is not None for each in find_instances(result, Tensor)
         ):
-            raise HotrowError(
-                f"{getattr(func, '__name__', func)} with a sharded or replicated table as an "
-                "argument cannot be differentiated: the table's gradient would not reach the other "
-                "processes",
-                fix="use the table only in lookups, or leave it out of shard and replicate",
-            )
+            _record_dense_use(func, tables)
         return result
 
 
@@ -259,6 +257,28 @@ TABLE_CLASSES = frozenset(_CLASSES.values())
 
 # All tables, for `find_table`.
 _tables: weakref.WeakValueDictionary[int, Table] = weakref.WeakValueDictionary()
+
+
+def _record_dense_use(func: Any, tables: list[Table]) -> None:
+    """Record an operation whose gradient is dense.
+
+    Raises:
+        HotrowError: a table is sharded or replicated.
+    """
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":  # an attribute such as `weight.T`
+        name = func.__self__.__name__
+    if any(table.spans_processes for table in tables):
+        raise HotrowError(
+            f"{name} with a sharded or replicated table as an argument cannot be differentiated: "
+            "the table's gradient would not reach the other processes",
+            fix="use the table only in lookups, or leave it out of shard and replicate",
+        )
+    if is_compiling():
+        return
+    location = location_of(sys._getframe(2))
+    for table in tables:
+        table.dense_use = name.strip("_"), location
 
 
 def _reduce_for_sharing(table: Table) -> Any:

@@ -1,0 +1,26 @@
+"""Find the user's code on the call stack, for warnings and reports."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+
+def is_library_frame(frame: FrameType) -> bool:
+    """Return whether the frame runs code of torch or hotrow."""
+    return str(frame.f_globals.get("__name__")).startswith(("torch.", "hotrow."))
+
+
+def caller_stack_level() -> int:
+    """Return the `stacklevel` of the user's code, for a warning raised by the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and is_library_frame(frame):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def location_of(frame: FrameType) -> str:
+    """Return the file and line of the user's code that called this frame."""
+    while frame.f_back is not None and is_library_frame(frame):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
