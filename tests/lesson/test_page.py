@@ -1047,7 +1047,7 @@ def test_the_zeros_are_drawn_to_scale_and_only_the_product_pays_for_them(open_pa
             """[...document.querySelectorAll("#waste-zeros i")].reduce((sum, e) => {
                  const box = e.getBoundingClientRect(); return sum + box.width * box.height }, 0)"""
         )
-        return area / 16
+        return area / 9
 
     lookups = []
     for place, size in (("0", 4), ("500", 448), ("1000", 50_257)):
@@ -1072,8 +1072,24 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     assert "(3 for each word), 60 share" in page.inner_text("#meaning-verdict")
     page.focus("#noun-7")
     page.keyboard.press("Enter")
-    assert page.inner_text("#meaning-near").startswith("“bus” has id 7 and the row [")
+    near = page.inner_text("#meaning-near")
+    assert near.startswith("“bus” has id 7 here. Its row was [")
+    rows = re.findall(r"\[(.*?)\]", near.replace("\u2060", ""))
+    snapshots = page.evaluate("[snapshots[0][7], snapshots[100][7]]")
+    assert rows == [", ".join(map(format_number, row)) for row in snapshots]
     assert page.evaluate("document.activeElement.id") == "noun-7"
+
+
+def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
+    page = open_page("lang=en&learned=100").page
+    code = page.text_content("#meaning-code") or ""
+    code = code.replace("loss.backward()", "losses.append(loss.item()); loss.backward()")
+    space: dict[str, Any] = {"losses": []}
+    exec(code, space)
+    found = torch.tensor(page.evaluate("losses"))
+    torch.testing.assert_close(found[:100], torch.tensor(space["losses"]), rtol=0, atol=1e-5)
+    shown = f"is {found[100]:.2f} (at first {found[0]:.2f})"
+    assert shown in page.inner_text("#meaning-verdict")
 
 
 def test_an_edit_ends_the_training(open_page: Open) -> None:

@@ -107,7 +107,7 @@ async function travel() {
     writeCounts(heroCounts(state, table.V, table.V - 1));
   }
   lines().forEach((line, n) => line.classList.toggle("dim", n !== place));
-  await fly(lines()[place], target);
+  await fly(way === "product" ? find("hero-table").querySelector("tr.total") : lines()[place], target);
   if (number !== flight) return;
   lines().forEach((line) => line.classList.remove("dim"));
   target.classList.remove("coming");

@@ -15,6 +15,12 @@ function sumOf(table, id) {
   return [`${say("linear.out", { j: 0 })} = `, ...kept.flatMap((term, n) => (n ? [" + ", term] : [term])), ` = ${result}`];
 }
 
+// Separate the output from the weight.
+function bordered(cell) {
+  cell.classList.add("border");
+  return cell;
+}
+
 const bracketed = (value) => (value < 0 ? `(${unbroken(value)})` : number(value));
 
 sections.push({
@@ -51,7 +57,7 @@ sections.push({
             cells: [...numbers(row).map((cell, k) => {
               if (table.labels[k] === id) cell.classList.add(...chosen.split(" "));
               return cell;
-            }), sum[j]],
+            }), bordered(sum[j])],
           })),
         ],
       );

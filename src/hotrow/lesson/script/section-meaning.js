@@ -29,6 +29,7 @@ const mapSize = () =>
   narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 460, margin: 26 };
 
 let snapshots = null; // the table before training and after each step
+const losses = []; // the loss of each of these tables
 
 // Return the table (words x 2) before training and after each step.
 function trainings() {
@@ -36,13 +37,15 @@ function trainings() {
   let table = split(random(NOUNS.length * 2), 2);
   let weight = split(random(VERBS.length * 2), 2);
   const tables = [table];
-  for (let step = 0; step < STEPS; step++) {
+  for (let step = 0; step <= STEPS; step++) {
+    let loss = 0;
     const [up, across] = [zeros(NOUNS.length, 2), zeros(VERBS.length, 2)];
     for (const [noun, verb] of SENTENCES) {
       const scores = weight.map(([x, y]) => x * table[noun][0] + y * table[noun][1]);
       const top = Math.max(...scores);
       const sizes = scores.map((score) => Math.exp(score - top));
       const total = sizes.reduce((sum, size) => sum + size);
+      loss -= Math.log(sizes[verb] / total) / SENTENCES.length;
       sizes.forEach((size, k) => {
         const error = (size / total - Number(k === verb)) / SENTENCES.length;
         for (const j of [0, 1]) {
@@ -51,10 +54,11 @@ function trainings() {
         }
       });
     }
+    losses.push(loss);
     const moved = (rows, gradient) =>
       rows.map((row, k) => row.map((value, j) => f32(value - LEARNING_RATE * gradient[k][j])));
     [table, weight] = [moved(table, up), moved(weight, across)];
-    tables.push(table);
+    if (step < STEPS) tables.push(table);
   }
   return tables;
 }
@@ -93,11 +97,18 @@ sections.push({
     const near = nearest(table, noun);
     put(
       find("meaning-near"),
-      say("meaning.near", { word: nounText(noun), id: noun, values: several(table[noun].map(number)), near: several(near.map(nounText)) }),
+      say("meaning.near", {
+        word: nounText(noun),
+        id: noun,
+        before: several(snapshots[0][noun].map(number)),
+        values: several(table[noun].map(number)),
+        near: several(near.map(nounText)),
+        learned,
+      }),
     );
     const element = find("meaning-verdict");
     element.className = "verdict";
-    put(element, say("meaning.verdict", { same: sameGroup(table), all: 3 * NOUNS.length, learned }));
+    put(element, say("meaning.verdict", { same: sameGroup(table), all: 3 * NOUNS.length, learned, loss: losses[learned].toFixed(2), first: losses[0].toFixed(2) }));
     const verbs = say("meaning.verbs").split(" ");
     put(
       find("meaning-sentences"),

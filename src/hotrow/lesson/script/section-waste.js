@@ -3,7 +3,7 @@
 const GPT2 = 50_257; // the size of its vocabulary
 const SMALLEST = 4;
 const WIDTH = 768; // the columns of GPT-2's table
-const cellSize = () => (narrow.matches ? 3 : 4); // pixels for one number of the one-hot vector, with its gap
+const cellSize = () => (narrow.matches ? 2 : 3); // pixels for one number of the one-hot vector, with its gap
 
 const vocabularyAt = (place) => Math.round(SMALLEST * (GPT2 / SMALLEST) ** (Number(place) / 1000));
 
