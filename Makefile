@@ -14,7 +14,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 # Run one test process per core. Each process uses one thread unless a test sets more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: run check test test-all test-torch lint docs lessons bench sameness clean
+.PHONY: run check test test-all test-torch integrations lint docs lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -53,6 +53,22 @@ test-torch:
 	    --disable-pip-version-check torch==$(VERSION) --editable '.[test-core]'
 	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n auto -m 'exhaustive or not exhaustive' $(CORE)
 
+# Train unedited code of other libraries with and without hotrow, compare the results, and print the
+# times. The first run sets up .venv-integrations.
+SCRIPTS := huggingface_trainer lightning_module accelerate_loop pyg_transe recommender \
+    stable_baselines3_dqn
+integrations: .venv-integrations/done
+	@for name in $(SCRIPTS); do \
+	    .venv-integrations/bin/python -W ignore -m integrations.$$name || exit 1; \
+	done
+
+.venv-integrations/done: integrations/requirements.txt constraints.txt
+	$(PYTHON) -m venv .venv-integrations
+	PIP_CONSTRAINT=constraints.txt .venv-integrations/bin/python -m pip install --quiet \
+	    --disable-pip-version-check --editable '.[integrations,examples]' \
+	    --requirement integrations/requirements.txt
+	@touch $@
+
 lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -80,7 +96,7 @@ sameness: .venv/test
 	@$(BIN)/python -m benchmarks.sameness
 
 clean:
-	rm -rf .venv .venv-torch-*
+	rm -rf .venv .venv-torch-* .venv-integrations
 
 .venv/core: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
