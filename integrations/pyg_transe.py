@@ -1,7 +1,7 @@
 """PyTorch Geometric's TransE, a model of a knowledge graph.
 
-Its documentation trains it with `sparse=True` and SparseAdam, which trains a different model than
-Adam: entities that are not in the batch keep their momentum for later.
+With `sparse=True`, it needs SparseAdam. SparseAdam trains a different model than Adam: the momentum of
+an entity changes only when a batch contains the entity.
 """
 
 from __future__ import annotations
