@@ -1,6 +1,6 @@
 """PyTorch Geometric's TransE, a model of a knowledge graph.
 
-With `sparse=True`, it needs SparseAdam. SparseAdam trains a different model than Adam: the momentum of
+With `sparse=True`, it needs SparseAdam, which trains a different model than Adam: the momentum of
 an entity changes only when a batch contains the entity.
 """
 
