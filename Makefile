@@ -120,8 +120,8 @@ clean:
 	$(PIP) --editable '.[docs]'
 	@touch $@
 
-.venv/integrations: .venv/core
-	$(PIP) --editable '.[integrations]'
+.venv/integrations: .venv/core integrations/requirements.txt
+	$(PIP) --editable '.[integrations]' --requirement integrations/requirements.txt
 	@touch $@
 
 .venv/peers: .venv/core

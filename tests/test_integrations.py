@@ -1,4 +1,4 @@
-"""The scripts in integrations/ that need only packages of the test environment."""
+"""Run the scripts in integrations/."""
 
 import re
 import subprocess
