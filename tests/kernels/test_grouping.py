@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 import hotrow
 from hotrow.errors import HotrowError, HotrowIndexError
-from hotrow.kernels.cpu.grouping import hash_ids, order_by_row
-from hotrow.kernels.cpu.operators import batch_order
+from hotrow.kernels.batch import DistinctIds
+from hotrow.kernels.cpu.grouping import number_ids
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.operators import select_rows
 from hotrow.table.autograd import storage_use_count
@@ -23,20 +23,34 @@ SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 def test_distinct_ids_match_torch_unique(rows, count):
     ids = torch.randint(rows, (count,), generator=torch.Generator().manual_seed(count))
     distinct = find_distinct(ids, rows)
-    expected, inverse = torch.unique(ids, return_inverse=True)
-    assert torch.equal(distinct.rows, expected)
-    assert torch.equal(distinct.inverse, inverse)
-    order, offsets = batch_order(distinct)
-    assert order.tolist() == torch.argsort(inverse, stable=True).tolist()
-    assert offsets.tolist() == [0, *inverse.bincount(minlength=len(expected)).cumsum(0).tolist()]
+    assert distinct.are_in_range
+    rows, inverse = torch.unique(ids, return_inverse=True)
+    assert torch.equal(distinct.sort()[0], rows)
+    assert torch.equal(distinct.sort()[1], inverse)
+    assert torch.equal(distinct.rows[distinct.inverse], ids)
+    assert torch.equal(distinct.ids(), ids)
+    _, inverse, order, offsets = distinct.arrays
+    assert order.tolist() == np.argsort(inverse, stable=True).tolist()
+    counts = np.bincount(inverse, minlength=len(distinct.rows))
+    assert offsets.tolist() == [0, *counts.cumsum().tolist()]
+
+
+def test_distinct_ids_are_in_order_of_first_appearance():
+    ids = torch.tensor([[5, 9, 5], [1, 9, 5]])
+    for each in ids, ids.int(), torch.stack([ids.t(), ids.t()], 2)[..., 0].t():
+        distinct = find_distinct(each, 10)
+        assert distinct.rows.tolist() == [5, 9, 1]
+        assert distinct.inverse.tolist() == [[0, 1, 0], [2, 1, 0]]
+        assert distinct.ids().tolist() == [5, 9, 5, 1, 9, 5]
+        assert distinct.arrays.order.tolist() == [0, 2, 5, 1, 4, 3]
 
 
 def test_both_ways_to_order_a_batch_by_row_agree():
     distinct = find_distinct(torch.tensor([[5, 9, 5], [1, 9, 5]]), 10)
-    assert distinct.inverse.tolist() == [[1, 2, 1], [0, 2, 1]]
-    again = order_by_row(distinct.inverse.reshape(-1).numpy(), 3)
-    assert [each.tolist() for each in again] == [each.tolist() for each in distinct.order]
-    assert distinct.order[0].tolist() == [3, 0, 2, 5, 1, 4]
+    again = DistinctIds(distinct.rows, distinct.inverse)
+    assert torch.equal(again.ids(), distinct.ids())
+    for one, other in zip(again.arrays, distinct.arrays, strict=True):
+        assert one.tolist() == other.tolist()
 
 
 @pytest.mark.parametrize("stride", [1, 2**10, 2**20, 46_368, 832_040, 3**10])
@@ -51,8 +65,8 @@ def test_regularly_spaced_ids_rarely_collide_in_the_hash_table(stride):
     ids = np.arange(0, 1000 * stride, stride)
     table = np.full(2 << 10, -1, np.int32).view(CountingTable)
     with np.errstate(over="ignore"):  # the hash is meant to overflow
-        distinct, _, _ = hash_ids.py_func(ids, table, 10)
-    assert len(distinct) == 1000
+        count = number_ids.py_func(ids, table, np.empty_like(ids), np.empty_like(ids))
+    assert count == 1000
     assert CountingTable.reads < 2000
 
 
@@ -60,9 +74,9 @@ def test_regularly_spaced_ids_rarely_collide_in_the_hash_table(stride):
 @pytest.mark.parametrize("position", [0, 63])
 def test_out_of_range_ids_are_detected(wrong, position):
     ids = torch.arange(64) % 10
-    assert find_distinct(ids, 10).are_in_range(10)
+    assert find_distinct(ids, 10).are_in_range
     ids[position] = wrong
-    assert not find_distinct(ids, 10).are_in_range(10)
+    assert not find_distinct(ids, 10).are_in_range
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

@@ -10,7 +10,7 @@ from hotrow import optim
 from hotrow.cli.optimizer_options import EXECUTION_OPTIONS
 from hotrow.kernels.grouping import group, sum_by_row
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.settle import settle, step
+from hotrow.optim.updater import RowUpdater
 from hotrow.verify.sameness import Batches
 
 RULES = {name: getattr(optim, name).rule for name in optim.__all__}
@@ -118,6 +118,7 @@ class RowRun:
         ]
         self.row_steps = torch.zeros(len(self.table), dtype=torch.int32)
         self.ledger = Ledger(self.rule, self.group, exact=self.exact)
+        self.updater = RowUpdater(self.ledger, self.table, self.slots, self.row_steps)
 
     def step(self, t):
         """Run the optimizer step for batch t."""
@@ -125,12 +126,12 @@ class RowRun:
         self.ledger.record_step(self.group)
         grads = self.batches.gradients(t).to(self.dtype)
         grouped = group(self.batches.all_ids[t], grads, self.batches.rows)
-        step(self.ledger, self.table, self.slots, self.row_steps, grouped)
+        self.updater.step(grouped)
 
     def settle(self, rows=None):
         """Apply the missed steps to the given rows, or to all rows."""
         rows = torch.arange(len(self.table)) if rows is None else rows
-        settle(self.ledger, self.table, self.slots, self.row_steps, rows)
+        self.updater.settle(rows)
 
     def run(self):
         """Train on all batches, then apply the missed steps to all rows."""

@@ -298,9 +298,9 @@ def test_a_lookup_settles_the_rows_that_it_reads():
     with torch.no_grad():
         look_up(weight, ids, columns=True)
         look_up_bags(weight, ids, columns=True)
-    assert lag.calls == [[2, 4]] * 2
+    assert [sorted(call) for call in lag.calls] == [[2, 4]] * 2
     assert look_up(weight, ids, columns=True).unique().tolist() == [7.0]
-    assert lag.calls == [[2, 4]] * 3
+    assert [sorted(call) for call in lag.calls] == [[2, 4]] * 3
     with torch._C.DisableTorchFunctionSubclass():
         look_up(weight, torch.tensor([0]))  # a row lookup reads the weight as a dense matrix
     F.embedding(torch.tensor([0]), weight)
@@ -373,7 +373,7 @@ def test_a_gradient_stores_only_touched_columns():
     backward(weight, 2, 0, 2)
     gradient = weight.grad.merge()
     assert (gradient.shape, gradient.stride(), gradient.count) == ((10, 3), (1, 10), 3)
-    assert gradient.ids.tolist() == [0, 2]
+    assert gradient.ids.tolist() == [2, 0]
     assert gradient.rows.shape == (2, 10)
     assert all(isinstance(g, RowGradient) for g in (gradient * 2, gradient.double(), gradient.data))
 

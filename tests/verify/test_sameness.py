@@ -20,10 +20,9 @@ from hotrow.cli.optimizer_options import (
     parse_options,
 )
 from hotrow.conversion import sampling
-from hotrow.kernels import operators
-from hotrow.optim import lag
+from hotrow.kernels.batch import GroupedGradients
 from hotrow.optim.ledger import Ledger
-from hotrow.table import gradient
+from hotrow.optim.updater import RowUpdater
 from hotrow.verify.sameness import (
     SCALES,
     SLACK,
@@ -161,34 +160,34 @@ def test_options_are_not_changed_and_progress_is_reported():
 
 def off_by_one(monkeypatch):
     """Make `settle` leave out the last step."""
-    real = lag.settle
+    real = RowUpdater.settle
 
-    def settle(ledger, table, slots, last, rows, now=None):
-        real(ledger, table, slots, last, rows, len(ledger) - 1)
+    def settle(self, rows):
+        real(self, rows, len(self.ledger) - 1)
 
-    monkeypatch.setattr(lag, "settle", settle)
+    monkeypatch.setattr(RowUpdater, "settle", settle)
 
 
 def untouched_rows_stay(monkeypatch):
     """Don't decay rows that were never touched, as in SparseAdam."""
-    real = lag.settle
+    real = RowUpdater.settle
 
-    def settle(ledger, table, slots, last, rows, now=None):
-        real(ledger, table, slots, last, rows[last[rows] > 0], now)
+    def settle(self, rows):
+        real(self, rows[self.row_steps[rows] > 0])
 
-    monkeypatch.setattr(lag, "settle", settle)
+    monkeypatch.setattr(RowUpdater, "settle", settle)
 
 
 def dropped_entry(monkeypatch):
     """Never apply step 21 to rows that are idle in that step."""
-    real = lag.step
+    real = RowUpdater.step
 
-    def step(ledger, table, slots, last, grads):
-        real(ledger, table, slots, last, grads)
-        if len(ledger) == 21:
-            last[last <= 20] += 1
+    def step(self, grads):
+        real(self, grads)
+        if len(self.ledger) == 21:
+            self.row_steps[self.row_steps <= 20] += 1
 
-    monkeypatch.setattr(lag, "step", step)
+    monkeypatch.setattr(RowUpdater, "step", step)
 
 
 def decay_twice(monkeypatch):
@@ -201,13 +200,15 @@ def decay_twice(monkeypatch):
 
 def dropped_duplicate(monkeypatch):
     """Use only the first gradient of a repeated id."""
-    real = gradient.group
+    real = RowUpdater.step
 
-    def group(ids, grads, rows):
-        earlier = [i in ids[:k].tolist() for k, i in enumerate(ids.tolist())]
-        return real(ids, grads.masked_fill(torch.tensor(earlier)[:, None], 0), rows)
+    def step(self, grads):
+        ids = grads.ids.inverse.reshape(-1).tolist()
+        earlier = [i in ids[:k] for k, i in enumerate(ids)]
+        values = grads.values.masked_fill(torch.tensor(earlier)[:, None], 0)
+        real(self, GroupedGradients(grads.ids, values))
 
-    monkeypatch.setattr(gradient, "group", group)
+    monkeypatch.setattr(RowUpdater, "step", step)
 
 
 MUTANTS = [off_by_one, untouched_rows_stay, dropped_entry, decay_twice, dropped_duplicate]
@@ -351,8 +352,8 @@ def test_document_in_docs_matches_its_records(script):
 def test_small_table_is_converted_too(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
     steps_taken = []
-    step = operators.step
-    monkeypatch.setattr(operators, "step", lambda *args: steps_taken.append(step(*args)))
+    step = RowUpdater.step
+    monkeypatch.setattr(RowUpdater, "step", lambda *args: steps_taken.append(step(*args)))
     batches = Batches(steps=3, rows=20, ids=4)
     train(hotrow.optim.AdamW, {}, batches, [1.0], torch.float32)
     assert len(steps_taken) >= 3

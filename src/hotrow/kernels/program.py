@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
-def no_fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+def no_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
+    """Compute nothing, for closed forms without factors."""
+
+
+def no_fast_forward(
+    w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any
+) -> Any:
     """Don't advance the row, so that every missed step is replayed."""
     return t
 
 
-def skip_idle_steps(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+def skip_idle_steps(
+    w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any
+) -> Any:
     """Return `end_step` without changing the row, for rules whose idle steps have no effect."""
     return end_step
 
@@ -31,6 +41,32 @@ def skip_idle_steps_batch(
     return w, slots, torch.ones(len(w), dtype=torch.bool, device=w.device)
 
 
+class FastForward(NamedTuple):
+    """The functions that apply many idle steps to a row at once.
+
+    Attributes:
+        apply: `apply(w, slots, t, end_step, coefficients, factors)`, compiled by numba. It advances
+            a row (D,) and its slots in place from step t to a later step, at most `end_step`. It
+            returns the step reached, or t if the next step must be replayed.
+        apply_batch: `apply_batch(w, slots, steps, end_step, coefficients) -> (w, slots, reached)`,
+            or None. It does the same as `apply` for float32 or float64 tensors of many rows, where
+            `steps` contains each row's step. The caller ignores the values of rows whose `reached`
+            is false.
+        compute_factors: `compute_factors(t, end_step, coefficients, factors)`, compiled by numba.
+            It sets the factors that `apply` needs, which are the same for all rows at step t.
+        factor_count: the number of factors, which are float64.
+    """
+
+    apply: Callable[..., Any]
+    apply_batch: Callable[..., Any] | None = None
+    compute_factors: Callable[..., Any] = no_factors
+    factor_count: int = 0
+
+
+REPLAY = FastForward(no_fast_forward)
+SKIP_IDLE_STEPS = FastForward(skip_idle_steps, skip_idle_steps_batch)
+
+
 @dataclass(frozen=True)
 class Program:
     """A rule's update, and the functions that apply many idle steps at once.
@@ -39,19 +75,24 @@ class Program:
         update: `update(w, g, slots, entry, flags) -> (w, slots)`, which computes one step.
         flags: the options of the update; compiled code is specialized for them.
         width: the number of scalars in a ledger entry.
-        fast_forward: `fast_forward(w, slots, t, end_step, coefficients)`, compiled by numba. It
-            advances a row (D,) and its slots in place from step t to a later step, at most
-            `end_step`. It returns the step reached, or t if the next step must be replayed.
-        fast_forward_batch: `fast_forward_batch(w, slots, steps, end_step, coefficients) ->
-            (w, slots, reached)`. It does the same as `fast_forward` for float32 or float64 tensors
-            of many rows, where `steps` contains each row's step. The caller ignores the values of
-            rows whose `reached` is false.
-        coefficients: the last argument of both functions, computed from the ledger.
+        fast_forward: the functions for idle steps.
     """
 
     update: Callable[..., Any]
     flags: tuple[bool, ...]
     width: int
-    fast_forward: Callable[..., Any] = no_fast_forward
-    fast_forward_batch: Callable[..., Any] | None = None
-    coefficients: tuple[Any, ...] = ()
+    fast_forward: FastForward = REPLAY
+
+
+class Steps(NamedTuple):
+    """The recorded steps up to the current one.
+
+    Attributes:
+        entries: (at least step_count, width) float64, the scalars of each step.
+        coefficients: what `fast_forward` computes with, besides the row.
+        step_count: the total number of steps applied to each row after a kernel has run.
+    """
+
+    entries: NDArray[np.float64]
+    coefficients: tuple[Any, ...]
+    step_count: int

@@ -29,14 +29,13 @@ class PostponedSignals:
     Python runs signal handlers only in the main thread, so other threads need no protection.
     """
 
-    __slots__ = ("_arrived", "_handlers")
+    _handlers: list[tuple[int, Any]] = []  # noqa: RUF012 - an empty list that is never changed
 
     def __enter__(self) -> None:
         global _is_postponing
-        self._handlers: list[tuple[int, Any]] = []
-        self._arrived: list[int] = []
         if _is_postponing or threading.current_thread() is not threading.main_thread():
             return
+        self._arrived: list[int] = []
         self._handlers = [
             (number, handler) for number in _SIGNALS if callable(handler := _get(number))
         ]

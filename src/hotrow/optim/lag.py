@@ -10,9 +10,6 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,19 +19,14 @@ from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, scalar_dtype
-from hotrow.optim.settle import look_up, settle, step
 from hotrow.optim.state import RowState
-from hotrow.table.autograd import storage_use_count
+from hotrow.optim.updater import RowUpdater
+from hotrow.table.autograd import StorageUses
 from hotrow.table.parameter import Table
 from hotrow.table.stack import caller_stack_level
 
 ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
 MAX_LEDGER_ENTRIES = 1 << 16  # after this many steps, settle all rows and start a new ledger
-
-
-def _memory_layout(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the address, shape and strides of a tensor."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 # Only one thread settles rows at a time, so that no row is settled twice.
@@ -49,6 +41,31 @@ def _replace_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replace_lock)
+
+
+class _ExclusiveAccess:
+    """A context in which one operation on rows runs at a time, across threads and in a thread."""
+
+    __slots__ = ("_lag", "_lock", "_signals")
+
+    def __init__(self, lag: RowLag) -> None:
+        self._lag, self._lock, self._signals = lag, _lock, PostponedSignals()
+
+    def __enter__(self) -> None:
+        self._signals.__enter__()
+        self._lock.acquire()
+        try:
+            self._lag.check_idle()
+        except HotrowError:
+            self._lock.release()
+            self._signals.__exit__()
+            raise
+        self._lag.is_busy = True
+
+    def __exit__(self, *error: object) -> None:
+        self._lag.is_busy = False
+        self._lock.release()
+        self._signals.__exit__()
 
 
 class RowLag:
@@ -73,13 +90,17 @@ class RowLag:
             for name, value in self.ledger.torch_scalars(group).items()
         }
         self._scalar_values = {name: float(scalar) for name, scalar in self.scalar_tensors.items()}
+        self._tensors = [self.values, *self.slots.values()]
         self._by_columns, count = table.columns, len(table.raw_rows)
         if table.backing is None:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
             self.row_steps = table.backing.row_steps()
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
-        self._is_busy = False
+        self.is_busy = False  # whether an operation on rows is running
+        self._updater: RowUpdater | None = None
+        self._addresses: list[int] = []
+        self._expected_uses: list[tuple[StorageUses, int]] = []
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
@@ -122,10 +143,24 @@ class RowLag:
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
         """Return (V, D) views of the table and its slots; storing a view would create an alias."""
-        tensors = [self.values, *self.slots.values()]
+        tensors = self._tensors
         if self._by_columns:
             tensors = [tensor.t() for tensor in tensors]
         return tensors[0], tensors[1:]
+
+    def _rows(self) -> RowUpdater:
+        """Return the updater of the rows; create it again if their memory or the ledger changed."""
+        addresses = [tensor.data_ptr() for tensor in self._tensors]
+        updater = self._updater
+        if updater is None or updater.ledger is not self.ledger or addresses != self._addresses:
+            updater = RowUpdater(self.ledger, *self._row_views(), self.row_steps)
+            self._addresses = addresses
+            # The table's storage has three expected uses (`values`, the table and the updater); a
+            # slot's storage has two.
+            slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
+            self._expected_uses = [(StorageUses(self.values), 3), *slots]
+            self._updater = updater
+        return updater
 
     @property
     def has_stale_rows(self) -> bool:
@@ -143,8 +178,14 @@ class RowLag:
 
     def _check_storage(self) -> None:
         """Raise an error if the table's storage was replaced, for example by `set_`."""
-        values = self.table.raw_data
-        if _memory_layout(values) != _memory_layout(self.values):
+        table, values = self.table, self.values
+        with torch._C.DisableTorchFunctionSubclass():
+            is_same = (
+                table.data_ptr() == values.data_ptr()
+                and table.shape == values.shape
+                and table.stride() == values.stride()
+            )
+        if not is_same:
             raise HotrowError(
                 "the table's storage was replaced while some of its rows were stale",
                 fix="write the values with table.data.copy_(...), or create a new optimizer",
@@ -154,58 +195,60 @@ class RowLag:
         """Return whether the user changed the step count or another scalar in torch's state."""
         return any(float(s) != self._scalar_values[name] for name, s in self.scalar_tensors.items())
 
-    @contextmanager
-    def _exclusive_access(self) -> Iterator[None]:
-        """Allow only one operation on rows at a time, across threads and within a thread."""
-        with PostponedSignals(), _lock:
-            if self._is_busy:
-                raise HotrowError(
-                    "a table was read during its own step, for example by a signal handler",
-                    fix="set a flag in the handler, and read the table after optimizer.step()",
-                )
-            self._is_busy = True
-            try:
-                yield
-            finally:
-                self._is_busy = False
+    def check_idle(self) -> None:
+        """Raise an error if an operation on rows is running."""
+        if self.is_busy:
+            raise HotrowError(
+                "a table was read during its own step, for example by a signal handler",
+                fix="set a flag in the handler, and read the table after optimizer.step()",
+            )
 
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
-        with self._exclusive_access():
+        with _ExclusiveAccess(self):
             step_count = len(self.ledger)
             settles_all = rows is None
             if rows is None:
                 rows = (self.row_steps < step_count).nonzero()[:, 0]
-            settle(self.ledger, *self._row_views(), self.row_steps, rows)
+            self._rows().settle(rows)
             if settles_all:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D); the next step updates these rows.
 
-        `operators.look_up` describes which rows are stored.
+        `RowOperators.look_up` describes which rows are stored.
         """
         self._check_storage()
-        with self._exclusive_access():
-            return look_up(self.ledger, *self._row_views(), self.row_steps, ids)
+        if self._updater is None or not self._updater.is_ready:
+            with _ExclusiveAccess(self):
+                return self._rows().look_up(ids)
+        # A signal can't interrupt a kernel, and nothing else changes here.
+        with _lock:
+            self.check_idle()
+            self.is_busy = True
+            try:
+                return self._rows().look_up(ids)
+            finally:
+                self.is_busy = False
 
     def peek(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D), without storing them."""
         self._check_storage()
-        with self._exclusive_access():
+        with _ExclusiveAccess(self):
             table, slots = self._row_views()
             rows, *row_slots = (tensor[ids.rows] for tensor in (table, *slots))
             indices = torch.arange(len(ids.rows), device=rows.device)
-            settle(self.ledger, rows, row_slots, self.row_steps[ids.rows], indices)
+            RowUpdater(self.ledger, rows, row_slots, self.row_steps[ids.rows]).settle(indices)
         return rows[ids.inverse]
 
     def step(self, group: ParamGroup, grads: GroupedGradients) -> None:
         """Record a step, and apply it to the rows of `grads`."""
-        with self._exclusive_access():
+        with _ExclusiveAccess(self):
             self.ledger.record_step(group)
-            step(self.ledger, *self._row_views(), self.row_steps, grads)
+            self._rows().step(grads)
         self.write_scalars(group)
-        torch.autograd.graph.increment_version([self.table, *self.slots.values()])
+        torch.autograd.graph.increment_version([self.table, *self._tensors[1:]])
         if self.has_stale_rows and self._has_alias():
             self.settle(None)
 
@@ -216,10 +259,7 @@ class RowLag:
 
     def _has_alias(self) -> bool:
         """Return whether another tensor, whose reads wouldn't settle rows, shares the storage."""
-        # The table's storage has two expected uses (`values` and the table); a slot's storage has
-        # one.
-        expected_uses = ((self.values, 2), *((slot, 1) for slot in self.slots.values()))
-        has_alias = any(storage_use_count(tensor) > count for tensor, count in expected_uses)
+        has_alias = any(uses.count() > expected for uses, expected in self._expected_uses)
         self.alias_steps = self.alias_steps + 1 if has_alias else 0
         if self.alias_steps == ALIAS_WARNING_STEPS:
             warnings.warn(
@@ -239,6 +279,7 @@ class RowLag:
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""
         self.settle_all()
+        self._updater, self._expected_uses = None, []  # so that they don't count as aliases
         self.state.lag = None
         table = self._table()
         if table is not None and table.lag is self:

@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hotrow.errors import HotrowError
-from hotrow.optim.closed_form.base import ClosedForm
+from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program, Steps
+from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 class Ledger:
     """The recorded steps of one table under one rule; entry i contains the scalars of step i + 1.
 
-    Each step takes 12 bytes per scalar in its entry, plus 104 bytes for Adam's series.
+    Each step takes 8 bytes per scalar in its entry, plus 104 bytes for Adam's series.
 
     Arguments:
         rule: the rule of the optimizer.
@@ -44,10 +46,12 @@ class Ledger:
         self.initial_state = dict(state or {})
         self.scalar_state: ScalarState = {}
         self.form = self._form(group)
+        self.flags = rule.flags(group)
         self.idle_rows_unchanged = rule.idle_rows_unchanged(group)
         self.closed_form: ClosedForm | None = None if exact else rule.closed_form(group)
         self._length = 0
-        self._entries: dict[type, NDArray[Any]] = {}
+        self._entries = np.empty((0, 0))
+        self._programs: dict[FastForward, Program] = {}
 
     def __len__(self) -> int:
         return self._length
@@ -86,20 +90,39 @@ class Ledger:
     def append(self, entry: tuple[float, ...]) -> None:
         """Append an entry that has already been computed."""
         n = self._length
-        if not self._entries:
-            self._entries = {np.float64: np.empty((64, len(entry)))}
-            self._entries[np.float32] = np.empty((64, len(entry)), np.float32)
-        if n == len(self._entries[np.float64]):
-            for dtype, full in self._entries.items():
-                self._entries[dtype] = np.concatenate([full, np.empty_like(full)])
-        with np.errstate(over="ignore"):
-            for array in self._entries.values():
-                array[n] = entry
+        if not n:
+            self._entries, self._programs = np.empty((64, len(entry))), {}
+        if n == len(self._entries):
+            self._entries = np.concatenate([self._entries, np.empty_like(self._entries)])
+        self._entries[n] = entry
         self._length = n + 1
 
-    def entries(self, dtype: type = np.float64) -> NDArray[Any]:
-        """Return a view of all entries, (steps, width), in float64 or rounded to float32."""
-        return self._entries[dtype][: self._length] if self._entries else np.empty((0, 0))
+    def entries(self) -> NDArray[np.float64]:
+        """Return a view of all entries, (steps, width)."""
+        return self._entries[: self._length]
+
+    def steps(self, end_step: int, step_count: int, dtype: torch.dtype) -> tuple[Program, Steps]:
+        """Return the program and the steps with which a kernel applies idle steps.
+
+        Arguments:
+            end_step: the number of idle steps that each row gets at most, counted from the start.
+            step_count: the total number of steps applied to each row after the kernel has run.
+            dtype: the table's dtype.
+        """
+        coefficients: Coefficients | None = ()
+        fast_forward = REPLAY
+        if self.idle_rows_unchanged:
+            fast_forward = SKIP_IDLE_STEPS
+        elif self.closed_form is not None:
+            coefficients = self.closed_form.compute_coefficients(self._entries, end_step, dtype)
+            if coefficients is not None:
+                fast_forward = self.closed_form.fast_forward
+        program = self._programs.get(fast_forward)
+        if program is None:
+            width = self._entries.shape[1]
+            program = Program(self.rule.update, self.flags, width, fast_forward)
+            self._programs[fast_forward] = program
+        return program, Steps(self.entries(), coefficients or (), step_count)
 
     def _form(self, group: ParamGroup) -> tuple[Any, ...]:
         return *self.rule.flags(group), *self.rule.initial_slots(group)

@@ -11,7 +11,11 @@ import weakref
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
 
 from hotrow.errors import HotrowError
 from hotrow.table.parameter import TABLE_CLASSES, table_count
@@ -19,6 +23,7 @@ from hotrow.table.stack import caller_stack_level
 
 # For each optimizer, the number of tables when it was last checked; -1 after a warning.
 _checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+_own_hooks: set[int] = set()  # ids of the hooks that this module registers
 _SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
 
 
@@ -58,7 +63,17 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
             stacklevel=caller_stack_level(),
         )
 
-    register_optimizer_step_pre_hook(check)
+    _own_hooks.add(register_optimizer_step_pre_hook(check).id)
+
+
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether other code has registered hooks that a step of this optimizer calls."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_post_hooks
+        or _global_optimizer_pre_hooks.keys() - _own_hooks
+    )
 
 
 def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:

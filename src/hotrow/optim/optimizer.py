@@ -6,6 +6,7 @@ applies it to the touched rows. torch's step updates all other parameters.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
+from torch._C._autograd import _profiler_enabled
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import never_trace
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
-from hotrow.optim.misuse import check_sparse_gradients
+from hotrow.optim.misuse import check_sparse_gradients, has_hooks
 from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
 from hotrow.table.autograd import set_strides, with_strides
@@ -135,12 +136,34 @@ class RowOptimizer(_Optimizer):
     def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets it
         self.__dict__["_fused_amp_scaling"] = value
 
-    @_disable_dynamo
+    @never_trace
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset all gradients; see `torch.optim.Optimizer.zero_grad`."""
         with torch._C.DisableTorchFunctionSubclass():  # saves a call for each access to `.grad`
-            super().zero_grad(set_to_none)
+            if not set_to_none or _profiler_enabled():
+                super().zero_grad(set_to_none)
+                return
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad = None
 
+    @staticmethod
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        """Make `step` call hooks and record itself in profiles, as torch does.
+
+        Without hooks and profilers, the step doesn't run torch's code for them, which takes 9 us.
+        """
+        with_hooks = torch.optim.Optimizer.profile_hook_step(step)
+
+        @functools.wraps(step)
+        def run(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            calls_hooks = has_hooks(self) or _profiler_enabled()
+            return (with_hooks if calls_hooks else step)(self, *args, **kwargs)
+
+        return run
+
+    @never_trace
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient by one optimizer step.
 
@@ -154,16 +177,6 @@ class RowOptimizer(_Optimizer):
             HotrowError: a table was resized, moved or cast since its last step, its state is
                 incomplete, or its options are not supported.
         """
-        # The callback is set when torch compiles the caller but runs this function uncompiled.
-        compiles = is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback()
-        run = self._run_in_eager if compiles else self._run
-        return run(closure)
-
-    @_disable_dynamo
-    def _run_in_eager(self, closure: Callable[[], Any] | None) -> Any:
-        return self._run(closure)
-
-    def _run(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -10,7 +10,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +21,36 @@ from hotrow.kernels.grouping import find_distinct
 from hotrow.table.gradient import RowGradient
 
 
+class StorageUses:
+    """Count the tensors, numpy arrays and storage objects that refer to a tensor's storage."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._storage = tensor.untyped_storage()
+
+    def count(self) -> int:
+        """Return the number of uses; `sys.maxsize` for storage shared with another process."""
+        return sys.maxsize if self._storage.is_shared() else self._raw_count() - _OWN_USES
+
+    def _raw_count(self) -> int:
+        """Return the use count, including the references that counting itself creates."""
+        storage = self._storage
+        return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+
+
+def _own_uses() -> int:
+    """Return the number of references that counting creates; Python 3.14 creates fewer."""
+    tensor = torch.empty(1, device="cpu")
+    return StorageUses(tensor)._raw_count() - 1
+
+
+_OWN_USES = _own_uses()
+
+
 def storage_use_count(tensor: Tensor) -> int:
-    """Count the tensors, numpy arrays and storage objects that refer to a tensor's storage.
-
-    Returns `sys.maxsize` for storage that is shared with another process.
-    """
-    if tensor.untyped_storage().is_shared():
-        return sys.maxsize
-    return _raw_use_count(tensor) - _OWN_USE_COUNT
-
-
-def _raw_use_count(tensor: Tensor) -> int:
-    """Return the use count, including the references that this function itself creates."""
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
-
-
-# The number of references that counting itself creates; Python 3.14 creates fewer than 3.13.
-_OWN_USE_COUNT = _raw_use_count(torch.empty(1, device="cpu")) - 1
+    """Return `StorageUses(tensor).count()`."""
+    return StorageUses(tensor).count()
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -56,34 +68,43 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
         tensor.data = ordered
 
 
-def row_gradient(
-    ids: Tensor,
-    gradient: Tensor,
-    shape: Sequence[int],
-    padding_idx: int,
-    scale_by_frequency: bool,
-    columns: bool,
-    distinct_ids: DistinctIds | None = None,
-) -> RowGradient:
-    """Return the row gradient of a lookup, without copying the ids or the rows.
+class LookUpOptions(NamedTuple):
+    """What determines the gradient of a lookup.
 
-    Arguments:
-        ids: (N,) int64.
-        gradient: the gradient of the lookup's output, (..., D), N rows in all.
+    Attributes:
         shape: the table's shape.
         padding_idx: an id without a gradient; -1 for none.
         scale_by_frequency: whether to divide each row by the number of times its id occurs.
         columns: whether ids select columns.
-        distinct_ids: the distinct ids in `ids`, if already computed.
     """
-    rows = gradient.reshape(len(ids), shape[0 if columns else 1])
-    if scale_by_frequency:
-        distinct_ids = distinct_ids or find_distinct(ids, shape[1 if columns else 0])
-        rows = rows / _frequencies(distinct_ids)
-    if padding_idx >= 0:
-        indices = (ids != padding_idx).nonzero()[:, 0]
-        ids, rows, distinct_ids = ids[indices], rows[indices], None
-    return RowGradient(ids, rows, shape, distinct_ids=distinct_ids, columns=columns)
+
+    shape: Sequence[int]
+    padding_idx: int = -1
+    scale_by_frequency: bool = False
+    columns: bool = False
+
+
+def row_gradient(
+    ids: Tensor | DistinctIds, gradient: Tensor, options: LookUpOptions
+) -> RowGradient:
+    """Return the row gradient of a lookup, without copying the ids or the rows.
+
+    Arguments:
+        ids: (N,) int64, or their distinct ids.
+        gradient: the gradient of the lookup's output, (..., D), N rows in all.
+        options: the options of the lookup.
+    """
+    shape, columns = options.shape, options.columns
+    rows = gradient.reshape(-1, shape[0 if columns else 1]) if gradient.ndim != 2 else gradient
+    if options.scale_by_frequency:
+        if not isinstance(ids, DistinctIds):
+            ids = find_distinct(ids, shape[1 if columns else 0])
+        rows = rows / _frequencies(ids)
+    if options.padding_idx >= 0:
+        ids = ids.ids() if isinstance(ids, DistinctIds) else ids
+        indices = (ids != options.padding_idx).nonzero()[:, 0]
+        ids, rows = ids[indices], rows[indices]
+    return RowGradient(ids, rows, shape, columns=columns)
 
 
 def _frequencies(ids: DistinctIds) -> Tensor:
@@ -96,31 +117,23 @@ class _DifferentiableRowGradient(torch.autograd.Function):
     """Return a lookup's row gradient for a second differentiation, with `create_graph=True`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        gradient: Tensor,
-        ids: Tensor,
-        shape: Sequence[int],
-        padding_idx: int,
-        scale_by_frequency: bool,
-        columns: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, gradient: Tensor, ids: Tensor, options: LookUpOptions) -> Tensor:
         """Return the gradient, with a copy of the rows."""
         ctx.save_for_backward(ids)
-        ctx.shape, ctx.table_shape = gradient.shape, shape
-        ctx.options = padding_idx, scale_by_frequency, columns
-        return row_gradient(ids, gradient.clone(), shape, *ctx.options)
+        ctx.shape, ctx.options = gradient.shape, options
+        return row_gradient(ids, gradient.clone(), options)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the rows of `gradient`, a gradient with respect to the row gradient."""
-        (ids,), (padding_idx, scale_by_frequency, columns) = ctx.saved_tensors, ctx.options
-        rows = F.embedding(ids, gradient.t() if columns else gradient)
-        if scale_by_frequency:
-            rows = rows / _frequencies(find_distinct(ids, ctx.table_shape[1 if columns else 0]))
-        if padding_idx >= 0:
-            rows = rows * (ids != padding_idx).unsqueeze(-1)
-        return rows.reshape(ctx.shape), None, None, None, None, None
+        (ids,), options = ctx.saved_tensors, ctx.options
+        rows = F.embedding(ids, gradient.t() if options.columns else gradient)
+        if options.scale_by_frequency:
+            count = options.shape[1 if options.columns else 0]
+            rows = rows / _frequencies(find_distinct(ids, count))
+        if options.padding_idx >= 0:
+            rows = rows * (ids != options.padding_idx).unsqueeze(-1)
+        return rows.reshape(ctx.shape), None, None
 
 
 def _needs_graph(gradient: Tensor) -> bool:
@@ -129,37 +142,33 @@ def _needs_graph(gradient: Tensor) -> bool:
 
 
 class LookUp(torch.autograd.Function):
-    """Look up rows, or columns if `columns` is true, with a `RowGradient` as the gradient."""
+    """Look up rows, or columns with `options.columns`, with a `RowGradient` as the gradient."""
 
     @staticmethod
     def forward(
         ctx: Any,
         table: Tensor,
-        ids: Tensor,
-        distinct_ids: DistinctIds | None,  # the distinct ids in `ids`, if already computed
+        ids: Tensor | DistinctIds,
         read: Callable[[], Tensor],
-        padding_idx: int,
-        scale_by_frequency: bool,
-        columns: bool,
+        options: LookUpOptions,
     ) -> Tensor:
         """Return the result of `read`, (..., D)."""
         ctx.set_materialize_grads(False)
-        if ctx.needs_input_grad[0]:  # copy, because the caller may write the next batch to `ids`
-            ctx.save_for_backward(ids.to(torch.int64, copy=True))
-        ctx.shape, ctx.distinct_ids, ctx.columns = table.shape, distinct_ids, columns
-        ctx.padding_idx, ctx.scale_by_frequency = padding_idx, scale_by_frequency
+        if isinstance(ids, Tensor):  # copy, because the caller may write the next batch to `ids`
+            ids = ids.to(torch.int64, copy=True).reshape(-1)
+        ctx.ids, ctx.options = ids, options
         return read()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return a row gradient that assigns one row of `gradient` to each id."""
         if gradient is None:
-            return (None,) * 7
-        ids, distinct_ids = ctx.saved_tensors[0].reshape(-1), ctx.distinct_ids
-        options = ctx.shape, ctx.padding_idx, ctx.scale_by_frequency, ctx.columns
+            return None, None, None, None
+        ids, options = ctx.ids, ctx.options
         if _needs_graph(gradient):
-            result = _DifferentiableRowGradient.apply(gradient, ids, *options)  # type: ignore[no-untyped-call]
-            return result, None, None, None, None, None, None
+            ids = ids.ids() if isinstance(ids, DistinctIds) else ids
+            result = _DifferentiableRowGradient.apply(gradient, ids, options)  # type: ignore[no-untyped-call]
+            return result, None, None, None
         reference_counts = (
             sys.getrefcount(gradient),
             gradient._use_count(),  # type: ignore[attr-defined]
@@ -168,9 +177,9 @@ class LookUp(torch.autograd.Function):
         if not _engine_reference_counts:
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
-        result = row_gradient(ids, gradient, *options, distinct_ids)
+        result = row_gradient(ids, gradient, options)
         # If other code holds `gradient`, sum the rows before that code can change them.
-        return result if is_exclusive else result.merge(), None, None, None, None, None, None
+        return result if is_exclusive else result.merge(), None, None, None
 
 
 # The number of references to a gradient in `LookUp.backward` if only the autograd engine uses it.
@@ -184,7 +193,7 @@ def measure_engine_references() -> None:
     if not _engine_reference_counts:
         table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
         read = functools.partial(F.embedding, ids, table)
-        output: Tensor = LookUp.apply(table, ids, None, read, -1, False, False)  # type: ignore[no-untyped-call]
+        output: Tensor = LookUp.apply(table, ids, read, LookUpOptions(table.shape))  # type: ignore[no-untyped-call]
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
@@ -208,8 +217,8 @@ class SelectRows(torch.autograd.Function):
             return (None,) * 4
         (rows,) = ctx.saved_tensors
         if _needs_graph(gradient):
-            options = ctx.shape, -1, False, ctx.columns
-            result = _DifferentiableRowGradient.apply(gradient, rows, *options)  # type: ignore[no-untyped-call]
+            options = LookUpOptions(ctx.shape, columns=ctx.columns)
+            result = _DifferentiableRowGradient.apply(gradient, rows, options)  # type: ignore[no-untyped-call]
             return result, None, None, None
         result = RowGradient(rows, gradient.clone(), ctx.shape, True, columns=ctx.columns)
         return result, None, None, None

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hotrow.ids import normalize_padding
 from hotrow.kernels.tracing import is_compiling
-from hotrow.table.autograd import row_gradient
+from hotrow.table.autograd import LookUpOptions, row_gradient
 from hotrow.table.gradient import RULES
 from hotrow.table.parameter import Table, find_table
 from hotrow.table.reading import row_reader
@@ -58,8 +58,8 @@ def _look_up(table: Tensor, ids: Tensor, padding: int | None, scale: bool, colum
     if owner is None:
         return torch.nn.functional.embedding(ids, table.t() if columns else table)
     # Autograd is off in compiled code, so whether the rows get a gradient is unknown here.
-    read, _ = row_reader(owner, ids, None, 2.0, is_trained=True)
     with torch._C.DisableTorchFunctionSubclass():
+        read, _ = row_reader(owner, ids, None, 2.0, is_trained=True)
         return read()
 
 
@@ -80,7 +80,7 @@ def _row_gradient(
     """Return a `RowGradient`; copy the rows and the ids, because compiled code reuses memory."""
     ids = ids.reshape(-1).to(torch.int64, copy=True)
     excluded = normalize_padding(padding, shape[1 if columns else 0])
-    return row_gradient(ids, gradient.clone(), shape, excluded, scale, columns)
+    return row_gradient(ids, gradient.clone(), LookUpOptions(shape, excluded, scale, columns))
 
 
 def _dense_gradient(*args: Any) -> Tensor:

@@ -14,14 +14,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._compile import _disable_dynamo
 from torch.nn.parallel import DistributedDataParallel
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, normalize_padding
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
-from hotrow.table.autograd import LookUp, SelectRows
+from hotrow.kernels.tracing import never_trace
+from hotrow.table.autograd import LookUp, LookUpOptions, SelectRows
 from hotrow.table.compiled import can_trace, traced_look_up
 from hotrow.table.parameter import (
     LOOKUP_FUNCTIONS,
@@ -43,10 +43,12 @@ from hotrow.table.stack import caller_stack_level
 
 def _source(table: Table) -> Tensor:
     """Return the tensor that gets the gradient: the table, or a distributed table's `source`."""
+    if not table.spans_processes:
+        if DistributedDataParallel._active_ddp_module is not None and needs_gradient(table):
+            _warn_about_ddp(table)
+        return table
     source: Tensor = table
     if needs_gradient(table):
-        if DistributedDataParallel._active_ddp_module is not None and not table.spans_processes:
-            _warn_about_ddp(table)
         distributions: tuple[Distribution[Table] | None, ...] = table.shards, table.replicas
         for distribution in distributions:
             source = source if distribution is None else distribution.source(source)
@@ -68,7 +70,7 @@ def embedding(
     return _embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
 
 
-@_disable_dynamo
+@never_trace
 def _embedding(
     input: Tensor,
     weight: Table,
@@ -93,21 +95,14 @@ def local_embedding(
     scale_grad_by_freq: bool = False,
 ) -> Tensor:
     """Look up rows that this process stores; see `embedding`."""
-    padding = normalize_padding(padding_idx, len(contiguous_rows(weight)))
-    is_trained = needs_gradient(weight)
-    read, distinct_ids = row_reader(weight, input, max_norm, norm_type, is_trained)
     with torch._C.DisableTorchFunctionSubclass():  # avoids a slow call for each attribute access
+        padding = normalize_padding(padding_idx, weight.shape[int(weight.columns)])
+        is_trained = needs_gradient(weight)
+        read, ids = row_reader(weight, input, max_norm, norm_type, is_trained)
         if not is_trained:
             return read()
-        output: Tensor = LookUp.apply(  # type: ignore[no-untyped-call]
-            _source(weight),
-            input,
-            distinct_ids,
-            read,
-            padding,
-            scale_grad_by_freq,
-            weight.columns,
-        )
+        options = LookUpOptions(weight.shape, padding, scale_grad_by_freq, weight.columns)
+        output: Tensor = LookUp.apply(_source(weight), ids, read, options)  # type: ignore[no-untyped-call]
         return output
 
 
@@ -161,7 +156,7 @@ def _warn_about_ddp(table: Table) -> None:
         )
 
 
-@_disable_dynamo
+@never_trace
 def _embedding_bag(
     input: Tensor,
     weight: Table,
@@ -211,11 +206,14 @@ def _embedding_bag(
 def _distinct_rows(
     input: Tensor, weight: Table, max_norm: float | None, norm_type: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct ids (R,), the position of each id among them, and their rows (R, D)."""
+    """Return the distinct ids (R,), the position of each id among them, and their rows (R, D).
+
+    The distinct ids are in ascending order, because torch's gradient of a bag sorts them, and the
+    order of the positions with the same id affects the sum.
+    """
     table = contiguous_rows(weight)
     check_look_up(input, weight, len(table))
-    distinct_ids = find_distinct(input, len(table))
-    rows, inverse = distinct_ids.rows, distinct_ids.inverse
+    rows, inverse = find_distinct(input, len(table)).sort()
     read: Callable[[], Tensor] = functools.partial(table.index_select, 0, rows)
     if weight.has_stale_rows:
         row_ids = DistinctIds(rows, torch.arange(len(rows), device=rows.device))

@@ -27,16 +27,20 @@ aten = torch.ops.aten
 class _RowStorage:
     """The rows of a gradient, which its aliases share: `grad.data` refers to the same rows."""
 
-    ids: Tensor
+    batch: Tensor | DistinctIds  # the ids, or their distinct ids before the merge
     rows: Tensor
     is_merged: bool
-    distinct_ids: DistinctIds | None = None  # the distinct ids before the merge, if computed
     columns: bool = False  # whether each stored row is a column of the gradient
     shards: GradientShards | None = None  # the processes that store the other rows
 
     def __post_init__(self) -> None:
         self.rows = self.rows.detach()  # with create_graph, the rows have a grad_fn
         self.version = self.rows._version
+
+    @property
+    def ids(self) -> Tensor:
+        """The ids, (N,) int64."""
+        return self.batch.ids() if isinstance(self.batch, DistinctIds) else self.batch
 
     def transpose_if_columns(self, dense: Tensor) -> Tensor:
         """Convert between (V, D) and the gradient's shape; the result is a view."""
@@ -55,11 +59,10 @@ class RowGradient(Tensor):
     writes to the gradient or returns a view of it, the gradient stores all V rows.
 
     Arguments:
-        ids: (N,) int64, in range.
+        ids: (N,) int64, in range, or their distinct ids.
         rows: (N, D), in the gradient's dtype. They are stored without a copy.
         shape: (V, D); (D, V) with `columns`.
-        is_merged: whether the ids are distinct.
-        distinct_ids: the distinct ids in `ids`, if already computed.
+        is_merged: whether the ids are distinct, and in ascending order if there are V of them.
         columns: whether the stored rows are the gradient's columns.
     """
 
@@ -68,15 +71,14 @@ class RowGradient(Tensor):
     @staticmethod
     def __new__(
         cls,
-        ids: Tensor,
+        ids: Tensor | DistinctIds,
         rows: Tensor,
         shape: Sequence[int],
         is_merged: bool = False,
-        distinct_ids: DistinctIds | None = None,
         columns: bool = False,
     ) -> RowGradient:
         """Wrap the rows, without allocating memory proportional to V."""
-        return cls._wrap(_RowStorage(ids, rows, is_merged, distinct_ids, columns), shape)
+        return cls._wrap(_RowStorage(ids, rows, is_merged, columns), shape)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -115,11 +117,11 @@ class RowGradient(Tensor):
         storage = self.row_storage
         if not storage.is_merged:
             grouped = self.group()
-            storage.ids, storage.rows, storage.is_merged = (
-                grouped.ids.rows,
-                sum_by_row(grouped),
-                True,
-            )
+            ids, rows = grouped.ids.rows, sum_by_row(grouped)
+            if len(ids) == self.count:  # all rows are stored, so store them in order
+                ids, places = ids.sort()
+                rows = rows[places]
+            storage.batch, storage.rows, storage.is_merged = ids, rows, True
         return self
 
     def group(self) -> GroupedGradients:
@@ -134,9 +136,9 @@ class RowGradient(Tensor):
                 "shares memory with the table's gradient",
                 fix="change the gradient in a hook (output.register_hook), or change a clone",
             )
-        if storage.distinct_ids is not None:
-            return GroupedGradients(storage.distinct_ids, storage.rows)
-        return group(storage.ids, storage.rows, self.count)
+        if isinstance(storage.batch, DistinctIds):
+            return GroupedGradients(storage.batch, storage.rows)
+        return group(storage.batch, storage.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
         """Add the gradient of a later batch, whose ids are distinct, in place.
@@ -147,8 +149,8 @@ class RowGradient(Tensor):
         if len(storage.ids) == self.count:  # all rows are stored, so add in place to update views
             storage.rows.index_add_(0, ids, rows)
             return
-        storage.ids, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
-        storage.is_merged, storage.version, storage.distinct_ids = False, 0, None
+        storage.batch, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
+        storage.is_merged, storage.version = False, 0
 
     def as_dense(self) -> Tensor:
         """Return the dense gradient as a plain tensor."""
@@ -163,7 +165,7 @@ class RowGradient(Tensor):
         if len(storage.ids) < self.count:
             # Make the rows contiguous, so that `view(-1)` works.
             storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
-            storage.ids = torch.arange(self.count, device=storage.rows.device)
+            storage.batch = torch.arange(self.count, device=storage.rows.device)
         return storage.rows
 
     def with_rows(self, rows: Tensor) -> RowGradient:
@@ -345,7 +347,7 @@ def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     storage = gradient.row_storage
     if len(storage.ids) == gradient.count:  # all rows are stored, so write in place to update views
         return NotImplemented
-    storage.ids, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
+    storage.batch, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient
 
 

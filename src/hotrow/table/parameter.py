@@ -16,19 +16,14 @@ from typing import Any, NoReturn, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo
 
 from hotrow.errors import HotrowError
-from hotrow.kernels.tracing import is_compiling, never_compile_alone
+from hotrow.kernels.tracing import is_compiling, never_compile_alone, never_trace
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 from hotrow.table.stack import location_of
-
-# `_disable_dynamo` keeps `torch.compile` from tracing code that settles rows, because a row's
-# missed steps differ between runs. (`torch.compiler.disable` does the same but imports the
-# compiler.)
 
 
 class Table(nn.Parameter):
@@ -112,7 +107,7 @@ class Table(nn.Parameter):
             )
         return parameter
 
-    @_disable_dynamo
+    @never_trace
     def set_layout(self, by_columns: bool = True) -> None:
         """Switch to column order (`by_columns`) or torch's default order, if no alias is alive.
 
@@ -128,7 +123,7 @@ class Table(nn.Parameter):
                 if type(self.grad) is Tensor:
                     set_strides(self.grad, self.stride())
 
-    @_disable_dynamo
+    @never_trace
     def settle(self, rows: Tensor | None = None) -> None:
         """Apply all missed steps to the given distinct rows, or to all rows if `rows` is None."""
         lag = self.__dict__.get("lag")
@@ -303,18 +298,19 @@ _VIEWS = {Tensor.view, Tensor.view_as}
 
 def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
     """Return whether `weight` is a table in which ids select rows, or columns if `columns`."""
-    if not isinstance(weight, Table):
+    if type(weight) not in TABLE_CLASSES:  # faster than isinstance
         return False
+    table: Table = weight  # type: ignore[assignment]
     # torch.jit.trace records torch's own lookup in the settled table.
     if torch._C._are_functorch_transforms_active() or torch._C._get_tracing_state():
-        if weight.shards is not None:
+        if table.shards is not None:
             raise HotrowError(
                 "a sharded table cannot be looked up inside a torch.func transform or "
                 "torch.jit.trace: the lookup would read only the rows of this rank",
                 fix="look up the rows before, and pass them to the function",
             )
         return False
-    return weight.columns == columns
+    return table.columns == columns
 
 
 def needs_gradient(weight: Tensor) -> bool:

@@ -51,8 +51,8 @@ def _can_select(rows: Tensor, ids: Tensor) -> bool:
     """Return whether `select_rows` supports this lookup."""
     return (
         is_readable(ids)
+        and ids.is_cpu
         and ids.dtype in ID_DTYPES
-        and ids.device.type == "cpu"
         and ids.layout is torch.strided
         and not (ids.is_nested or ids.is_neg())
         and is_compiled(rows)
@@ -88,8 +88,10 @@ def stale_row_reader(
 
 def row_reader(
     table: Table, ids: Tensor, max_norm: float | None, norm_type: float, is_trained: bool
-) -> tuple[Callable[[], Tensor], DistinctIds | None]:
+) -> tuple[Callable[[], Tensor], Tensor | DistinctIds]:
     """Check the ids, and return a function that reads their settled rows, (*ids.shape, D).
+
+    Call this function, and the function that it returns, with torch's function protocol disabled.
 
     Arguments:
         table: stored by this process.
@@ -99,7 +101,7 @@ def row_reader(
         is_trained: whether the rows get a gradient, so that the next step updates them.
 
     Returns:
-        The function, and the distinct ids if they have been computed.
+        The function, and the ids, or their distinct ids if they have been computed.
     """
     rows = contiguous_rows(table)
     selects = max_norm is None and table.replicas is None and _can_select(rows, ids)
@@ -109,11 +111,14 @@ def row_reader(
     else:
         check_look_up(ids, table, len(rows))
         read = functools.partial(F.embedding, ids, rows)
-    distinct_ids = find_distinct(ids, len(rows)) if table.has_stale_rows else None
-    if selects and distinct_ids is not None and not distinct_ids.are_in_range(len(rows)):
-        check_range(ids, len(rows), "input")
-    with torch._C.DisableTorchFunctionSubclass():
-        if distinct_ids is not None:
-            read = stale_row_reader(table, distinct_ids, is_trained and max_norm is None) or read
+    is_stale = table.has_stale_rows
+    if not (is_stale or (selects and is_trained)):
         renorm(table, ids, max_norm, norm_type)
+        return read, ids
+    distinct_ids = find_distinct(ids, len(rows))
+    if not distinct_ids.are_in_range:
+        check_range(ids, len(rows), "input")
+    if is_stale:
+        read = stale_row_reader(table, distinct_ids, is_trained and max_norm is None) or read
+    renorm(table, ids, max_norm, norm_type)
     return read, distinct_ids

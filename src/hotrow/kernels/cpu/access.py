@@ -19,27 +19,27 @@ from hotrow.kernels.cpu.bfloat16 import (
     to_bits,
     to_f32,
 )
-from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, drop_owner, prefetch
+from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, drop_owner, prefetch
 
 PREFETCH_DISTANCE = 4  # rows; without prefetching, each row of a batch is a cache miss
 CACHE_LINE = 64  # bytes
 
 
-@njit(**JIT_OPTIONS)
+@njit(**INLINE_OPTIONS)
 def copy_row(source, target):
     """Copy one row to another."""
     for j in range(len(source)):
         target[j] = source[j]
 
 
-@njit(**JIT_OPTIONS)
+@njit(**INLINE_OPTIONS)
 def bits_to_floats(source, target):
     """Copy a row of bfloat16 bits to a row of floats."""
     for j in range(len(source)):
         target[j] = to_float(from_bits(source[j]))
 
 
-@njit(**JIT_OPTIONS)
+@njit(**INLINE_OPTIONS)
 def floats_to_bits(source, target):
     """Copy a row of floats to a row of bfloat16 bits."""
     for j in range(len(source)):
@@ -90,6 +90,12 @@ def store_rows(tables, r, rows, in_scratch):  # pragma: no cover - replaced by t
     """Apply `store_row` to each slot."""
 
 
+@njit(**INLINE_OPTIONS)
+def prefetch_item(array, i):
+    """Prefetch item i of a 1-D array."""
+    prefetch(array, (i,))
+
+
 def prefetch_row(array, r):  # pragma: no cover - replaced by the overload
     """Prefetch every cache line of row r."""
 
@@ -106,7 +112,7 @@ def set_items(rows, j, values):  # pragma: no cover - replaced by the overload
     """Set item j of each row in a tuple: `rows[k][j] = values[k]`."""
 
 
-@overload(drop_owners, jit_options=JIT_OPTIONS)
+@overload(drop_owners, jit_options=INLINE_OPTIONS)
 def _drop_owners(arrays):
     return (
         lambda arrays: (),
@@ -116,7 +122,7 @@ def _drop_owners(arrays):
     )[len(arrays)]
 
 
-@overload(slot_rows, jit_options=JIT_OPTIONS)
+@overload(slot_rows, jit_options=INLINE_OPTIONS)
 def _slot_rows(slots, rows):
     return (
         lambda slots, rows: (),
@@ -131,7 +137,7 @@ def is_bfloat16(array):
     return array.dtype == types.int16
 
 
-@overload(to_number, jit_options=JIT_OPTIONS)
+@overload(to_number, jit_options=INLINE_OPTIONS)
 def _to_number(table, x):
     if not is_bfloat16(table):
         return lambda table, x: x
@@ -140,12 +146,12 @@ def _to_number(table, x):
     )
 
 
-@overload(to_float, jit_options=JIT_OPTIONS)
+@overload(to_float, jit_options=INLINE_OPTIONS)
 def _to_float(x):
     return (lambda x: to_f32(x)) if isinstance(x, BFloat16) else (lambda x: x)
 
 
-@overload(to_numbers, jit_options=JIT_OPTIONS)
+@overload(to_numbers, jit_options=INLINE_OPTIONS)
 def _to_numbers(table, values):
     return (
         lambda table, values: (),
@@ -159,7 +165,7 @@ def _to_numbers(table, values):
     )[len(values)]
 
 
-@overload(round_row, jit_options=JIT_OPTIONS)
+@overload(round_row, jit_options=INLINE_OPTIONS)
 def _round_row(table, w):
     def to_bfloat16(table, w):
         for j in range(len(w)):
@@ -168,7 +174,7 @@ def _round_row(table, w):
     return to_bfloat16 if is_bfloat16(table) else (lambda table, w: None)
 
 
-@overload(round_rows, jit_options=JIT_OPTIONS)
+@overload(round_rows, jit_options=INLINE_OPTIONS)
 def _round_rows(table, state):
     def round_all(table, state):
         for k in range(len(state)):
@@ -177,7 +183,7 @@ def _round_rows(table, state):
     return round_all if len(state) and is_bfloat16(table) else (lambda table, state: None)
 
 
-@overload(load_row, jit_options=JIT_OPTIONS)
+@overload(load_row, jit_options=INLINE_OPTIONS)
 def _load_row(table, r, scratch, in_scratch):
     def load_bfloat16(table, r, scratch, in_scratch):
         bits_to_floats(table[r], scratch)
@@ -192,7 +198,7 @@ def _load_row(table, r, scratch, in_scratch):
     return load_bfloat16 if is_bfloat16(table) else load_float
 
 
-@overload(load_rows, jit_options=JIT_OPTIONS)
+@overload(load_rows, jit_options=INLINE_OPTIONS)
 def _load_rows(tables, r, scratch, in_scratch):
     return (
         lambda tables, r, scratch, in_scratch: (),
@@ -209,7 +215,7 @@ def _load_rows(tables, r, scratch, in_scratch):
     )[len(tables)]
 
 
-@overload(store_row, jit_options=JIT_OPTIONS)
+@overload(store_row, jit_options=INLINE_OPTIONS)
 def _store_row(table, r, w, in_scratch):
     def store_bfloat16(table, r, w, in_scratch):
         floats_to_bits(w, table[r])
@@ -221,7 +227,7 @@ def _store_row(table, r, w, in_scratch):
     return store_bfloat16 if is_bfloat16(table) else store_float
 
 
-@overload(store_rows, jit_options=JIT_OPTIONS)
+@overload(store_rows, jit_options=INLINE_OPTIONS)
 def _store_rows(tables, r, rows, in_scratch):
     def none(tables, r, rows, in_scratch):
         pass
@@ -233,18 +239,18 @@ def _store_rows(tables, r, rows, in_scratch):
     return store_all if len(tables) else none
 
 
-@overload(prefetch_row, jit_options=JIT_OPTIONS)
+@overload(prefetch_row, jit_options=INLINE_OPTIONS)
 def _prefetch_row(array, r):
     step = CACHE_LINE * 8 // array.dtype.bitwidth
 
     def prefetch_lines(array, r):
         for j in range(0, array.shape[1], step):
-            prefetch(array, r, j)
+            prefetch(array, (r, j))
 
     return prefetch_lines
 
 
-@overload(prefetch_rows, jit_options=JIT_OPTIONS)
+@overload(prefetch_rows, jit_options=INLINE_OPTIONS)
 def _prefetch_rows(arrays, r):
     def none(arrays, r):
         pass
@@ -256,7 +262,7 @@ def _prefetch_rows(arrays, r):
     return prefetch_all if len(arrays) else none
 
 
-@overload(get_items, jit_options=JIT_OPTIONS)
+@overload(get_items, jit_options=INLINE_OPTIONS)
 def _get_items(arrays, i):
     return (
         lambda arrays, i: (),
@@ -266,7 +272,7 @@ def _get_items(arrays, i):
     )[len(arrays)]
 
 
-@overload(set_items, jit_options=JIT_OPTIONS)
+@overload(set_items, jit_options=INLINE_OPTIONS)
 def _set_items(rows, j, values):
     def none(rows, j, values):
         pass

@@ -13,6 +13,9 @@ from numba.np.arrayobj import populate_array
 from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREADS, TEAM_SIZE
 
 JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # "numpy": 1 / 0 returns inf, as in torch
+# A call that is not inlined passes each array in a dozen words; for a short row, that takes longer
+# than the row.
+INLINE_OPTIONS = JIT_OPTIONS | {"forceinline": True}
 
 
 @intrinsic
@@ -111,16 +114,17 @@ def drop_owner(typingctx, array):
 
 
 @intrinsic
-def prefetch(typingctx, array, r, j):
-    """Prefetch the cache line of `array[r, j]` for reading and writing."""
+def prefetch(typingctx, array, index):
+    """Prefetch the cache line of `array[index]` for reading and writing; the index is a tuple."""
 
     def codegen(context, builder, signature, args):
         array_type = signature.args[0]
         source = context.make_array(array_type)(context, builder, args[0])
-        shape = cgutils.unpack_tuple(builder, source.shape, 2)
-        strides = cgutils.unpack_tuple(builder, source.strides, 2)
+        shape = cgutils.unpack_tuple(builder, source.shape, array_type.ndim)
+        strides = cgutils.unpack_tuple(builder, source.strides, array_type.ndim)
+        indices = cgutils.unpack_tuple(builder, args[1], array_type.ndim)
         pointer = cgutils.get_item_pointer2(
-            context, builder, source.data, shape, strides, array_type.layout, args[1:]
+            context, builder, source.data, shape, strides, array_type.layout, indices
         )
         byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
         hint = cgutils.get_or_insert_function(
@@ -132,4 +136,4 @@ def prefetch(typingctx, array, r, j):
         builder.call(hint, [builder.bitcast(pointer, byte), flag(1), flag(3), flag(1)])
         return context.get_dummy_value()
 
-    return types.none(array, types.intp, types.intp), codegen
+    return types.none(array, types.UniTuple(types.intp, array.ndim)), codegen

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numba.extending import register_jitable
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
@@ -21,10 +22,12 @@ import hotrow.kernels.cpu.rule_math  # noqa: F401 - registers the operations of 
 from hotrow.kernels import rule_math
 from hotrow.kernels.cpu.access import (
     PREFETCH_DISTANCE,
+    copy_row,
     drop_owners,
     get_items,
     load_row,
     load_rows,
+    prefetch_item,
     prefetch_row,
     prefetch_rows,
     round_row,
@@ -39,24 +42,26 @@ from hotrow.kernels.cpu.access import (
 )
 from hotrow.kernels.cpu.cache import cached_jit, source_digest
 from hotrow.kernels.cpu.grouping import sum_row
-from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, claim_rows, drop_owner, join_team
+from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, claim_rows, drop_owner, join_team
 from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
+from hotrow.kernels.program import FastForward
 
 # A lookup that replays at most this many steps for a row doesn't store the row. The next optimizer
 # step replays those steps again.
 MAX_UNSAVED_STEPS = 2
 
+FACTOR_SETS = 1024  # how many sets of factors a thread keeps; a power of 2
+KEY_FACTOR = 1 << 32  # greater than any number of steps
+
 
 @functools.cache
 def row_kernel(
-    update: Callable[..., Any],
-    fast_forward: Callable[..., Any],
-    flags: tuple[bool, ...],
-    width: int,
+    update: Callable[..., Any], flags: tuple[bool, ...], width: int, fast_forward: FastForward
 ) -> Callable[..., None]:
     """Return the kernel of a rule; numba compiles it when it is first called for a dtype."""
-    functions = [*find_called(update), *find_called(fast_forward)]
+    advance, compute_factors = fast_forward.apply, fast_forward.compute_factors
+    functions = [*find_called(update), *find_called(advance), *find_called(compute_factors)]
     for function in functions:
         register(function)
     sources = source_digest({inspect.getfile(function) for function in functions})
@@ -74,11 +79,13 @@ def row_kernel(
         coefficients,
         step_count,
         scratch,
+        factors,
+        factor_keys,
         team,
     ):
         _ = sources  # puts the digest into the cache key, so that edited sources are recompiled
         target, grouped = (task, table, slots, row_steps), (rows, order, offsets, batch)
-        missed = entries, coefficients, step_count, scratch, team
+        missed = entries, coefficients, step_count, scratch, factors, factor_keys, team
         thread = join_team(team, target + grouped + missed)
         if thread < 0:
             return
@@ -89,6 +96,9 @@ def row_kernel(
         entries, slots = drop_owner(entries), drop_owners(slots)
         thread_scratch = drop_owner(scratch)[thread]
         zeros, total, w_scratch = thread_scratch[0], thread_scratch[1], thread_scratch[2]
+        thread_factors = drop_owner(factors)[thread]
+        thread_keys = drop_owner(factor_keys)[thread]
+        scalars = np.empty(width, scratch.dtype)  # an entry, rounded to the dtype of the update
         slot_scratch = slot_rows(slots, thread_scratch[3:])
         while True:
             start = claim_rows(team, GRAIN_SIZE)
@@ -96,10 +106,12 @@ def row_kernel(
                 break
             stop = min(start + GRAIN_SIZE, count)
             for i in range(start, min(start + PREFETCH_DISTANCE, stop)):
+                prefetch_item(row_steps, rows[i])
                 prefetch_row(table, rows[i])
                 prefetch_rows(slots, rows[i])
             for i in range(start, stop):
                 if i + PREFETCH_DISTANCE < stop:
+                    prefetch_item(row_steps, rows[i + PREFETCH_DISTANCE])
                     prefetch_row(table, rows[i + PREFETCH_DISTANCE])
                     prefetch_rows(slots, rows[i + PREFETCH_DISTANCE])
                 t = row_steps[rows[i]]
@@ -113,7 +125,13 @@ def row_kernel(
                 while t < end_step or needs_step:
                     grad = zeros
                     if t < end_step:
-                        reached = fast_forward(w, state, t, end_step, coefficients)
+                        # Rows at the same step share their factors.
+                        k = t & (FACTOR_SETS - 1)
+                        key = end_step * KEY_FACTOR + t
+                        if thread_keys[k] != key:
+                            compute_factors(t, end_step, coefficients, thread_factors[k])
+                            thread_keys[k] = key
+                        reached = advance(w, state, t, end_step, coefficients, thread_factors[k])
                         if reached > t:
                             round_row(table, w)
                             round_rows(table, state)
@@ -123,7 +141,8 @@ def row_kernel(
                         sum_row(batch, order, offsets, i, stop, total)
                         grad, needs_step = total, False
                     # Call `update` in one place only: each call site takes seconds to compile.
-                    entry = to_fixed_tuple(entries[min(t, end_step)], width)
+                    copy_row(entries[min(t, end_step)], scalars)
+                    entry = to_fixed_tuple(scalars, width)
                     for j in range(len(w)):
                         old_w = to_number(table, w[j])
                         old_state = to_numbers(table, get_items(state, j))
@@ -167,4 +186,4 @@ def find_called(function: Callable[..., Any]) -> list[Callable[..., Any]]:
 def register(function: Callable[..., Any]) -> None:
     """Make a function callable from compiled code; Python code still calls the original."""
     # Inline the function so that LLVM can vectorize the loop over columns.
-    register_jitable(**JIT_OPTIONS, forceinline=True)(function)
+    register_jitable(**INLINE_OPTIONS)(function)

@@ -10,26 +10,35 @@ from hotrow.kernels.cpu.cache import cached_jit
 
 
 @cached_jit
-def add_terms(sums, columns, log_factor, size, moment_powers, root_powers, root):
-    """Add one step to the sums that started at each of the n previous steps.
+def add_step(sums, columns, i, begin, size, factor, root, center, moment_powers, root_powers):
+    """Add step i to the sums that started at steps `begin` to i.
 
     Arguments:
-        sums: (n, width), one row for each step at which a table row may have been settled. The
-            first columns contain the terms.
+        sums: (more than i + 1, width), one row for each step at which a table row may have been
+            settled. The first columns contain the terms.
         columns: the column numbers of three values: the remainder's bound, the center, and the log
-            of the product of all decay factors.
-        log_factor: the log of the product of all decay factors, including this step.
+            of the product of all decay factors before the step.
+        i: the number of the step.
+        begin: the first step whose sums change.
         size: the value of h for this step.
-        moment_powers: (n,) b1^k, where k is the number of steps since the row was settled.
-        root_powers: (n,) sqrt(b2)^k.
+        factor: the decay factor of this step.
         root: 1 / c_k for this step; y_k = sqrt(b2)^k / root.
+        center: the center of the sums that start at step i.
+        moment_powers: b1^k, for k from the window down to 1.
+        root_powers: sqrt(b2)^k, for the same k.
     """
-    remainder, center, log_column = columns
-    for i in range(len(sums)):
-        term = moment_powers[i] * size * math.exp(sums[i, log_column] - log_factor)
-        ratio = root_powers[i] / root / sums[i, center] if math.isfinite(root) else 1.0
+    remainder, center_column, log_column = columns
+    log_factor = sums[i, log_column] + math.log(factor)
+    sums[i + 1, log_column] = log_factor
+    sums[i, center_column] = center
+    last = len(moment_powers) - 1
+    for s in range(begin, i + 1):
+        term = moment_powers[last - i + s] * size * math.exp(sums[s, log_column] - log_factor)
+        ratio = 1.0
+        if math.isfinite(root):
+            ratio = root_powers[last - i + s] / root / sums[s, center_column]
         distance = 1.0 - ratio
         for j in range(remainder):
-            sums[i, j] += term
+            sums[s, j] += term
             term *= distance
-        sums[i, remainder] += abs(term) / min(ratio, 1.0)
+        sums[s, remainder] += abs(term) / min(ratio, 1.0)

@@ -1,8 +1,8 @@
 """The loop over rows in plain torch, for any dtype and device; it works on gathered rows.
 
-A rule's `fast_forward_batch` applies as many missed steps to each row as it can, with a number of
-torch operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it
-computes in float32, and the result is rounded once. The remaining steps are replayed one by one,
+`FastForward.apply_batch` applies as many missed steps to each row as it can, with a number of torch
+operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it computes
+in float32, and the result is rounded once. The remaining steps are replayed one by one,
 oldest first, with the same operations as torch.optim. Rows are sorted by the step at which they
 were last settled, so the rows that missed step t are contiguous.
 
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.program import Program
+from hotrow.kernels.program import Program, Steps
 
 VECTOR_COLUMNS = 128  # at least two vectors; torch's loops process two per iteration
 TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
@@ -36,10 +36,10 @@ def advance_rows(
     row_steps: Tensor,
     rows: Tensor,
     grads: Tensor | None,
-    entries: NDArray[np.float64],
-    step_count: int,
+    steps: Steps,
 ) -> None:
-    """Apply each row's missed steps up to `step_count`; the last step uses `grads`, if given."""
+    """Apply each row's missed steps up to `steps.step_count`; the last step uses `grads`."""
+    entries, coefficients, step_count = steps
     sorted_steps, order = row_steps[rows].sort(stable=True)
     rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)
     chunk, columns, width = len(rows), table.shape[1], table.shape[1]
@@ -57,18 +57,18 @@ def advance_rows(
     end_step = step_count if grads is None else step_count - 1
     for begin in range(0, len(rows), chunk):
         chunk_rows = rows[begin : begin + chunk]
-        steps = all_steps[begin : begin + chunk]
+        chunk_steps = all_steps[begin : begin + chunk]
         state = tuple(gather(tensor, chunk_rows) for tensor in (table, *slots))
-        fast_forward(program, state, slice(None), steps, end_step, columns)
-        while (remaining := np.flatnonzero(steps < end_step)).size:
-            t = steps[remaining].min()
-            oldest = remaining[steps[remaining] == t]
+        fast_forward(program, state, slice(None), chunk_steps, end_step, coefficients, columns)
+        while (remaining := np.flatnonzero(chunk_steps < end_step)).size:
+            t = chunk_steps[remaining].min()
+            oldest = remaining[chunk_steps[remaining] == t]
             index: slice | Tensor = slice(oldest[0], oldest[-1] + 1)
             if oldest[-1] - oldest[0] >= len(oldest):  # some rows in between need no step
                 index = torch.from_numpy(oldest).to(table.device)
             replay(program, state, index, entries[t].tolist())
-            steps[oldest] += 1
-            fast_forward(program, state, index, steps, end_step, columns)
+            chunk_steps[oldest] += 1
+            fast_forward(program, state, index, chunk_steps, end_step, coefficients, columns)
         if grads is not None:
             w, *slot_values = state
             g = gather(grads, order[begin : begin + chunk])
@@ -94,19 +94,20 @@ def fast_forward(
     index: Any,
     steps: NDArray[np.int64],
     end_step: int,
+    coefficients: tuple[Any, ...],
     columns: int,
 ) -> None:
     """Fast-forward rows to `end_step` where possible, and update `steps`, both in place."""
     array_index = index.cpu().numpy() if isinstance(index, Tensor) else index
     needed = steps[array_index] < end_step
-    if program.fast_forward_batch is None or not needed.any():
+    if program.fast_forward.apply_batch is None or not needed.any():
         return
     old_state = tuple(tensor[index][:, :columns] for tensor in state)
     low_precision = old_state[0].dtype not in (torch.float32, torch.float64)
     w, *slots = (tensor.float() for tensor in old_state) if low_precision else old_state
     row_steps = steps[array_index].clip(max=end_step)
-    w, slots, reached = program.fast_forward_batch(
-        w, tuple(slots), row_steps, end_step, program.coefficients
+    w, slots, reached = program.fast_forward.apply_batch(
+        w, tuple(slots), row_steps, end_step, coefficients
     )
     reached = reached & torch.from_numpy(needed).to(reached.device)
     for target, old, new in zip(state, old_state, (w, *slots), strict=True):

@@ -1,11 +1,10 @@
 """The interface of closed forms, which apply many idle steps to a row at once.
 
-`hotrow.optim.settle` computes the coefficients from the ledger and passes them to the kernels.
+`Ledger.steps` computes the coefficients, and `RowUpdater` passes them to the kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.program import FastForward
+
 Coefficients = tuple[Any, ...]
 
 
 class ClosedForm(Protocol):
-    """Fast-forward rows through missed steps, with coefficients computed from the ledger.
+    """Fast-forward rows through missed steps, with coefficients computed from the ledger."""
 
-    `fast_forward` is compiled; `fast_forward_batch` runs in plain torch. Both functions are
-    described in `hotrow.kernels.program.Program`.
-    """
-
-    fast_forward: Callable[..., Any]
+    @property
+    def fast_forward(self) -> FastForward:
+        """The functions that use the coefficients; they are the same in each call."""
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
@@ -32,19 +31,6 @@ class ClosedForm(Protocol):
 
         Returns None if coefficients for a later step have already been computed. In that case, the
         caller replays the missed steps.
-        """
-
-    def fast_forward_batch(
-        self,
-        w: Tensor,
-        slots: tuple[Tensor, ...],
-        steps: NDArray[np.int64],
-        end_step: int,
-        coefficients: Coefficients,
-    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
-        """Fast-forward rows from `steps` to `end_step`.
-
-        Returns `w`, `slots`, and a bool tensor that marks the rows that reached `end_step`.
         """
 
 

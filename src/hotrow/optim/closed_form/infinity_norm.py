@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.program import FastForward
 from hotrow.kernels.rule_math import maximum
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
@@ -59,16 +60,24 @@ def norm_limit(gap: Any, coefficients: Any) -> Any:
     return eps / b2 ** np.minimum(gap, window)
 
 
-def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
+    """Set the factors of m and u, the limit of the norm, and the first sum, for rows at step t."""
+    sums, first_step, b1, b2, _, _ = coefficients
+    if end_step - t < MIN_STEPS or t < first_step:
+        return
+    factors[0], factors[1] = b1 ** (end_step - t), b2 ** (end_step - t)
+    factors[2], factors[3] = norm_limit(end_step - t, coefficients), sums[t, 0]
+
+
+def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
     """Advance a row from step t to `end_step`, or leave it unchanged."""
-    sums, first_step, b1, b2, eps, _ = coefficients
+    _, first_step, _, _, eps, _ = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
     cast = w.dtype.type
     means, norms = slots
-    row = cast(b1 ** (end_step - t)), cast(b2 ** (end_step - t))
-    limit = cast(norm_limit(end_step - t, coefficients))
-    full_sum, min_norm = cast(sums[t, 0]), cast(eps)
+    row = cast(factors[0]), cast(factors[1])
+    limit, full_sum, min_norm = cast(factors[2]), cast(factors[3]), cast(eps)
     for j in range(len(w)):
         above, below = full_sum, cast(0)
         if norms[j] <= limit:
@@ -83,7 +92,11 @@ class InfinityNormSums(MissedStepSums):
 
     def __init__(self) -> None:
         super().__init__(2)
-        self.fast_forward = fast_forward
+
+    @property
+    def fast_forward(self) -> FastForward:
+        """See `ClosedForm.fast_forward`."""
+        return FastForward(fast_forward, self.fast_forward_batch, compute_factors, 4)
 
     def last_coefficient(self, dtype: torch.dtype) -> int:
         """Return the window."""

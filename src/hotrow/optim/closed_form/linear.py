@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.program import FastForward
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.rational import Rational
 
@@ -29,13 +30,12 @@ MIN_STEPS = 8  # compiled code replays up to seven missed steps one by one
 NEAR_ONE = 0.5  # below this distance from 1, the diagonal is computed as 1 plus the distance
 
 
-def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
-    """Advance a row from step t to `end_step`, or leave it unchanged."""
+def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
+    """Set the product of the matrices of steps t to `end_step` - 1."""
     blocks, block_starts, first_step = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
-        return t
-    n = len(slots) + 1
-    width = len(w)
+        return
+    n = blocks.shape[1]
     product, work = np.zeros((n, n + 1)), np.empty((n, n + 1))
     for a in range(n):
         product[a, a] = 1
@@ -59,6 +59,17 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
                         total = 1 + work[a, n]
                 work[a, b] = total
         product[:, :] = work
+    for a in range(n):
+        for b in range(n):
+            factors[a * n + b] = product[a, b]
+
+
+def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
+    """Advance a row from step t to `end_step`, or leave it unchanged."""
+    _, _, first_step = coefficients
+    if end_step - t < MIN_STEPS or t < first_step:
+        return t
+    n, width = len(slots) + 1, len(w)
     old, new = np.empty((n, width)), np.zeros((n, width))
     for j in range(width):
         old[0, j] = w[j]
@@ -68,7 +79,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -
                 old[b + 1, j] = slots[b][j]
     for a in range(n):
         for b in range(n):
-            scale = product[a, b]
+            scale = factors[a * n + b]
             if scale != 0:  # avoid the NaN of 0 * inf, which a replay doesn't produce
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
@@ -109,7 +120,6 @@ class LinearRecurrence:
     def __init__(
         self, update: Callable[..., Any], flags: tuple[bool, ...], slot_count: int
     ) -> None:
-        self.fast_forward = fast_forward
         self.update, self.flags, self.size = update, flags, slot_count + 1
         self.first_step = 0  # rows settled before this step are replayed up to it
         self.identity = np.eye(self.size, self.size + 1)
@@ -118,6 +128,11 @@ class LinearRecurrence:
         self.entry_count, self.block_count = 0, 0
         self.entry: tuple[float, ...] = ()
         self.matrix: NDArray[np.float64] | None = None
+
+    @property
+    def fast_forward(self) -> FastForward:
+        """See `ClosedForm.fast_forward`."""
+        return FastForward(fast_forward, self.fast_forward_batch, compute_factors, self.size**2)
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype

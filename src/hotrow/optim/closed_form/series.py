@@ -33,6 +33,7 @@ is replayed.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +43,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.program import FastForward
 from hotrow.kernels.rule_math import sqrt
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
@@ -50,6 +52,8 @@ TERMS = 10
 # The columns after the terms contain the bound on the remainder, Y, and the log of the product of
 # all decay factors before the step.
 REMAINDER, CENTER, LOG_FACTOR, WIDTH = 10, 11, 12, 13
+COLUMNS = REMAINDER, CENTER, LOG_FACTOR
+SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the factors that follow the columns
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite v into NaN
 
@@ -75,30 +79,50 @@ def is_inexact(
     return abs(m * (one / (sqrt(top) * center + eps))) * remainder > abs(w) * tolerance
 
 
-def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
+    """Set the terms, the factors of w, m and v, and the remainder, for rows at step t."""
+    sums, first_step, b1, b2, _, tolerance = coefficients
+    if end_step - t < MIN_STEPS or t < first_step:
+        return
+    for j in range(TERMS):
+        factors[j] = sums[t, j]
+    factors[CENTER] = sums[t, CENTER]
+    factors[LOG_FACTOR] = math.exp(sums[end_step, LOG_FACTOR] - sums[t, LOG_FACTOR])
+    factors[SHRINK] = b1 ** (end_step - t)
+    factors[SHRINK2] = max(b2 ** (end_step - t), MIN_SHRINK)
+    is_exact = sums[t, REMAINDER] <= tolerance * sums[t, 0]
+    factors[REMAINDER] = 0.0 if is_exact else sums[t, REMAINDER]
+
+
+def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
     """Advance a row from step t to `end_step`, or leave it unchanged."""
-    sums, first_step, b1, b2, eps, tolerance = coefficients
+    _, first_step, _, _, eps, tolerance = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return t
     cast = w.dtype.type
-    one, eps, center = cast(1), cast(eps), cast(sums[t, CENTER])
+    one, eps, center = cast(1), cast(eps), cast(factors[CENTER])
     means, squares, tops = slots[0], slots[1], slots[len(slots) - 1]
-    if not sums[t, REMAINDER] <= tolerance * sums[t, 0]:
-        remainder, tolerance = cast(sums[t, REMAINDER]), cast(tolerance)
+    if factors[REMAINDER] != 0:
+        remainder, tolerance = cast(factors[REMAINDER]), cast(tolerance)
         inexact = 0  # counting over all columns without an early exit lets LLVM vectorize the loop
         for j in range(len(w)):
             inexact += is_inexact(w[j], means[j], tops[j], one, eps, center, remainder, tolerance)
         if inexact:
             return t
-    factor = cast(math.exp(sums[end_step, LOG_FACTOR] - sums[t, LOG_FACTOR]))
-    row = factor, cast(b1 ** (end_step - t)), cast(max(b2 ** (end_step - t), MIN_SHRINK)), center
-    low = cast(sums[t, 0]), cast(sums[t, 1]), cast(sums[t, 2]), cast(sums[t, 3]), cast(sums[t, 4])
-    high = cast(sums[t, 5]), cast(sums[t, 6]), cast(sums[t, 7]), cast(sums[t, 8]), cast(sums[t, 9])
+    row = cast(factors[LOG_FACTOR]), cast(factors[SHRINK]), cast(factors[SHRINK2]), center
+    low = cast(factors[0]), cast(factors[1]), cast(factors[2]), cast(factors[3]), cast(factors[4])
+    high = cast(factors[5]), cast(factors[6]), cast(factors[7]), cast(factors[8]), cast(factors[9])
     terms = low + high
     for j in range(len(w)):
         new = apply_series(w[j], means[j], squares[j], tops[j], one, eps, row, terms)
         w[j], means[j], squares[j] = new
     return end_step
+
+
+@functools.cache
+def tolerance_of(dtype: torch.dtype) -> float:
+    """Return the largest allowed remainder, relative to the move or to w."""
+    return torch.finfo(dtype).eps / 4
 
 
 class PowerSeries(MissedStepSums):
@@ -115,12 +139,16 @@ class PowerSeries(MissedStepSums):
         amsgrad: bool = False,
     ) -> None:
         super().__init__(WIDTH)
-        self.fast_forward = fast_forward
         self.idle_step, self.amsgrad = idle_step, amsgrad
+
+    @property
+    def fast_forward(self) -> FastForward:
+        """See `ClosedForm.fast_forward`."""
+        return FastForward(fast_forward, self.fast_forward_batch, compute_factors, FACTOR_COUNT)
 
     def last_coefficient(self, dtype: torch.dtype) -> float:
         """Return the tolerance, the largest allowed remainder relative to the move or to w."""
-        return torch.finfo(dtype).eps / 4
+        return tolerance_of(dtype)
 
     def fast_forward_batch(
         self,
@@ -156,15 +184,11 @@ class PowerSeries(MissedStepSums):
             sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR]
             self.first_step = i + 1
             return
-        sums[i + 1, LOG_FACTOR] = sums[i, LOG_FACTOR] + math.log(factor)
-        sums[i, CENTER] = self._center(root, b2)
-        begin = max(self.first_step, i + 1 - self.window)
-        n = i + 1 - begin
-        from hotrow.kernels.cpu.series import add_terms  # imports numba
+        from hotrow.kernels.cpu.series import add_step  # imports numba
 
-        columns = REMAINDER, CENTER, LOG_FACTOR
-        powers = self.moment_powers[-n:], self.root_powers[-n:]
-        add_terms(sums[begin : i + 1], columns, sums[i + 1, LOG_FACTOR], size, *powers, root)
+        begin, center = max(self.first_step, i + 1 - self.window), self._center(root, b2)
+        powers = self.moment_powers, self.root_powers
+        add_step(sums, COLUMNS, i, begin, size, factor, root, center, *powers)
 
     def _center(self, root: float, b2: float) -> float:
         """Return the center Y for rows that were settled just before a step with this root."""

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels.program import FastForward
 from hotrow.kernels.rule_math import addcmul, clamp, select_by_sign, sign, zero_where_negative
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, Rule, ScalarState
@@ -46,7 +47,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
     return addcmul(w, sign(g), step_size, minus_one), (g, step_size)
 
 
-def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
+def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
     """Clear the previous gradient and clamp the step size; later idle steps change nothing."""
     first_step, min_step, max_step = coefficients
     if t < first_step:
@@ -62,8 +63,12 @@ class RpropClosedForm:
     """The closed form of Rprop, valid for steps since the step size limits last changed."""
 
     def __init__(self) -> None:
-        self.fast_forward = fast_forward
         self.entry_count, self.first_step = 0, 0
+
+    @property
+    def fast_forward(self) -> FastForward:
+        """See `ClosedForm.fast_forward`."""
+        return FastForward(fast_forward, self.fast_forward_batch)
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype

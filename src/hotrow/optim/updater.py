@@ -1,0 +1,95 @@
+"""The `RowUpdater`, which settles, updates and looks up rows with the steps of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.kernels.operators import RowOperators, prepare
+from hotrow.kernels.program import Steps
+from hotrow.optim.ledger import Ledger
+
+
+class RowUpdater:
+    """Settle, update and look up the rows of a table and of its optimizer state.
+
+    The kernels are prepared once, in the first operation, and keep the memory that the tensors have
+    then. This adds one reference to the storage of each tensor.
+
+    Arguments:
+        ledger: the ledger of all steps.
+        table: (V, D). Changed in place.
+        slots: tensors of shape (V, D), in the order of `rule.initial_slots`. Changed in place.
+        row_steps: (V,) int32 or int64, the number of steps applied to each row. Changed in place.
+            All tensors must be on the same device.
+    """
+
+    _tensors: tuple[Tensor, Sequence[Tensor]] | None  # until the first operation
+    _operators: RowOperators | None
+
+    def __init__(
+        self, ledger: Ledger, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor
+    ) -> None:
+        self.ledger, self.row_steps, self._dtype = ledger, row_steps, table.dtype
+        self._tensors, self._operators = (table, slots), None
+        self._ready_steps = -1  # the number of steps for which `_ready` was prepared
+
+    def _prepare(self, end_step: int, step_count: int) -> tuple[RowOperators, Steps]:
+        program, steps = self.ledger.steps(end_step, step_count, self._dtype)
+        if self._tensors is not None:
+            self._operators = prepare(program, *self._tensors, self.row_steps)
+            self._tensors = None
+        assert self._operators is not None
+        if program is not self._operators.program:
+            self._operators = self._operators.with_program(program)
+        return self._operators, steps
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether `look_up` can run without preparing the ledger's coefficients."""
+        return self._ready_steps == len(self.ledger)
+
+    def settle(self, rows: Tensor, step_count: int | None = None) -> None:
+        """Apply the missed steps to `rows`, as dense training with zero gradients does.
+
+        For each row, apply the rule with g = 0 for entries `row_steps[row]` to `step_count - 1`,
+        then set `row_steps[row] = step_count`.
+
+        The cost is proportional to R and, without a closed form, to the number of missed steps.
+
+        Arguments:
+            rows: (R,) int64, distinct, from 0 to V - 1.
+            step_count: the total number of steps applied to each row after the call. Defaults to
+                the length of the ledger.
+        """
+        step_count = len(self.ledger) if step_count is None else step_count
+        operators, steps = self._prepare(step_count, step_count)
+        operators.settle(rows, steps)
+
+    def step(self, grads: GroupedGradients) -> None:
+        """Settle the rows of `grads`, and apply the ledger's last entry with their gradients.
+
+        The caller must have recorded this entry, number `len(ledger) - 1`, before the call. Each
+        row's gradients are summed in the table's dtype.
+        """
+        step_count = len(self.ledger)
+        operators, steps = self._prepare(step_count - 1, step_count)
+        operators.step(grads, steps)
+        self._prepare_look_up()
+
+    def _prepare_look_up(self) -> None:
+        step_count = len(self.ledger)
+        self._ready = self._prepare(step_count, step_count)
+        self._ready_steps = step_count
+
+    def look_up(self, ids: DistinctIds) -> Tensor:
+        """Return the settled rows selected by `ids`, (..., D).
+
+        `RowOperators.look_up` describes which rows are stored.
+        """
+        if not self.is_ready:
+            self._prepare_look_up()
+        operators, steps = self._ready
+        return operators.look_up(ids, steps)
