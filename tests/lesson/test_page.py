@@ -1020,6 +1020,10 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
     answer = column[examples.B.ids[0]]
     expected = f"out 0 = {' + '.join(terms)} = {answer}"
     assert page.inner_text("#layer-sum").replace("\u2060", "") == expected
+    page.check("[name=layout][value=rows]")
+    row = ", ".join(format_number(x) for x in examples.B.table()[examples.B.ids[0]].tolist())
+    read = page.inner_text("#layer-sum").replace("\u2060", "")
+    assert read == f"output = table[{examples.B.ids[0]}] = [{row}]: nothing is multiplied."
 
 
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
@@ -1067,9 +1071,9 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     stop_time(page)
     page.click("[data-do=meaning-play]")
     page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_have_text("step 100")
+    expect(page.locator("#meaning-now")).to_contain_text("step 100, loss ")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
-    assert "(3 for each word), 60 share" in page.inner_text("#meaning-verdict")
+    assert "10 of 60 before training, 60 of 60 at step 100" in page.inner_text("#meaning-verdict")
     page.focus("#noun-7")
     page.keyboard.press("Enter")
     near = page.inner_text("#meaning-near")
@@ -1088,7 +1092,7 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
     exec(code, space)
     found = torch.tensor(page.evaluate("losses"))
     torch.testing.assert_close(found[:100], torch.tensor(space["losses"]), rtol=0, atol=1e-5)
-    shown = f"is {found[100]:.2f} (at first {found[0]:.2f})"
+    shown = f"was {found[0]:.2f} and is {found[100]:.2f}"
     assert shown in page.inner_text("#meaning-verdict")
 
 
@@ -1099,7 +1103,7 @@ def test_an_edit_ends_the_training(open_page: Open) -> None:
     page.clock.run_for(300)
     page.fill("#meaning-slider", "20")
     page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_have_text("step 20")
+    expect(page.locator("#meaning-now")).to_contain_text("step 20, loss ")
 
 
 def test_an_animation_leaves_a_text_that_is_being_typed(open_page: Open) -> None:

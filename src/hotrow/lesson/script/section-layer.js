@@ -49,7 +49,7 @@ sections.push({
     const columns = () =>
       grid(
         say("linear.columns", { V: table.V, D: table.D }),
-        ["", ...table.labels.map((label, k) => say("class", { id: label }) + tokenOf(table, k)), say("layer.output")],
+        ["", ...table.labels.map((label, k) => [say("class", { id: label }), h("br"), tokenOf(table, k)]), say("layer.output")],
         [
           { head: say("product.factor"), cells: [...table.labels.map((label) => h("td", { class: label === id ? chosen : "dim" }, String(Number(label === id)))), ""] },
           ...transpose(table.rows).map((row, j) => ({
@@ -62,7 +62,8 @@ sections.push({
         ],
       );
     put(find("layer-weight"), layout === "rows" ? rows() : columns());
-    put(find("layer-sum"), sumOf(table, id));
+    const read = table.rows[table.labels.indexOf(id)].map(number).concat(isExcerpt(table) ? "…" : []);
+    put(find("layer-sum"), ...(layout === "rows" ? [say("layer.looked", { row: id, values: listed(read) })] : sumOf(table, id)));
     put(find("layer-note"), say(layout === "rows" ? "layer.rows" : "layer.columns", { id: idName(table, id), row: id }));
     verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state);
   },

@@ -26,7 +26,7 @@ const SEED = 1;
 const LEARNING_RATE = 2;
 const STEPS = 100;
 const mapSize = () =>
-  narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 460, margin: 26 };
+  narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 390, margin: 26 };
 
 let snapshots = null; // the table before training and after each step
 const losses = []; // the loss of each of these tables
@@ -91,7 +91,7 @@ sections.push({
 
   draw({ learned, noun }, { table }) {
     find("meaning-slider").max = String(STEPS);
-    put(find("meaning-now"), say("meaning.now", { learned }));
+    put(find("meaning-now"), say("meaning.now", { learned, loss: losses[learned].toFixed(2) }));
     put(document.querySelector("[data-do=meaning-play]"), say(learned === STEPS ? "meaning.again" : "meaning.play"));
     drawMap(table, noun);
     const near = nearest(table, noun);
@@ -100,15 +100,15 @@ sections.push({
       say("meaning.near", {
         word: nounText(noun),
         id: noun,
-        before: several(snapshots[0][noun].map(number)),
-        values: several(table[noun].map(number)),
+        before: listed(snapshots[0][noun].map(number)),
+        values: listed(table[noun].map(number)),
         near: several(near.map(nounText)),
         learned,
       }),
     );
     const element = find("meaning-verdict");
     element.className = "verdict";
-    put(element, say("meaning.verdict", { same: sameGroup(table), all: 3 * NOUNS.length, learned, loss: losses[learned].toFixed(2), first: losses[0].toFixed(2) }));
+    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), all: 3 * NOUNS.length, learned, loss: losses[learned].toFixed(2), first: losses[0].toFixed(2) }));
     const verbs = say("meaning.verbs").split(" ");
     put(
       find("meaning-sentences"),

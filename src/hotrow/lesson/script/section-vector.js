@@ -36,7 +36,8 @@ sections.push({
     const row = table.labels[factors.findIndex(Boolean)];
     const sizes = { zeros: zeros * width, all: factors.length * width };
     put(find("vector-verdict"), say(verdict, { values: listed(factors), row, n: ones.length, ...sizes }));
-    put(find("vector-note"), isExcerpt(table) ? say("vector.excerpt", { included: factors.length, width, V: table.V, D: table.D }) : "");
+    const excerpt = isExcerpt(table) ? say("vector.excerpt", { included: factors.length, width, V: table.V, D: table.D }) : "";
+    put(find("vector-note"), factors.includes(2) ? `${say("vector.rounded")} ${excerpt}` : excerpt);
   },
 
   code: (state) =>
