@@ -12,8 +12,8 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.cpu.grouping import number_ids
 from hotrow.kernels.grouping import find_distinct
-from hotrow.kernels.operators import select_rows
 from hotrow.table.autograd import storage_use_count
+from hotrow.table.parameter import Table
 
 SIZES = [0, 1, 2, 3, 7, 8, 64, 1000, 70_000]
 
@@ -79,21 +79,19 @@ def test_out_of_range_ids_are_detected(wrong, position):
     assert not find_distinct(ids, 10).are_in_range
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_selected_rows_match_torch(dtype, threads):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for rows, columns, shape in (
-            (7, 3, ()), (7, 3, (0,)), (5, 0, (4,)), (300, 17, (40, 3)), (1000, 256, (2000,)),
-        ):  # fmt: skip
-            table = torch.randn(rows, columns).to(dtype)
-            ids = torch.randint(rows, shape)
-            for given in (ids, ids.int(), ids.t().contiguous().t() if ids.ndim == 2 else ids):
-                assert torch.equal(select_rows(table, given), F.embedding(given, table))
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("trained", [False, True])
+def test_rows_that_are_not_stale_match_torch(dtype, trained):
+    for rows, columns, shape in (
+        (7, 3, ()), (7, 3, (0,)), (5, 0, (4,)), (300, 17, (40, 3)), (1000, 256, (2000,)),
+    ):  # fmt: skip
+        values = torch.randn(rows, columns).to(dtype)
+        table = Table.adopt(torch.nn.Parameter(values.clone(), requires_grad=trained))
+        ids = torch.randint(rows, shape)
+        for given in (ids, ids.int(), ids.t().contiguous().t() if ids.ndim == 2 else ids):
+            found = F.embedding(given, table)
+            assert found.requires_grad == trained
+            assert torch.equal(found, F.embedding(given, values))
 
 
 @pytest.mark.parametrize("wrong", [-1, 300, 2**57 + 5, -(2**63)])

@@ -62,13 +62,3 @@ def prepare(
     compiled = is_compiled(table) and all(map(is_compiled, slots))
     kernels = cpu.CompiledRows if compiled else default.TorchRows
     return kernels(program, table, slots, row_steps)
-
-
-def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
-    """Return `table[ids]`, (*ids.shape, D), or None if an id is out of range.
-
-    Arguments:
-        table: (V, D); `is_compiled(table)` must be true.
-        ids: int64 or int32, on the CPU, any shape.
-    """
-    return cpu.select_rows(table, ids)

@@ -206,13 +206,15 @@ class RowOptimizer(_Optimizer):
             if table.backing is not None:
                 self._check_touches_rows(group, gradient)
         pending_steps = []
+        numeric_groups = {id(group): _with_numbers(group) for group in self.param_groups}
         for group, table, gradient in table_gradients:
+            numeric_group = numeric_groups[id(group)]
             if table.replicas is not None:
                 table.replicas.settle_together(table)
             if not isinstance(gradient, RowGradient):
                 table.dense_step = table.dense_step or self._count
                 self._close_lag(table)
-            elif self.rule.needs_dense_step(numeric_group := _with_numbers(group)):
+            elif self.rule.needs_dense_step(numeric_group):
                 self._close_lag(table)
             else:
                 self._check_options(group)

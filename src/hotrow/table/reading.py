@@ -6,14 +6,12 @@ import functools
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.ids import ID_DTYPES, check_range, is_readable
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
-from hotrow.kernels.operators import is_compiled, select_rows
 from hotrow.table.parameter import Table, needs_gradient
 
 
@@ -47,25 +45,26 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
         failure = None  # the error's traceback refers to the rows, which would count as an alias
 
 
-def _can_select(rows: Tensor, ids: Tensor) -> bool:
-    """Return whether `select_rows` supports this lookup."""
+def _can_read(rows: Tensor, ids: Tensor) -> bool:
+    """Return whether Python can read the ids, and torch's lookup on the CPU checks their range."""
     return (
         is_readable(ids)
         and ids.is_cpu
+        and rows.is_cpu
         and ids.dtype in ID_DTYPES
         and ids.layout is torch.strided
         and not (ids.is_nested or ids.is_neg())
-        and is_compiled(rows)
+        and rows.numel() > 0
     )
 
 
-def _select(rows: Tensor, ids: Tensor) -> Tensor:
-    """Check the ids and return `rows[ids]`."""
-    output = select_rows(rows, ids)
-    if output is None:
+def _read(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return `rows[ids]` after torch has checked the ids."""
+    try:
+        return torch.embedding(rows, ids)
+    except IndexError:
         check_range(ids, len(rows), "input")
-        return F.embedding(ids, rows)  # the ids are in range now, so another thread changed them
-    return output
+        raise
 
 
 def stale_row_reader(
@@ -103,16 +102,12 @@ def row_reader(
     Returns:
         The function, and the ids, or their distinct ids if they have been computed.
     """
-    rows = contiguous_rows(table)
-    selects = max_norm is None and table.replicas is None and _can_select(rows, ids)
-    read: Callable[[], Tensor]
-    if selects:  # `_select` checks the ids
-        read = functools.partial(_select, rows, ids)
-    else:
+    rows, is_stale = contiguous_rows(table), table.has_stale_rows
+    checks_later = max_norm is None and table.replicas is None and _can_read(rows, ids)
+    if not checks_later:
         check_look_up(ids, table, len(rows))
-        read = functools.partial(F.embedding, ids, rows)
-    is_stale = table.has_stale_rows
-    if not (is_stale or (selects and is_trained)):
+    read: Callable[[], Tensor] = functools.partial(_read, rows, ids)
+    if not (is_stale or (checks_later and is_trained)):
         renorm(table, ids, max_norm, norm_type)
         return read, ids
     distinct_ids = find_distinct(ids, len(rows))

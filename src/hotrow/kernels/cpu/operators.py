@@ -115,20 +115,6 @@ class CompiledRows:
         self._has_run = threads > 0
 
 
-def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
-    """See `operators.select_rows`."""
-    from hotrow.kernels.cpu.look_up import copy_rows  # imports numba
-
-    count, columns = ids.numel(), table.shape[1]
-    output = table.new_empty(*ids.shape, columns)
-    flat, out_of_range = _as_array(output).reshape(count, columns), np.zeros(1, np.bool_)
-    flat_ids = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
-    # Start at least one thread, so that ids are checked even if rows have no columns.
-    threads = max(thread_count(count, columns), min(count, 1))
-    run_on_threads(copy_rows, (_as_array(table), flat_ids, flat, out_of_range), threads)
-    return None if out_of_range[0] else output
-
-
 def _as_array(tensor: Tensor) -> NDArray[Any]:
     """Return a numpy array that shares the tensor's memory, with bfloat16 values as int16 bits."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
