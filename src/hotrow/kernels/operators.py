@@ -25,6 +25,10 @@ class RowOperators(Protocol):
 
     program: Program
 
+    @property
+    def is_atomic(self) -> bool:
+        """Whether a Python signal handler can't run in the middle of an operation."""
+
     def with_program(self, program: Program) -> Self:
         """Return the kernels of another program for the same rows."""
 

@@ -220,17 +220,12 @@ class RowLag:
         `RowOperators.look_up` describes which rows are stored.
         """
         self._check_storage()
-        if self._updater is None or not self._updater.is_ready:
+        if self._updater is None or not self._updater.looks_up_atomically:
             with _ExclusiveAccess(self):
                 return self._rows().look_up(ids)
-        # A signal can't interrupt a kernel, and nothing else changes here.
-        with _lock:
+        with _lock:  # without postponing signals, which takes 4 us
             self.check_idle()
-            self.is_busy = True
-            try:
-                return self._rows().look_up(ids)
-            finally:
-                self.is_busy = False
+            return self._rows().look_up(ids)
 
     def peek(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D), without storing them."""

@@ -47,9 +47,14 @@ class RowUpdater:
         return self._operators, steps
 
     @property
-    def is_ready(self) -> bool:
-        """Return whether `look_up` can run without preparing the ledger's coefficients."""
+    def _is_ready(self) -> bool:
+        """Whether `look_up` can run without computing coefficients from the ledger."""
         return self._ready_steps == len(self.ledger)
+
+    @property
+    def looks_up_atomically(self) -> bool:
+        """Whether a Python signal handler can't interrupt a change that `look_up` makes."""
+        return self._is_ready and self._ready[0].is_atomic
 
     def settle(self, rows: Tensor, step_count: int | None = None) -> None:
         """Apply the missed steps to `rows`, as dense training with zero gradients does.
@@ -89,7 +94,7 @@ class RowUpdater:
 
         `RowOperators.look_up` describes which rows are stored.
         """
-        if not self.is_ready:
+        if not self._is_ready:
             self._prepare_look_up()
         operators, steps = self._ready
         return operators.look_up(ids, steps)

@@ -18,7 +18,7 @@ from torch import Tensor
 from hotrow.kernels.batch import BatchArrays, DistinctIds, GroupedGradients
 from hotrow.kernels.compile_notice import show_compile_notice
 from hotrow.kernels.cpu.tasks import LOOK_UP, SETTLE, STEP
-from hotrow.kernels.cpu.threads import run_on_threads, thread_count
+from hotrow.kernels.cpu.threads import run_on_threads, runs_without_python, thread_count
 from hotrow.kernels.program import Program, Steps
 
 # Maps each table dtype that has compiled kernels to the dtype in which they compute.
@@ -55,6 +55,11 @@ class CompiledRows:
         )
         self._scratch: tuple[NDArray[Any], ...] = (np.empty(0),)
         self._has_run = False
+
+    @property
+    def is_atomic(self) -> bool:
+        """See `operators.RowOperators`."""
+        return runs_without_python()
 
     def with_program(self, program: Program) -> CompiledRows:
         """See `operators.RowOperators`."""

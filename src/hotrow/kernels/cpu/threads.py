@@ -41,6 +41,11 @@ def thread_count(count: int, columns: int) -> int:
     return min(torch.get_num_threads(), by_rows, by_values)
 
 
+def runs_without_python() -> bool:
+    """Return whether `run_on_threads` runs a kernel outside of Python, so no signal stops it."""
+    return bool(_gomp_parallel) or torch.get_num_threads() == 1
+
+
 def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], threads: int) -> None:
     """Call `kernel(*arguments, team)` on `threads` threads; do nothing if `threads` is 0.
 

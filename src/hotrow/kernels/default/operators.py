@@ -21,6 +21,11 @@ class TorchRows:
         self.program = program
         self.target = table.detach(), [slot.detach() for slot in slots], row_steps
 
+    @property
+    def is_atomic(self) -> bool:
+        """See `operators.RowOperators`."""
+        return False
+
     def with_program(self, program: Program) -> TorchRows:
         """See `operators.RowOperators`."""
         return TorchRows(program, *self.target)
