@@ -1071,7 +1071,7 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     stop_time(page)
     page.click("[data-do=meaning-play]")
     page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_contain_text("step 100, error (loss) ")
+    expect(page.locator("#meaning-now")).to_contain_text("step 100, loss (error) ")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
     assert "10 of 60 before training, 60 of 60 at step 100" in page.inner_text("#meaning-verdict")
     page.focus("#noun-7")
@@ -1103,7 +1103,7 @@ def test_an_edit_ends_the_training(open_page: Open) -> None:
     page.clock.run_for(300)
     page.fill("#meaning-slider", "20")
     page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_contain_text("step 20, error (loss) ")
+    expect(page.locator("#meaning-now")).to_contain_text("step 20, loss (error) ")
 
 
 def test_an_animation_leaves_a_text_that_is_being_typed(open_page: Open) -> None:

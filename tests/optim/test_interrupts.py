@@ -16,6 +16,14 @@ from tests.support.exhaustive import exhaustive
 BATCHES = [torch.tensor(ids) for ids in ([1, 2, 2], [3], [0, 3], [5, 1])]
 
 
+@pytest.fixture(autouse=True)
+def _default_handler():
+    """Install Python's handler of SIGINT; programs started in the background ignore the signal."""
+    old = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, old)
+
+
 class InterruptAt:
     """A trace function that sends SIGINT before the n-th line of the traced call."""
 

@@ -62,7 +62,7 @@ sections.push({
         ],
       );
     put(find("layer-weight"), layout === "rows" ? rows() : columns());
-    const read = table.rows[table.labels.indexOf(id)].map(number).concat(isExcerpt(table) ? "…" : []);
+    const read = table.rows[table.labels.indexOf(id)].map(unbroken).concat(isExcerpt(table) ? "…" : []);
     put(find("layer-sum"), ...(layout === "rows" ? [say("layer.looked", { row: id, values: listed(read) })] : sumOf(table, id)));
     put(find("layer-note"), say(layout === "rows" ? "layer.rows" : "layer.columns", { id: idName(table, id), row: id }));
     verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state);

@@ -100,8 +100,8 @@ sections.push({
       say("meaning.near", {
         word: nounText(noun),
         id: noun,
-        before: listed(snapshots[0][noun].map(number)),
-        values: listed(table[noun].map(number)),
+        before: listed(snapshots[0][noun].map(unbroken)),
+        values: listed(table[noun].map(unbroken)),
         near: several(near.map(nounText)),
         learned,
       }),
