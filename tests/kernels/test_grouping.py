@@ -29,7 +29,10 @@ def test_distinct_ids_match_torch_unique(rows, count):
     assert torch.equal(distinct.sort()[1], inverse)
     assert torch.equal(distinct.rows[distinct.inverse], ids)
     assert torch.equal(distinct.ids(), ids)
-    _, inverse, order, offsets = distinct.arrays
+    groups = distinct.groups
+    assert groups.rows.tolist() == distinct.rows.tolist()
+    assert groups.inverse.tolist() == distinct.inverse.reshape(-1).tolist()
+    inverse, order, offsets = groups.inverse, groups.order, groups.offsets
     assert order.tolist() == np.argsort(inverse, stable=True).tolist()
     counts = np.bincount(inverse, minlength=len(distinct.rows))
     assert offsets.tolist() == [0, *counts.cumsum().tolist()]
@@ -42,14 +45,15 @@ def test_distinct_ids_are_in_order_of_first_appearance():
         assert distinct.rows.tolist() == [5, 9, 1]
         assert distinct.inverse.tolist() == [[0, 1, 0], [2, 1, 0]]
         assert distinct.ids().tolist() == [5, 9, 5, 1, 9, 5]
-        assert distinct.arrays.order.tolist() == [0, 2, 5, 1, 4, 3]
+        assert distinct.groups.order.tolist() == [0, 2, 5, 1, 4, 3]
 
 
 def test_both_ways_to_order_a_batch_by_row_agree():
     distinct = find_distinct(torch.tensor([[5, 9, 5], [1, 9, 5]]), 10)
     again = DistinctIds(distinct.rows, distinct.inverse)
     assert torch.equal(again.ids(), distinct.ids())
-    for one, other in zip(again.arrays, distinct.arrays, strict=True):
+    for name in ("rows", "inverse", "order", "offsets"):
+        one, other = getattr(again.groups, name), getattr(distinct.groups, name)
         assert one.tolist() == other.tolist()
 
 

@@ -20,7 +20,7 @@ from hotrow.kernels.cpu.rows import FACTOR_SETS
 from hotrow.kernels.grouping import find_distinct, group, sum_by_row
 from hotrow.optim.closed_form.series import LOG_FACTOR, TERMS
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.updater import RowUpdater
+from hotrow.optim.updater import RowUpdater, step_together
 from hotrow.verify.sameness import SCALES
 from tests.support.exhaustive import grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
@@ -354,11 +354,11 @@ def make_lagging_run(name, kwargs, dtype, gap):
     run.row_steps += 400
     grads = group(torch.arange(16), torch.randn(16, 5).to(dtype), 16)
     run.ledger.record_step(run.group)
-    run.updater.step(grads)
+    step_together([(run.updater, grads)])
     for _ in range(gap):
         run.ledger.record_step(run.group)
     run.row_steps[:4] += gap // 2  # some rows have missed fewer steps
-    return run, lambda: run.updater.step(grads)
+    return run, lambda: step_together([(run.updater, grads)])
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -504,7 +504,7 @@ def test_closed_forms_overflow_in_the_same_elements_as_replay():
                     big[0, :3] = torch.tensor([float("inf"), float("nan"), 1.0])
                     run.ledger.record_step(run.group)
                     where = torch.tensor([39])
-                    run.updater.step(group(where, big, 40))
+                    step_together([(run.updater, group(where, big, 40))])
             run.settle()
             runs.append(run.table)
         assert torch.equal(runs[0].isfinite(), runs[1].isfinite())
@@ -558,7 +558,7 @@ def test_a_batch_without_rows_and_a_table_without_columns():
         grads = group(none, torch.empty(0, columns), 40)
         assert sum_by_row(grads).shape == (0, columns)
         run.ledger.record_step(run.group)
-        run.updater.step(grads)
+        step_together([(run.updater, grads)])
         found = run.updater.look_up(find_distinct(none, 40))
         assert found.shape == (0, columns)
         assert run.table.shape == (40, columns)

@@ -10,7 +10,7 @@ from hotrow import optim
 from hotrow.cli.optimizer_options import EXECUTION_OPTIONS
 from hotrow.kernels.grouping import group, sum_by_row
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.updater import RowUpdater
+from hotrow.optim.updater import RowUpdater, step_together
 from hotrow.verify.sameness import Batches
 
 RULES = {name: getattr(optim, name).rule for name in optim.__all__}
@@ -126,7 +126,7 @@ class RowRun:
         self.ledger.record_step(self.group)
         grads = self.batches.gradients(t).to(self.dtype)
         grouped = group(self.batches.all_ids[t], grads, self.batches.rows)
-        self.updater.step(grouped)
+        step_together([(self.updater, grouped)])
 
     def settle(self, rows=None):
         """Apply the missed steps to the given rows, or to all rows."""

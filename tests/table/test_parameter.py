@@ -504,7 +504,7 @@ def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
     def interrupted(*args):
         model.weight.sum()
 
-    monkeypatch.setattr("hotrow.optim.updater.RowUpdater.step", interrupted)
+    monkeypatch.setattr("hotrow.optim.updater.step_together", interrupted)
     with pytest.raises(HotrowError, match="a table was read during its own step"):
         optimizer.step()
     monkeypatch.undo()

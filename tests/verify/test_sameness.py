@@ -21,6 +21,7 @@ from hotrow.cli.optimizer_options import (
 )
 from hotrow.conversion import sampling
 from hotrow.kernels.batch import GroupedGradients
+from hotrow.optim import updater
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.updater import RowUpdater
 from hotrow.verify.sameness import (
@@ -180,14 +181,15 @@ def untouched_rows_stay(monkeypatch):
 
 def dropped_entry(monkeypatch):
     """Never apply step 21 to rows that are idle in that step."""
-    real = RowUpdater.step
+    real = updater.step_together
 
-    def step(self, grads):
-        real(self, grads)
-        if len(self.ledger) == 21:
-            self.row_steps[self.row_steps <= 20] += 1
+    def step(tables):
+        real(tables)
+        for rows, _ in tables:
+            if len(rows.ledger) == 21:
+                rows.row_steps[rows.row_steps <= 20] += 1
 
-    monkeypatch.setattr(RowUpdater, "step", step)
+    monkeypatch.setattr(updater, "step_together", step)
 
 
 def decay_twice(monkeypatch):
@@ -200,15 +202,18 @@ def decay_twice(monkeypatch):
 
 def dropped_duplicate(monkeypatch):
     """Use only the first gradient of a repeated id."""
-    real = RowUpdater.step
+    real = updater.step_together
 
-    def step(self, grads):
+    def first_only(grads):
         ids = grads.ids.inverse.reshape(-1).tolist()
         earlier = [i in ids[:k] for k, i in enumerate(ids)]
         values = grads.values.masked_fill(torch.tensor(earlier)[:, None], 0)
-        real(self, GroupedGradients(grads.ids, values))
+        return GroupedGradients(grads.ids, values)
 
-    monkeypatch.setattr(RowUpdater, "step", step)
+    def step(tables):
+        real([(rows, first_only(grads)) for rows, grads in tables])
+
+    monkeypatch.setattr(updater, "step_together", step)
 
 
 MUTANTS = [off_by_one, untouched_rows_stay, dropped_entry, decay_twice, dropped_duplicate]
@@ -352,8 +357,8 @@ def test_document_in_docs_matches_its_records(script):
 def test_small_table_is_converted_too(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
     steps_taken = []
-    step = RowUpdater.step
-    monkeypatch.setattr(RowUpdater, "step", lambda *args: steps_taken.append(step(*args)))
+    step = updater.step_together
+    monkeypatch.setattr(updater, "step_together", lambda *args: steps_taken.append(step(*args)))
     batches = Batches(steps=3, rows=20, ids=4)
     train(hotrow.optim.AdamW, {}, batches, [1.0], torch.float32)
     assert len(steps_taken) >= 3

@@ -364,7 +364,7 @@ class Store:
         self._resuming = False
         lag.ledger = _restore_ledger(lag.ledger, group, run)
         lag.settled_steps = run["settled"]
-        lag.write_scalars(group)
+        lag.write_scalars(lag.ledger.torch_scalars(group))
         self.table.lag = lag
 
 

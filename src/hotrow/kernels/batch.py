@@ -12,21 +12,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class BatchArrays(NamedTuple):
-    """The distinct ids of a batch as numpy arrays.
+class GroupedIds(NamedTuple):
+    """The ids of a batch, grouped by id, in one block of memory.
 
     Attributes:
-        rows: (R,) int64, the distinct ids.
-        inverse: (N,) int64, the position of each id of the batch among `rows`.
-        order: (N,) int64; `order[offsets[s] : offsets[s + 1]]` lists the batch positions of the id
-            `rows[s]` in ascending order.
-        offsets: (R + 1,) int64.
+        memory: (4 N + 1,) int64, which contains the arrays below one after the other.
+        address: the address of `memory`.
+        size: N, the number of ids in the batch.
+        distinct_count: R, the number of distinct ids.
     """
 
-    rows: NDArray[np.int64]
-    inverse: NDArray[np.int64]
-    order: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    memory: NDArray[np.int64]
+    address: int
+    size: int
+    distinct_count: int
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(R,), the distinct ids."""
+        return self.memory[: self.distinct_count]
+
+    @property
+    def inverse(self) -> NDArray[np.int64]:
+        """(N,), the position of each id of the batch among `rows`."""
+        return self.memory[self.size : 2 * self.size]
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """(N,), the positions in the batch.
+
+        `order[offsets[s] : offsets[s + 1]]` lists the positions of the id `rows[s]` in ascending
+        order.
+        """
+        return self.memory[2 * self.size : 3 * self.size]
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """(R + 1,), where the positions of each distinct id begin in `order`."""
+        return self.memory[3 * self.size : 3 * self.size + self.distinct_count + 1]
+
+    @classmethod
+    def empty(cls, size: int, distinct_count: int) -> GroupedIds:
+        """Return memory for `size` ids, `distinct_count` of them distinct, without values."""
+        memory = np.empty(4 * size + 1, np.int64)
+        return cls(memory, memory.ctypes.data, size, distinct_count)
 
 
 class DistinctIds:
@@ -43,12 +72,12 @@ class DistinctIds:
         self.shape, self.are_in_range = inverse.shape, are_in_range
 
     @classmethod
-    def from_arrays(
-        cls, arrays: BatchArrays, shape: torch.Size, are_in_range: bool = True
+    def from_groups(
+        cls, groups: GroupedIds, shape: torch.Size, are_in_range: bool = True
     ) -> DistinctIds:
         """Return the distinct ids of a batch of this shape."""
         result = cls.__new__(cls)
-        result.arrays, result.shape, result.are_in_range = arrays, shape, are_in_range
+        result.groups, result.shape, result.are_in_range = groups, shape, are_in_range
         return result
 
     # Creating tensors takes longer than a kernel for a small batch, so create them when needed.
@@ -56,21 +85,23 @@ class DistinctIds:
     @functools.cached_property
     def rows(self) -> Tensor:
         """(R,) int64, the distinct ids."""
-        return torch.from_numpy(self.arrays.rows)
+        return torch.from_numpy(self.groups.rows)
 
     @functools.cached_property
     def inverse(self) -> Tensor:
         """int64, the position of each id of the batch among `rows`."""
-        return torch.from_numpy(self.arrays.inverse.reshape(self.shape))
+        return torch.from_numpy(self.groups.inverse.reshape(self.shape))
 
     @functools.cached_property
-    def arrays(self) -> BatchArrays:
-        """The same ids as numpy arrays, with the batch positions grouped by id."""
+    def groups(self) -> GroupedIds:
+        """The same ids, with the positions in the batch grouped by id."""
         rows, inverse = self.rows.numpy(), self.inverse.reshape(-1).numpy()
-        order = np.argsort(inverse, stable=True)
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(np.bincount(inverse, minlength=len(rows)), out=offsets[1:])
-        return BatchArrays(rows, inverse, order, offsets)
+        groups = GroupedIds.empty(len(inverse), len(rows))
+        groups.rows[:], groups.inverse[:] = rows, inverse
+        groups.order[:] = np.argsort(inverse, stable=True)
+        groups.offsets[0] = 0
+        np.cumsum(np.bincount(inverse, minlength=len(rows)), out=groups.offsets[1:])
+        return groups
 
     def sort(self) -> tuple[Tensor, Tensor]:
         """Return `rows` in ascending order, and `inverse` for this order."""
@@ -81,8 +112,8 @@ class DistinctIds:
 
     def ids(self) -> Tensor:
         """Return the batch, (N,) int64."""
-        if "arrays" in self.__dict__:
-            return torch.from_numpy(self.arrays.rows[self.arrays.inverse])
+        if "groups" in self.__dict__:
+            return torch.from_numpy(self.groups.rows[self.groups.inverse])
         return self.rows[self.inverse.reshape(-1)]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotrow.kernels.batch import BatchArrays, DistinctIds, GroupedGradients
+from hotrow.kernels.batch import DistinctIds, GroupedGradients, GroupedIds
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 
 COMPILED_DTYPES = torch.float32, torch.float64  # the gradient dtypes that compiled code sums
@@ -34,8 +34,10 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     from hotrow.kernels.cpu.grouping import group_ids  # imports numba
 
     flat = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
-    *arrays, are_in_range = group_ids(flat, row_count)
-    return DistinctIds.from_arrays(BatchArrays(*arrays), ids.shape, are_in_range)
+    memory = np.empty(4 * len(flat) + 1, np.int64)
+    count, are_in_range, address = group_ids(flat, row_count, memory)
+    groups = GroupedIds(memory, address, len(flat), count)
+    return DistinctIds.from_groups(groups, ids.shape, are_in_range)
 
 
 def sum_by_row(grads: GroupedGradients) -> Tensor:
@@ -54,11 +56,10 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
         return sums
     from hotrow.kernels.cpu.grouping import sum_rows  # imports numba
 
-    arrays = grads.ids.arrays
-    count = len(arrays.rows)
-    sums = values.new_empty((count, values.shape[1]))
-    arguments = values.contiguous().numpy(), arrays.order, arrays.offsets, sums.numpy()
-    run_on_threads(sum_rows, arguments, thread_count(count, values.shape[1]))
+    groups = grads.ids.groups
+    sums = values.new_empty((groups.distinct_count, values.shape[1]))
+    arguments = values.contiguous().numpy(), groups.order, groups.offsets, sums.numpy()
+    run_on_threads(sum_rows, arguments, thread_count(groups.distinct_count, values.shape[1]))
     return sums
 
 

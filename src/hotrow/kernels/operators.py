@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Protocol, Self
 
 from torch import Tensor
@@ -21,9 +21,14 @@ class RowOperators(Protocol):
     """The kernels of one program, ready to run on the rows of one table.
 
     They refer to the memory of the table, the slots and the step counts, and change it in place.
+
+    Attributes:
+        program: the program.
+        kernel: what updates the rows. One call can update all tables that have the same kernel.
     """
 
     program: Program
+    kernel: Hashable
 
     @property
     def is_atomic(self) -> bool:
@@ -35,9 +40,6 @@ class RowOperators(Protocol):
     def settle(self, rows: Tensor, steps: Steps) -> None:
         """Apply the missed steps of the distinct `rows` (R,) int64, with a zero gradient."""
 
-    def step(self, grads: GroupedGradients, steps: Steps) -> None:
-        """Settle the rows of `grads`, then apply the last of the `steps` with their gradients."""
-
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
         """Return the settled rows selected by the ids, (..., D).
 
@@ -45,6 +47,12 @@ class RowOperators(Protocol):
         optimizer step settles the other rows again, which costs less than writing them twice. The
         plain torch kernels store all rows.
         """
+
+    @classmethod
+    def step_together(
+        cls, tables: Sequence[Self], batches: Sequence[GroupedGradients], steps: Steps
+    ) -> None:
+        """Update tables that have the same kernel; see the function `step_together`."""
 
 
 def is_compiled(table: Tensor) -> bool:
@@ -66,3 +74,17 @@ def prepare(
     compiled = is_compiled(table) and all(map(is_compiled, slots))
     kernels = cpu.CompiledRows if compiled else default.TorchRows
     return kernels(program, table, slots, row_steps)
+
+
+def step_together(tables: Sequence[tuple[RowOperators, Steps, GroupedGradients]]) -> None:
+    """Settle the rows of each batch, then apply the last of the steps with their gradients.
+
+    One call of a compiled kernel updates all tables of one program and one dtype. Many calls for
+    small batches would take longer than the work.
+    """
+    by_kernel: dict[Hashable, list[tuple[RowOperators, Steps, GroupedGradients]]] = {}
+    for table in tables:
+        by_kernel.setdefault(table[0].kernel, []).append(table)
+    for same_kernel in by_kernel.values():
+        operators, steps, batches = zip(*same_kernel, strict=True)
+        operators[0].step_together(operators, batches, steps[0])

@@ -7,7 +7,7 @@ outside the batch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,7 +67,7 @@ REPLAY = FastForward(no_fast_forward)
 SKIP_IDLE_STEPS = FastForward(skip_idle_steps, skip_idle_steps_batch)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """A rule's update, and the functions that apply many idle steps at once.
 
@@ -76,12 +76,15 @@ class Program:
         flags: the options of the update; compiled code is specialized for them.
         width: the number of scalars in a ledger entry.
         fast_forward: the functions for idle steps.
+        kernels: the kernels that are ready to run this program, with the memory that they need. The
+            keys are up to the kernels.
     """
 
     update: Callable[..., Any]
     flags: tuple[bool, ...]
     width: int
     fast_forward: FastForward = REPLAY
+    kernels: dict[Any, Any] = field(default_factory=dict)
 
 
 class Steps(NamedTuple):

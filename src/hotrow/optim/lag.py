@@ -1,7 +1,7 @@
 """`RowLag`, which tracks the steps that each row of a table has missed.
 
-A `RowLag` connects a table to its optimizer. The optimizer's step calls `RowLag.step`; reads of the
-table and of its state call `settle`, `look_up` or `peek`.
+A `RowLag` connects a table to its optimizer. The optimizer's step calls `step_together`; reads of
+the table and of its state call `settle`, `look_up` or `peek`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import os
 import threading
 import warnings
 import weakref
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.optim import updater
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import ParamGroup, Rule, scalar_dtype
+from hotrow.optim.rule import ParamGroup, Rule, ScalarState, scalar_dtype
 from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
 from hotrow.table.autograd import StorageUses
@@ -46,24 +48,27 @@ if hasattr(os, "register_at_fork"):
 class _ExclusiveAccess:
     """A context in which one operation on rows runs at a time, across threads and in a thread."""
 
-    __slots__ = ("_lag", "_lock", "_signals")
+    __slots__ = ("_lags", "_lock", "_signals")
 
-    def __init__(self, lag: RowLag) -> None:
-        self._lag, self._lock, self._signals = lag, _lock, PostponedSignals()
+    def __init__(self, *lags: RowLag) -> None:
+        self._lags, self._lock, self._signals = lags, _lock, PostponedSignals()
 
     def __enter__(self) -> None:
         self._signals.__enter__()
         self._lock.acquire()
         try:
-            self._lag.check_idle()
+            for lag in self._lags:
+                lag.check_idle()
         except HotrowError:
             self._lock.release()
             self._signals.__exit__()
             raise
-        self._lag.is_busy = True
+        for lag in self._lags:
+            lag.is_busy = True
 
     def __exit__(self, *error: object) -> None:
-        self._lag.is_busy = False
+        for lag in self._lags:
+            lag.is_busy = False
         self._lock.release()
         self._signals.__exit__()
 
@@ -178,13 +183,8 @@ class RowLag:
 
     def _check_storage(self) -> None:
         """Raise an error if the table's storage was replaced, for example by `set_`."""
-        table, values = self.table, self.values
         with torch._C.DisableTorchFunctionSubclass():
-            is_same = (
-                table.data_ptr() == values.data_ptr()
-                and table.shape == values.shape
-                and table.stride() == values.stride()
-            )
+            is_same = self.table.is_set_to(self.values)
         if not is_same:
             raise HotrowError(
                 "the table's storage was replaced while some of its rows were stale",
@@ -237,19 +237,9 @@ class RowLag:
             RowUpdater(self.ledger, rows, row_slots, self.row_steps[ids.rows]).settle(indices)
         return rows[ids.inverse]
 
-    def step(self, group: ParamGroup, grads: GroupedGradients) -> None:
-        """Record a step, and apply it to the rows of `grads`."""
-        with _ExclusiveAccess(self):
-            self.ledger.record_step(group)
-            self._rows().step(grads)
-        self.write_scalars(group)
-        torch.autograd.graph.increment_version([self.table, *self._tensors[1:]])
-        if self.has_stale_rows and self._has_alias():
-            self.settle(None)
-
-    def write_scalars(self, group: ParamGroup) -> None:
-        """Set the scalars in torch's state to their values after the ledger's last entry."""
-        for name, value in self.ledger.torch_scalars(group).items():
+    def write_scalars(self, scalars: ScalarState) -> None:
+        """Set the scalars in torch's state."""
+        for name, value in scalars.items():
             self._scalar_values[name] = float(self.scalar_tensors[name].fill_(value))
 
     def _has_alias(self) -> bool:
@@ -275,7 +265,54 @@ class RowLag:
         """Settle all rows, then detach this lag from the table and the state."""
         self.settle_all()
         self._updater, self._expected_uses = None, []  # so that they don't count as aliases
+        self.ledger.table_count -= 1
         self.state.lag = None
         table = self._table()
         if table is not None and table.lag is self:
             table.lag = None
+
+
+_Step = tuple[RowLag, ParamGroup, GroupedGradients]
+
+
+def step_together(steps: Sequence[_Step]) -> None:
+    """Record a step of each table, and apply it to the rows of the table's gradients.
+
+    Arguments:
+        steps: (lag, parameter group, gradients) for each table that takes the step.
+    """
+    _share_new_ledgers(steps)
+    by_ledger: dict[tuple[int, int], list[_Step]] = {}
+    for each in steps:
+        by_ledger.setdefault((id(each[0].ledger), id(each[1])), []).append(each)
+    with _ExclusiveAccess(*(lag for lag, _, _ in steps)):
+        for same_ledger in by_ledger.values():
+            lag, group, _ = same_ledger[0]
+            ledger = lag.ledger
+            if len(same_ledger) < ledger.table_count:  # other tables don't take this step
+                ledger = ledger.split(len(same_ledger))
+                for lag, _, _ in same_ledger:
+                    lag.ledger = ledger
+            ledger.record_step(group)
+            updater.step_together([(lag._rows(), grads) for lag, _, grads in same_ledger])
+            scalars = ledger.torch_scalars(group)
+            for lag, _, _ in same_ledger:
+                lag.write_scalars(scalars)
+    torch.autograd.graph.increment_version(
+        [tensor for lag, _, _ in steps for tensor in (lag.table, *lag._tensors[1:])]
+    )
+    for lag, _, _ in steps:
+        if lag.has_stale_rows and lag._has_alias():
+            lag.settle(None)
+
+
+def _share_new_ledgers(steps: Sequence[_Step]) -> None:
+    """Give tables that take their first step together the same ledger."""
+    shared: dict[Hashable, Ledger] = {}
+    for lag, group, _ in steps:
+        if not len(lag.ledger):
+            ledger = shared.setdefault((id(group), lag.ledger.initial_scalars(group)), lag.ledger)
+            if ledger is not lag.ledger:
+                lag.ledger.table_count -= 1
+                lag.ledger = ledger
+                ledger.table_count += 1

@@ -1,10 +1,11 @@
 """The ledger, which records the scalars of every step so that missed steps can be applied later.
 
-`RowLag.step` records an entry before it updates the touched rows.
+`lag.step_together` records an entry before it updates the touched rows.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
 
 class Ledger:
-    """The recorded steps of one table under one rule; entry i contains the scalars of step i + 1.
+    """The recorded steps of tables under one rule; entry i contains the scalars of step i + 1.
+
+    Tables that take all their steps together share a ledger.
 
     Each step takes 8 bytes per scalar in its entry, plus 104 bytes for Adam's series.
 
@@ -30,6 +33,9 @@ class Ledger:
         exact: whether to replay every missed step, so that results match torch bit for bit in every
             dtype. If false, a closed form may apply many steps at once, within the rounding error
             of torch's own arithmetic in that dtype.
+
+    Attributes:
+        table_count: the number of tables that share this ledger.
     """
 
     def __init__(
@@ -52,6 +58,8 @@ class Ledger:
         self._length = 0
         self._entries = np.empty((0, 0))
         self._programs: dict[FastForward, Program] = {}
+        self._prepared: dict[tuple[int, int, torch.dtype], tuple[Program, Steps]] = {}
+        self.table_count = 1
 
     def __len__(self) -> int:
         return self._length
@@ -59,6 +67,24 @@ class Ledger:
     def accepts(self, group: ParamGroup) -> bool:
         """Return whether this ledger can record a step with the options of `group`."""
         return self._form(group) == self.form
+
+    def initial_scalars(self, group: ParamGroup) -> tuple[Any, ...]:
+        """Return what distinguishes this ledger from others before the first entry."""
+        scalars = self.rule.initial_scalars(group, self.initial_state)
+        return self.start_step, *scalars.items()
+
+    def split(self, table_count: int) -> Ledger:
+        """Return a copy for `table_count` of the tables, whose steps differ from now on."""
+        result = copy.copy(self)
+        result.initial_state, result.scalar_state = (
+            dict(self.initial_state),
+            dict(self.scalar_state),
+        )
+        result.closed_form = copy.deepcopy(self.closed_form)
+        result._entries, result._programs, result._prepared = self._entries.copy(), {}, {}
+        result.table_count = table_count
+        self.table_count -= table_count
+        return result
 
     def record_step(self, group: ParamGroup) -> None:
         """Append the entry for the next step, with the current hyperparameters of `group`."""
@@ -96,6 +122,7 @@ class Ledger:
             self._entries = np.concatenate([self._entries, np.empty_like(self._entries)])
         self._entries[n] = entry
         self._length = n + 1
+        self._prepared.clear()
 
     def entries(self) -> NDArray[np.float64]:
         """Return a view of all entries, (steps, width)."""
@@ -109,6 +136,12 @@ class Ledger:
             step_count: the total number of steps applied to each row after the kernel has run.
             dtype: the table's dtype.
         """
+        key = end_step, step_count, dtype
+        if key not in self._prepared:
+            self._prepared[key] = self._prepare(*key)
+        return self._prepared[key]
+
+    def _prepare(self, end_step: int, step_count: int, dtype: torch.dtype) -> tuple[Program, Steps]:
         coefficients: Coefficients | None = ()
         fast_forward = REPLAY
         if self.idle_rows_unchanged:

@@ -19,7 +19,7 @@ from torch._C._autograd import _profiler_enabled
 from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import RowLag
+from hotrow.optim.lag import RowLag, step_together
 from hotrow.optim.misuse import check_sparse_gradients, has_hooks
 from hotrow.optim.rule import ParamGroup, Rule
 from hotrow.optim.state import RowState
@@ -229,8 +229,8 @@ class RowOptimizer(_Optimizer):
             finally:
                 for _, table, gradient in table_gradients:
                     table.grad = gradient
-        for lag, group, grads in pending_steps:
-            lag.step(group, grads)
+        if pending_steps:
+            step_together(pending_steps)
 
     def _torch_step(self) -> None:
         """Run torch's step without its hooks, which have already run for this step."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.operators import RowOperators, prepare
+from hotrow.kernels.operators import step_together as step_rows_together
 from hotrow.kernels.program import Steps
 from hotrow.optim.ledger import Ledger
 
@@ -73,17 +74,6 @@ class RowUpdater:
         operators, steps = self._prepare(step_count, step_count)
         operators.settle(rows, steps)
 
-    def step(self, grads: GroupedGradients) -> None:
-        """Settle the rows of `grads`, and apply the ledger's last entry with their gradients.
-
-        The caller must have recorded this entry, number `len(ledger) - 1`, before the call. Each
-        row's gradients are summed in the table's dtype.
-        """
-        step_count = len(self.ledger)
-        operators, steps = self._prepare(step_count - 1, step_count)
-        operators.step(grads, steps)
-        self._prepare_look_up()
-
     def _prepare_look_up(self) -> None:
         step_count = len(self.ledger)
         self._ready = self._prepare(step_count, step_count)
@@ -98,3 +88,17 @@ class RowUpdater:
             self._prepare_look_up()
         operators, steps = self._ready
         return operators.look_up(ids, steps)
+
+
+def step_together(tables: Sequence[tuple[RowUpdater, GroupedGradients]]) -> None:
+    """Settle the rows of each batch, and apply the ledger's last entry with their gradients.
+
+    The updaters share a ledger. The caller must have recorded the entry, number `len(ledger) - 1`,
+    before the call. Each row's gradients are summed in the table's dtype.
+    """
+    step_count = len(tables[0][0].ledger)
+    step_rows_together(
+        [(*updater._prepare(step_count - 1, step_count), grads) for updater, grads in tables]
+    )
+    for updater, _ in tables:
+        updater._prepare_look_up()

@@ -19,10 +19,16 @@ from hotrow.kernels.cpu.bfloat16 import (
     to_bits,
     to_f32,
 )
-from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, drop_owner, prefetch
+from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, prefetch, view_memory
 
 PREFETCH_DISTANCE = 4  # rows; without prefetching, each row of a batch is a cache miss
 CACHE_LINE = 64  # bytes
+
+
+@njit(**INLINE_OPTIONS)
+def drop_owner(array):
+    """Return the array without a reference to its owner; see `view_memory`."""
+    return view_memory(array.ctypes.data, array.shape, array.dtype)
 
 
 @njit(**INLINE_OPTIONS)
@@ -46,12 +52,12 @@ def floats_to_bits(source, target):
         target[j] = to_bits(source[j])
 
 
-def drop_owners(arrays):  # pragma: no cover - replaced by the overload
-    """Apply `drop_owner` to each array in a tuple."""
+def view_slots(addresses, shape, dtype):  # pragma: no cover - replaced by the overload
+    """Apply `view_memory` to each address in a tuple."""
 
 
-def slot_rows(slots, rows):  # pragma: no cover - replaced by the overload
-    """Return the first `len(slots)` rows of `rows` as a tuple."""
+def slot_rows(slots, rows, columns):  # pragma: no cover - replaced by the overload
+    """Return the first `columns` items of each of the first `len(slots)` rows as a tuple."""
 
 
 def to_number(table, x):  # pragma: no cover - replaced by the overload
@@ -112,23 +118,30 @@ def set_items(rows, j, values):  # pragma: no cover - replaced by the overload
     """Set item j of each row in a tuple: `rows[k][j] = values[k]`."""
 
 
-@overload(drop_owners, jit_options=INLINE_OPTIONS)
-def _drop_owners(arrays):
+@overload(view_slots, jit_options=INLINE_OPTIONS)
+def _view_slots(addresses, shape, dtype):
     return (
-        lambda arrays: (),
-        lambda arrays: (drop_owner(arrays[0]),),
-        lambda arrays: (drop_owner(arrays[0]), drop_owner(arrays[1])),
-        lambda arrays: (drop_owner(arrays[0]), drop_owner(arrays[1]), drop_owner(arrays[2])),
-    )[len(arrays)]
+        lambda addresses, shape, dtype: (),
+        lambda addresses, shape, dtype: (view_memory(addresses[0], shape, dtype),),
+        lambda addresses, shape, dtype: (
+            view_memory(addresses[0], shape, dtype),
+            view_memory(addresses[1], shape, dtype),
+        ),
+        lambda addresses, shape, dtype: (
+            view_memory(addresses[0], shape, dtype),
+            view_memory(addresses[1], shape, dtype),
+            view_memory(addresses[2], shape, dtype),
+        ),
+    )[len(addresses)]
 
 
 @overload(slot_rows, jit_options=INLINE_OPTIONS)
-def _slot_rows(slots, rows):
+def _slot_rows(slots, rows, columns):
     return (
-        lambda slots, rows: (),
-        lambda slots, rows: (rows[0],),
-        lambda slots, rows: (rows[0], rows[1]),
-        lambda slots, rows: (rows[0], rows[1], rows[2]),
+        lambda slots, rows, columns: (),
+        lambda slots, rows, columns: (rows[0][:columns],),
+        lambda slots, rows, columns: (rows[0][:columns], rows[1][:columns]),
+        lambda slots, rows, columns: (rows[0][:columns], rows[1][:columns], rows[2][:columns]),
     )[len(slots)]
 
 

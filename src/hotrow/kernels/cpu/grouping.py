@@ -50,41 +50,43 @@ def number_ids(ids, hash_table, rows, inverse):
 
 
 @njit(**JIT_OPTIONS)
-def order_positions(inverse, count):
-    """Return (order, offsets), the batch positions grouped by distinct id.
+def order_positions(inverse, order, offsets):
+    """Group the positions in a batch by distinct id.
 
-    `order[offsets[s] : offsets[s + 1]]` lists the positions of distinct id s in ascending order.
+    `order[offsets[s] : offsets[s + 1]]` is set to the positions of distinct id s in ascending
+    order.
     """
-    offsets = np.zeros(count + 2, np.int64)
+    offsets[:] = 0
     for s in inverse:
-        offsets[s + 2] += 1
-    for s in range(count):
-        offsets[s + 2] += offsets[s + 1]
-    order = np.empty(len(inverse), np.int64)
-    for k, s in enumerate(inverse):
-        order[offsets[s + 1]] = k
         offsets[s + 1] += 1
-    return order, offsets[: count + 1]
+    for s in range(len(offsets) - 1):
+        offsets[s + 1] += offsets[s]
+    for k in range(len(inverse) - 1, -1, -1):
+        # Going backwards, `offsets[s + 1]` moves from the end of the positions to their start.
+        offsets[inverse[k] + 1] -= 1
+        order[offsets[inverse[k] + 1]] = k
+    for s in range(len(offsets) - 1):
+        offsets[s] = offsets[s + 1]
+    offsets[len(offsets) - 1] = len(inverse)
 
 
 @cached_jit
-def group_ids(ids, row_count):
-    """Group the positions of a batch by id.
+def group_ids(ids, row_count, memory):
+    """Group the positions of a batch by id, in the `memory` of a `GroupedIds`.
 
-    Returns the distinct ids in order of first appearance, the number of each id of the batch,
-    `order` and `offsets` as computed by `order_positions`, and whether all ids are between 0 and
-    row_count - 1.
+    Returns the number of distinct ids, which are in order of first appearance, whether all ids are
+    between 0 and row_count - 1, and the address of `memory`.
     """
-    size = 2
-    while size < 2 * len(ids) + 1:
+    n, size = len(ids), 2
+    while size < 2 * n + 1:
         size *= 2
-    rows, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int64)
+    rows, inverse = memory[:n], memory[n : 2 * n]
     count = number_ids(ids, np.full(size, -1, np.int32), rows, inverse)
     are_in_range = True
     for i in rows[:count]:
         are_in_range &= 0 <= i < row_count
-    order, offsets = order_positions(inverse, count)
-    return rows[:count], inverse, order, offsets, are_in_range
+    order_positions(inverse, memory[2 * n : 3 * n], memory[3 * n : 3 * n + count + 1])
+    return count, are_in_range, memory.ctypes.data
 
 
 @njit(**INLINE_OPTIONS)

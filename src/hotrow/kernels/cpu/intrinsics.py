@@ -1,4 +1,4 @@
-"""numba intrinsics for fused multiply-add, prefetching, reference counts and thread teams."""
+"""numba intrinsics for fused multiply-add, prefetching, views of memory and thread teams."""
 # mypy: ignore-errors
 # (numba infers the types of compiled code; mypy cannot check them)
 
@@ -89,28 +89,34 @@ def _team_entry(context, builder, array_type, team, n):
 
 
 @intrinsic
-def drop_owner(typingctx, array):
-    """Return the array without its reference to the memory's owner.
+def view_memory(typingctx, address, shape, dtype):
+    """Return the memory at `address` as a contiguous array; the caller must keep it alive.
 
-    With this reference, numba updates the owner's reference count for every row that a loop reads,
-    and threads that update the same count wait for each other. The caller must keep the owner
-    alive.
+    The array has no reference to an owner. Otherwise numba would update the owner's reference count
+    for every row that a loop reads, and threads that update the same count wait for each other.
     """
+    array = types.Array(dtype.dtype, shape.count, "C")
 
     def codegen(context, builder, signature, args):
-        make_array = context.make_array(signature.return_type)
-        source, result = make_array(context, builder, args[0]), make_array(context, builder)
+        result = context.make_array(array)(context, builder)
+        itemsize = context.get_constant(
+            types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype))
+        )
+        sizes = cgutils.unpack_tuple(builder, args[1], array.ndim)
+        strides = [itemsize]
+        for size in reversed(sizes[1:]):
+            strides.insert(0, builder.mul(strides[0], size))
         populate_array(
             result,
-            data=source.data,
-            shape=cgutils.unpack_tuple(builder, source.shape, array.ndim),
-            strides=cgutils.unpack_tuple(builder, source.strides, array.ndim),
-            itemsize=source.itemsize,
+            data=builder.inttoptr(args[0], result.data.type),
+            shape=sizes,
+            strides=strides,
+            itemsize=itemsize,
             meminfo=None,
         )
         return result._getvalue()
 
-    return array(array), codegen
+    return array(address, shape, dtype), codegen
 
 
 @intrinsic

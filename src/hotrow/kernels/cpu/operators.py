@@ -1,23 +1,23 @@
 """The compiled version of `hotrow.kernels.operators`, for the CPU.
 
-Tensors are passed to the kernels as numpy arrays. numba is imported inside the functions, so that
-`import hotrow` doesn't import it.
+The kernels get the addresses of tensors, in plans (`plans.py`). numba is imported inside the
+functions, so that `import hotrow` doesn't import it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.batch import BatchArrays, DistinctIds, GroupedGradients
+from hotrow.kernels.batch import DistinctIds, GroupedGradients, GroupedIds
 from hotrow.kernels.compile_notice import show_compile_notice
-from hotrow.kernels.cpu.tasks import LOOK_UP, SETTLE, STEP
+from hotrow.kernels.cpu import plans
 from hotrow.kernels.cpu.threads import run_on_threads, runs_without_python, thread_count
 from hotrow.kernels.program import Program, Steps
 
@@ -29,32 +29,84 @@ COMPUTE_DTYPES = {
 }
 
 _CPU = torch.device("cpu")  # a user may have set another default device
+_BATCH_COLUMNS = slice(plans.GROUPS, plans.SLOTS)  # the columns of a plan that describe the batch
+
+
+class _Kernel:
+    """A compiled kernel with its scratch memory, which all tables of one program share.
+
+    `run` must not be called again before it returns.
+    """
+
+    def __init__(self, program: Program, dtype: torch.dtype, slot_count: int) -> None:
+        from hotrow.kernels.cpu.rows import row_kernel  # imports numba
+
+        self._function = row_kernel(
+            program.update, program.flags, program.width, program.fast_forward, slot_count
+        )
+        self._dtype, self._slot_count = dtype, slot_count
+        self._factor_count = program.fast_forward.factor_count
+        self._source = program.update.__module__
+        # Passes the dtype to the kernel. In memory, bfloat16 values are 16 bits.
+        self._no_items = np.empty(0, np.int16 if dtype == torch.bfloat16 else COMPUTE_DTYPES[dtype])
+        self._scratch: tuple[NDArray[Any], ...] = (np.empty((0, 0, 0)),)
+        self._has_run = False
+
+    def run(self, task: int, tables: NDArray[np.int64], steps: Steps) -> None:
+        """Process the rows of the plans `tables`, (tables, 8 + slots)."""
+        if len(tables) == 1:
+            rows, columns = int(tables[0, plans.DISTINCT_IDS]), int(tables[0, plans.COLUMNS])
+        else:
+            rows = int(tables[:, plans.DISTINCT_IDS].sum())
+            columns = int(tables[:, plans.COLUMNS].max())
+        threads = thread_count(rows, columns)
+        scratch_threads, _, scratch_columns = self._scratch[0].shape
+        if scratch_threads < threads or scratch_columns < columns:
+            self._make_scratch(max(threads, scratch_threads), max(columns, scratch_columns))
+        arguments = task, self._no_items, tables, *steps, *self._scratch
+        if self._has_run:
+            run_on_threads(self._function, arguments, threads)
+            return
+        with show_compile_notice((self._function, self._dtype), self._source):
+            run_on_threads(self._function, arguments, threads)
+        self._has_run = threads > 0
+
+    def _make_scratch(self, threads: int, columns: int) -> None:
+        """Set the memory of each thread: rows, sets of factors, and the keys of the sets."""
+        from hotrow.kernels.cpu.rows import FACTOR_SETS
+
+        self._scratch = (
+            np.zeros((threads, 3 + self._slot_count, columns), COMPUTE_DTYPES[self._dtype]),
+            np.empty((threads, FACTOR_SETS, self._factor_count)),
+            np.full((threads, FACTOR_SETS), -1, np.int64),
+        )
 
 
 class CompiledRows:
     """See `operators.RowOperators`.
 
-    The numpy arrays are created once; they keep the tensors' memory alive.
+    The tensors' addresses are read once; the tensors are kept alive.
     """
 
     def __init__(
         self, program: Program, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor
     ) -> None:
-        arrays = [_as_array(each.detach()) for each in (table, *slots)]
-        self._dtype = table.dtype
-        self._target = arrays[0], tuple(arrays[1:]), row_steps.numpy()
-        self._no_ids: NDArray[np.int64] = np.empty(0, np.int64)
+        assert row_steps.dtype == torch.int32
+        self._dtype, self._columns = table.dtype, table.shape[1]
+        self._tensors = [each.detach() for each in (table, *slots, row_steps)]
+        addresses = [each.data_ptr() for each in self._tensors]
+        *_, row_steps_address = addresses
+        plan = [addresses[0], *table.shape, row_steps_address, 0, 0, 0, 0, *addresses[1:-1]]
+        self._plan = np.array([plan], np.int64)
         self._set_program(program)
 
     def _set_program(self, program: Program) -> None:
-        from hotrow.kernels.cpu.rows import row_kernel  # imports numba
-
         self.program = program
-        self._kernel = row_kernel(
-            program.update, program.flags, program.width, program.fast_forward
-        )
-        self._scratch: tuple[NDArray[Any], ...] = (np.empty(0),)
-        self._has_run = False
+        key = self._dtype, len(self._tensors)
+        kernel = program.kernels.get(key)
+        if kernel is None:
+            kernel = program.kernels[key] = _Kernel(program, self._dtype, len(self._tensors) - 2)
+        self.kernel = kernel
 
     @property
     def is_atomic(self) -> bool:
@@ -69,57 +121,29 @@ class CompiledRows:
 
     def settle(self, rows: Tensor, steps: Steps) -> None:
         """See `operators.RowOperators`."""
-        offsets = np.zeros(len(rows) + 1, np.int64)
-        arrays = BatchArrays(rows.numpy(), self._no_ids, self._no_ids, offsets)
-        self._run(SETTLE, arrays, self._target[0][:0], steps)
-
-    def step(self, grads: GroupedGradients, steps: Steps) -> None:
-        """See `operators.RowOperators`."""
-        self._run(STEP, grads.ids.arrays, _as_array(grads.values.contiguous()), steps)
+        rows = rows.contiguous()
+        self._plan[0, _BATCH_COLUMNS] = rows.data_ptr(), 0, len(rows), 0
+        self.kernel.run(plans.SETTLE, self._plan, steps)
 
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
         """See `operators.RowOperators`."""
-        columns = self._target[0].shape[1]
-        values = torch.empty((*ids.shape, columns), dtype=self._dtype, device=_CPU)
-        batch = _as_array(values).reshape(len(ids.arrays.inverse), columns)
-        self._run(LOOK_UP, ids.arrays, batch, steps)
+        values = torch.empty((*ids.shape, self._columns), dtype=self._dtype, device=_CPU)
+        self._set_batch(ids.groups, values)
+        self.kernel.run(plans.LOOK_UP, self._plan, steps)
         return values
 
-    def _make_scratch(self, threads: int) -> tuple[NDArray[Any], ...]:
-        """Return the memory of each thread: rows, sets of factors, and the keys of the sets."""
-        from hotrow.kernels.cpu.rows import FACTOR_SETS
+    def _set_batch(self, ids: GroupedIds, values: Tensor) -> None:
+        address = values.data_ptr()
+        self._plan[0, _BATCH_COLUMNS] = ids.address, ids.size, ids.distinct_count, address
 
-        table, slots, _ = self._target
-        row_shape = threads, 3 + len(slots), table.shape[1]
-        factor_count = self.program.fast_forward.factor_count
-        return (
-            np.zeros(row_shape, COMPUTE_DTYPES[self._dtype]),
-            np.empty((threads, FACTOR_SETS, factor_count)),
-            np.full((threads, FACTOR_SETS), -1, np.int64),
-        )
-
-    def _run(
-        self,
-        task: int,
-        ids: BatchArrays,
-        batch: NDArray[Any],  # (N, D): the gradients for STEP, the output for LOOK_UP
-        steps: Steps,
+    @classmethod
+    def step_together(
+        cls, tables: Sequence[Self], batches: Sequence[GroupedGradients], steps: Steps
     ) -> None:
-        rows, _, order, offsets = ids
-        columns = batch.shape[1]
-        threads = thread_count(len(rows), columns)
-        if len(self._scratch[0]) < threads:
-            self._scratch = self._make_scratch(threads)
-        rows_of_batch = rows, order, offsets, batch
-        arguments = task, *self._target, *rows_of_batch, *steps, *self._scratch
-        if self._has_run:
-            run_on_threads(self._kernel, arguments, threads)
-            return
-        with show_compile_notice((self._kernel, self._dtype), self.program.update.__module__):
-            run_on_threads(self._kernel, arguments, threads)
-        self._has_run = threads > 0
-
-
-def _as_array(tensor: Tensor) -> NDArray[Any]:
-    """Return a numpy array that shares the tensor's memory, with bfloat16 values as int16 bits."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+        """See `operators.RowOperators`."""
+        all_values = [grads.values.contiguous() for grads in batches]
+        for rows, grads, values in zip(tables, batches, all_values, strict=True):
+            rows._set_batch(grads.ids.groups, values)
+        plan_rows = [rows._plan for rows in tables]
+        all_plans = plan_rows[0] if len(plan_rows) == 1 else np.concatenate(plan_rows)
+        tables[0].kernel.run(plans.STEP, all_plans, steps)

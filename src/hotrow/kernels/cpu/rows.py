@@ -23,7 +23,7 @@ from hotrow.kernels import rule_math
 from hotrow.kernels.cpu.access import (
     PREFETCH_DISTANCE,
     copy_row,
-    drop_owners,
+    drop_owner,
     get_items,
     load_row,
     load_rows,
@@ -39,11 +39,24 @@ from hotrow.kernels.cpu.access import (
     to_float,
     to_number,
     to_numbers,
+    view_slots,
 )
 from hotrow.kernels.cpu.cache import cached_jit, source_digest
 from hotrow.kernels.cpu.grouping import sum_row
-from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, claim_rows, drop_owner, join_team
-from hotrow.kernels.cpu.tasks import LOOK_UP, STEP
+from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, claim_rows, join_team, view_memory
+from hotrow.kernels.cpu.plans import (
+    BATCH,
+    COLUMNS,
+    DISTINCT_IDS,
+    GROUPS,
+    IDS,
+    LOOK_UP,
+    ROW_STEPS,
+    ROWS,
+    SLOTS,
+    STEP,
+    TABLE,
+)
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 from hotrow.kernels.program import FastForward
 
@@ -57,9 +70,21 @@ KEY_FACTOR = 1 << 32  # greater than any number of steps
 
 @functools.cache
 def row_kernel(
-    update: Callable[..., Any], flags: tuple[bool, ...], width: int, fast_forward: FastForward
+    update: Callable[..., Any],
+    flags: tuple[bool, ...],
+    width: int,
+    fast_forward: FastForward,
+    slot_count: int,
 ) -> Callable[..., None]:
-    """Return the kernel of a rule; numba compiles it when it is first called for a dtype."""
+    """Return the kernel of a rule; numba compiles it when it is first called for a dtype.
+
+    Arguments:
+        update: see `Program`.
+        flags: see `Program`.
+        width: see `Program`.
+        fast_forward: see `Program`.
+        slot_count: the number of tensors in the optimizer state of a table.
+    """
     advance, compute_factors = fast_forward.apply, fast_forward.compute_factors
     functions = [*find_called(update), *find_called(advance), *find_called(compute_factors)]
     for function in functions:
@@ -68,13 +93,8 @@ def row_kernel(
 
     def process_rows(
         task,
-        table,
-        slots,
-        row_steps,
-        rows,
-        order,
-        offsets,
-        batch,
+        no_items,
+        plans,
         entries,
         coefficients,
         step_count,
@@ -84,27 +104,40 @@ def row_kernel(
         team,
     ):
         _ = sources  # puts the digest into the cache key, so that edited sources are recompiled
-        target, grouped = (task, table, slots, row_steps), (rows, order, offsets, batch)
         missed = entries, coefficients, step_count, scratch, factors, factor_keys, team
-        thread = join_team(team, target + grouped + missed)
+        thread = join_team(team, (task, no_items, plans, *missed))
         if thread < 0:
             return
         end_step = step_count - 1 if task == STEP else step_count
-        count = len(rows)
-        table, row_steps, batch = drop_owner(table), drop_owner(row_steps), drop_owner(batch)
-        rows, order, offsets = drop_owner(rows), drop_owner(order), drop_owner(offsets)
-        entries, slots = drop_owner(entries), drop_owners(slots)
-        thread_scratch = drop_owner(scratch)[thread]
-        zeros, total, w_scratch = thread_scratch[0], thread_scratch[1], thread_scratch[2]
-        thread_factors = drop_owner(factors)[thread]
-        thread_keys = drop_owner(factor_keys)[thread]
+        entries = drop_owner(entries)
+        row_scratch = drop_owner(scratch)[thread]
+        thread_factors, thread_keys = drop_owner(factors)[thread], drop_owner(factor_keys)[thread]
         scalars = np.empty(width, scratch.dtype)  # an entry, rounded to the dtype of the update
-        slot_scratch = slot_rows(slots, thread_scratch[3:])
+        plan, first, last = -1, 0, 0  # `plan` covers the claimed rows from `first` to `last`
         while True:
             start = claim_rows(team, GRAIN_SIZE)
-            if start >= count:
+            while start >= last and plan + 1 < len(plans):
+                plan += 1
+                grains = (plans[plan, DISTINCT_IDS] + GRAIN_SIZE - 1) // GRAIN_SIZE
+                first, last = last, last + grains * GRAIN_SIZE
+            if start >= last:
                 break
+            start -= first
+            count, size = plans[plan, DISTINCT_IDS], plans[plan, IDS]
+            columns, groups = plans[plan, COLUMNS], plans[plan, GROUPS]
             stop = min(start + GRAIN_SIZE, count)
+            shape = plans[plan, ROWS], columns
+            table = view_memory(plans[plan, TABLE], shape, no_items.dtype)
+            addresses = to_fixed_tuple(plans[plan, SLOTS:], slot_count)
+            slots = view_slots(addresses, shape, no_items.dtype)
+            batch = view_memory(plans[plan, BATCH], (size, columns), no_items.dtype)
+            row_steps = view_memory(plans[plan, ROW_STEPS], (shape[0],), np.int32)
+            rows = view_memory(groups, (count,), np.int64)
+            order = view_memory(groups + 8 * 2 * size, (size,), np.int64)
+            offsets = view_memory(groups + 8 * 3 * size, (count + 1,), np.int64)
+            zeros, total = row_scratch[0][:columns], row_scratch[1][:columns]
+            w_scratch = row_scratch[2][:columns]
+            slot_scratch = slot_rows(slots, row_scratch[3:], columns)
             for i in range(start, min(start + PREFETCH_DISTANCE, stop)):
                 prefetch_item(row_steps, rows[i])
                 prefetch_row(table, rows[i])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Self
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ class TorchRows:
         self, program: Program, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor
     ) -> None:
         self.program = program
+        self.kernel: Hashable = program
         self.target = table.detach(), [slot.detach() for slot in slots], row_steps
 
     @property
@@ -35,11 +37,15 @@ class TorchRows:
         if len(rows):
             advance_rows(self.program, *self.target, rows, None, steps)
 
-    def step(self, grads: GroupedGradients, steps: Steps) -> None:
+    @classmethod
+    def step_together(
+        cls, tables: Sequence[Self], batches: Sequence[GroupedGradients], steps: Steps
+    ) -> None:
         """See `operators.RowOperators`."""
-        rows, sums = grads.ids.rows, sum_by_row(grads)
-        if len(rows):
-            advance_rows(self.program, *self.target, rows, sums, steps)
+        for table, grads in zip(tables, batches, strict=True):
+            rows, sums = grads.ids.rows, sum_by_row(grads)
+            if len(rows):
+                advance_rows(table.program, *table.target, rows, sums, steps)
 
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
         """See `operators.RowOperators`; this version stores all settled rows."""
