@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C import _storage_Use_Count
 
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
@@ -36,7 +37,7 @@ class StorageUses:
     def _raw_count(self) -> int:
         """Return the use count, including the references that counting itself creates."""
         storage = self._storage
-        return torch._C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+        return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
 
 
 def _own_uses() -> int:
@@ -195,6 +196,10 @@ def measure_engine_references() -> None:
         read = functools.partial(F.embedding, ids, table)
         output: Tensor = LookUp.apply(table, ids, read, LookUpOptions(table.shape))  # type: ignore[no-untyped-call]
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
+
+
+# `LookUp.apply` without its handling of functorch transforms, in which tables are not looked up.
+look_up = super(torch.autograd.Function, LookUp).apply
 
 
 class SelectRows(torch.autograd.Function):

@@ -21,7 +21,7 @@ from hotrow.ids import check_bag, normalize_padding
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.tracing import never_trace
-from hotrow.table.autograd import LookUp, LookUpOptions, SelectRows
+from hotrow.table.autograd import LookUpOptions, SelectRows, look_up
 from hotrow.table.compiled import can_trace, traced_look_up
 from hotrow.table.parameter import (
     LOOKUP_FUNCTIONS,
@@ -102,7 +102,7 @@ def local_embedding(
         if not is_trained:
             return read()
         options = LookUpOptions(weight.shape, padding, scale_grad_by_freq, weight.columns)
-        output: Tensor = LookUp.apply(_source(weight), ids, read, options)  # type: ignore[no-untyped-call]
+        output: Tensor = look_up(_source(weight), ids, read, options)  # type: ignore[no-untyped-call]
         return output
 
 

@@ -34,7 +34,8 @@ class _RowStorage:
     shards: GradientShards | None = None  # the processes that store the other rows
 
     def __post_init__(self) -> None:
-        self.rows = self.rows.detach()  # with create_graph, the rows have a grad_fn
+        if self.rows.requires_grad:  # with create_graph, the rows have a grad_fn
+            self.rows = self.rows.detach()
         self.version = self.rows._version
 
     @property

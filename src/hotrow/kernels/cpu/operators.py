@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hotrow.kernels.batch import DistinctIds, GroupedGradients, GroupedIds
+from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.compile_notice import show_compile_notice
 from hotrow.kernels.cpu import plans
 from hotrow.kernels.cpu.threads import run_on_threads, runs_without_python, thread_count
@@ -29,7 +29,6 @@ COMPUTE_DTYPES = {
 }
 
 _CPU = torch.device("cpu")  # a user may have set another default device
-_BATCH_COLUMNS = slice(plans.GROUPS, plans.SLOTS)  # the columns of a plan that describe the batch
 
 
 class _Kernel:
@@ -52,13 +51,18 @@ class _Kernel:
         self._scratch: tuple[NDArray[Any], ...] = (np.empty((0, 0, 0)),)
         self._has_run = False
 
-    def run(self, task: int, tables: NDArray[np.int64], steps: Steps) -> None:
-        """Process the rows of the plans `tables`, (tables, 8 + slots)."""
-        if len(tables) == 1:
-            rows, columns = int(tables[0, plans.DISTINCT_IDS]), int(tables[0, plans.COLUMNS])
-        else:
-            rows = int(tables[:, plans.DISTINCT_IDS].sum())
-            columns = int(tables[:, plans.COLUMNS].max())
+    def run(
+        self, task: int, tables: NDArray[np.int64], rows: int, columns: int, steps: Steps
+    ) -> None:
+        """Process `rows` rows in all, with at most `columns` columns.
+
+        Arguments:
+            task: see `plans.py`.
+            tables: (tables, 8 + slots), the plans.
+            rows: the sum of the plans' `DISTINCT_IDS`.
+            columns: the maximum of the plans' `COLUMNS`.
+            steps: see `Steps`.
+        """
         threads = thread_count(rows, columns)
         scratch_threads, _, scratch_columns = self._scratch[0].shape
         if scratch_threads < threads or scratch_columns < columns:
@@ -97,7 +101,8 @@ class CompiledRows:
         addresses = [each.data_ptr() for each in self._tensors]
         *_, row_steps_address = addresses
         plan = [addresses[0], *table.shape, row_steps_address, 0, 0, 0, 0, *addresses[1:-1]]
-        self._plan = np.array([plan], np.int64)
+        self._plans = np.array([plan], np.int64)
+        self._plan = self._plans[0]
         self._set_program(program)
 
     def _set_program(self, program: Program) -> None:
@@ -122,28 +127,34 @@ class CompiledRows:
     def settle(self, rows: Tensor, steps: Steps) -> None:
         """See `operators.RowOperators`."""
         rows = rows.contiguous()
-        self._plan[0, _BATCH_COLUMNS] = rows.data_ptr(), 0, len(rows), 0
-        self.kernel.run(plans.SETTLE, self._plan, steps)
+        self._set_batch(rows.data_ptr(), 0, len(rows), 0)
+        self.kernel.run(plans.SETTLE, self._plans, len(rows), self._columns, steps)
 
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
         """See `operators.RowOperators`."""
         values = torch.empty((*ids.shape, self._columns), dtype=self._dtype, device=_CPU)
-        self._set_batch(ids.groups, values)
-        self.kernel.run(plans.LOOK_UP, self._plan, steps)
+        _, address, size, count = ids.groups
+        self._set_batch(address, size, count, values.data_ptr())
+        self.kernel.run(plans.LOOK_UP, self._plans, count, self._columns, steps)
         return values
 
-    def _set_batch(self, ids: GroupedIds, values: Tensor) -> None:
-        address = values.data_ptr()
-        self._plan[0, _BATCH_COLUMNS] = ids.address, ids.size, ids.distinct_count, address
+    def _set_batch(self, groups: int, size: int, distinct_count: int, values: int) -> None:
+        plan = self._plan
+        plan[plans.GROUPS], plan[plans.IDS] = groups, size
+        plan[plans.DISTINCT_IDS], plan[plans.BATCH] = distinct_count, values
 
     @classmethod
     def step_together(
         cls, tables: Sequence[Self], batches: Sequence[GroupedGradients], steps: Steps
     ) -> None:
         """See `operators.RowOperators`."""
-        all_values = [grads.values.contiguous() for grads in batches]
-        for rows, grads, values in zip(tables, batches, all_values, strict=True):
-            rows._set_batch(grads.ids.groups, values)
-        plan_rows = [rows._plan for rows in tables]
-        all_plans = plan_rows[0] if len(plan_rows) == 1 else np.concatenate(plan_rows)
-        tables[0].kernel.run(plans.STEP, all_plans, steps)
+        all_values, rows, columns = [], 0, 0
+        for table, grads in zip(tables, batches, strict=True):
+            values = grads.values.contiguous()
+            all_values.append(values)  # keeps the memory until the kernel has run
+            _, address, size, count = grads.ids.groups
+            table._set_batch(address, size, count, values.data_ptr())
+            rows, columns = rows + count, max(columns, table._columns)
+        all_plans = [table._plans for table in tables]
+        joined = np.concatenate(all_plans) if len(tables) > 1 else all_plans[0]
+        tables[0].kernel.run(plans.STEP, joined, rows, columns, steps)
