@@ -168,6 +168,10 @@ OTHERS = {
     ),
     "numpy": lambda output, tensors: output.backward(torch.from_numpy(tensors[0].numpy())),
     "none": lambda output, tensors: (output * tensors[0]).sum().backward(),
+    "part": lambda output, tensors: (
+        tensors.append(torch.cat([tensors[0], tensors[0] + 1], -1)),
+        torch.cat([output, output.detach()], -1).backward(tensors[1]),
+    ),
 }
 
 
@@ -190,6 +194,15 @@ def test_a_gradient_without_other_references_is_not_copied():
     model, _ = twins()
     model[0](IDS).pow(2).sum().backward()
     assert not model[0].weight.grad.row_storage.is_merged
+
+
+def test_a_part_of_a_larger_gradient_is_copied_and_not_summed():
+    model, _ = twins()
+    rows = model[0](IDS)
+    torch.cat([rows, rows.detach()], -1).pow(2).sum().backward()
+    storage = model[0].weight.grad.row_storage
+    assert not storage.is_merged
+    assert storage.rows.is_contiguous()
 
 
 def test_an_undetected_write_to_a_gradient_raises():

@@ -178,6 +178,9 @@ class LookUp(torch.autograd.Function):
         if not _engine_reference_counts:
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
+        if not is_exclusive and not gradient.is_contiguous():
+            # For example, a part of the gradient of `torch.cat`. The step needs a copy anyway.
+            gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
         # If other code holds `gradient`, sum the rows before that code can change them.
         return result if is_exclusive else result.merge(), None, None, None
