@@ -13,6 +13,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 
 # Run one test process per core. Each process uses one thread unless a test sets more.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+FIND_CHROMIUM := scripts/find-program.sh chromium chromium chromium-browser google-chrome
 
 .PHONY: run check test test-all test-torch integrations lint docs lessons bench sameness clean
 
@@ -26,12 +27,13 @@ check: lint
 
 # Run the tests that every commit must pass, in at most 5 minutes on two cores.
 test: .venv/test .venv/real .venv/flights lint
-	@scripts/browser.sh > /dev/null
+	@$(FIND_CHROMIUM) > /dev/null
 	$(PYTEST)
 
 # Run all tests, including the exhaustive grids, in about 15 minutes.
 test-all: .venv/test .venv/real .venv/flights .venv/docs .venv/integrations lint
-	@scripts/browser.sh > /dev/null
+	@$(FIND_CHROMIUM) > /dev/null
+	@scripts/find-program.sh valgrind > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
 
 # The core is everything except the command line, the figures, the lesson, the benchmarks, the
@@ -56,17 +58,17 @@ test-torch:
 # Train unedited code of other libraries with and without hotrow, compare the results, and print the
 # times. The first run sets up .venv-integrations.
 SCRIPTS := huggingface_trainer lightning_module accelerate_loop pyg_transe recommender \
-    stable_baselines3_dqn
+    stable_baselines3_dqn one_hots
 integrations: .venv-integrations/done
 	@for name in $(SCRIPTS); do \
 	    .venv-integrations/bin/python -W ignore -m integrations.$$name || exit 1; \
 	done
 
-.venv-integrations/done: integrations/requirements.txt constraints.txt
+.venv-integrations/done: integrations/requirements.txt integrations/one-hots.txt constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT=constraints.txt .venv-integrations/bin/python -m pip install --quiet \
 	    --disable-pip-version-check --editable '.[integrations,examples]' \
-	    --requirement integrations/requirements.txt
+	    --requirement integrations/requirements.txt --requirement integrations/one-hots.txt
 	@touch $@
 
 lint: .venv/test

@@ -2,7 +2,7 @@
 
 python -m benchmarks.lesson_frames
 
-The test environment has the browser driver, and scripts/browser.sh installs Chromium.
+The test environment has the browser driver, and `make test` installs Chromium.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
     """Print the frames per second while V is dragged, and while the page is idle."""
     chromium = shutil.which("chromium")
     if chromium is None:
-        print("Chromium is missing: run scripts/browser.sh", file=sys.stderr)
+        print("Chromium is missing: run `make test`, or install it", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         path = Path(folder) / "lesson.html"

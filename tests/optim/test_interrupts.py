@@ -83,7 +83,7 @@ def snapshot(model, optimizer):
     ]
     for lag in lags:
         tensors += [lag.row_steps, *lag.slots.values(), *lag.scalar_tensors.values()]
-        tensors.append(torch.tensor(len(lag.ledger)))
+        tensors.append(torch.tensor(lag.ledger.length))
     for state in optimizer.state.values():
         tensors += [value for value in dict.values(state) if isinstance(value, torch.Tensor)]
     return [tensor.detach().clone() for tensor in tensors]

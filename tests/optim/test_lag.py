@@ -217,7 +217,7 @@ def test_a_full_ledger_is_replaced_by_a_new_one(monkeypatch):
     plain, (expected, _) = make_runs(12)[0], make_runs(12)[0]
     monkeypatch.setattr("hotrow.optim.lag.MAX_LEDGER_ENTRIES", 5)
     (layers, optimizer), _ = make_runs(12)
-    assert len(layers[0].weight.lag.ledger) == 2
+    assert layers[0].weight.lag.ledger.length == 2
     assert_same_bits(layers[0].weight.data, plain[0][0].weight.data)
     assert_same_bits(layers[0].weight.data, expected[0].weight.data)
     assert int(optimizer.state[layers[0].weight]["step"]) == 12

@@ -114,8 +114,8 @@ def test_tables_train_together_as_they_do_alone(name):
     *shared, head = ledgers(model)
     assert len(shared) == 4
     assert all(ledger is shared[0] for ledger in shared)
-    assert (shared[0].table_count, len(shared[0])) == (4, 30)
-    assert (head.table_count, len(head)) == (1, 29)  # it became a table in the first step
+    assert (shared[0].table_count, shared[0].length) == (4, 30)
+    assert (head.table_count, head.length) == (1, 29)  # it became a table in the first step
     assert_same_training(model, optimizer.state, *alone(name, batches(30, every)))
 
 
@@ -143,7 +143,7 @@ def test_a_split_ledger_keeps_its_earlier_steps():
     assert first is shared
     assert second is third
     assert (first.table_count, second.table_count) == (1, 2)
-    assert (len(first), len(second)) == (10, 11)
+    assert (first.length, second.length) == (10, 11)
 
 
 def test_tables_of_different_groups_and_counts_do_not_share():

@@ -164,7 +164,7 @@ def off_by_one(monkeypatch):
     real = RowUpdater.settle
 
     def settle(self, rows):
-        real(self, rows, len(self.ledger) - 1)
+        real(self, rows, self.ledger.length - 1)
 
     monkeypatch.setattr(RowUpdater, "settle", settle)
 
@@ -186,7 +186,7 @@ def dropped_entry(monkeypatch):
     def step(tables):
         real(tables)
         for rows, _ in tables:
-            if len(rows.ledger) == 21:
+            if rows.ledger.length == 21:
                 rows.row_steps[rows.row_steps <= 20] += 1
 
     monkeypatch.setattr(updater, "step_together", step)

@@ -5,6 +5,9 @@ Optimizer steps and lookups of stale rows group their ids here before they call 
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,17 +30,25 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     """
     if ids.is_meta:  # meta tensors have no values, so assume that all ids are distinct
         return DistinctIds(ids.long().reshape(-1), ids.long())
-    if ids.device.type != "cpu":
+    if not ids.is_cpu:
         rows, inverse = torch.unique(ids.long(), return_inverse=True)
         is_outside = ((rows < 0) | (rows >= row_count)).any()
         return DistinctIds(rows, inverse, not is_outside)
+    shape, size, flat = ids.shape, ids.numel(), ids
+    is_plain = type(ids) is Tensor and ids.dtype is torch.int64 and not ids.is_neg()
+    if not (is_plain and ids.is_contiguous()):
+        flat = torch.from_numpy(np.ascontiguousarray(ids.numpy(), np.int64))
+    memory = np.empty(4 * size + 1, np.int64)
+    count, are_in_range, address = _group_ids()(flat.data_ptr(), row_count, memory)
+    return DistinctIds.from_groups(GroupedIds(memory, address, size, count), shape, are_in_range)
+
+
+@functools.cache
+def _group_ids() -> Any:
+    """Return the compiled function; without the cache, each import statement takes 1 us."""
     from hotrow.kernels.cpu.grouping import group_ids  # imports numba
 
-    flat = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
-    memory = np.empty(4 * len(flat) + 1, np.int64)
-    count, are_in_range, address = group_ids(flat, row_count, memory)
-    groups = GroupedIds(memory, address, len(flat), count)
-    return DistinctIds.from_groups(groups, ids.shape, are_in_range)
+    return group_ids
 
 
 def sum_by_row(grads: GroupedGradients) -> Tensor:

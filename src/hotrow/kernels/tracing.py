@@ -42,6 +42,14 @@ is_compiling = (
 )
 
 
+def may_trace() -> bool:
+    """Return whether `torch.compile` may trace the functions that the caller calls now.
+
+    The callback is set while compiled code runs, also in functions that are not compiled.
+    """
+    return is_compiling() or _eval_frame.get_eval_frame_callback() is not None
+
+
 def never_trace(function: _Function) -> _Function:
     """Keep `torch.compile` from tracing a function, because it settles rows.
 
@@ -52,9 +60,6 @@ def never_trace(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        # The callback is set while compiled code runs, also in functions that are not compiled.
-        if is_compiling() or _eval_frame.get_eval_frame_callback() is not None:
-            return untraced(*args, **kwargs)
-        return function(*args, **kwargs)
+        return (untraced if may_trace() else function)(*args, **kwargs)
 
     return run  # type: ignore[return-value]

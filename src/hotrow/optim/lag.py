@@ -155,29 +155,29 @@ class RowLag:
 
     def _rows(self) -> RowUpdater:
         """Return the updater of the rows; create it again if their memory or the ledger changed."""
-        addresses = [tensor.data_ptr() for tensor in self._tensors]
+        addresses = list(map(Tensor.data_ptr, self._tensors))
         updater = self._updater
         if updater is None or updater.ledger is not self.ledger or addresses != self._addresses:
             updater = RowUpdater(self.ledger, *self._row_views(), self.row_steps)
-            self._addresses = addresses
             # The table's storage has three expected uses (`values`, the table and the updater); a
             # slot's storage has two.
             slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
             self._expected_uses = [(StorageUses(self.values), 3), *slots]
             self._updater = updater
+            self._addresses = addresses  # last, because a signal handler may raise an error
         return updater
 
     @property
     def has_stale_rows(self) -> bool:
         """Return whether any row may have missed a step that would have changed it."""
-        return self.settled_steps < len(self.ledger) and not self.ledger.idle_rows_unchanged
+        return self.settled_steps < self.ledger.length and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
         """Return whether the ledger can record the next step; raise if the storage has changed."""
         self._check_storage()
         return (
             self.ledger.accepts(group)
-            and len(self.ledger) < MAX_LEDGER_ENTRIES
+            and self.ledger.length < MAX_LEDGER_ENTRIES
             and not self._scalars_changed()
         )
 
@@ -206,7 +206,7 @@ class RowLag:
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
         with _ExclusiveAccess(self):
-            step_count = len(self.ledger)
+            step_count = self.ledger.length
             settles_all = rows is None
             if rows is None:
                 rows = (self.row_steps < step_count).nonzero()[:, 0]
@@ -220,11 +220,12 @@ class RowLag:
         `RowOperators.look_up` describes which rows are stored.
         """
         self._check_storage()
-        if self._updater is None or not self._updater.looks_up_atomically:
-            with _ExclusiveAccess(self):
-                return self._rows().look_up(ids)
-        with _lock:  # without postponing signals, which takes 4 us
+        with _lock:
             self.check_idle()
+            updater = self._rows()
+            if updater.looks_up_atomically:  # don't postpone signals, which takes 4 us
+                return updater.look_up(ids)
+        with _ExclusiveAccess(self):
             return self._rows().look_up(ids)
 
     def peek(self, ids: DistinctIds) -> Tensor:
@@ -244,7 +245,9 @@ class RowLag:
 
     def _has_alias(self) -> bool:
         """Return whether another tensor, whose reads wouldn't settle rows, shares the storage."""
-        has_alias = any(uses.count() > expected for uses, expected in self._expected_uses)
+        has_alias = False
+        for uses, expected in self._expected_uses:
+            has_alias |= uses.count() > expected
         self.alias_steps = self.alias_steps + 1 if has_alias else 0
         if self.alias_steps == ALIAS_WARNING_STEPS:
             warnings.warn(
@@ -310,7 +313,7 @@ def _share_new_ledgers(steps: Sequence[_Step]) -> None:
     """Give tables that take their first step together the same ledger."""
     shared: dict[Hashable, Ledger] = {}
     for lag, group, _ in steps:
-        if not len(lag.ledger):
+        if not lag.ledger.length:
             ledger = shared.setdefault((id(group), lag.ledger.initial_scalars(group)), lag.ledger)
             if ledger is not lag.ledger:
                 lag.ledger.table_count -= 1

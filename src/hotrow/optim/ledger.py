@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hotrow.errors import HotrowError
 from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program, Steps
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
@@ -35,6 +34,7 @@ class Ledger:
             of torch's own arithmetic in that dtype.
 
     Attributes:
+        length: the number of entries.
         table_count: the number of tables that share this ledger.
     """
 
@@ -55,14 +55,11 @@ class Ledger:
         self.flags = rule.flags(group)
         self.idle_rows_unchanged = rule.idle_rows_unchanged(group)
         self.closed_form: ClosedForm | None = None if exact else rule.closed_form(group)
-        self._length = 0
+        self.length = 0
         self._entries = np.empty((0, 0))
         self._programs: dict[FastForward, Program] = {}
         self._prepared: dict[tuple[int, int, torch.dtype], tuple[Program, Steps]] = {}
         self.table_count = 1
-
-    def __len__(self) -> int:
-        return self._length
 
     def accepts(self, group: ParamGroup) -> bool:
         """Return whether this ledger can record a step with the options of `group`."""
@@ -87,17 +84,11 @@ class Ledger:
         return result
 
     def record_step(self, group: ParamGroup) -> None:
-        """Append the entry for the next step, with the current hyperparameters of `group`."""
-        if not self.accepts(group):
-            raise HotrowError(
-                f"the options of {self.rule.name} changed the form of its update from {self.form} "
-                f"to {self._form(group)}",
-                fix="settle every row, then start a new ledger",
-            )
-        if not self._length:  # as in torch, the initial scalars depend on the first step's lr
+        """Append the entry for the next step, with the hyperparameters of an accepted group."""
+        if not self.length:  # as in torch, the initial scalars depend on the first step's lr
             self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
             self.initial_state = {}  # drop the references to the table's tensors
-        step = self.start_step + self._length + 1
+        step = self.start_step + self.length + 1
         entry = self.rule.ledger_entry(group, step, self.scalar_state)
         self.append(tuple(map(float, entry)))
         # Rows may skip all missed steps only if none of these steps changes an idle row.
@@ -106,27 +97,27 @@ class Ledger:
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
         """Return the scalars of torch's state after the last entry."""
         scalars = self.scalar_state
-        if not self._length:
+        if not self.length:
             scalars = self.rule.initial_scalars(group, self.initial_state)
         public = {name: value for name, value in scalars.items() if not name.startswith("_")}
         if not self.rule.has_step_count:
             return public
-        return {"step": float(self.start_step + self._length), **public}
+        return {"step": float(self.start_step + self.length), **public}
 
     def append(self, entry: tuple[float, ...]) -> None:
         """Append an entry that has already been computed."""
-        n = self._length
+        n = self.length
         if not n:
             self._entries, self._programs = np.empty((64, len(entry))), {}
         if n == len(self._entries):
             self._entries = np.concatenate([self._entries, np.empty_like(self._entries)])
         self._entries[n] = entry
-        self._length = n + 1
+        self.length = n + 1
         self._prepared.clear()
 
     def entries(self) -> NDArray[np.float64]:
         """Return a view of all entries, (steps, width)."""
-        return self._entries[: self._length]
+        return self._entries[: self.length]
 
     def steps(self, end_step: int, step_count: int, dtype: torch.dtype) -> tuple[Program, Steps]:
         """Return the program and the steps with which a kernel applies idle steps.

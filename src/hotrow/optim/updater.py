@@ -48,14 +48,9 @@ class RowUpdater:
         return self._operators, steps
 
     @property
-    def _is_ready(self) -> bool:
-        """Whether `look_up` can run without computing coefficients from the ledger."""
-        return self._ready_steps == len(self.ledger)
-
-    @property
     def looks_up_atomically(self) -> bool:
         """Whether a Python signal handler can't interrupt a change that `look_up` makes."""
-        return self._is_ready and self._ready[0].is_atomic
+        return self._ready_steps == self.ledger.length and self._ready[0].is_atomic
 
     def settle(self, rows: Tensor, step_count: int | None = None) -> None:
         """Apply the missed steps to `rows`, as dense training with zero gradients does.
@@ -70,12 +65,12 @@ class RowUpdater:
             step_count: the total number of steps applied to each row after the call. Defaults to
                 the length of the ledger.
         """
-        step_count = len(self.ledger) if step_count is None else step_count
+        step_count = self.ledger.length if step_count is None else step_count
         operators, steps = self._prepare(step_count, step_count)
         operators.settle(rows, steps)
 
     def _prepare_look_up(self) -> None:
-        step_count = len(self.ledger)
+        step_count = self.ledger.length
         self._ready = self._prepare(step_count, step_count)
         self._ready_steps = step_count
 
@@ -84,7 +79,7 @@ class RowUpdater:
 
         `RowOperators.look_up` describes which rows are stored.
         """
-        if not self._is_ready:
+        if self._ready_steps != self.ledger.length:
             self._prepare_look_up()
         operators, steps = self._ready
         return operators.look_up(ids, steps)
@@ -93,10 +88,10 @@ class RowUpdater:
 def step_together(tables: Sequence[tuple[RowUpdater, GroupedGradients]]) -> None:
     """Settle the rows of each batch, and apply the ledger's last entry with their gradients.
 
-    The updaters share a ledger. The caller must have recorded the entry, number `len(ledger) - 1`,
-    before the call. Each row's gradients are summed in the table's dtype.
+    The updaters share a ledger. The caller must have recorded the entry before the call. Each row's
+    gradients are summed in the table's dtype.
     """
-    step_count = len(tables[0][0].ledger)
+    step_count = tables[0][0].ledger.length
     step_rows_together(
         [(*updater._prepare(step_count - 1, step_count), grads) for updater, grads in tables]
     )

@@ -32,21 +32,17 @@ class StorageUses:
 
     def count(self) -> int:
         """Return the number of uses; `sys.maxsize` for storage shared with another process."""
-        return sys.maxsize if self._storage.is_shared() else self._raw_count() - _OWN_USES
-
-    def _raw_count(self) -> int:
-        """Return the use count, including the references that counting itself creates."""
         storage = self._storage
-        return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
+        if storage.is_shared():
+            return sys.maxsize
+        return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage) - _own_uses
 
 
-def _own_uses() -> int:
-    """Return the number of references that counting creates; Python 3.14 creates fewer."""
-    tensor = torch.empty(1, device="cpu")
-    return StorageUses(tensor)._raw_count() - 1
-
-
-_OWN_USES = _own_uses()
+# The number of references that counting creates; Python 3.14 creates fewer.
+_own_uses = 0
+_tensor = torch.empty(1, device="cpu")
+_own_uses = StorageUses(_tensor).count() - 1
+del _tensor
 
 
 def storage_use_count(tensor: Tensor) -> int:
@@ -154,7 +150,7 @@ class LookUp(torch.autograd.Function):
         options: LookUpOptions,
     ) -> Tensor:
         """Return the result of `read`, (..., D)."""
-        ctx.set_materialize_grads(False)
+        ctx.materialize_grads = False
         if isinstance(ids, Tensor):  # copy, because the caller may write the next batch to `ids`
             ids = ids.to(torch.int64, copy=True).reshape(-1)
         ctx.ids, ctx.options = ids, options

@@ -20,7 +20,7 @@ from hotrow.errors import HotrowError
 from hotrow.ids import check_bag, normalize_padding
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
-from hotrow.kernels.tracing import never_trace
+from hotrow.kernels.tracing import may_trace, never_trace
 from hotrow.table.autograd import LookUpOptions, SelectRows, look_up
 from hotrow.table.compiled import can_trace, traced_look_up
 from hotrow.table.parameter import (
@@ -65,12 +65,14 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     """Look up rows of a table, like `torch.nn.functional.embedding`."""
-    if can_trace(weight, max_norm):
-        return traced_look_up(weight, input, padding_idx, scale_grad_by_freq)
-    return _embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    look_up_rows = _embedding
+    if may_trace():
+        if can_trace(weight, max_norm):
+            return traced_look_up(weight, input, padding_idx, scale_grad_by_freq)
+        look_up_rows = _untraced_embedding
+    return look_up_rows(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
 
 
-@never_trace
 def _embedding(
     input: Tensor,
     weight: Table,
@@ -86,6 +88,9 @@ def _embedding(
     return local_embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq)
 
 
+_untraced_embedding = never_trace(_embedding)
+
+
 def local_embedding(
     input: Tensor,
     weight: Table,
@@ -96,12 +101,13 @@ def local_embedding(
 ) -> Tensor:
     """Look up rows that this process stores; see `embedding`."""
     with torch._C.DisableTorchFunctionSubclass():  # avoids a slow call for each attribute access
-        padding = normalize_padding(padding_idx, weight.shape[int(weight.columns)])
+        shape, columns = weight.shape, weight.columns
+        padding = -1 if padding_idx is None else normalize_padding(padding_idx, shape[columns])
         is_trained = needs_gradient(weight)
         read, ids = row_reader(weight, input, max_norm, norm_type, is_trained)
         if not is_trained:
             return read()
-        options = LookUpOptions(weight.shape, padding, scale_grad_by_freq, weight.columns)
+        options = LookUpOptions(shape, padding, scale_grad_by_freq, columns)
         output: Tensor = look_up(_source(weight), ids, read, options)  # type: ignore[no-untyped-call]
         return output
 
@@ -220,7 +226,8 @@ def _distinct_rows(
         read = (
             stale_row_reader(weight, row_ids, needs_gradient(weight) and max_norm is None) or read
         )
-    renorm(weight, input, max_norm, norm_type)
+    if max_norm is not None:
+        renorm(weight, input, max_norm, norm_type)
     with torch._C.DisableTorchFunctionSubclass():
         compact = SelectRows.apply(_source(weight), rows, read, weight.columns)  # type: ignore[no-untyped-call]
         return rows, inverse, compact

@@ -54,8 +54,11 @@ def look_up_bags(
     """
     scales = per_sample_weights
     same_dtype = scales is None or scales.dtype == weight.dtype
-    # torch's embedding_bag does not support mixed or integer dtypes, or empty bags.
-    if not (same_dtype and weight.is_floating_point() and ids.shape[1]):
+    # torch's embedding_bag does not support mixed or integer dtypes, empty bags, or second
+    # derivatives with respect to the weights of the ids.
+    has_plain_weights = scales is None or not scales.requires_grad or isinstance(weight, Table)
+    supported = same_dtype and weight.is_floating_point() and has_plain_weights
+    if not (supported and ids.shape[1]):
         rows = look_up(weight, ids, columns)
         rows = rows if scales is None else rows * scales.unsqueeze(-1)
         return rows.sum(1, dtype=rows.dtype)

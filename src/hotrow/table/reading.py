@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import ID_DTYPES, check_range, is_readable
+from hotrow.ids import ID_DTYPES, check_range
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.table.parameter import Table, needs_gradient
 
 
-def renorm(table: Tensor, ids: Tensor, max_norm: float | None, norm_type: float) -> None:
+def renorm(table: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> None:
     """Renormalize the settled rows selected by `ids`, as torch does."""
-    if max_norm is not None:
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
 
 def contiguous_rows(table: Table) -> Tensor:
@@ -45,16 +44,19 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
         failure = None  # the error's traceback refers to the rows, which would count as an alias
 
 
-def _can_read(rows: Tensor, ids: Tensor) -> bool:
-    """Return whether Python can read the ids, and torch's lookup on the CPU checks their range."""
+def _can_read(table: Table, ids: Tensor) -> bool:
+    """Return whether Python can read the ids, and torch's lookup on the CPU checks their range.
+
+    `can_look_up_rows` has checked that no transform or tracer is active; see `is_readable`.
+    """
     return (
-        is_readable(ids)
+        type(ids) is Tensor
         and ids.is_cpu
-        and rows.is_cpu
+        and table.is_cpu
         and ids.dtype in ID_DTYPES
         and ids.layout is torch.strided
-        and not (ids.is_nested or ids.is_neg())
-        and rows.numel() > 0
+        and not (ids.is_nested or ids.is_neg() or torch._C._len_torch_dispatch_stack())
+        and table.numel() > 0
     )
 
 
@@ -102,18 +104,21 @@ def row_reader(
     Returns:
         The function, and the ids, or their distinct ids if they have been computed.
     """
-    rows, is_stale = contiguous_rows(table), table.has_stale_rows
-    checks_later = max_norm is None and table.replicas is None and _can_read(rows, ids)
+    columns, lag = table.columns, table.lag
+    if columns:
+        table.set_layout()
+    row_count = table.shape[columns]
+    is_stale = lag is not None and lag.has_stale_rows
+    checks_later = max_norm is None and table.replicas is None and _can_read(table, ids)
     if not checks_later:
-        check_look_up(ids, table, len(rows))
-    read: Callable[[], Tensor] = functools.partial(_read, rows, ids)
-    if not (is_stale or (checks_later and is_trained)):
+        check_look_up(ids, table, row_count)
+    distinct_ids = read = None
+    if is_stale or (checks_later and is_trained):
+        distinct_ids = find_distinct(ids, row_count)
+        if not distinct_ids.are_in_range:
+            check_range(ids, row_count, "input")
+        if is_stale:
+            read = stale_row_reader(table, distinct_ids, is_trained and max_norm is None)
+    if max_norm is not None:
         renorm(table, ids, max_norm, norm_type)
-        return read, ids
-    distinct_ids = find_distinct(ids, len(rows))
-    if not distinct_ids.are_in_range:
-        check_range(ids, len(rows), "input")
-    if is_stale:
-        read = stale_row_reader(table, distinct_ids, is_trained and max_norm is None) or read
-    renorm(table, ids, max_norm, norm_type)
-    return read, distinct_ids
+    return read or functools.partial(_read, table.raw_rows, ids), distinct_ids or ids

@@ -26,12 +26,6 @@ CACHE_LINE = 64  # bytes
 
 
 @njit(**INLINE_OPTIONS)
-def drop_owner(array):
-    """Return the array without a reference to its owner; see `view_memory`."""
-    return view_memory(array.ctypes.data, array.shape, array.dtype)
-
-
-@njit(**INLINE_OPTIONS)
 def copy_row(source, target):
     """Copy one row to another."""
     for j in range(len(source)):

@@ -9,7 +9,13 @@ from numba import njit
 
 from hotrow.kernels.cpu.access import PREFETCH_DISTANCE, prefetch_row, to_float, to_number
 from hotrow.kernels.cpu.cache import cached_jit
-from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, JIT_OPTIONS, claim_rows, join_team
+from hotrow.kernels.cpu.intrinsics import (
+    INLINE_OPTIONS,
+    JIT_OPTIONS,
+    claim_rows,
+    join_team,
+    view_memory,
+)
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
 
 HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, rounded to an odd number
@@ -71,13 +77,19 @@ def order_positions(inverse, order, offsets):
 
 
 @cached_jit
-def group_ids(ids, row_count, memory):
+def group_ids(ids_address, row_count, memory):
     """Group the positions of a batch by id, in the `memory` of a `GroupedIds`.
+
+    Arguments:
+        ids_address: the address of the ids, int64.
+        row_count: see `find_distinct`.
+        memory: (4 N + 1,) int64, for N ids.
 
     Returns the number of distinct ids, which are in order of first appearance, whether all ids are
     between 0 and row_count - 1, and the address of `memory`.
     """
-    n, size = len(ids), 2
+    n, size = len(memory) // 4, 2
+    ids = view_memory(ids_address, (n,), np.int64)
     while size < 2 * n + 1:
         size *= 2
     rows, inverse = memory[:n], memory[n : 2 * n]

@@ -15,7 +15,11 @@ from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREA
 JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # "numpy": 1 / 0 returns inf, as in torch
 # A call that is not inlined passes each array in a dozen words; for a short row, that takes longer
 # than the row.
-INLINE_OPTIONS = JIT_OPTIONS | {"forceinline": True}
+INLINE_OPTIONS = JIT_OPTIONS | {
+    "forceinline": True,
+    "no_cpython_wrapper": True,  # only compiled code calls these functions
+    "no_cfunc_wrapper": True,
+}
 
 
 @intrinsic
@@ -86,6 +90,19 @@ def _team_entry(context, builder, array_type, team, n):
     """Return a pointer to entry n of a team's array."""
     array = context.make_array(array_type)(context, builder, team)
     return builder.gep(array.data, [context.get_constant(types.intp, n)])
+
+
+@intrinsic
+def drop_owner(typingctx, array):
+    """Return the array without a reference to its owner; see `view_memory`."""
+
+    def codegen(context, builder, signature, args):
+        result = context.make_array(array)(context, builder, args[0])
+        result.meminfo = cgutils.get_null_value(result.meminfo.type)
+        result.parent = cgutils.get_null_value(result.parent.type)
+        return result._getvalue()
+
+    return array(array), codegen
 
 
 @intrinsic

@@ -28,8 +28,6 @@ COMPUTE_DTYPES = {
     torch.bfloat16: np.float32,
 }
 
-_CPU = torch.device("cpu")  # a user may have set another default device
-
 
 class _Kernel:
     """A compiled kernel with its scratch memory, which all tables of one program share.
@@ -132,7 +130,7 @@ class CompiledRows:
 
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
         """See `operators.RowOperators`."""
-        values = torch.empty((*ids.shape, self._columns), dtype=self._dtype, device=_CPU)
+        values = self._tensors[0].new_empty(*ids.shape, self._columns)  # faster than torch.empty
         _, address, size, count = ids.groups
         self._set_batch(address, size, count, values.data_ptr())
         self.kernel.run(plans.LOOK_UP, self._plans, count, self._columns, steps)

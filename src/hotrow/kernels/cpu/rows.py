@@ -23,7 +23,6 @@ from hotrow.kernels import rule_math
 from hotrow.kernels.cpu.access import (
     PREFETCH_DISTANCE,
     copy_row,
-    drop_owner,
     get_items,
     load_row,
     load_rows,
@@ -43,7 +42,13 @@ from hotrow.kernels.cpu.access import (
 )
 from hotrow.kernels.cpu.cache import cached_jit, source_digest
 from hotrow.kernels.cpu.grouping import sum_row
-from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, claim_rows, join_team, view_memory
+from hotrow.kernels.cpu.intrinsics import (
+    INLINE_OPTIONS,
+    claim_rows,
+    drop_owner,
+    join_team,
+    view_memory,
+)
 from hotrow.kernels.cpu.plans import (
     BATCH,
     COLUMNS,
@@ -147,7 +152,7 @@ def row_kernel(
                     prefetch_item(row_steps, rows[i + PREFETCH_DISTANCE])
                     prefetch_row(table, rows[i + PREFETCH_DISTANCE])
                     prefetch_rows(slots, rows[i + PREFETCH_DISTANCE])
-                t = row_steps[rows[i]]
+                t = int(row_steps[rows[i]])  # an int32 would compile the functions below twice
                 in_scratch = task == LOOK_UP and t < end_step
                 w, state = (
                     load_row(table, rows[i], w_scratch, in_scratch),

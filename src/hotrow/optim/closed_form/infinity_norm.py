@@ -17,6 +17,7 @@ replayed.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -93,7 +94,7 @@ class InfinityNormSums(MissedStepSums):
     def __init__(self) -> None:
         super().__init__(2)
 
-    @property
+    @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
         return FastForward(fast_forward, self.fast_forward_batch, compute_factors, 4)

@@ -14,6 +14,7 @@ leaves only one or two rounding errors per block.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -129,7 +130,7 @@ class LinearRecurrence:
         self.entry: tuple[float, ...] = ()
         self.matrix: NDArray[np.float64] | None = None
 
-    @property
+    @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
         return FastForward(fast_forward, self.fast_forward_batch, compute_factors, self.size**2)

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hotrow.kernels.program import FastForward
-from hotrow.kernels.rule_math import sqrt
+from hotrow.kernels.rule_math import addcmul, sqrt
 from hotrow.optim.closed_form.base import Coefficients, to_columns
 from hotrow.optim.closed_form.sums import MissedStepSums
 
@@ -67,8 +67,9 @@ def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any,
     t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 = terms
     inverse = one / (sqrt(top) * center + eps)
     p = one - eps * inverse
-    total = t5 + p * (t6 + p * (t7 + p * (t8 + p * t9)))
-    total = t0 + p * (t1 + p * (t2 + p * (t3 + p * (t4 + p * total))))
+    total = t9
+    for term in (t8, t7, t6, t5, t4, t3, t2, t1, t0):
+        total = addcmul(term, p, total, one)  # fused, because the kernel waits for these operations
     return (w - m * inverse * total) * decay_factor, m * shrink, v * shrink2
 
 
@@ -141,7 +142,7 @@ class PowerSeries(MissedStepSums):
         super().__init__(WIDTH)
         self.idle_step, self.amsgrad = idle_step, amsgrad
 
-    @property
+    @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
         return FastForward(fast_forward, self.fast_forward_batch, compute_factors, FACTOR_COUNT)

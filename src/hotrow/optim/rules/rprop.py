@@ -11,6 +11,7 @@ Source: Riedmiller and Braun, https://doi.org/10.1109/ICNN.1993.298623.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class RpropClosedForm:
     def __init__(self) -> None:
         self.entry_count, self.first_step = 0, 0
 
-    @property
+    @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
         return FastForward(fast_forward, self.fast_forward_batch)
