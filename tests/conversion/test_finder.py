@@ -113,6 +113,11 @@ def assert_same_model(text):
     self.linear(self.table.new_zeros(2, 5).scatter_(1, x, 1))
     self.linear(torch.zeros_like(torch.ones(2, 5)).scatter_(1, x, 1))
     z = torch.zeros(2, 5); z.scatter_(1, x, 1); self.linear(z)
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0]] = 1; self.linear(z)
+    self.linear(torch.zeros(2, 5, 3).scatter_(1, x[:, None], 1).mT)
+    self.linear(torch.zeros(5, 2).scatter(0, x.T, 1).T)
+    z = torch.zeros(2, 5); z[range(2), x[:, 0]] = 1.0; self.linear(z)
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0] - 5] = 1; self.linear(z)
     z = torch.zeros(2, 5); i = x.clone(); z.scatter_(1, i, 1); i.zero_(); self.linear(z)
     z = torch.zeros(2, 5); z.scatter_(1, x[:, :1], self.table[:2, :1]); self.linear(z)
     """
@@ -181,6 +186,12 @@ def test_pattern_is_found(text):
     x[..., None] == torch.arange(1)
     x[..., None] == x[0]
     self.linear(torch.zeros(2, 5).scatter_(1, x, 2))
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0]] = 2; self.linear(z)
+    z = torch.zeros(2, 5); z[torch.arange(2).flip(0), x[:, 0]] = 1; self.linear(z)
+    z = torch.zeros(2, 5); z[torch.arange(1), x[:, 0]] = 1; self.linear(z)
+    z = torch.zeros(2, 5); z[torch.arange(2), 3] = 1; self.linear(z)
+    z = torch.zeros(2, 5); z[:, torch.arange(2)] = 1; self.linear(z)
+    z = torch.zeros(2, 5); i = torch.arange(2); z[i, x[:, 0]] = 1; z[i, x[:, 1]] = 1; self.linear(z)
     self.linear(torch.zeros(2, 5).scatter_(1, x, 0))
     self.linear(torch.zeros(2, 5).scatter_(1, x, 1.5))
     self.linear(torch.zeros(2, 5).scatter_(1, x, float("nan")))
@@ -234,7 +245,6 @@ def test_pattern_is_found(text):
     F.one_hot(x, 5).float().requires_grad_()
     isinstance(F.one_hot(x, 5), torch.LongTensor)
     nn.Flatten()(F.one_hot(x, 5).float())
-    F.cross_entropy(self.linear(self.eye[x]).mT, F.one_hot(x.clamp(max=3), 4).float().mT)
     self.linear(F.one_hot(x, 5).float()) if F.one_hot(x, 5).sum() > 3 else None
     self.linear(F.one_hot(x, 5).float()) if F.one_hot(x, 5)[0, 0, 1] else None
     """
@@ -267,6 +277,36 @@ def test_error_for_a_missing_class_names_the_line():
     assert not _get_current_function_mode_stack()
 
 
+def test_l1_loss_keeps_its_weight():
+    rows = "self.linear(self.eye[x])"
+    assert_same_model(f"F.l1_loss({rows}, {rows} * 2, weight={rows} * 3)")
+    assert_same_model("F.l1_loss(F.one_hot(x, 5).float(), self.eye[x] * 2, weight=self.eye[x])")
+
+
+class Sampler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.codes = nn.Linear(3, 5), nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, x):
+        return F.gumbel_softmax(self.linear(x), hard=True) @ self.codes
+
+
+def test_hard_gumbel_softmax_is_a_lookup():
+    model = Sampler().double()
+    other = convert(copy.deepcopy(model))
+    outputs = []
+    for each in (model, other):
+        torch.manual_seed(1)
+        outputs.append(each(torch.ones(6, 3, dtype=torch.float64)))
+        outputs[-1].square().sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-12, atol=1e-12)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad, rtol=1e-12, atol=1e-12)
+    (finding,) = convert.report(other).findings
+    assert finding.how == "matmul(5, 4) looked up"
+
+
 # --- The report ----------------------------------------------------------------------------
 
 
@@ -275,19 +315,25 @@ def test_error_for_a_missing_class_names_the_line():
     [
         ("self.linear(F.one_hot(x, 5).float())", "linear(5, 4) looked up"),
         ("F.one_hot(x, 5).float() @ self.table", "matmul(5, 4) looked up"),
-        ("F.one_hot(x, 5).argmax(-1)", "  not used in a product"),
+        ("F.one_hot(x, 5).argmax(-1)", "  not used"),
+        ("F.one_hot(x, 5).sum()", "  sum computed from the ids"),
+        ("(F.one_hot(x, 5) * self.eye[0]).sum(-1)", "  sum computed from the ids"),
+        (
+            "F.one_hot(x, 5).float().flatten(0, 1).T @ self.table[x].flatten(0, 1)",
+            "  matmul computed from the ids",
+        ),
         (
             "F.one_hot(x, 5)",
             "  is returned as a dense one-hot: convert the code that uses it too",
         ),
-        ("F.one_hot(x, 5).sum()", "  falls back to a dense one-hot: sum needs every column"),
+        ("F.one_hot(x, 5).amax()", "  falls back to a dense one-hot: amax needs every column"),
         (
-            "y = F.one_hot(x, 5); y.exp() + y.sin()",
-            "  falls back to a dense one-hot: exp, sin need every column",
+            "y = F.one_hot(x, 5); y.cumsum(0) + y.cumprod(0)",
+            "  falls back to a dense one-hot: cumsum, cumprod need every column",
         ),
         (
-            "y = F.one_hot(x, 5).float(); self.linear(y) + y.exp().sum()",
-            "linear(5, 4) looked up; falls back to a dense one-hot: exp needs every column",
+            "y = F.one_hot(x, 5).float(); self.linear(y) + y.amax()",
+            "linear(5, 4) looked up; falls back to a dense one-hot: amax needs every column",
         ),
     ],
 )
@@ -300,7 +346,7 @@ def test_report_gives_the_outcome_of_each_one_hot(text, ends):
     assert str(finding).startswith("(the model)  ")
     assert "one_hot, 5 columns, <string>:" in str(finding)
     assert str(finding).endswith(ends)
-    assert finding.converted == ("looked up" in ends)
+    assert finding.converted == ("looked up" in ends or "from the ids" in ends)
 
 
 def test_report_names_the_module():
@@ -856,6 +902,7 @@ def test_torch_compile_gives_the_same_results(dynamic):
     [
         "F.one_hot(x, 5)",
         "F.one_hot(x, 5).float().exp()",
+        "F.pad(F.one_hot(x, 5).float(), (0, 5))[..., :5]",
         "F.one_hot(x, 5).float() @ self.table",
         "F.one_hot(x, 5).float().sum(1) @ self.table",
         "(F.one_hot(x, 5) * self.table[:1, :1]) @ self.table",
@@ -894,7 +941,7 @@ def test_report_lists_only_one_hots():
     model(torch.randn(6, 4), torch.tensor([1, 2, 2, 0, 4, 1]))
     (finding,) = convert.report(model).findings
     assert "zeros.scatter, 5 columns" in finding.what
-    assert "scatter, sum need every column" in finding.why
+    assert finding.how == "sum computed from the ids"
 
 
 class GraphBreaksInLoop(nn.Module):

@@ -104,7 +104,8 @@ def step(scene, x):
     dense = x.dense
     batch, floating = dense.ndim - 1, dense.is_floating_point()
     steps = ["kind", "unsqueeze", "squeeze", "joined", "expand", "stack", "beside", "clone"]
-    steps += ["detach", "numbered", "weighed", "reshaped", "dense beside"]
+    steps += ["detach", "numbered", "weighed", "reshaped", "dense beside", "affine", "compare"]
+    steps += ["gathered", "where", "permute all", "replaced"]
     if batch:
         steps += ["select", "narrow", "index", "flip", "roll", "split", "chunk", "unbind", "sum"]
         steps += ["mean", "under", "mask", "folded"]
@@ -159,6 +160,27 @@ def step(scene, x):
         return x.map(lambda t: -t if way == "neg" else by * t if way == "rmul" else t * by)
     if name == "weighed":
         return weighed(scene, x)
+    if name == "affine":
+        by = scene.pick(1, -1, 0.5)
+        return x.map(lambda t: by - t if dense.dtype != torch.bool else ~t)
+    if name == "compare":
+        by = scene.pick(0, 1, 0.5)
+        return x.map(lambda t: compared(t, by))
+    if name in ("gathered", "where", "replaced"):
+        dtype = dense.dtype if floating else torch.float32
+        shape = dense.shape[scene.number(0, dense.ndim - 1) :]
+        others = scene.leaf(scene.numbers(shape).to(dtype))
+        if name == "gathered":
+            return both(torch.mul, x, others)
+        if name == "replaced":
+            change = scene.pick(torch.add, torch.sub, torch.maximum)
+            result = both(lambda t, other: change(other, t), x, others)
+            return Pair(result.dense, to_dense(result.ours))
+        number = scene.pick(0, 3)
+        return both(lambda t, other: torch.where(t > 0, other, number), x, others)
+    if name == "permute all":
+        order = scene.draw(st.permutations(range(dense.ndim)))
+        return x.map(lambda t: t.permute(order))
     if name == "permute":
         order = (*scene.draw(st.permutations(range(batch))), batch)
         return x.map(lambda t: t.permute(order))
@@ -204,6 +226,10 @@ def step(scene, x):
     return x.map(lambda t: cut(t)[-1])
 
 
+def compared(t, number):
+    return (t > number) if number else (t != number)
+
+
 def weighed(scene, x):
     dense = x.dense
     dtype = dense.dtype if dense.is_floating_point() else torch.float32
@@ -215,19 +241,29 @@ def weighed(scene, x):
 def ending(scene, x):
     """Multiply the tensor by a table, take its argmax, or return the tensor itself."""
     dense = x.dense
-    way = scene.pick("matmul", "linear", "vector", "einsum", "bilinear", "itself", "argmax")
+    ways = ["matmul", "linear", "vector", "einsum", "bilinear", "itself", "argmax", "left"]
+    way = scene.pick(*ways, "total", "dotted")
     if way == "argmax" and dense.shape[-1]:
         return x.map(lambda t: t.argmax(-1))
     if way in ("itself", "argmax") or dense.dtype == torch.bool or not dense.ndim:
         return x.map(lambda t: t + 0) if dense.dtype != torch.bool else x
     if not dense.is_floating_point():
         x = x.map(lambda t: t.float())
+    if way == "total":
+        dims = tuple({dense.ndim - 1, scene.number(0, dense.ndim - 1)})
+        return x.map(lambda t: t.sum(dims))
+    if way == "dotted":
+        others = scene.leaf(scene.numbers(dense.shape).to(x.dense.dtype))
+        return both(lambda t, other: (other * t).sum(-1), x, others)
+    if way == "left" and dense.ndim > 1:
+        others = scene.leaf(scene.numbers((*dense.shape[:-1], 2)).to(x.dense.dtype))
+        return both(lambda t, other: t.mT @ other, x, others)
     count = dense.shape[-1]
     table = scene.leaf(scene.numbers((count, 2), -3, 3).to(x.dense.dtype))
     bias = scene.leaf(scene.numbers((2,), -3, 3).to(x.dense.dtype))
 
     def product(t, w, b):
-        if way == "linear":
+        if way in ("linear", "left"):
             return F.linear(t, w.t(), b)
         if way == "vector":
             return t @ w[:, 0]

@@ -61,8 +61,8 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             the one-hot of its ids by its weight. Use "matmul" on backends where a product is
             cheaper than a lookup.
         min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
-            default. Below 100,000 entries, plain PyTorch is about as fast. With SGD or
-            `fused=True`, plain PyTorch is just as fast up to a million entries, so pass 1_000_000.
+            default. Below 100,000 entries, plain PyTorch is about as fast. With fused
+            Adam or AdamW, it is just as fast up to 500,000 entries, so pass 500_000.
             A one-hot with N rows and C columns has N x C entries. Until a model creates a one-hot
             with at least `min_entries` entries, hotrow searches only some calls to the model for
             one-hots: the first 8, then every 64th, and each call whose input is larger than in all

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import dis
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import CallSampler, call_state, saved_tensor_hook
 from hotrow.kernels.tracing import is_compiling, never_compile_alone
+from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
+from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import ClassIndexError, OneHot, encode, encode_or_none
 
 _INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
@@ -178,6 +182,47 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
     return OneHot([Field(ids.clamp(0, count - 1), weights, count)], torch.bool)
 
 
+def _gumbel_softmax(
+    func: Any, logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> OneHot | Tensor | None:
+    """Match a hard sample: its value is a one-hot, and its gradient flows to the soft sample."""
+    if (
+        not hard
+        or type(logits) is not Tensor
+        or logits.ndim == 0
+        or dim % logits.ndim != logits.ndim - 1
+    ):
+        return None
+    if not logits.is_floating_point() or logits.shape[-1] < 2:
+        return None
+    soft = func(logits, tau, False, eps, dim)
+    if not bool(soft.isfinite().all()):  # torch's sample is not finite either
+        hard_sample = torch.zeros_like(soft).scatter_(-1, soft.max(-1, keepdim=True)[1], 1.0)
+        sample: Tensor = hard_sample - soft.detach() + soft
+        return sample
+    proxy = None
+    if soft.requires_grad:
+        proxy = ZerosProxy.apply(soft)  # type: ignore[no-untyped-call]
+    ids = soft.detach().max(-1, keepdim=True)[1]
+    return OneHot([Field(ids, None, logits.shape[-1])], soft.dtype, proxy)
+
+
+def _l1_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Pass on the weight, which torch's own `l1_loss` doesn't pass to a mode."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not F.l1_loss.__code__:
+        frame = frame.f_back  # type: ignore[assignment]
+    weight = None if frame is None else frame.f_locals.get("weight")
+    if weight is None or "weight" in kwargs:
+        return None
+    loss: Tensor = func(*map(_to_dense, args), weight=weight, **kwargs)
+    return loss
+
+
+def _to_dense(value: Any) -> Any:
+    return materialize(value) if isinstance(value, OneHot) else value
+
+
 def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     """Return zeros as a `OneHot`, so that the calling code can scatter ones into it."""
     if not set(kwargs) <= {"size", "dtype", "device", "input"}:
@@ -194,14 +239,27 @@ def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
 
 
 def _scatters(frame: Any) -> bool:
-    """Return whether the function that creates the zeros also calls scatter."""
-    names = frame.f_code.co_names
-    return "scatter_" in names or "scatter" in names
+    """Return whether the function that creates the zeros also writes to a tensor by index."""
+    return _writes_by_index(frame.f_code)
+
+
+@functools.lru_cache(4096)
+def _writes_by_index(code: Any) -> bool:
+    names = code.co_names
+    if "scatter_" in names or "scatter" in names:
+        return True
+    # `zeros[arange(N), ids] = 1` creates a tuple and stores an item.
+    operations = {each.opname for each in dis.get_instructions(code)}
+    return {"STORE_SUBSCR", "BUILD_TUPLE"} <= operations and not {"arange", "range"}.isdisjoint(
+        names
+    )
 
 
 _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     F.one_hot: _one_hot,
     Tensor.__getitem__: _identity_rows,
+    F.gumbel_softmax: _gumbel_softmax,
+    F.l1_loss: _l1_loss,
     F.embedding: _embedding,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,

@@ -30,6 +30,7 @@ class Origin:
         operation: the name of the operation that creates the one-hot, for the report.
         widths: the column counts of the one-hots, in order of appearance.
         product_counts: how often each product became a lookup.
+        use_counts: how often each other operation used only the ids.
         fallback_counts: how often each operation materialized a one-hot.
         max_product_entries: the size of the largest one-hot whose product became a lookup.
         max_small_entries: the size of the largest one-hot that was too small for a lookup.
@@ -42,6 +43,7 @@ class Origin:
         self.path, self.location, self.operation = path, location, operation
         self.widths: dict[int, None] = {}
         self.product_counts: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape)
+        self.use_counts: Counter[str] = Counter()
         self.fallback_counts: Counter[Any] = Counter()
         self.max_product_entries, self.max_small_entries, self.is_returned = 0, 0, False
         self.is_one_hot = operation != _ZEROS
@@ -50,6 +52,11 @@ class Origin:
     def min_entries(self) -> int:
         """The minimum size, in entries, of a one-hot whose products become lookups."""
         return self._record.min_entries
+
+    @property
+    def is_used(self) -> bool:
+        """Whether an operation used only the ids."""
+        return bool(self.product_counts or self.use_counts)
 
     def record_one_hot(self, x: OneHot) -> None:
         """Record that this line created `x`."""
@@ -62,6 +69,11 @@ class Origin:
         """Record that a product with this weight became a lookup."""
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
+        _search_always()
+
+    def record_use(self, func: Any) -> None:
+        """Record that this operation used only the ids."""
+        self.use_counts[func.__name__.strip("_")] += 1
         _search_always()
 
     def record_fallback(self, func: Any) -> None:
@@ -85,6 +97,10 @@ class Origin:
             f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
             for columns, shape in self.product_counts
         ]
+
+    def describe_uses(self) -> list[str]:
+        """Return the names of the other operations that used only the ids."""
+        return list(self.use_counts)
 
     def describe_fallbacks(self) -> list[str]:
         """Return the names of the operations that materialized a one-hot."""

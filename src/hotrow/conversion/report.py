@@ -10,6 +10,7 @@ from hotrow.conversion import sampling
 from hotrow.conversion.embeddings import find_embeddings
 from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
+from hotrow.onehot.tensor import LOOKUP_ADVANTAGE
 from hotrow.table.parameter import Table
 
 
@@ -112,7 +113,10 @@ def report(model: nn.Module) -> Report:
 def _finding_of(path: str, origin: Origin) -> Finding:
     full_path = ".".join(filter(None, (path, origin.path)))
     what = f"{origin.operation}, {origin.describe_widths()}, {origin.location}"
-    how = ", ".join(f"{product} looked up" for product in origin.describe_products())
+    outcomes = [f"{product} looked up" for product in origin.describe_products()]
+    if uses := origin.describe_uses():
+        outcomes.append(f"{', '.join(uses)} computed from the ids")
+    how = ", ".join(outcomes)
     return Finding(full_path, what, bool(how), how, _why_not_converted(origin))
 
 
@@ -130,14 +134,17 @@ def _why_not_converted(origin: Origin) -> str:
             f"by default, only one-hots with at least {sampling.MIN_ENTRIES:,} entries are looked "
             "up"
         )
-    elif largest and origin.product_counts:
+    elif largest and origin.is_used:
         reasons.append(f"only one-hots with at least {min_entries:,} entries are looked up")
     elif largest:
+        what, limit = "product is", min_entries
+        if largest >= min_entries:
+            what, limit = "sums, masks and losses are", LOOKUP_ADVANTAGE * min_entries
         reasons.append(
-            f"stays plain PyTorch: it has at most {largest:,} entries, and torch's product is just "
-            f"as fast below {min_entries:,}"
+            f"stays plain PyTorch: it has at most {largest:,} entries, and torch's {what} just "
+            f"as fast below {limit:,}"
         )
-    return "; ".join(reasons) or ("" if origin.product_counts else "not used in a product")
+    return "; ".join(reasons) or ("" if origin.is_used else "not used")
 
 
 def _why_plain(weight: Tensor) -> str:

@@ -21,13 +21,13 @@ def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.devic
     return torch.zeros((), dtype=dtype, device=device).expand(tuple(sizes))
 
 
-class LeafProxy(torch.autograd.Function):
-    """The proxy of a leaf: zeros that pass their gradient on to the leaf."""
+class ZerosProxy(torch.autograd.Function):
+    """Zeros that pass their gradient on to a tensor: a leaf one-hot or a dense tensor."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        """Return zeros with the shape of x."""
-        return expanded_zeros(x.shape, x.dtype, x.device)
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        """Return zeros with the shape of the tensor."""
+        return expanded_zeros(values.shape, values.dtype, values.device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:

@@ -41,13 +41,30 @@ class Field:
         """Return the (*batch, K) weights, or ones of this dtype if there are none."""
         if self.weights is not None:
             return self.weights
-        return torch.ones((), dtype=dtype, device=self.ids.device).expand(self.ids.shape)
+        return self.ids.new_ones((), dtype=dtype).expand(self.ids.shape)
 
-    def to_dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the dense columns, (*batch, width)."""
+    def without_repeats(self, dtype: torch.dtype) -> Field:
+        """Return an equal field in which only one of each row's equal ids has a weight."""
+        weights, count = self.weights_or_ones(dtype), self.ids.shape[-1]
+        if count < 2:
+            return Field(self.ids, weights, self.width)
+        equal = self.ids.unsqueeze(-1) == self.ids.unsqueeze(-2)
+        sums = (equal * weights.unsqueeze(-2)).sum(-1, dtype=dtype)
+        is_repeat = equal.tril(-1).any(-1)
+        return Field(self.ids, sums.masked_fill(is_repeat, 0), self.width)
+
+    def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
+        """Return the dense columns, (*batch, width), with `fill` in all other entries."""
         shape = (*self.ids.shape[:-1], self.width)
+        if fill != 0:
+            result = self.ids.new_full(shape, fill, dtype=dtype)
+            return result.scatter(-1, self.ids, self.weights_or_ones(dtype))
+        if self.weights is None and self.ids.shape[-1] == 1:
+            return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
-        zeros = torch.zeros(shape, dtype=sum_dtype, device=self.ids.device)
+        if self.weights is not None and dtype.is_floating_point and self.ids.shape[-1] > 2:
+            sum_dtype = torch.float64  # so that the result rounds once, whatever the order
+        zeros = self.ids.new_zeros(shape, dtype=sum_dtype)
         weights = self.weights_or_ones(sum_dtype).to(sum_dtype)
         return zeros.scatter_add_(-1, self.ids, weights).to(dtype)
 
@@ -75,7 +92,7 @@ class DenseColumns:
         """Convert the values to this dtype, and move them to this device."""
         return DenseColumns(self.values.to(device=device, dtype=dtype))
 
-    def to_dense(self, dtype: torch.dtype) -> Tensor:
+    def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
         """Return the values, (*batch, width)."""
         return self.values.to(dtype)
 

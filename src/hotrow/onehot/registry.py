@@ -34,15 +34,27 @@ class RuleTensor(Tensor):
     Attributes:
         is_grad_leaf: whether the caller set requires_grad on this tensor.
         origins: the lines of code that created the tensor, for the report.
+        sizes: the tensor's shape.
     """
 
     is_grad_leaf: bool
+    sizes: tuple[int, ...]
     origins: frozenset[Any]
     _dense: Tensor | None
 
     @property
     def entries(self) -> int:
         """The number of entries of the dense tensor."""
+        raise NotImplementedError
+
+    @property
+    def has_many_zeros(self) -> bool:
+        """True unless this is a vector or has no more entries than ids, as the sum over a batch."""
+        raise NotImplementedError
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the class axis is the last axis and all entries outside the ids are 0."""
         raise NotImplementedError
 
     @property
@@ -98,7 +110,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         for origin in x.origins:
             if too_small:
                 origin.record_small_product(x.entries)
-            else:
+            elif x.has_many_zeros:
                 origin.record_fallback(func)
     result = func(*_materialized(args), **_materialized(kwargs))
     return next((x for x in tensors if x._dense is result), result)
@@ -135,8 +147,11 @@ def _is_modified(x: Any) -> bool:
     return x.is_modified
 
 
-def rule(*functions: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for these functions; it receives the called function and its arguments."""
+def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
+    """Register a rule for these functions; it receives the called function and its arguments.
+
+    The rule runs only on plain one-hots, unless `any_layout`.
+    """
 
     def register(body: Rule) -> Rule:
         parameters = inspect.signature(body).parameters
@@ -149,8 +164,13 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
                     named = dict(kwargs)
                     names = ("self", "input", "tensors")
                     positional = tuple(named.pop(name) for name in names if name in named)
-                accepted = any_name or named.keys() <= parameters.keys()
-                if "out" in named or not (positional and accepted):
+                if named.get("out", 0) is None:
+                    named = {name: value for name, value in named.items() if name != "out"}
+                if "out" in named or not (
+                    positional
+                    and (any_name or named.keys() <= parameters.keys())
+                    and (any_layout or _are_plain(positional))
+                ):
                     return run_dense(func, args, kwargs)
                 result = body(func, *positional, **named)
                 if result is NotImplemented or result is USE_TORCH:
@@ -161,6 +181,10 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
         return body
 
     return register
+
+
+def _are_plain(arguments: Any) -> bool:
+    return all(x.is_plain for x in find_instances(arguments, RuleTensor))
 
 
 def overloads(*names: str) -> list[Any]:

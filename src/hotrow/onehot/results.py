@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gradient import transform_proxy
+from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Part
 from hotrow.onehot.tensor import OneHot
 
@@ -38,17 +39,54 @@ def _cached_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
 
 
+def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
+    """Return the result of `func` on meta tensors, or raise torch's error.
+
+    The result is cached, because functions on meta tensors are slow. Callers must not modify it.
+
+    Args:
+        func: a function that has the same result for the same shapes, strides and dtypes.
+        args: one-hots, dense tensors, and hashable values.
+        kwargs: hashable values.
+    """
+    signature = tuple(_signature(value) for value in args)
+    options = tuple((name, type(value), value) for name, value in (kwargs or {}).items())
+    if is_compiling():
+        return _run_on_meta(func, signature, options)
+    return _cached_meta_result(func, signature, options)
+
+
+def _signature(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, OneHot):
+        return Tensor, value.sizes, value.strides, value.cached_dtype
+    if isinstance(value, Tensor):
+        return Tensor, tuple(value.shape), value.stride(), value.dtype
+    return type(value), value
+
+
+def _run_on_meta(func: Any, signature: Any, options: Any) -> Any:
+    values = [empty_meta(*each[1:]) if each[0] is Tensor else each[1] for each in signature]
+    with torch.inference_mode(False):
+        return func(*values, **{name: value for name, _, value in options})
+
+
+_cached_meta_result = functools.lru_cache(1024)(_run_on_meta)
+
+
 def derive(
     x: OneHot,
     parts: Sequence[Part],
     out: Tensor,
     transform: Transform,
     rounds_differently: bool = False,
+    fill: float | None = None,
+    layout: Layout | None = None,
 ) -> OneHot:
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
     `transform` computes the same result from the dense x. If `rounds_differently`, the parts round
-    differently from torch, so materializing the result runs `transform` on the dense x.
+    differently from torch, so materializing the result runs `transform` on the dense x. By default,
+    the result has the fill and the layout of x.
     """
     proxy, dense_fn = None, None
     if x.is_grad_leaf or x._grad_proxy is not None:
@@ -56,7 +94,11 @@ def derive(
     if rounds_differently:
         source = x.snapshot()
         dense_fn = lambda: transform(source.materialize())  # noqa: E731
-    return OneHot(parts, out.dtype, proxy, None, x.origins, out.stride(), dense_fn)
+    fill = x.fill if fill is None else fill
+    layout = x._axis_layout if layout is None else layout
+    return OneHot(
+        parts, out.dtype, proxy, None, x.origins, out.stride(), dense_fn, fill=fill, layout=layout
+    )
 
 
 def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> OneHot:
@@ -65,10 +107,15 @@ def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> 
 
 
 def derive_view(
-    x: OneHot, parts: Sequence[Part], out: Tensor, transform: Transform, view: Transform
+    x: OneHot,
+    parts: Sequence[Part],
+    out: Tensor,
+    transform: Transform,
+    view: Transform,
+    layout: Layout | None = None,
 ) -> OneHot:
     """Call `derive`; if `out` is a view, record that `view` creates the result from x."""
-    result = derive(x, parts, out, transform)
+    result = derive(x, parts, out, transform, layout=layout)
     if out._is_view():
         x.has_views, result._parent = True, (x, view)
     return result

@@ -16,9 +16,12 @@ from torch import Tensor
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, check_ids
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gradient import LeafProxy
+from hotrow.onehot.gradient import ZerosProxy
+from hotrow.onehot.layout import Layout, plain_layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, batch_tensor, flatten, unflatten
 from hotrow.onehot.registry import RuleTensor
+
+LOOKUP_ADVANTAGE = 10  # an operation other than a lookup pays off at this many times the entries
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
@@ -27,6 +30,9 @@ class ClassIndexError(HotrowIndexError, RuntimeError):
 
 class OneHot(RuleTensor):
     """A (*batch, C) tensor that consists of parts side by side along the class axis.
+
+    A one-hot is *plain* if its class axis is the last axis and its other entries are zero. A layout
+    moves or splits the class axis, and `fill` replaces the zeros.
 
     Operations with a rule work on the parts. Any other operation materializes the dense tensor
     once and caches it. In-place writes to the dense tensor change this tensor and its views, as in
@@ -39,6 +45,10 @@ class OneHot(RuleTensor):
         cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
         has_views: whether this tensor may have views.
+        fill: the value of all entries outside the ids of the fields; 0 unless an operation such as
+            `1 - x` changed it. If it is not 0, every field has at most one id per row.
+        difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
+            as x - p; otherwise None. Adding p again gives x.
 
     Args:
         parts: the parts, in column order.
@@ -49,6 +59,8 @@ class OneHot(RuleTensor):
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
         dense_fn: computes the dense tensor; needed if the parts round differently from torch.
+        fill: see the attribute.
+        layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
 
     _parts: tuple[Part, ...]
@@ -59,6 +71,9 @@ class OneHot(RuleTensor):
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
+    fill: float
+    difference: tuple[OneHot, Tensor, int] | None
+    _axis_layout: Layout | None
     cached_dtype: torch.dtype
     cached_device: torch.device
 
@@ -72,10 +87,15 @@ class OneHot(RuleTensor):
         origins: frozenset[Any] = frozenset(),
         stride: tuple[int, ...] | None = None,
         dense_fn: Callable[[], Tensor] | None = None,
+        fill: float = 0,
+        layout: Layout | None = None,
     ) -> OneHot:
         first = batch_tensor(parts[0])
-        width = parts[0].width if len(parts) == 1 else sum(part.width for part in parts)
-        sizes = (*first.shape[:-1], width)
+        if layout is None or layout.is_plain:
+            width = parts[0].width if len(parts) == 1 else sum(part.width for part in parts)
+            sizes, layout = (*first.shape[:-1], width), None
+        else:
+            sizes = layout.sizes(first.shape[:-1])
         self: OneHot = Tensor._make_wrapper_subclass(
             cls, sizes, strides=stride, dtype=dtype, device=first.device
         )
@@ -85,6 +105,8 @@ class OneHot(RuleTensor):
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
         self.strides = _contiguous_strides(sizes) if stride is None else stride
         self.has_views = False
+        self.fill, self._axis_layout = fill, layout
+        self.difference = None
         self._dense, self._dense_version = None, 0
         return self
 
@@ -94,7 +116,39 @@ class OneHot(RuleTensor):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The current parts; after an in-place write, a single part of dense columns."""
-        return (DenseColumns(self.materialize()),) if self.is_modified else self._parts
+        if self.is_modified:
+            return (DenseColumns(self.axis_layout.restore(self.materialize())),)
+        return self._parts
+
+    @property
+    def axis_layout(self) -> Layout:
+        """The arrangement of the axes."""
+        if self._axis_layout is None:
+            return plain_layout(len(self.sizes) - 1, self.sizes[-1])
+        return self._axis_layout
+
+    @property
+    def width(self) -> int:
+        """C, the number of classes."""
+        return math.prod(self.axis_layout.classes)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the class axis is the last axis and all entries outside the ids are 0."""
+        return self._axis_layout is None and self.fill == 0
+
+    @property
+    def has_many_zeros(self) -> bool:
+        """True unless this is a vector or has no more entries than ids, as the sum over a batch."""
+        stored = sum(batch_tensor(part).numel() for part in self._parts)
+        return len(self.sizes) > 1 and self.entries > stored
+
+    @property
+    def field(self) -> Field | None:
+        """The field, if the one-hot consists of a single field; otherwise None."""
+        parts = self.parts
+        only = parts[0] if len(parts) == 1 else None
+        return only if isinstance(only, Field) else None
 
     @property
     def grad_proxy(self) -> Tensor | None:
@@ -102,13 +156,24 @@ class OneHot(RuleTensor):
         if self.is_modified:
             return None
         if self.is_grad_leaf:
-            return LeafProxy.apply(self) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
+            return ZerosProxy.apply(self) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
         return self._grad_proxy
 
     @property
     def entries(self) -> int:
         """The number of entries of the dense tensor."""
         return math.prod(self.sizes)
+
+    @property
+    def is_too_small(self) -> bool:
+        """True if a converted model created the one-hot, and torch's operations are as fast.
+
+        This limit does not apply to lookups, which are faster on smaller one-hots.
+        """
+        if not self.origins or is_compiling():
+            return False
+        min_entries: int = min(origin.min_entries for origin in self.origins)
+        return self.entries < LOOKUP_ADVANTAGE * min_entries
 
     @property
     def is_modified(self) -> bool:
@@ -158,16 +223,23 @@ class OneHot(RuleTensor):
     def _compute_dense(self) -> Tensor:
         if self._dense_fn is not None:
             return self._dense_fn()
-        blocks = [part.to_dense(self.cached_dtype) for part in self._parts]
+        blocks = [part.to_dense(self.cached_dtype, self.fill) for part in self._parts]
         values = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
+        if self._axis_layout is not None:
+            values = self._axis_layout.arrange(values)
+            if values.stride() != self.strides and 0 not in self.strides:
+                values = torch.empty_strided(
+                    self.sizes, self.strides, dtype=values.dtype, device=values.device
+                ).copy_(values)
         proxy = self.grad_proxy
         return values if proxy is None else values + proxy
 
     def snapshot(self) -> OneHot:
         """Return a copy that later in-place writes do not change."""
         return OneHot(
-            self.parts, self.cached_dtype, self.grad_proxy, None, self.origins, self.strides
-        )
+            self.parts, self.cached_dtype, self.grad_proxy, None, self.origins, self.strides,
+            fill=self.fill, layout=self._axis_layout,
+        )  # fmt: skip
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         tensors, layout = flatten(self._parts)
@@ -176,16 +248,23 @@ class OneHot(RuleTensor):
         names = [f"_tensor_{i}" for i in range(len(tensors))]
         for name, tensor in zip(names, tensors, strict=True):
             setattr(self, name, tensor)
-        return names, (self.cached_dtype, layout, self._grad_proxy is not None)
+        settings = (
+            self.cached_dtype,
+            layout,
+            self._grad_proxy is not None,
+            self.fill,
+            self._axis_layout,
+        )
+        return names, settings
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, Tensor], context: Any, size: Any, stride: Any
     ) -> OneHot:
-        dtype, layout, has_proxy = context
+        dtype, part_layout, has_proxy, fill, layout = context
         tensors = list(inner.values())
         proxy = tensors.pop() if has_proxy else None
-        return OneHot(unflatten(tensors, layout), dtype, proxy)
+        return OneHot(unflatten(tensors, part_layout), dtype, proxy, fill=fill, layout=layout)
 
 
 def _contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -208,13 +287,14 @@ def one_hot(
     otherwise 0. Multiplying the one-hot by a table looks up the table's rows.
 
     These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
-    reshaping, indexing and stacking along the batch, sums over a batch axis, scaling, `@`,
-    `linear`, simple `einsum` calls, `bilinear` and `argmax`. Any other operation, or a `torch.func`
-    transform, falls back to the dense one-hot and gives torch's result.
+    reshaping, permuting, indexing and stacking along the batch, sums, elementwise functions with
+    numbers or dense tensors, comparisons, `where`, masks, products from either side, `einsum`,
+    losses with a one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or
+    a `torch.func` transform, falls back to the dense one-hot and gives torch's result.
 
-    A product differs from the dense product in three cases. A sum of several rows is equal only
-    within rounding. An inf or NaN in a row that no id selects does not affect the product. A zero
-    may have the opposite sign.
+    A product differs from the dense product in three cases. A sum of several rows or weights is
+    equal only within rounding. An inf or NaN in an entry that no id selects does not affect the
+    product. A zero may have the opposite sign.
 
     Args:
         ids: integers of any shape.

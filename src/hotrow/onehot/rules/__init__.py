@@ -6,24 +6,32 @@ rules.
 """
 
 from hotrow.onehot.rules import (
-    arithmetic,
     autograd,
     concatenation,
+    contraction,
     dtypes,
+    elementwise,
     indexing,
+    losses,
+    networks,
     products,
+    reductions,
     scatter,
     shapes,
     storage,
 )
 
 __all__ = [
-    "arithmetic",
     "autograd",
     "concatenation",
+    "contraction",
     "dtypes",
+    "elementwise",
     "indexing",
+    "losses",
+    "networks",
     "products",
+    "reductions",
     "scatter",
     "shapes",
     "storage",

@@ -12,7 +12,7 @@ from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
 
-@rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward)
+@rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward, any_layout=True)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     # The graph contains leaf one-hots directly, but other one-hots only as dense tensors.
     tensors, named = map_instances(
@@ -22,24 +22,24 @@ def _(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*tensors, **named)
 
 
-@rule(Tensor.requires_grad.__get__)  # type: ignore[attr-defined]
+@rule(Tensor.requires_grad.__get__, any_layout=True)  # type: ignore[attr-defined]
 def _(func: Any, x: OneHot) -> Any:
     if x.is_grad_leaf or not x.is_modified:
         return x.needs_grad
     return x.materialize().requires_grad
 
 
-@rule(Tensor.is_leaf.__get__)  # type: ignore[attr-defined]
+@rule(Tensor.is_leaf.__get__, any_layout=True)  # type: ignore[attr-defined]
 def _(func: Any, x: OneHot) -> Any:
     return x.is_grad_leaf or not (x.is_modified or x.needs_grad) or NotImplemented
 
 
-@rule(Tensor.grad_fn.__get__)  # type: ignore[union-attr]
+@rule(Tensor.grad_fn.__get__, any_layout=True)  # type: ignore[union-attr]
 def _(func: Any, x: OneHot) -> Any:
     return None if x.is_grad_leaf or not (x.is_modified or x.needs_grad) else NotImplemented
 
 
-@rule(Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+@rule(Tensor.requires_grad_, Tensor.requires_grad.__set__, any_layout=True)  # type: ignore[attr-defined]
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.is_modified or (x.needs_grad and not x.is_grad_leaf):
         return NotImplemented
@@ -49,7 +49,7 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     return result
 
 
-@rule(Tensor.retain_grad, Tensor.register_hook)
+@rule(Tensor.retain_grad, Tensor.register_hook, any_layout=True)
 def _(func: Any, x: OneHot, *args: Any) -> Any:
     if x.is_grad_leaf:
         with torch._C.DisableTorchFunctionSubclass():

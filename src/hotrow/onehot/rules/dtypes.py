@@ -15,7 +15,7 @@ from hotrow.onehot.tensor import OneHot
 _EXACT_COUNTS = 256  # every floating dtype represents the integers up to 256 exactly
 
 
-@rule(Tensor.contiguous, Tensor.detach, *overloads("clone", "detach"))
+@rule(Tensor.contiguous, Tensor.detach, *overloads("clone", "detach"), any_layout=True)
 def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), **kwargs)
     if func is Tensor.contiguous and x.strides == out.stride():
@@ -24,10 +24,15 @@ def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
         return map_batch(x, out, lambda t: t.clone(), lambda t: t)
     parts = [part.map(Tensor.detach) for part in x.parts]
     x.has_views = True
-    return OneHot(parts, x.cached_dtype, None, (x, Tensor.detach), x.origins, x.strides)
+    result = OneHot(
+        parts, x.cached_dtype, None, (x, Tensor.detach), x.origins, x.strides,
+        fill=x.fill, layout=x._axis_layout,
+    )  # fmt: skip
+    result.difference = x.difference
+    return result
 
 
-@rule(Tensor.to)
+@rule(Tensor.to, any_layout=True)
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, OneHot):  # dense.to(one_hot)
         return NotImplemented
@@ -42,7 +47,8 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule(
     *(Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16),
-    *(Tensor.long, Tensor.int, Tensor.short, Tensor.char, Tensor.byte),
+    *(Tensor.long, Tensor.int, Tensor.short, Tensor.char, Tensor.byte, Tensor.bool),
+    any_layout=True,
 )
 def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
     if kwargs:
@@ -50,14 +56,14 @@ def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
     return cast(x, func(torch.empty(0, device="meta")).dtype, None, copy=False)
 
 
-@rule(Tensor.type_as)
+@rule(Tensor.type_as, any_layout=True)
 def _(func: Any, x: Any, other: Tensor) -> Any:
     if not isinstance(x, OneHot) or isinstance(other, OneHot):
         return NotImplemented
     return cast(x, other.dtype, other.device, copy=False)
 
 
-@rule(Tensor.type)
+@rule(Tensor.type, any_layout=True)
 def _(func: Any, x: OneHot, dtype: Any = None, **kwargs: Any) -> Any:
     if dtype is None or kwargs or x.cached_device.type != "cpu":
         return NotImplemented
@@ -80,15 +86,18 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
         parts,
         out if out.is_contiguous() else meta_tensor(x).to(dtype, copy=True),
         lambda t: t.to(device=device, dtype=dtype),
+        fill=x.fill if x.fill == 0 else torch.tensor(x.fill, dtype=x.cached_dtype).to(dtype).item(),
     )
 
 
 def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether casting the part's tensors gives the same values as casting its columns."""
-    if dtype == torch.bool or dtype.is_complex:
+    if dtype.is_complex:
         return False
-    if isinstance(part, DenseColumns) or part.ids.shape[-1] == 1:
+    if isinstance(part, DenseColumns) or part.ids.shape[-1] <= 1:
         return True
+    if dtype == torch.bool:
+        return part.weights is None and part.ids.shape[-1] < _EXACT_COUNTS
     # Repeated ids add up, except in a bool tensor. In an 8-bit dtype, the sum can overflow.
     exact = part.weights is None and part.ids.shape[-1] <= _EXACT_COUNTS
     return exact and source != torch.bool and dtype not in (torch.uint8, torch.int8)

@@ -10,6 +10,7 @@ from torch import Tensor
 from hotrow.onehot.parts import batch_tensor
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive_view, map_batch, meta_tensor
+from hotrow.onehot.rules.elementwise import select
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances, map_instances
 
@@ -88,7 +89,9 @@ def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
 
 @rule(Tensor.__getitem__)
 def _(func: Any, x: Any, index: Any) -> Any:
-    if not isinstance(x, OneHot) or any(True for _ in find_instances(index, OneHot)):
+    if not isinstance(x, OneHot):
+        return select(x, index)
+    if any(True for _ in find_instances(index, OneHot)):
         return NotImplemented
     indices = index if isinstance(index, tuple) else (index,)
     used = sum(_axis_count(each) for each in indices)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import Field, all_weights
-from hotrow.onehot.registry import USE_TORCH, overloads, rule
+from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.rules.dtypes import cast
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up, look_up_bags
@@ -105,22 +105,28 @@ def _row_slice(weight: Tensor, start: int, width: int, columns: bool) -> Tensor:
     return look_up(weight, torch.arange(start, start + width, device=weight.device), columns)
 
 
+def autocast_dtype(device: torch.device, dtypes: set[torch.dtype]) -> torch.dtype | None:
+    """Return the dtype in which autocast computes a product of these dtypes, or None."""
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type) if dtypes <= _AUTOCAST_DTYPES else None
+
+
 def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | None = None) -> Any:
     """Return `product` plus the bias, or NotImplemented to leave the operation to torch."""
     if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not isinstance(weight, Tensor):
         return NotImplemented
     device = x.cached_device
-    autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
     dtypes = {x.cached_dtype, weight.dtype} | ({bias.dtype} if bias is not None else set())
-    autocast = autocast and dtypes <= _AUTOCAST_DTYPES
+    autocast = autocast_dtype(device, dtypes)
     fits = weight.ndim == 2 and weight.shape[1 if columns else 0] == x.sizes[-1]
     if not fits or weight.layout != torch.strided or not weight.is_floating_point():
         return NotImplemented
-    if weight.device != device or x.is_modified:
+    if weight.device != device or x.is_modified or not x.is_plain:
         return NotImplemented
     if bias is not None and bias.shape != (weight.shape[0],):
         return NotImplemented
-    if len(dtypes) > 1 and not autocast:
+    if len(dtypes) > 1 and autocast is None:
         return NotImplemented
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
@@ -134,59 +140,14 @@ def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | N
         if x is NotImplemented:
             return NotImplemented
     rows = product(x, weight, columns)
-    if autocast:
-        dtype = torch.get_autocast_dtype(device.type)
-        rows, bias = rows.to(dtype), None if bias is None else bias.to(dtype)
+    if autocast is not None:
+        rows, bias = rows.to(autocast), None if bias is None else bias.to(autocast)
     return rows if bias is None else rows + bias
 
 
 @rule(F.linear)
 def _(func: Any, input: Any, weight: Any, bias: Tensor | None = None) -> Any:
     return look_up_product(input, weight, columns=True, bias=bias)
-
-
-@rule(*overloads("matmul", "mm"), Tensor.__matmul__)
-def _(func: Any, x: Any, weight: Any) -> Any:
-    if not isinstance(x, OneHot):
-        return NotImplemented
-    if func.__name__ == "mm" and len(x.sizes) != 2:
-        return NotImplemented
-    if isinstance(weight, OneHot) or not isinstance(weight, Tensor):
-        return NotImplemented
-    if weight.ndim == 1 and func.__name__ != "mm":
-        column = look_up_product(x, weight.unsqueeze(-1))
-        return column.squeeze(-1) if isinstance(column, Tensor) else column
-    return look_up_product(x, weight)
-
-
-@rule(torch.einsum)
-def _(func: Any, equation: Any, *operands: Any) -> Any:
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = tuple(operands[0])
-    if not isinstance(equation, str) or len(operands) != 2 or "->" not in equation:
-        return NotImplemented
-    left, output = equation.replace(" ", "").split("->")
-    labels = left.split(",")
-    if len(labels) != 2:
-        return NotImplemented
-    if not isinstance(operands[0], OneHot):
-        labels, operands = labels[::-1], operands[::-1]
-    x, weight = operands
-    if not isinstance(x, OneHot):
-        return NotImplemented
-    batch, one, other = labels[0][:-1], labels[0][-1:], labels[1]
-    letters = batch.replace("...", "") + one
-    if len(other) != 2 or one not in other or len(set(letters)) != len(letters):
-        return NotImplemented
-    if "..." in batch and not batch.startswith("..."):
-        return NotImplemented
-    if "..." not in batch and len(letters) != len(x.sizes):
-        return NotImplemented  # torch raises
-    columns = other[1] == one
-    kept = other[0] if columns else other[1]
-    if kept in letters or output != batch + kept:
-        return NotImplemented
-    return look_up_product(x, weight, columns)
 
 
 @rule(F.bilinear)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotrow.onehot.layout import Layout, split_layout
 from hotrow.onehot.parts import Field, Part, merge_fields
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import Transform, derive_view, map_batch, meta_tensor
@@ -20,12 +22,32 @@ def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
     """Reshape x to the shape of `out`, with the values in the same order."""
     if not out.numel() or not out.ndim or out.dtype != x.cached_dtype:
         return NotImplemented
-    batch, columns, width = tuple(out.shape[:-1]), out.shape[-1], x.sizes[-1]
-    if columns == width:
-        return map_batch(x, out, lambda t: t.reshape(*batch, t.shape[-1]), view)
-    if columns % width:
-        return NotImplemented
-    return _join_rows(x, out, columns // width, view)
+    width, layout = x.width, split_layout(out.shape, x.width)
+    if x.axis_layout.order != tuple(range(len(x.sizes))):
+        layout = _around_class_axis(x, out)
+        if layout is None:
+            return NotImplemented
+    if layout is None:
+        joins = x.is_plain and out.shape[-1] % width == 0
+        return _join_rows(x, out, out.shape[-1] // width, view) if joins else NotImplemented
+    batch = layout.batch_sizes(out.shape)
+    parts = [part.map(lambda t: t.reshape(*batch, t.shape[-1])) for part in x.parts]
+    return derive_view(x, parts, out, view, view, layout)
+
+
+def _around_class_axis(x: OneHot, out: Tensor) -> Layout | None:
+    """Return the layout of a reshaped tensor that keeps the class axis, or None."""
+    axes = x.axis_layout.class_axes
+    if len(axes) > 1:
+        return None
+    before, width, after = x.sizes[: axes[0]], x.sizes[axes[0]], x.sizes[axes[0] + 1 :]
+    count = out.ndim
+    for axis, size in enumerate(out.shape):
+        splits = math.prod(out.shape[:axis]) == math.prod(before)
+        if size == width and splits and math.prod(out.shape[axis + 1 :]) == math.prod(after):
+            order = (*range(axis), count - 1, *range(axis, count - 1))
+            return Layout((width,), order)
+    return None
 
 
 def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
@@ -55,6 +77,7 @@ def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
 @rule(
     *overloads("reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "ravel"),
     *(Tensor.view, Tensor.view_as, Tensor.reshape_as),
+    any_layout=True,
 )
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, OneHot):  # dense.view_as(one_hot)
@@ -67,20 +90,28 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return _reshaped(x, out, lambda t: func(t, *args, **kwargs))
 
 
-@rule(*overloads("permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims"))
+@rule(
+    *overloads(
+        "permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint"
+    ),
+    *(Tensor.T.__get__, Tensor.mT.__get__),  # type: ignore[attr-defined]
+    any_layout=True,
+)
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *args, **kwargs)
     count = len(x.sizes)
+    if not count:
+        return NotImplemented
     # The stride of each axis is its index, so the result's strides are the new axis order.
     numbered = torch.empty_strided([1] * count, [*range(count)], device="meta")
     order = func(numbered, *args, **kwargs).stride()
-    if order[-1] != count - 1:
-        return NotImplemented
+    layout, batch_order = x.axis_layout.permuted(order)
 
-    def transform(t: Tensor) -> Tensor:
+    def view(t: Tensor) -> Tensor:
         return t.permute(*order)
 
-    return map_batch(x, out, transform, transform)
+    parts = [part.map(lambda t: t.permute(*batch_order, t.ndim - 1)) for part in x.parts]
+    return derive_view(x, parts, out, view, view, layout)
 
 
 @rule(Tensor.expand, Tensor.expand_as, *overloads("broadcast_to"))

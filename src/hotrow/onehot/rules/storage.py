@@ -17,6 +17,7 @@ from hotrow.table.nested import find_instances
     *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.data_ptr, Tensor.set_),
     *(Tensor.untyped_storage, Tensor.storage, Tensor.share_memory_),
     *(Tensor.data.__get__, Tensor.data.__set__),  # type: ignore[attr-defined]
+    any_layout=True,
 )
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     for one_hot in find_instances((x, args), OneHot):
@@ -24,7 +25,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     return NotImplemented
 
 
-@rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__)
+@rule(Tensor.__repr__, Tensor.__deepcopy__, Tensor.__reduce_ex__, any_layout=True)
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     return func(_dense_leaf(x), *args, **kwargs) if x.is_grad_leaf else NotImplemented
 

@@ -1,0 +1,86 @@
+"""Gather: read the entries of a tensor at the ids of a one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.layout import Layout
+from hotrow.onehot.parts import Field, Part
+from hotrow.onehot.tensor import OneHot
+
+
+def broadcast_parts(x: OneHot, shape: Sequence[int]) -> tuple[list[Part], Layout] | None:
+    """Return the parts and the layout of x after broadcasting its batch axes to this shape.
+
+    Returns None if this shape would broadcast a class axis.
+    """
+    layout, extra = x.axis_layout, len(shape) - len(x.sizes)
+    if extra:
+        order = (*range(extra), *(axis + extra for axis in layout.order))
+        layout = Layout(layout.classes, order)
+    if tuple(shape[axis] for axis in layout.class_axes) != layout.classes:
+        return None
+    if tuple(shape) == x.sizes:
+        return list(x.parts), layout
+    batch = layout.batch_sizes(shape)
+    return [part.map(lambda t: t.expand(*batch, t.shape[-1])) for part in x.parts], layout
+
+
+def spans_classes(values: Tensor, layout: Layout) -> bool:
+    """Return whether the values differ between classes, rather than being broadcast."""
+    missing = len(layout.order) - values.ndim
+    return any(axis >= missing and values.shape[axis - missing] != 1 for axis in layout.class_axes)
+
+
+def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
+    """Return the entries of a tensor at the ids.
+
+    Args:
+        values: a tensor that can be broadcast to a one-hot with this layout.
+        ids: (*batch, K), the ids of the one-hot.
+        layout: the layout of the one-hot.
+
+    Returns:
+        (*batch, K), or a tensor that can be broadcast to this shape if the values are the same for
+        all classes.
+    """
+    values = values[(None,) * (len(layout.order) - values.ndim)]
+    if not spans_classes(values, layout):
+        return layout.restore(values)
+    sizes = list(values.shape)
+    for axis, size in zip(layout.class_axes, layout.classes, strict=True):
+        sizes[axis] = size
+    values = values.expand(sizes)
+    if len(layout.classes) == 1 and layout.batch_sizes(values.shape) == ids.shape[:-1]:
+        # Gather along the class axis, so that the gradient has the strides of the values.
+        (axis,) = layout.class_axes
+        return layout.restore(values.gather(axis, ids.permute(layout.order)))
+    values = layout.restore(values)
+    if values.shape[:-1] == ids.shape[:-1]:
+        return values.gather(-1, ids)
+    # Some batch axes are broadcast. Don't expand the values, whose gradient would be as large.
+    *batch, width = values.shape
+    first = torch.arange(0, values.numel(), width, device=ids.device).reshape(*batch, 1)
+    flat = (ids + first).flatten()
+    return values.reshape(-1).index_select(0, flat).reshape(ids.shape)
+
+
+def gather_from_field(field: Field, fill: float, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the entries at the ids of a one-hot that consists of this field and fill.
+
+    Args:
+        field: its ids have the same batch axes as `ids`, or axes that can be broadcast to them.
+        fill: the value outside the field's ids.
+        ids: (*batch, K).
+        dtype: the dtype of the one-hot.
+    """
+    matches = field.ids.unsqueeze(-2) == ids.unsqueeze(-1)  # (*batch, K, K of the field)
+    weights = field.weights_or_ones(dtype).unsqueeze(-2)
+    if fill != 0:
+        return torch.where(matches.any(-1), weights.squeeze(-1), fill)
+    if dtype == torch.bool:
+        return (matches & weights).any(-1)
+    return (matches * weights).sum(-1, dtype=dtype)

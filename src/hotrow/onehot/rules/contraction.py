@@ -1,0 +1,498 @@
+"""Contractions: products of a one-hot with a tensor, summed over any axes.
+
+In terms of the axes' labels, as in `torch.einsum`:
+
+- If the other tensor has the class axis, the ids *gather* its entries along that axis.
+- If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.
+- The product of two one-hots with different class axes *counts pairs* of ids.
+
+A lookup, which is a product with a (C, D) weight from the right, is in `products.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.kernels.tracing import is_compiling
+from hotrow.onehot.gather import gather_from_field
+from hotrow.onehot.layout import Layout
+from hotrow.onehot.parts import Field
+from hotrow.onehot.registry import USE_TORCH, overloads, rule
+from hotrow.onehot.results import meta_result
+from hotrow.onehot.rules.products import autocast_dtype, look_up_product
+from hotrow.onehot.tensor import OneHot
+from hotrow.table.lookup import look_up
+
+_MAX_COMPARED = 64  # the maximum number of pairs of ids per row to compare
+_ACCUMULATED = torch.float16, torch.bfloat16
+
+
+class _Operand:
+    """A one-hot in a contraction, with the labels of its batch axes and of its class axes.
+
+    Attributes:
+        x: the one-hot.
+        batch: the labels of the batch axes.
+        classes: the labels of the class axes.
+        ids: (*batch, K).
+        weights: (*batch, K), or None if all weights are 1.
+        sizes: the size of each axis, by label.
+    """
+
+    def __init__(self, x: OneHot, field: Field, labels: str) -> None:
+        layout = x.axis_layout
+        self.x, self.width = x, field.width
+        self.batch = [labels[axis] for axis in layout.batch_axes]
+        self.classes = [labels[axis] for axis in layout.class_axes]
+        self.ids, self.weights = field.ids, field.weights
+        self.sizes = dict(zip(labels, x.sizes, strict=True))
+
+
+def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: str) -> Any:
+    """Contract two tensors, of which at least one is a one-hot, like `torch.einsum`.
+
+    Args:
+        func: the torch function that was called, for the report.
+        operands: two tensors.
+        labels: a letter for each axis of each tensor.
+        output: the letters of the result's axes.
+
+    Returns:
+        the result, or NotImplemented or USE_TORCH to leave the operation to torch.
+    """
+    if any(len(set(each)) < len(each) for each in (*labels, output)) or is_compiling():
+        return NotImplemented
+    one_hots = [value for value in operands if isinstance(value, OneHot)]
+    for x in one_hots:
+        if x.field is None or x.fill != 0 or x.grad_proxy is not None or x.is_modified:
+            return NotImplemented
+        if not (x.cached_dtype.is_floating_point or x.cached_dtype == torch.int64):
+            return NotImplemented  # torch's einsum returns int64 for some small integers
+    if not isinstance(operands[0], OneHot):
+        operands, labels = operands[::-1], labels[::-1]
+    x, other = operands
+    dtypes = {t.cached_dtype if isinstance(t, OneHot) else t.dtype for t in operands}
+    dtype = autocast_dtype(x.cached_device, dtypes)
+    if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
+        return NotImplemented
+    if not _is_strided(other):
+        return NotImplemented
+    if any(0 in _sizes(t) for t in operands):
+        return NotImplemented
+    if not _sizes_match(operands, labels):
+        return NotImplemented  # torch raises or broadcasts
+    if x.is_too_small:
+        return USE_TORCH
+    assert x.field is not None
+    operand = _Operand(x, x.field, labels[0])
+    result_dtype = dtype or x.cached_dtype
+    if isinstance(other, OneHot):
+        assert other.field is not None
+        result = _contract_one_hots(operand, _Operand(other, other.field, labels[1]), output)
+    else:
+        other = other if dtype is None else other.to(dtype)
+        result = _contract_dense(operand, other, labels[1], output)
+    if result is not NotImplemented:
+        result = result.to(result_dtype)
+        origins = frozenset[Any]().union(*(each.origins for each in one_hots))
+        if isinstance(result, OneHot):
+            result.origins = origins
+            return result
+        for origin in origins:
+            origin.record_use(func)
+    return result
+
+
+def _sizes(t: Any) -> tuple[int, ...]:
+    return t.sizes if isinstance(t, OneHot) else tuple(t.shape)
+
+
+def _sizes_match(operands: Sequence[Any], labels: Sequence[str]) -> bool:
+    sizes: dict[str, int] = {}
+    for t, letters in zip(operands, labels, strict=True):
+        if len(letters) != len(_sizes(t)):
+            return False
+        for letter, size in zip(letters, _sizes(t), strict=True):
+            if sizes.setdefault(letter, size) != size:
+                return False
+    return True
+
+
+def _contract_dense(x: _Operand, other: Tensor, labels: str, output: str) -> Any:
+    """Contract a one-hot with a dense tensor."""
+    gathers, scatters = (_has_all(x.classes, letters) for letters in (labels, output))
+    if gathers is None or scatters is None:
+        return NotImplemented  # only some of the class axes
+    batch = x.batch
+    shared = [letter for letter in batch if letter in labels]
+    rest = [letter for letter in labels if letter not in batch and letter not in x.classes]
+    unsummed = [letter for letter in rest if letter in output]
+    sizes = x.sizes | dict(zip(labels, other.shape, strict=True))
+    if gathers:
+        values = _gather_rows(x, other, labels, shared, rest)  # (*batch, K, *rest)
+    else:
+        values = other.permute([labels.index(letter) for letter in (*shared, *rest)])
+        for i, letter in enumerate(batch):
+            if letter not in shared:
+                values = values.unsqueeze(i)
+        values = values.unsqueeze(len(batch))  # (*batch or 1, 1, *rest)
+    if len(unsummed) < len(rest):
+        first = len(batch) + 1
+        values = values.sum([first + i for i, each in enumerate(rest) if each not in output])
+        rest = unsummed
+    if x.weights is not None:
+        values = values * x.weights.to(values.dtype)[(..., *(None,) * len(rest))]
+    if scatters and not rest and _has_all(batch, output):
+        return _weighted(x, values.expand(x.ids.shape), other.dtype, output)
+    if not scatters:
+        values = values.expand(*x.ids.shape, *values.shape[len(batch) + 1 :])
+        values = values.squeeze(len(batch)) if x.ids.shape[-1] == 1 else values.sum(len(batch))
+        return _sum_to(values, [*batch, *rest], output)
+    return _scatter(x, values, rest, sizes, output)
+
+
+def _weighted(x: _Operand, weights: Tensor, dtype: torch.dtype, output: str) -> OneHot:
+    """Return a one-hot with the same ids and other weights, in the order of the output's axes."""
+    batch = [letter for letter in output if letter in x.batch]
+    order = [*(x.batch.index(letter) for letter in batch), len(batch)]
+    axes = [*batch, *x.classes]
+    layout = Layout(
+        tuple(x.sizes[letter] for letter in x.classes),
+        tuple(axes.index(letter) for letter in output),
+    )
+    field = Field(x.ids.permute(order), weights.permute(order), x.width)
+    return OneHot([field], dtype, layout=layout)
+
+
+def _has_all(classes: Sequence[str], letters: str) -> bool | None:
+    """Return whether the letters contain all class axes, or None if they contain only some."""
+    count = sum(letter in letters for letter in classes)
+    return None if 0 < count < len(classes) else count > 0
+
+
+def _gather_rows(
+    x: _Operand, other: Tensor, labels: str, shared: list[str], rest: list[str]
+) -> Tensor:
+    """Return the entries of a tensor at the ids along its class axes: (*batch, K, *rest)."""
+    order = [labels.index(letter) for letter in (*shared, *x.classes, *rest)]
+    other = other.permute(order)
+    ids, rest_sizes = x.ids, other.shape[len(order) - len(rest) :]
+    if len(x.classes) > 1:
+        other = other.flatten(len(shared), len(shared) + len(x.classes) - 1)
+    if shared == x.batch and not rest:
+        return other.gather(-1, ids)
+    for i, letter in enumerate(shared):  # number the rows of the table that each batch entry uses
+        size = x.sizes[letter]
+        shape = [1] * ids.ndim
+        shape[x.batch.index(letter)] = size
+        step = math.prod(other.shape[i + 1 : len(shared) + 1])
+        ids = ids + step * torch.arange(size, device=ids.device).reshape(shape)
+    width = math.prod(rest_sizes)
+    if not shared and len(rest) == 1:
+        return look_up(other, ids)
+    return look_up(other.reshape(-1, width), ids).reshape(*ids.shape, *rest_sizes)
+
+
+def _sum_to(values: Tensor, labels: list[str], output: str) -> Tensor:
+    """Sum over the axes that the output does not have, and reorder the others."""
+    summed = [i for i, letter in enumerate(labels) if letter not in output]
+    if summed:
+        values = values.sum(summed)
+    kept = [letter for letter in labels if letter in output]
+    return values.permute([kept.index(letter) for letter in output]).contiguous()
+
+
+def _scatter(
+    x: _Operand, values: Tensor, rest: list[str], sizes: dict[str, int], output: str
+) -> Tensor:
+    """Add values, (*batch or 1, K or 1, *rest), to the classes that the ids select."""
+    kept = [letter for letter in x.batch if letter in output]
+    reduced = [letter for letter in x.batch if letter not in output]
+    count, batch_count = len(kept), len(x.batch)
+    order = [x.batch.index(letter) for letter in (*kept, *reduced)]
+    ids = x.ids.permute(*order, batch_count)
+    values = values.permute(*order, *range(batch_count, values.ndim))
+    rest_sizes = values.shape[batch_count + 1 :]
+    values = values.expand(*ids.shape, *rest_sizes)
+    kept_sizes = ids.shape[:count]
+    groups, width = math.prod(kept_sizes), math.prod(rest_sizes)
+    if groups > 1:
+        first = torch.arange(groups, device=ids.device) * x.width
+        ids = ids + first.reshape(*kept_sizes, *(1,) * (ids.ndim - count))
+    class_sizes = [x.sizes[letter] for letter in x.classes]
+    if rest and output == "".join((*rest, *x.classes)) and ids.numel() < x.width:
+        # Add columns, rather than transpose a result that is larger than the values.
+        flat, columns = ids.reshape(-1), values.reshape(-1, width).t()
+        zeros = columns.new_zeros(width, x.width)
+        total = zeros.scatter_add(1, flat.expand(width, -1), columns)
+        return total.reshape(*rest_sizes, *class_sizes)
+    rows = scatter_rows(ids.reshape(-1), values.reshape(-1, width), groups * x.width)
+    result = rows.reshape(*kept_sizes, *class_sizes, *rest_sizes)
+    labels = [*kept, *x.classes, *rest]
+    return result.permute([labels.index(letter) for letter in output]).contiguous()
+
+
+def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
+    """Add each row of values to the row of the result that its id selects, in order.
+
+    This is the gradient of a lookup.
+
+    Args:
+        ids: (N,) int64, from 0 to `count` - 1.
+        values: (N, D).
+        count: the number of rows of the result.
+
+    Returns:
+        (count, D), in the dtype of the values.
+    """
+    if not values.is_floating_point():
+        zeros = values.new_zeros(count, values.shape[1])
+        return zeros.index_add(0, ids, values)
+    dtype = values.dtype
+    if values.shape[1] == 1:
+        # Add many numbers in float64, which costs little if the result is small.
+        sum_dtype = torch.float64 if count <= 4 * len(ids) else dtype
+        zeros = values.new_zeros(count, dtype=sum_dtype)
+        return zeros.index_add(0, ids, values[:, 0].to(sum_dtype)).to(dtype).unsqueeze(1)
+    if dtype in _ACCUMULATED:
+        values = values.float()
+    rows: Tensor = torch.ops.aten.embedding_dense_backward(values, ids, count, -1, False)
+    return rows.to(dtype)
+
+
+def _contract_one_hots(x: _Operand, other: _Operand, output: str) -> Any:
+    """Contract two one-hots."""
+    dtype = x.x.cached_dtype
+    batch = [*x.batch, *(letter for letter in other.batch if letter not in x.batch)]
+    if set(x.classes) & set(other.batch) or set(other.classes) & set(x.batch):
+        return NotImplemented
+    ids, weights = _aligned(x, batch, dtype)
+    other_ids, other_weights = _aligned(other, batch, dtype)
+    pairs = ids.shape[-1] * other_ids.shape[-1]
+    if pairs > _MAX_COMPARED:
+        return NotImplemented
+    if x.classes == other.classes:
+        if _has_all(x.classes, output) is not False:
+            return NotImplemented
+        found = gather_from_field(Field(other_ids, other_weights, other.width), 0, ids, dtype)
+        values = (weights * found).sum(-1, dtype=dtype)
+        return _sum_to(values, batch, output)
+    both = [*x.classes, *other.classes]
+    if len(set(both)) < len(both) or _has_all(both, output) is not True:
+        return NotImplemented
+    sizes = x.sizes | other.sizes
+    shape = [sizes[letter] for letter in batch]
+    pair_ids = ids.unsqueeze(-1) * other.width + other_ids.unsqueeze(-2)
+    products = weights.unsqueeze(-1) * other_weights.unsqueeze(-2)
+    pair = _Operand.__new__(_Operand)
+    pair.batch, pair.classes, pair.sizes = batch, both, sizes
+    pair.width = x.width * other.width
+    pair.ids = pair_ids.expand(*shape, *pair_ids.shape[-2:]).flatten(-2)
+    values = products.expand(*shape, *products.shape[-2:]).flatten(-2)
+    if _has_all(batch, output):
+        return _weighted(pair, values, dtype, output)
+    return _scatter(pair, values, [], sizes, output)
+
+
+def _aligned(x: _Operand, batch: list[str], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the ids and weights, with an axis of size 1 for each missing batch axis."""
+    weights = torch.ones_like(x.ids, dtype=dtype) if x.weights is None else x.weights
+    order = [x.batch.index(letter) for letter in batch if letter in x.batch]
+    result = []
+    for t in (x.ids, weights):
+        t = t.permute(*order, len(order))
+        for i, letter in enumerate(batch):
+            if letter not in x.batch:
+                t = t.unsqueeze(i)
+        result.append(t)
+    return result[0], result[1]
+
+
+# --- The functions -------------------------------------------------------------------------
+
+
+@rule(torch.einsum, any_layout=True)
+def _(func: Any, equation: Any, *operands: Any) -> Any:
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str):
+        return NotImplemented
+    parsed = _parse(equation, operands)
+    if parsed is None:
+        return NotImplemented
+    labels, output = parsed
+    if len(operands) < 2:
+        return NotImplemented
+    remaining, letters = list(operands), list(labels)
+    while len(remaining) > 2:  # contract the first two operands, as torch does
+        later = {*output, *"".join(letters[2:])}
+        kept = "".join(dict.fromkeys(each for each in letters[0] + letters[1] if each in later))
+        remaining[:2] = [_contract_pair(func, remaining[:2], letters[:2], kept)]
+        letters[:2] = [kept]
+        if not isinstance(remaining[0], Tensor):
+            return NotImplemented
+    return _contract_pair(func, remaining, letters, output)
+
+
+def _contract_pair(func: Any, operands: Sequence[Any], labels: Sequence[str], output: str) -> Any:
+    if not any(isinstance(each, OneHot) for each in operands):
+        return torch.einsum(f"{labels[0]},{labels[1]}->{output}", *operands)
+    if is_compiling():
+        return _look_up(operands, labels, output)
+    return _contract_or_look_up(func, operands, labels, output)
+
+
+def _contract_or_look_up(
+    func: Any, operands: Sequence[Any], labels: Sequence[str], output: str
+) -> Any:
+    result = _look_up(operands, labels, output)
+    return contract(func, operands, labels, output) if result is NotImplemented else result
+
+
+def _look_up(operands: Sequence[Any], labels: Sequence[str], output: str) -> Any:
+    """Look up rows, if this is a product of a plain one-hot with a (C, D) or (D, C) weight."""
+    if not isinstance(operands[0], OneHot):
+        operands, labels = operands[::-1], labels[::-1]
+    (x, weight), (batch, other) = operands, (labels[0][:-1], labels[1])
+    one = labels[0][-1:]
+    if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not x.is_plain:
+        return NotImplemented
+    if len(other) != 2 or one not in other or other[0] == other[1]:
+        return NotImplemented
+    columns = other[1] == one
+    kept = other[0] if columns else other[1]
+    if kept in labels[0] or output != batch + kept or len(labels[0]) != len(x.sizes):
+        return NotImplemented
+    return look_up_product(x, weight, columns)
+
+
+def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[str], str] | None:
+    """Return the labels of each operand and of the output, with letters for `...`, or None."""
+    if "->" not in equation or not all(isinstance(each, Tensor) for each in operands):
+        return None
+    left, output = equation.replace(" ", "").split("->", 1)
+    labels = left.split(",")
+    if len(labels) != len(operands):
+        return None
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    ellipsis: str | None = None
+    for i, (each, t) in enumerate(zip(labels, operands, strict=True)):
+        if "..." not in each:
+            continue
+        count = len(_sizes(t)) - len(each.replace("...", ""))
+        if each.count("...") > 1 or not 0 <= count <= len(free):
+            return None
+        letters = "".join(free[:count])
+        if ellipsis is not None and letters != ellipsis:
+            return None  # axes that torch broadcasts
+        ellipsis = letters
+        labels[i] = each.replace("...", letters)
+    if "..." in output:
+        if ellipsis is None or output.count("...") > 1:
+            return None
+        output = output.replace("...", ellipsis)
+    elif ellipsis:
+        return None
+    known = set("".join(labels))
+    if not set(output) <= known or not known <= set(string.ascii_letters):
+        return None
+    return labels, output
+
+
+@rule(*overloads("matmul", "mm", "bmm", "mv", "dot"), Tensor.__matmul__, any_layout=True)
+def _(func: Any, left: Any, right: Any) -> Any:
+    if isinstance(left, OneHot) and left.is_plain and _is_dense(right):
+        result = _multiply_from_right(func, left, right)
+        if result is not NotImplemented:
+            return result
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or is_compiling():
+        return NotImplemented
+    operands = left, right
+    if not all(_is_strided(t) for t in operands):
+        return NotImplemented
+    shapes = [_sizes(t) for t in operands]
+    if not all(shapes):
+        return NotImplemented
+    meta_result(func, operands)
+    batch = max((shape[:-2] for shape in shapes), key=len)
+    if any(len(shape) > 2 and shape[:-2] != batch for shape in shapes):
+        return NotImplemented  # torch broadcasts
+    letters = string.ascii_letters[: len(batch)]
+    # m, n: rows and columns of the result; k: the contracted axis
+    k, m, n = "XYZ"
+    labels = [
+        k if len(shape) == 1 else letters[: len(shape) - 2] + axes
+        for shape, axes in zip(shapes, (m + k, k + n), strict=True)
+    ]
+    output = letters + (m if len(shapes[0]) > 1 else "") + (n if len(shapes[1]) > 1 else "")
+    return contract(func, operands, labels, output)
+
+
+def _is_strided(t: Tensor) -> bool:
+    return isinstance(t, OneHot) or (t.layout == torch.strided and not t.is_nested)
+
+
+def _is_dense(t: Any) -> bool:
+    return isinstance(t, Tensor) and not isinstance(t, OneHot)
+
+
+def _multiply_from_right(func: Any, x: OneHot, weight: Tensor) -> Any:
+    """Multiply a plain one-hot by a weight: look up rows."""
+    name = func.__name__
+    if name in ("bmm", "dot") or (name == "mm" and len(x.sizes) != 2):
+        return NotImplemented
+    if weight.ndim == 1 and name != "mm":
+        column = look_up_product(x, weight.unsqueeze(-1))
+        return column.squeeze(-1) if isinstance(column, Tensor) else column
+    return look_up_product(x, weight) if name != "mv" else NotImplemented
+
+
+_MATRIX_PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
+
+
+@rule(*overloads(*_MATRIX_PRODUCTS), any_layout=True)
+def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if isinstance(input, OneHot) or beta != 1 or alpha != 1:
+        return NotImplemented
+    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
+        return NotImplemented
+    tensors = input, left, right
+    if not all(_is_strided(t) for t in tensors):
+        return NotImplemented
+    meta_result(func, tensors)
+    product = _MATRIX_PRODUCTS[func.__name__](left, right)
+    return input.to(product.dtype) + product
+
+
+@rule(torch.tensordot, any_layout=True)
+def _(func: Any, a: Any, b: Any, dims: Any = 2, **kwargs: Any) -> Any:
+    if kwargs or not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return NotImplemented
+    counts = len(_sizes(a)), len(_sizes(b))
+    if isinstance(dims, int):
+        pairs = [*zip(range(counts[0] - dims, counts[0]), range(dims), strict=True)]
+    elif isinstance(dims, tuple | list) and len(dims) == 2:
+        axes = [[each] if isinstance(each, int) else list(each) for each in dims]
+        if len(axes[0]) != len(axes[1]) or not all(
+            isinstance(d, int) for d in [*axes[0], *axes[1]]
+        ):
+            return NotImplemented
+        pairs = [(i % counts[0], j % counts[1]) for i, j in zip(*axes, strict=True)]
+    else:
+        return NotImplemented
+    letters = string.ascii_letters[: sum(counts)]
+    if len(letters) < sum(counts):
+        return NotImplemented
+    first, second = list(letters[: counts[0]]), list(letters[counts[0] :])
+    for i, j in pairs:
+        second[j] = first[i]
+    summed = {first[i] for i, _ in pairs}
+    output = "".join(letter for letter in (*first, *second) if letter not in summed)
+    labels = "".join(first), "".join(second)
+    return _contract_or_look_up(func, (a, b), labels, output)

@@ -1,0 +1,197 @@
+"""Losses whose target is a one-hot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotrow.kernels.tracing import is_compiling
+from hotrow.onehot.gather import broadcast_parts, gather
+from hotrow.onehot.parts import Field
+from hotrow.onehot.registry import USE_TORCH, rule
+from hotrow.onehot.results import meta_result, meta_tensor
+from hotrow.onehot.rules.elementwise import elementwise
+from hotrow.onehot.tensor import OneHot
+
+# Losses that depend only on the difference between the input and the target.
+_OF_DIFFERENCE = F.mse_loss, F.smooth_l1_loss, F.huber_loss
+_REDUCTIONS = "none", "mean", "sum", "batchmean"
+
+
+def _pointwise(func: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., Tensor]:
+    """Return the loss function as an elementwise function of its tensors."""
+
+    def loss(input: Tensor, target: Tensor, *weights: Tensor | None) -> Tensor:
+        names = ("weight", "pos_weight")[: len(weights)]
+        named = dict(zip(names, weights, strict=True))
+        target = target.expand_as(input)
+        return func(input, target, **named, **options, reduction="none")
+
+    loss.__name__ = func.__name__
+    key = func, tuple(options.items())
+    return _LOSSES.setdefault(key, loss)
+
+
+_LOSSES: dict[Any, Callable[..., Tensor]] = {}  # so that equal losses are the same function
+
+
+@rule(
+    *(F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.kl_div),
+    *(F.binary_cross_entropy, F.binary_cross_entropy_with_logits),
+    any_layout=True,
+)
+def _(
+    func: Any,
+    input: Any,
+    target: Any,
+    *weights: Any,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    weight: Any = None,
+    pos_weight: Any = None,
+    **options: Any,
+) -> Any:
+    if weights or not isinstance(target, OneHot) or isinstance(input, OneHot):
+        return NotImplemented
+    if size_average is not None or reduce is not None or reduction not in _REDUCTIONS:
+        return NotImplemented
+    if tuple(input.shape) != target.sizes or input.dtype != target.cached_dtype:
+        return NotImplemented
+    if func in _OF_DIFFERENCE and (weight is not None or not input.is_floating_point()):
+        return NotImplemented
+    if reduction == "batchmean" and func is not F.kl_div:
+        return NotImplemented  # torch raises
+    if func in _OF_DIFFERENCE:
+        difference = input - target
+        zeros = difference.new_zeros(()).expand_as(difference)
+        return func(difference, zeros, reduction=reduction, **options)
+    tensors = [input, target]
+    if pos_weight is not None or weight is not None:
+        tensors += [weight, pos_weight] if pos_weight is not None else [weight]
+    absorbs = func is F.kl_div and not options.get("log_target", False)
+    if func is F.kl_div and reduction == "mean":
+        func(meta_tensor(target), meta_tensor(target))  # torch's warning
+    if func is F.binary_cross_entropy_with_logits and len(tensors) == 2:
+        margins = _margins(input, target)
+        if margins is not None:
+            return _reduced(-F.logsigmoid(margins), reduction)
+    losses = elementwise(_pointwise(func, options), tuple(tensors), {}, absorbs=absorbs)
+    if losses is NotImplemented or losses is USE_TORCH or reduction == "none":
+        return losses
+    if reduction == "batchmean":
+        return losses.sum() / len(input)
+    return _reduced(losses, reduction)
+
+
+class _NegateOutside(torch.autograd.Function):
+    """Negate all entries but those at the ids, along an axis."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.axis = axis
+        return (-values).scatter_(axis, ids, values.gather(axis, ids))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        negated = _NegateOutside.apply(gradient, *ctx.saved_tensors, ctx.axis)  # type: ignore[no-untyped-call]
+        return negated, None, None
+
+
+def _margins(input: Tensor, target: OneHot) -> Tensor | None:
+    """Return the input with the opposite sign where the target is 0, or None.
+
+    The binary cross entropy of a logit l is -logsigmoid(l) for the target 1, and -logsigmoid(-l)
+    for the target 0.
+    """
+    field, layout = target.field, target.axis_layout
+    if field is None or field.weights is not None or not _has_one_id(field) or target.fill != 0:
+        return None
+    if target.grad_proxy is not None or target.is_modified or len(layout.classes) > 1:
+        return None
+    if target.is_too_small or is_compiling() or not input.numel():
+        return None
+    for origin in target.origins:
+        origin.record_use(F.binary_cross_entropy_with_logits)
+    margins: Tensor = _NegateOutside.apply(  # type: ignore[no-untyped-call]
+        input, field.ids.permute(layout.order), layout.class_axes[0]
+    )
+    return margins
+
+
+@rule(F.cross_entropy, any_layout=True)
+def _(
+    func: Any,
+    input: Any,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    """Compute the cross entropy, which is the sum of -target * weight * log_softmax(input)."""
+    if not isinstance(target, OneHot) or isinstance(input, OneHot) or is_compiling():
+        return NotImplemented
+    if size_average is not None or reduce is not None or reduction not in _REDUCTIONS[:3]:
+        return NotImplemented
+    if tuple(input.shape) != target.sizes or input.dtype != target.cached_dtype:
+        return NotImplemented
+    if ignore_index >= 0:
+        return NotImplemented  # torch raises
+    if target.field is None or not input.numel() or target.grad_proxy is not None:
+        return NotImplemented
+    axis = 0 if input.ndim == 1 else 1
+    if target.axis_layout.class_axes != [axis] or not input.is_floating_point():
+        return NotImplemented
+    if target.is_too_small:
+        return USE_TORCH
+    meta_result(func, (input, input, weight))  # raises torch's errors
+    for origin in target.origins:
+        origin.record_use(func)
+    if label_smoothing > 0:
+        smoothed = target * (1 - label_smoothing) + label_smoothing / target.width
+        if not isinstance(smoothed, OneHot):
+            return NotImplemented
+        target = smoothed
+    field = target.field
+    is_plain = label_smoothing == 0 and target.fill == 0 and field.weights is None
+    needs_weight_grad = weight is not None and weight.requires_grad  # torch has no such gradient
+    if is_plain and _has_one_id(field) and not needs_weight_grad:
+        total = F.cross_entropy(input, field.ids[..., 0], weight, reduction="none")
+        return _reduced(total, reduction)
+    log_p = F.log_softmax(input, axis)
+    if weight is not None:
+        log_p = log_p * weight.reshape(-1, *(1,) * (input.ndim - axis - 1))
+    return _reduced(-_sum_of_products(target, log_p, axis), reduction)
+
+
+def _has_one_id(field: Field) -> bool:
+    return field.ids.shape[-1] == 1
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _sum_of_products(target: OneHot, values: Tensor, axis: int) -> Tensor:
+    """Return `(target * values).sum(axis)`, where `axis` is the class axis."""
+    expanded = broadcast_parts(target, values.shape)
+    assert expanded is not None
+    parts, layout = expanded
+    field = parts[0]
+    assert isinstance(field, Field)
+    weights = field.weights_or_ones(target.cached_dtype)
+    total = (gather(values, field.ids, layout) * (weights - target.fill)).sum(-1)
+    if target.fill != 0:
+        # The batch axes of the layout are in order, so the sum has the axes of `total`.
+        total = total + target.fill * values.sum(axis)
+    return total

@@ -1,0 +1,138 @@
+"""Sums and means of a one-hot, over batch axes or over the class axis, and argmax."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.layout import Layout
+from hotrow.onehot.parts import DenseColumns, Field, Part
+from hotrow.onehot.registry import USE_TORCH, overloads, rule
+from hotrow.onehot.results import derive, meta_result, meta_tensor
+from hotrow.onehot.tensor import OneHot
+
+_LOW_PRECISION = torch.float16, torch.bfloat16
+
+
+@rule(*overloads("sum", "mean"), any_layout=True)
+def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    if kwargs or x.is_modified:
+        return NotImplemented
+    if x.cached_dtype == torch.bool:
+        # Equal ids in a row count once, so only rows with one id are equal to their sums.
+        counts = x.long()
+        has_one_id = isinstance(counts, OneHot) and counts.field and counts.field.ids.shape[-1] < 2
+        return func(counts, dim, keepdim) if has_one_id else NotImplemented
+    is_mean = func.__name__ == "mean"
+    if is_mean and not (x.cached_dtype.is_floating_point or x.cached_dtype.is_complex):
+        return NotImplemented  # on the meta device, torch would raise a different error
+    if isinstance(dim, list):
+        dim = tuple(dim)
+    out = meta_result(func, (x, dim, keepdim) if dim is not None else (x,))
+    dims = _axes(dim, len(x.sizes))
+    if dims is None:
+        return NotImplemented
+    terms = math.prod(x.sizes[d] for d in dims)
+    class_axes = x.axis_layout.class_axes
+    if not terms:
+        return NotImplemented
+    if dims >= set(class_axes):
+        return _sum_classes(x, func, dims, keepdim, terms if is_mean else None, out)
+    if dims & set(class_axes) or x.fill != 0:
+        return NotImplemented
+    if out.dtype in _LOW_PRECISION:  # torch rounds after each addition
+        return NotImplemented
+    total = _sum_batch(x, dims, keepdim)
+    return total / terms if is_mean else total
+
+
+def _axes(dim: Any, count: int) -> set[int] | None:
+    """Return the axes to sum, or None if `dim` has an unusual type."""
+    if dim is None or (isinstance(dim, tuple | list) and not dim):
+        return set(range(count))
+    dims = (dim,) if isinstance(dim, int) else dim
+    if not isinstance(dims, tuple | list) or not all(isinstance(d, int) for d in dims):
+        return None
+    return {d % count for d in dims}
+
+
+def _sum_batch(x: OneHot, dims: set[int], keepdim: bool) -> OneHot:
+    """Sum over batch axes: each row of the result contains the ids of all summed rows."""
+    layout = x.axis_layout
+    summed = sorted(layout.order[d] for d in dims)
+    kept = [axis for axis in range(layout.batch_count) if axis not in summed]
+
+    def merge_axes(t: Tensor) -> Tensor:
+        """Flatten the summed axes and the last axis into a single last axis."""
+        merged = t.permute(*kept, *summed, layout.batch_count).flatten(len(kept))
+        for axis in summed if keepdim else ():
+            merged = merged.unsqueeze(axis)
+        return merged
+
+    axes = tuple(sorted(dims))
+
+    def reduce(t: Tensor) -> Tensor:
+        return t.sum(axes, keepdim)
+
+    parts: list[Part] = []
+    for part in x.parts:
+        if isinstance(part, DenseColumns):
+            parts.append(DenseColumns(part.values.sum(summed, keepdim)))
+        else:
+            parts.append(part.map(merge_axes))
+    if not keepdim:
+        axes_left = [axis for i, axis in enumerate(layout.order) if i not in dims]
+        renamed = tuple(sorted(axes_left).index(axis) for axis in axes_left)
+        layout = Layout(layout.classes, renamed)
+    return derive(x, parts, reduce(meta_tensor(x)), reduce, layout=layout)
+
+
+def _sum_classes(
+    x: OneHot, func: Any, dims: set[int], keepdim: bool, terms: int | None, out: Tensor
+) -> Any:
+    """Sum over the class axis and perhaps batch axes: add up the weights.
+
+    Args:
+        x: the one-hot.
+        func: the torch function, which computes the gradient of the one-hot itself.
+        dims: the axes to sum.
+        keepdim: whether summed axes stay, with size 1.
+        terms: the number to divide by, for a mean; None for a sum.
+        out: a tensor with the shape and the dtype of the result.
+    """
+    if x.is_too_small:
+        return USE_TORCH
+    dtype = torch.float32 if out.dtype in _LOW_PRECISION else out.dtype
+    total: Any = 0
+    for part in x.parts:
+        if isinstance(part, DenseColumns):
+            total = total + part.values.sum(-1, keepdim=True, dtype=dtype)
+        elif part.ids.shape[-1] == 1 and part.weights is not None:
+            total = total + part.weights.to(dtype)
+        else:
+            total = total + part.weights_or_ones(x.cached_dtype).sum(-1, keepdim=True, dtype=dtype)
+        if isinstance(part, Field) and x.fill != 0:
+            total = total + x.fill * (part.width - part.ids.shape[-1])
+    for origin in x.origins:
+        origin.record_use(func)
+    axes = tuple(sorted(dims))
+    result = x.axis_layout.arrange(total).sum(axes, keepdim, dtype=dtype)
+    if terms is not None:
+        result = result / terms
+    result = result.to(out.dtype)
+    if x.grad_proxy is not None:
+        result = result + func(x.grad_proxy, axes, keepdim)
+    return result
+
+
+@rule(*overloads("argmax"))
+def _(func: Any, x: OneHot, dim: int | None = None, keepdim: bool = False) -> Any:
+    field, count = x.field, len(x.sizes)
+    if dim is None or dim % count != count - 1 or x.cached_dtype == torch.bool:
+        return NotImplemented
+    if field is None or field.weights is not None or field.ids.shape[-1] != 1:
+        return NotImplemented
+    return field.ids.clone() if keepdim else field.ids[..., 0].clone()

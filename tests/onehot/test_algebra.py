@@ -1,0 +1,504 @@
+"""Gather, scatter, sums and counts give torch's numbers and gradients, from the ids alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hotrow.onehot.tensor import OneHot, one_hot
+from tests.support.onehots import (
+    LargestAllocation,
+    assert_alike,
+    never_materialized,
+    outcome,
+    to_dense,
+    twins,
+)
+from tests.support.tolerance import assert_rounded
+
+__all__ = ["never_materialized"]  # a fixture
+
+BATCH, CLASSES = (2, 3), 5
+
+
+class Leaves:
+    """Tensors of small integers, so that sums are exact in any order and in any dtype."""
+
+    def __init__(self, dtype=torch.float64, requires_grad=False):
+        generator = torch.Generator().manual_seed(3)
+
+        def integers(*shape):
+            values = torch.randint(-3, 4, shape, generator=generator).to(dtype)
+            return values.requires_grad_(requires_grad and dtype.is_floating_point)
+
+        self.q = integers(*BATCH, CLASSES)  # one number for each entry of the one-hot
+        self.w = integers(CLASSES, 4)  # a table
+        self.v = integers(*BATCH, 4)  # a row for each id
+        self.u = integers(BATCH[0], CLASSES, 4)  # a table for each batch entry
+        self.c = integers(CLASSES)  # a number for each class
+        self.n = integers(*BATCH, 1)  # a number for each id
+        self.e = integers(BATCH[1], CLASSES)
+
+    def all(self):
+        return list(vars(self).values())
+
+
+def expressions(text):
+    """Parametrize a test with expressions that use `x` and the leaves `t.q`, ..., one per line."""
+    lines = [line.strip() for line in text.strip().splitlines()]
+    names = {"torch": torch, "F": F}
+    runs = [pytest.param(eval(f"lambda x, t: ({line})", names), id=line) for line in lines]
+    return pytest.mark.parametrize("run", runs)
+
+
+EXACT = """
+    x.mT
+    x[0].T
+    x[0].t()
+    x.permute(2, 0, 1)
+    x.movedim(-1, 1).movedim(1, 2)
+    x.movedim(-1, 1).contiguous()
+    x.movedim(-1, 1) * 2
+    x.mT.reshape(2, 5, 3, 1)
+    x.mT.unsqueeze(0).flatten(0, 1)
+    x.mT.unsqueeze(-1).flatten(2)
+    x.permute(2, 0, 1).reshape(5, 6)
+    x.permute(2, 0, 1).reshape(5, -1) @ t.v.flatten(0, 1)
+    x.unsqueeze(-1)
+    x.unflatten(-1, (5, 1)).flatten(-2)
+    torch.cat([x, x], -1).unflatten(-1, (2, 5))
+    x.bool()
+    x > 0
+    x == 1
+    x != 0
+    x.bool().logical_not()
+    ~x.bool()
+    x.bool() & (t.n > 0)
+    x.bool() & (t.q > 0)
+    x.bool() & x.flip(0).bool()
+    1 - x
+    x + 1
+    (x + 1) * t.n.sign().abs().add(1).clamp(1, 1)
+    x * 2 + 1
+    (2 - x) ** 2
+    x.clamp(0, 1)
+    x.square()
+    x.sum(1).clamp(max=1)
+    (x.sum(1) * 3).clamp(max=3)
+    x * t.q
+    t.q * x
+    x * t.c
+    x * t.e
+    x * t.n
+    x[:1] * t.q
+    t.v[0].sum() * x[0, 0]
+    x.mT * t.q.mT
+    (x * t.q) * t.q
+    (x * t.q).sum(-1)
+    (x * t.q).sum(-1, keepdim=True)
+    (x * t.q).sum((0, 2))
+    (x * t.q).sum()
+    (x * t.q).sum(0)
+    (x * t.q).sum((0, 1))
+    (x.mT * t.q.mT).sum((0, 2))
+    (x.mT * t.q.mT).sum(1)
+    (x * t.q) @ t.w
+    (x * t.q).mT @ t.v
+    x * x.flip(0)
+    (x * x.flip(0)).sum(-1)
+    x + x.flip(0)
+    x + x.flip(0) == 2
+    (x > 0).sum((0, 1))
+    (x > 0).sum(-1)
+    x.bool().sum(0)
+    (~x.bool()).sum(-1)
+    x - x.flip(0)
+    (x - x.flip(0)) @ t.w
+    x.sum()
+    x.sum(-1)
+    x.sum((1, 2))
+    x.sum(1).sum(-1)
+    (1 - x).sum(-1)
+    x.mT.sum(1)
+    x.mT.sum(2)
+    x.mT.sum((0, 2))
+    t.q - x
+    x - t.q
+    t.q + x
+    t.q.mT - x.mT
+    t.e - x
+    x[0] - t.q
+    (1 - x) * t.q
+    torch.maximum(x, t.q)
+    torch.where(x > 0, t.q, 0)
+    torch.where(x > 0, t.q, -9)
+    torch.where(x > 0, t.q, t.q * 2)
+    torch.where(x > 0, 0, t.q)
+    torch.where(x == 0, t.q, 7)
+    torch.where(t.q > 0, x, t.q)
+    t.q.masked_fill(x > 0, -9)
+    t.q.masked_fill(x == 0, -9)
+    x.masked_fill(t.n > 0, 0)
+    t.q[x > 0]
+    t.q[x.bool() & (t.n > 0)]
+    t.q.masked_select(x > 0)
+    x[0].T @ t.v[0]
+    t.v[0].T @ x[0]
+    x.mT @ t.v
+    t.v.mT @ x
+    x[0].T @ t.n[0, :, 0]
+    t.n[0, :, 0] @ x[0]
+    (x * t.n).mT @ t.v
+    x[0].T @ x[1]
+    x[0] @ x[1].T
+    x @ t.u
+    x @ t.w
+    torch.bmm(x, t.u)
+    torch.bmm(x.flatten(0, 1).unsqueeze(1), t.q.flatten(0, 1).unsqueeze(2))
+    torch.mv(x[0], t.c)
+    torch.addmm(t.v[0], x[0], t.w)
+    torch.addmm(t.w, x[0].T, t.v[0])
+    torch.baddbmm(t.v, x, t.u)
+    torch.tensordot(x, t.w, 1)
+    torch.tensordot(x, t.v, ([0, 1], [0, 1]))
+    torch.tensordot(x, t.q, ([0, 2], [0, 2]))
+    torch.einsum("bnc,cd->nd", x, t.w)
+    torch.einsum("bnc,cd->bdn", x, t.w).contiguous()
+    torch.einsum("bnc,bnd->cd", x, t.v)
+    torch.einsum("bnc,bnd->bcd", x, t.v)
+    torch.einsum("bnd,bnc->dbc", t.v, x).contiguous()
+    torch.einsum("bnc,bnd->bc", x, t.v)
+    torch.einsum("bnc,bcd->bnd", x, t.u)
+    torch.einsum("bnc,bcd->nd", x, t.u)
+    torch.einsum("bnc,bnc->bn", x, t.q)
+    torch.einsum("bnc,bnc->nb", x, t.q).contiguous()
+    torch.einsum("bnc,bnc->c", x, t.q)
+    torch.einsum("bnc,bnc->", x, t.q)
+    torch.einsum("...c,...c->...", x, t.q)
+    torch.einsum("ni,nj->ij", x[0], x[1])
+    torch.einsum("bni,bnj->bij", x, x)
+    torch.einsum("ni,mi->nm", x[0], x[1])
+    torch.einsum("n,nc,nc->nc", t.n[0, :, 0], x[0], t.e)
+    torch.einsum("n,nc,nd->ncd", t.n[0, :, 0], x[0], x[1])
+    torch.einsum("n,nc,nd,ncd->n", t.n[0, :, 0], x[0], x[1], t.q[0].unsqueeze(2) * t.e.unsqueeze(1))
+    torch.einsum("ncd,nv->cdv", x[0].unsqueeze(-1) * x[1].unsqueeze(-2), t.v[0])
+    x[0].unsqueeze(-1) * x[1].unsqueeze(-2)
+    (x[0].unsqueeze(-1) * x[1].unsqueeze(-2)).bool()
+    torch.einsum("nec,nd->ecd", x[0].unflatten(-1, (5, 1)), t.v[0])
+    torch.einsum("nec,ecd->nd", x[0].unflatten(-1, (5, 1)), t.w.unsqueeze(1))
+"""
+
+
+FALLBACKS = """
+    F.l1_loss(t.q, x)
+    F.mse_loss(t.q, x, weight=t.q.detach().abs())
+    F.huber_loss(t.q, x, weight=t.q.detach().abs())
+    t.q / x
+    x / t.q
+    x / t.c
+    x**t.q
+    torch.xlogy(x, t.q.abs())
+    x - 1e9 * t.q.detach() + 1e9 * t.q
+    x - t.q.detach() * float("nan") + t.q * float("nan")
+    (x.long() - t.q.detach() / 8) + t.q / 8
+    x.half() - t.q.detach() + t.q
+    x.long() - t.q.detach().long() + t.q
+    torch.einsum("ab,za->a", x[0].int(), t.q.int()[0, :, :3])
+    torch.einsum("ab,ab->", x[0].byte(), t.q[0].byte())
+    x.bool().pow(True)
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1), ignore_index=1)
+    F.binary_cross_entropy_with_logits(t.q, x, reduction="batchmean")
+    (t.q > 0) - x
+    x - (t.q > 0)
+"""
+
+
+@expressions(FALLBACKS)
+def test_fallback_and_its_gradients_match_torch(run):
+    found = []
+    for x in twins(torch.float64):
+        leaves = Leaves(requires_grad=True)
+        result = outcome(run, x, leaves)
+        if isinstance(result, Exception):
+            found.append(result)
+            continue
+        result = to_dense(result)
+        gradients = ()
+        if result.requires_grad:
+            cotangent = torch.arange(result.numel(), dtype=result.dtype).reshape(result.shape)
+            gradients = torch.autograd.grad(result, leaves.all(), cotangent, materialize_grads=True)
+        found.append((result.detach(), *gradients))
+    assert_alike(found[1], found[0], strides=False)
+
+
+STRAIGHT_THROUGH = """
+    x - t.q.detach() + t.q
+    (x - t.q).detach() + t.q
+    t.q + (x - t.q).detach()
+    (x - t.q.detach() + t.q) @ t.w
+    (t.q + (x - t.q).detach()) @ t.w
+    ((x - t.q.detach() + t.q) * t.c).sum(-1)
+    x - t.q + t.q
+    (x - t.q).detach() + 2 * t.q
+    (x - t.q).detach() + t.q.clone()
+    (x - t.q.detach()).square() + t.q
+    (x.mT - t.q.mT.detach() + t.q.mT) * 2
+"""
+
+
+@expressions(STRAIGHT_THROUGH)
+def test_straight_through_matches_torch(run):
+    found = []
+    for x in twins(torch.float64):
+        leaves = Leaves(requires_grad=True)
+        leaves.q = (leaves.q / 4).detach().requires_grad_()
+        result = to_dense(run(x, leaves))
+        cotangent = torch.arange(result.numel(), dtype=result.dtype).reshape(result.shape) - 3
+        gradients = torch.autograd.grad(result, leaves.all(), cotangent, materialize_grads=True)
+        found.append([result.detach(), *gradients])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_straight_through_product_is_a_lookup(never_materialized):
+    leaves, x = Leaves(requires_grad=True), twins(torch.float64)[1]
+    p = leaves.q / 4
+    y = x - p.detach() + p
+    assert torch.equal(y @ leaves.w, leaves.w[x.argmax(-1)])
+
+
+def test_straight_through_notices_a_write():
+    for x in twins(torch.float64):
+        leaves = Leaves()
+        difference = x - leaves.q
+        leaves.q.add_(1)
+        assert torch.equal(to_dense(difference + leaves.q), to_dense(x) + 1)
+
+
+@expressions(EXACT)
+def test_result_equals_torch_without_materializing(run, never_materialized):
+    dense, ours = twins(torch.float64)
+    result = run(ours, Leaves())
+    expected = run(dense, Leaves())
+    if isinstance(result, OneHot):
+        assert result.stride() == expected.stride()
+        assert result.shape == expected.shape
+    else:
+        assert_alike(result, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64], ids=str
+)
+@expressions(EXACT)
+def test_each_dtype_matches_torch(run, dtype):
+    dense, ours = twins(dtype)
+    assert_alike(outcome(run, ours, Leaves(dtype)), outcome(run, dense, Leaves(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+@expressions(EXACT)
+def test_mixed_dtypes_match_torch(run, dtype):
+    dense, ours = twins(dtype)
+    other = torch.float64
+    assert_alike(outcome(run, ours, Leaves(other)), outcome(run, dense, Leaves(other)))
+
+
+@pytest.mark.parametrize("dims", [-1, 0, (0, 1)], ids=str)
+def test_bool_bag_counts_equal_ids_once(dims):
+    for dense, ours in [twins(), twins(ids=torch.tensor([[1, 1, 2], [3, 3, 3]]))]:
+        assert_alike((ours.sum(1) > 0).sum(dims), (dense.sum(1) > 0).sum(dims))
+        assert_alike(ours.sum(1).bool().sum(dims), dense.sum(1).bool().sum(dims))
+
+
+@expressions(EXACT)
+def test_equal_ids_and_bags_match_torch(run):
+    ids = torch.tensor([[1, 1, 1], [4, 1, 4]])
+    dense, ours = twins(torch.float64, ids=ids)
+    assert_alike(run(ours, Leaves()), run(dense, Leaves()))
+    ids = torch.tensor([[[1, 1], [1, 0], [2, 3]], [[4, 4], [0, 4], [0, 0]]])
+    dense, ours = twins(torch.float64, ids=ids)
+    assert_alike(run(ours.sum(2), Leaves()), run(dense.sum(2), Leaves()))
+    assert_alike(run(ours[..., 0, :] * 2, Leaves()), run(dense[..., 0, :] * 2, Leaves()))
+
+
+@expressions(EXACT)
+def test_gradient_equals_torch(run):
+    dense, ours = twins(torch.float64)
+    gradients = []
+    for x in dense, ours:
+        leaves = Leaves(requires_grad=True)
+        result = to_dense(run(x * leaves.n, leaves))
+        if not result.requires_grad:
+            return
+        cotangent = torch.arange(result.numel(), dtype=result.dtype).reshape(result.shape) - 3
+        gradients.append(
+            torch.autograd.grad(result, leaves.all(), cotangent, materialize_grads=True)
+        )
+    for found, expected in zip(gradients[1], gradients[0], strict=True):
+        assert torch.equal(found, expected)
+
+
+@expressions(EXACT)
+def test_second_derivative_equals_torch(run):
+    dense, ours = twins(torch.float64)
+    gradients = []
+    for x in dense, ours:
+        leaves = Leaves(requires_grad=True)
+        result = to_dense(run(x * leaves.n, leaves))
+        if not result.is_floating_point():
+            return
+        first = torch.autograd.grad(
+            result.pow(2).sum(), leaves.all(), create_graph=True, materialize_grads=True
+        )
+        total = sum((each**2).sum() for each in first)
+        gradients.append(torch.autograd.grad(total, leaves.all(), materialize_grads=True))
+    for found, expected in zip(gradients[1], gradients[0], strict=True):
+        assert torch.equal(found, expected)
+
+
+ROUNDED = """
+    x.exp()
+    x.sigmoid()
+    x * 0.9 + 0.1 / 5
+    x.mean((0, 1))
+    x.mean(-1)
+    (x * t.q).mean((0, 2))
+    t.q * x - t.q.softmax(-1)
+    -(x * t.q.log_softmax(-1)).sum(-1).mean()
+    -((x * 0.9 + 0.1 / 5) * t.q.log_softmax(-1)).sum(-1)
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1))
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1), reduction="sum")
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1), reduction="none")
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1), t.c)
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1), t.c, label_smoothing=0.1)
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1) * 0.9 + 0.02)
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1) * 0.9 + 0.02, t.c, reduction="none")
+    F.cross_entropy(t.q.mT, x.mT)
+    F.cross_entropy(t.q.mT, x.mT, t.c, reduction="none")
+    F.cross_entropy(t.q[0, 0], x[0, 0])
+    torch.nn.CrossEntropyLoss(label_smoothing=0.1)(t.q.flatten(0, 1), x.flatten(0, 1))
+    F.mse_loss(t.q, x)
+    F.mse_loss(t.q, x, reduction="none")
+    F.mse_loss(t.q.mT, x.mT, reduction="sum")
+    F.smooth_l1_loss(t.q, x, beta=0.5)
+    F.huber_loss(t.q, x, delta=0.5)
+    F.binary_cross_entropy(t.q.sigmoid(), x)
+    F.binary_cross_entropy(t.q.sigmoid(), x, weight=t.c.detach().abs())
+    F.binary_cross_entropy_with_logits(t.q, x)
+    F.binary_cross_entropy_with_logits(t.q, x, weight=t.n.detach().abs(), reduction="sum")
+    F.binary_cross_entropy_with_logits(t.q, x, pos_weight=t.c.detach().abs())
+    F.binary_cross_entropy_with_logits(t.q.mT, x.mT, pos_weight=t.c.detach().abs().unsqueeze(-1))
+    F.kl_div(t.q.log_softmax(-1), x, reduction="batchmean")
+    F.kl_div(t.q.log_softmax(-1), x, reduction="sum")
+    F.kl_div(t.q.log_softmax(-1), x * 0.9 + 0.02, reduction="batchmean")
+    (1 - x) * (1 - t.q.sigmoid()) + x * t.q.sigmoid()
+    (t.q.softmax(-1) * x).sum((0, 1)) * 2 / (t.q.softmax(-1).sum((0, 1)) + x.sum((0, 1)))
+    ((t.q.softmax(-1) - x) ** 2).mean()
+    x / (1 + t.c.exp())
+    (x.mean((0, 1)) + 1e-10).log()
+"""
+
+
+@expressions(ROUNDED)
+def test_rounded_result_and_gradients_match_torch(run):
+    dense, ours = twins(torch.float64)
+    found = []
+    for x in dense, ours:
+        leaves = Leaves(requires_grad=True)
+        result = to_dense(run(x, leaves))
+        first = torch.autograd.grad(
+            result.square().sum(), leaves.all(), create_graph=True, materialize_grads=True,
+            allow_unused=True,
+        ) if result.requires_grad else []  # fmt: skip
+        total = sum((each**2).sum() for each in first)
+        second = []
+        if isinstance(total, torch.Tensor) and total.requires_grad:
+            second = torch.autograd.grad(total, leaves.all(), materialize_grads=True)
+        found.append([result, *first, *second])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@expressions(ROUNDED)
+def test_rounded_result_in_float32_is_as_exact_as_torch(run):
+    ours = to_dense(run(twins(torch.float32)[1], Leaves(torch.float32)))
+    truth = to_dense(run(twins(torch.float64)[0], Leaves(torch.float64)))
+    assert ours.dtype == torch.float32
+    assert_rounded(ours, truth, 32, truth.abs() + 1)
+
+
+@expressions(EXACT + ROUNDED)
+def test_empty_batch_matches_torch(run):
+    def emptied(leaves):
+        for name in "qvun":
+            setattr(leaves, name, getattr(leaves, name)[:0])
+        return leaves
+
+    dense, ours = (x[:0] for x in twins(torch.float64))
+    expected = outcome(run, dense, emptied(Leaves()))
+    assert_alike(outcome(run, ours, emptied(Leaves())), expected, strides=False)
+
+
+@expressions(
+    """
+    x.mT @ t.v
+    t.v.mT @ x
+    x @ t.u
+    torch.bmm(x, t.u)
+    torch.einsum("bnc,bnd->cd", x, t.v)
+    torch.einsum("bnc,bnc->bn", x, t.q)
+    torch.addmm(t.w, x[0].T, t.v[0])
+    (x * t.q).sum(-1)
+    F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1))
+    """
+)
+def test_autocast_matches_torch(run):
+    dense, ours = twins(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = run(dense, Leaves(torch.float32))
+        found = run(ours, Leaves(torch.float32))
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+@expressions(
+    """
+    (x.mT @ t.v).sum()
+    (x * t.q).sum(-1)
+    (1 - x).sum(-1)
+    torch.where(x > 0, t.q, 0).sum(-1)
+    x.mT.sum(1)
+    F.mse_loss(t.q, x)
+    x + x.flip(0)
+    """
+)
+def test_one_hot_that_requires_grad_matches_torch(run):
+    gradients = []
+    for x in twins(torch.float64, requires_grad=True):
+        leaves = Leaves(requires_grad=True)
+        result = to_dense(run(x, leaves))
+        gradients.append(
+            torch.autograd.grad(
+                result.sum(), [x, leaves.q], materialize_grads=True, allow_unused=True
+            )
+        )
+    for found, expected in zip(gradients[1], gradients[0], strict=True):
+        torch.testing.assert_close(to_dense(found), expected)
+
+
+@pytest.mark.parametrize("shape", [(64, 100_000), (4, 16, 100_000)], ids=str)
+def test_no_tensor_of_the_size_of_the_one_hot(shape):
+    *batch, classes = shape
+    ids = torch.randint(classes, batch)
+    rows = torch.randn(*batch, 2)
+    weights = torch.randn(classes)
+    x = one_hot(ids, classes, torch.float32)
+    with LargestAllocation() as largest:
+        x.mT @ rows
+        (x * weights).sum(-1)
+        x.sum(tuple(range(len(batch))))
+        x.sum(tuple(range(len(batch)))).materialize()
+        (1 - x).sum(-1)
+        (x > 0).logical_not()
+    assert largest.size <= 8 * 8 * classes
