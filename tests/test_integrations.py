@@ -13,6 +13,7 @@ PACKAGES = {
     "accelerate_loop": "accelerate",
     "huggingface_trainer": "transformers",
     "lightning_module": "lightning",
+    "one_hots": "vector_quantize_pytorch",
     "pyg_transe": "torch_geometric",
     "recommender": "torchfm",
     "stable_baselines3_dqn": "stable_baselines3",

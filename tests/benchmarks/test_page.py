@@ -128,24 +128,38 @@ def test_every_machine_has_one_line(found):
     commits = {record["environment"]["commit"] for record in found.values()}
     assert all(line.count(commit) == 1 for commit in commits)
     other = copy.deepcopy(found)
-    other["sgd-1k-16"]["environment"]["cpu"] = "another"
+    changes = {"cpu": "another", "date": "2026-11-22", "load_average_before": 1.8}
+    other["sgd-1k-16"]["environment"].update(changes)
     first, second = page.machines_list(other).splitlines()
     assert "another" not in first
     assert second.endswith(": sgd-1k-16, 2026-11-22, load average 1.8 before the runs.")
 
 
 def test_the_summary_marks_results_that_are_not_dense(found):
-    (row,) = page.summary_table(found, ["adamw-1m-256"]).splitlines()[2:]
-    assert "| **6.49 ms** | 168 ms (25.9x) |" in row
-    assert "20.2 ms (3.1x) † |" in row  # SparseAdam
-    (row,) = page.summary_table(found, ["sgd-1m-256"]).splitlines()[2:]
-    assert "5.28 ms (1.45x) ‡ |" in row  # sparse SGD has a larger error
-    (row,) = page.summary_table(found, ["adagrad-1m-256"]).splitlines()[2:]
-    assert "13.8 ms (3.25x) |" in row
+    changed = copy.deepcopy(found)
+
+    def row(name, **times):
+        for peer, (median, ratio) in times.items():
+            measured = changed[name]["peers"][peer.replace("_", " ")]
+            measured["step"]["median_ms"] = median
+            measured["hotrow_ratio"] = {"median": ratio, "p20": ratio, "p80": ratio}
+        (line,) = page.summary_table(changed, [name]).splitlines()[2:]
+        return line
+
+    changed["adamw-1m-256"]["peers"]["hotrow"]["step"]["median_ms"] = 6.49
+    line = row("adamw-1m-256", torch_fused=(168.0, 1 / 25.9), torch_sparse=(20.2, 1 / 3.1))
+    assert "| **6.49 ms** | 168 ms (25.9x) |" in line
+    assert "20.2 ms (3.1x) † |" in line
+    line = row("sgd-1m-256", torch_sparse=(5.28, 1 / 1.45))
+    assert "5.28 ms (1.45x) ‡ |" in line  # sparse SGD has a larger error
+    line = row("adagrad-1m-256", torch_sparse=(13.8, 1 / 3.25))
+    assert "13.8 ms (3.25x) |" in line
 
 
 def test_the_speedup_chart_has_every_optimizer(found):
-    words = texts(page.speedup_plot(found))
+    changed = copy.deepcopy(found)
+    changed["adamw-1m-256"]["peers"]["torch fused"]["hotrow_ratio"]["median"] = 1 / 25.9
+    words = texts(page.speedup_plot(changed))
     for name in page.OPTIMIZERS:
         assert describe(found[name]).title in words
     assert "25.9x" in words
