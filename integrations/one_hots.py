@@ -171,9 +171,8 @@ def main() -> None:
                 run(side, values)
                 found.append(time.perf_counter() - start)
         dense, ids = (1e3 * statistics.median(found[3:]) for found in times)
-        print(
-            f"{title}: plain {dense:.1f} ms, hotrow {ids:.1f} ms, {dense / ids:.2f}x, the same model"
-        )
+        ratio = f"{dense / ids:.2f}x"
+        print(f"{title}: {dense:.1f} ms, with hotrow {ids:.1f} ms, {ratio}, the same model")
         print(
             *(f"    {line}" for line in str(hotrow.convert.report(sides[1])).splitlines()), sep="\n"
         )
