@@ -373,6 +373,34 @@ def assert_values(actual, expected):
             assert one == other
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@statements(
+    """
+    x.mul_(2); x @ W
+    x[0] = 1.0; x @ W
+    x += 1; (x @ W), (x * 2)
+    x[0].fill_(3.0); x @ W
+    y = x[0]; y.mul_(2); (x @ W), (y @ W)
+    y = x[0]; x.mul_(2); y @ W
+    x.scatter_(2, torch.ones(2, 3, 1).long(), 5.0); x.sum(-1)
+    torch.add(x, 1, out=x); x @ W
+    F.relu(x.sub_(1), inplace=True); x @ W
+    y = x * 2; x.zero_(); (x @ W), (y @ W)
+    x.zero_(); x + 0
+"""
+)
+def test_compiled_write_takes_effect(run, backend):
+    torch._dynamo.reset()
+
+    def model(ids):
+        return run(one_hot(ids, CLASSES, torch.float32))
+
+    compiled = torch.compile(model, backend=backend)
+    dense = run(F.one_hot(IDS, CLASSES).float())
+    assert_values(model(IDS), dense)
+    assert_values(compiled(IDS), dense)
+
+
 def test_in_place_write_in_inference_mode():
     with torch.inference_mode():
         dense, ours = twins()
@@ -527,8 +555,7 @@ def test_second_derivative_matches_torch(wanted):
 
 
 @pytest.mark.parametrize("bag", [False, True])
-def test_second_derivative_with_weights_raises_unless_dense(bag):
-    """hotrow raises instead of returning a wrong result; a dense one-hot gives the right result."""
+def test_second_derivative_with_weights_matches_torch(bag):
     dense, ours = twins(requires_grad=True)
     weights = torch.full((2, 3, 1), 0.5, requires_grad=True)
 
@@ -537,9 +564,96 @@ def test_second_derivative_with_weights_raises_unless_dense(bag):
         (first,) = torch.autograd.grad(rows.pow(2).sum(), weights, create_graph=True)
         return torch.autograd.grad(first.pow(2).sum(), weights)[0]
 
+    torch.testing.assert_close(penalty(ours), penalty(dense))
+
+
+@pytest.mark.parametrize("scale", [lambda x: x.sum(1), lambda x: x * 0.5], ids=["sum", "scale"])
+def test_second_derivative_of_a_scaled_leaf_raises_unless_dense(scale):
+    """hotrow raises instead of returning a wrong result; a dense one-hot gives the right result."""
+    dense, ours = twins(requires_grad=True)
+    table = TABLE.clone().requires_grad_()
+
+    def penalty(x):
+        rows = scale(x) @ table
+        (first,) = torch.autograd.grad(rows.pow(2).sum(), table, create_graph=True)
+        return torch.autograd.grad(first.pow(2).sum(), table)[0]
+
     with pytest.raises(NotImplementedError, match="second derivatives are not supported"):
         penalty(ours)
     torch.testing.assert_close(penalty(ours + 0), penalty(dense))
+
+
+# `cumsum` has no rule, so it reads the dense tensor.
+@statements(
+    """
+    x.cumsum(-1); x.requires_grad_(); x.cumsum(-1).pow(2).sum().backward(); x.grad
+    x.cumsum(-1); x.requires_grad = True; (x @ W).sum().backward(); x.grad
+    x.numpy(); x.requires_grad_(); x.cumsum(-1).pow(2).sum().backward(); x.grad
+    x.diagonal(); x.requires_grad_(); x.cumsum(-1).pow(2).sum().backward(); x.grad
+    x.cumsum(-1); y = x.detach().requires_grad_(); y.cumsum(-1).sum().backward(); y.grad
+    y = x.detach().requires_grad_(); x.cumsum(-1); y.cumsum(-1).sum().backward(); y.grad
+    y = x[0]; y.cumsum(-1); y.requires_grad_(); y.cumsum(-1).sum().backward(); y.grad
+    y = x[0]; x.requires_grad_(); y.requires_grad, y.detach().requires_grad
+    x.requires_grad_(); x.cumsum(-1); x.requires_grad_(False); x.cumsum(-1).requires_grad
+    x.requires_grad_(); y = x.cumsum(-1); x.requires_grad_(False); y.sum().backward(); x.grad
+    x.requires_grad_(); x.cumsum(-1); x.detach()[0] = 2.0; (x @ W).sum().backward(); x.grad, x
+    x[0] = 2.0; x.requires_grad_(); (x @ W).pow(2).sum().backward(); x.grad
+    y = (x.sum(1) * 0.3).requires_grad_(); y.cumsum(-1).pow(2).sum().backward(); y.grad
+"""
+)
+def test_leaf_keeps_its_gradient_whatever_came_before(run):
+    dense, ours = (run(x) for x in twins())
+    assert_values(ours, dense)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.mul_(2),
+        lambda x: x.__setitem__(0, 2.0),
+        lambda x: x[0].zero_(),
+        lambda x: x.flatten(0, 1).add_(1),
+        lambda x: torch.relu_(x),
+        lambda x: F.relu(x, inplace=True),
+        lambda x: x.__iadd__(1),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: torch._foreach_mul_([x], 2),
+    ],
+)
+def test_write_into_a_leaf_raises_as_in_torch(write):
+    for x in twins(requires_grad=True):
+        with pytest.raises(RuntimeError):
+            write(x)
+    with pytest.raises(RuntimeError, match=r"torch.no_grad\(\)"):
+        x.mul_(2)
+    torch.testing.assert_close(to_dense(x), to_dense(twins()[0]))
+
+
+@pytest.mark.parametrize(
+    ("derive", "factor"),
+    [
+        (torch.mul, torch.rand(2, 3, 1)),
+        (torch.Tensor.__getitem__, torch.tensor([1, 0])),
+        (lambda x, index: x.index_select(1, index), torch.tensor([1, 0])),
+    ],
+)
+def test_factor_written_before_the_backward_pass_raises_as_in_torch(derive, factor):
+    for x in twins(requires_grad=True):
+        written = factor.clone()
+        result = derive(x, written)
+        written.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
+def test_factor_written_before_the_result_is_read():
+    results = []
+    for x in twins():
+        factor = torch.rand(2, 1, generator=torch.Generator().manual_seed(1))
+        scaled = x.sum(1) * factor
+        factor.zero_()
+        results.append(scaled.cumsum(-1))
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_greedy_coordinate_gradient():

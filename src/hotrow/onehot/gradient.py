@@ -35,30 +35,54 @@ class ZerosProxy(torch.autograd.Function):
         return gradient
 
 
+class ConnectLeaf(torch.autograd.Function):
+    """The dense values of a leaf one-hot, whose gradient flows to the one-hot."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, leaf: Tensor) -> Tensor:
+        """Return a tensor that shares the memory and the version of `values`."""
+        return values.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        """Return the gradient unchanged."""
+        return None, gradient
+
+
 class _TransformedProxy(torch.autograd.Function):
     """Zeros that stand for the result of `transform` and use its backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, transform: Callable[..., Tensor], sizes: Any, dtype: torch.dtype, *proxies: Tensor
+        ctx: Any,
+        transform: Callable[..., Tensor],
+        sizes: Any,
+        dtype: torch.dtype,
+        factors: Sequence[Tensor],
+        *proxies: Tensor,
     ) -> Tensor:
         ctx.transform = transform
+        ctx.save_for_backward(*factors)
         ctx.input_metadata = [(proxy.shape, proxy.dtype, proxy.device) for proxy in proxies]
         return expanded_zeros(sizes, dtype, proxies[0].device)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        ctx.saved_tensors  # noqa: B018 raises torch's error if a factor was modified
         inputs = [expanded_zeros(*metadata).requires_grad_() for metadata in ctx.input_metadata]
         with torch.enable_grad():
             output = ctx.transform(*inputs)
         gradients = torch.autograd.grad(
             output, inputs, gradient.to(output.dtype), create_graph=torch.is_grad_enabled()
         )
-        return None, None, None, *gradients
+        return None, None, None, None, *gradients
 
 
 def transform_proxy(
-    transform: Callable[..., Tensor], out: Tensor, *proxies: Tensor | None
+    transform: Callable[..., Tensor],
+    out: Tensor,
+    *proxies: Tensor | None,
+    factors: Sequence[Tensor] = (),
 ) -> Tensor | None:
     """Return a proxy for the result of `transform`, or None if no input has a proxy.
 
@@ -66,9 +90,13 @@ def transform_proxy(
         transform: a linear function that takes one tensor for each proxy that is not None.
         out: a tensor with the shape and dtype of the result.
         proxies: the proxy of each input, or None if the input has no proxy.
+        factors: the tensors that `transform` reads. As in torch, the backward pass raises an error
+            if one of them was modified.
     """
     present = [proxy for proxy in proxies if proxy is not None]
     if not present or not out.is_floating_point():
         return None
-    result: Tensor = _TransformedProxy.apply(transform, out.shape, out.dtype, *present)  # type: ignore[no-untyped-call]
+    result: Tensor = _TransformedProxy.apply(  # type: ignore[no-untyped-call]
+        transform, out.shape, out.dtype, factors, *present
+    )
     return result

@@ -67,6 +67,11 @@ class RuleTensor(Tensor):
         """True if this tensor, or any of its weights or dense columns, requires grad."""
         raise NotImplementedError
 
+    @property
+    def is_leaf_or_view_of_leaf(self) -> bool:
+        """True if torch refuses to change this tensor in place."""
+        raise NotImplementedError
+
     def materialize(self, permanent: bool = False) -> Tensor:
         """Return the dense tensor that this tensor represents."""
         raise NotImplementedError
@@ -103,8 +108,17 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     An in-place operation returns the one-hot itself. The one-hot's origins record why it was
     materialized: because the product is small if `too_small`, otherwise because no rule applied.
     """
+    written = _written(func, args, kwargs)
     if is_compiling():
-        return func(*_materialized(args), **_materialized(kwargs))
+        for x in written:
+            materialize(x, True)
+        result = func(*_materialized(args), **_materialized(kwargs))
+        return written[0] if written and result is not None else result
+    if torch.is_grad_enabled() and any(x.is_leaf_or_view_of_leaf for x in written):
+        raise RuntimeError(
+            f"{func.__name__} changes a one-hot that requires grad in place: call it under "
+            "torch.no_grad(), or on x.clone()"
+        )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     for x in tensors:
         for origin in x.origins:
@@ -114,6 +128,26 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
                 origin.record_fallback(func)
     result = func(*_materialized(args), **_materialized(kwargs))
     return next((x for x in tensors if x._dense is result), result)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:
+    """Return the one-hots that `func` changes."""
+    name = getattr(func, "__name__", "")
+    in_place = name in _IN_PLACE_OPERATORS or kwargs.get("inplace") is True
+    if name.endswith("_") and not name.endswith("__"):
+        in_place = name not in _HARMLESS
+    changed = (args[:1] or tuple(kwargs.values())) if in_place else ()
+    return list(find_instances((changed, kwargs.get("out")), RuleTensor))
+
+
+_IN_PLACE_OPERATORS = {"__setitem__"} | {
+    f"__i{name}__"
+    for name in (
+        *("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow"),
+        *("and", "or", "xor", "lshift", "rshift"),
+    )
+}
+_HARMLESS = {"requires_grad_", "detach_", "share_memory_", "rename_"}
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,9 +166,9 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*_materialized(args), **_materialized(kwargs))
 
 
-def materialize(x: RuleTensor) -> Tensor:
+def materialize(x: RuleTensor, permanent: bool = False) -> Tensor:
     """Return the dense tensor that x represents."""
-    return x.materialize()
+    return x.materialize(permanent)
 
 
 def _materialized(value: Any) -> Any:

@@ -81,19 +81,25 @@ def derive(
     rounds_differently: bool = False,
     fill: float | None = None,
     layout: Layout | None = None,
+    factors: Sequence[Tensor] = (),
 ) -> OneHot:
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
     `transform` computes the same result from the dense x. If `rounds_differently`, the parts round
     differently from torch, so materializing the result runs `transform` on the dense x. By default,
-    the result has the fill and the layout of x.
+    the result has the fill and the layout of x. `factors` are the tensors that `transform` reads.
     """
-    proxy, dense_fn = None, None
+    proxy: Tensor | None = None
+    dense_fn: Callable[[], Tensor | None] | None = None
     if x.is_grad_leaf or x._grad_proxy is not None:
-        proxy = transform_proxy(transform, out, x.grad_proxy)
-    if rounds_differently:
-        source = x.snapshot()
-        dense_fn = lambda: transform(source.materialize())  # noqa: E731
+        proxy = transform_proxy(transform, out, x.grad_proxy, factors=factors)
+    if rounds_differently and not any(factor.is_inference() for factor in factors):
+        source, versions = x.snapshot(), [factor._version for factor in factors]
+
+        def dense_fn() -> Tensor | None:
+            is_same = versions == [factor._version for factor in factors]
+            return transform(source.materialize()) if is_same else None
+
     fill = x.fill if fill is None else fill
     layout = x._axis_layout if layout is None else layout
     return OneHot(
@@ -101,9 +107,16 @@ def derive(
     )
 
 
-def map_batch(x: OneHot, out: Tensor, transform: Transform, view: Transform) -> OneHot:
+def map_batch(
+    x: OneHot,
+    out: Tensor,
+    transform: Transform,
+    view: Transform,
+    factors: Sequence[Tensor] = (),
+) -> OneHot:
     """Apply `transform` to the tensors of all parts; return a view of x if torch does."""
-    return derive_view(x, [part.map(transform) for part in x.parts], out, transform, view)
+    parts = [part.map(transform) for part in x.parts]
+    return derive_view(x, parts, out, transform, view, factors=factors)
 
 
 def derive_view(
@@ -113,9 +126,10 @@ def derive_view(
     transform: Transform,
     view: Transform,
     layout: Layout | None = None,
+    factors: Sequence[Tensor] = (),
 ) -> OneHot:
     """Call `derive`; if `out` is a view, record that `view` creates the result from x."""
-    result = derive(x, parts, out, transform, layout=layout)
+    result = derive(x, parts, out, transform, layout=layout, factors=factors)
     if out._is_view():
         x.has_views, result._parent = True, (x, view)
     return result

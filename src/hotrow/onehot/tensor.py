@@ -16,7 +16,7 @@ from torch import Tensor
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, check_ids
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gradient import ZerosProxy
+from hotrow.onehot.gradient import ConnectLeaf, ZerosProxy
 from hotrow.onehot.layout import Layout, plain_layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, batch_tensor, flatten, unflatten
 from hotrow.onehot.registry import RuleTensor
@@ -58,7 +58,8 @@ class OneHot(RuleTensor):
         parent: the tensor that this tensor is a view of, and the function that creates the view.
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
-        dense_fn: computes the dense tensor; needed if the parts round differently from torch.
+        dense_fn: computes the dense tensor; needed if the parts round differently from torch. It
+            returns None if it no longer can.
         fill: see the attribute.
         layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
@@ -66,8 +67,9 @@ class OneHot(RuleTensor):
     _parts: tuple[Part, ...]
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
-    _dense_fn: Callable[[], Tensor] | None
+    _dense_fn: Callable[[], Tensor | None] | None
     _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
+    _is_connected: bool  # whether the gradient of `_dense` flows to this leaf
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -86,7 +88,7 @@ class OneHot(RuleTensor):
         parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None = None,
         origins: frozenset[Any] = frozenset(),
         stride: tuple[int, ...] | None = None,
-        dense_fn: Callable[[], Tensor] | None = None,
+        dense_fn: Callable[[], Tensor | None] | None = None,
         fill: float = 0,
         layout: Layout | None = None,
     ) -> OneHot:
@@ -107,7 +109,7 @@ class OneHot(RuleTensor):
         self.has_views = False
         self.fill, self._axis_layout = fill, layout
         self.difference = None
-        self._dense, self._dense_version = None, 0
+        self._dense, self._dense_version, self._is_connected = None, 0, False
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -195,6 +197,13 @@ class OneHot(RuleTensor):
             tensors.append(self._grad_proxy)
         return any(tensor.requires_grad for tensor in tensors)
 
+    @property
+    def is_leaf_or_view_of_leaf(self) -> bool:
+        """True if torch refuses to change this tensor in place."""
+        if self.is_grad_leaf or self._parent is None:
+            return self.is_grad_leaf
+        return self.needs_grad and self._parent[0].is_leaf_or_view_of_leaf
+
     def materialize(self, permanent: bool = False) -> Tensor:
         """Return the dense tensor that this tensor represents; every call returns the same object.
 
@@ -202,16 +211,17 @@ class OneHot(RuleTensor):
         parent. With `permanent=True`, the dense tensor permanently replaces the parts, even if
         nothing is written to it.
         """
-        if is_compiling():
-            return self._compute_dense()
+        is_modified = self.is_modified
+        if is_compiling() and not (permanent or is_modified):
+            return self._compute_dense()  # torch.compile removes repeated work
         if self._dense is None:
-            is_modified = self.is_modified
             with torch.enable_grad():
                 if self._parent is None:
                     self._dense = self._compute_dense()
                 else:
                     parent, view = self._parent
-                    self._dense = view(parent.materialize())
+                    self._dense = view(parent.materialize(permanent and is_compiling()))
+            self._connect_leaf()
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
         if permanent:
@@ -220,9 +230,24 @@ class OneHot(RuleTensor):
                 self._parent[0].materialize(permanent=True)
         return self._dense
 
+    def set_grad_leaf(self, requires_grad: bool) -> None:
+        """Set whether this is a leaf that requires grad."""
+        self.is_grad_leaf = requires_grad
+        self._connect_leaf()
+
+    def _connect_leaf(self) -> None:
+        """Connect the dense tensor of a leaf to the leaf; disconnect that of a former leaf."""
+        if self._dense is not None and self.is_grad_leaf != self._is_connected:
+            values = self._dense.detach()  # shares the memory and the version
+            with torch.enable_grad():
+                connect: Any = ConnectLeaf.apply
+                self._dense = connect(values, self) if self.is_grad_leaf else values
+            self._is_connected = self.is_grad_leaf
+
     def _compute_dense(self) -> Tensor:
-        if self._dense_fn is not None:
-            return self._dense_fn()
+        dense = None if self._dense_fn is None else self._dense_fn()
+        if dense is not None:
+            return dense
         blocks = [part.to_dense(self.cached_dtype, self.fill) for part in self._parts]
         values = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
         if self._axis_layout is not None:
@@ -231,6 +256,8 @@ class OneHot(RuleTensor):
                 values = torch.empty_strided(
                     self.sizes, self.strides, dtype=values.dtype, device=values.device
                 ).copy_(values)
+        if self.is_grad_leaf and not is_compiling():
+            return values  # the caller connects it
         proxy = self.grad_proxy
         return values if proxy is None else values + proxy
 
@@ -242,7 +269,7 @@ class OneHot(RuleTensor):
         )  # fmt: skip
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        tensors, layout = flatten(self._parts)
+        tensors, layout = flatten(self.parts)
         if self._grad_proxy is not None:
             tensors.append(self._grad_proxy)
         names = [f"_tensor_{i}" for i in range(len(tensors))]

@@ -43,9 +43,12 @@ def _(func: Any, x: OneHot) -> Any:
 def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.is_modified or (x.needs_grad and not x.is_grad_leaf):
         return NotImplemented
+    if requires_grad and x.has_views and not x.is_grad_leaf:
+        x.materialize(permanent=True)  # the views then require grad, too
+        return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
-    x.is_grad_leaf = requires_grad
+    x.set_grad_leaf(requires_grad)
     return result
 
 

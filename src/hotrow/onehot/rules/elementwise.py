@@ -152,8 +152,10 @@ def elementwise(
         if not _is_short(parts) or x.fill != 0 or x.cached_dtype == torch.bool or is_compiling():
             return NotImplemented
         parts = [part.without_repeats(x.cached_dtype) for part in parts if isinstance(part, Field)]
-    if (x.grad_proxy is not None and not is_linear) or (is_compiling() and not is_linear):
+    if not is_linear and (x.grad_proxy is not None or is_compiling()):
         return NotImplemented
+    if x.grad_proxy is not None and any(value.requires_grad for value in dense):
+        return NotImplemented  # second derivatives
 
     def run(value: Any) -> Any:
         return func(*(value if each is x else each for each in args), **kwargs)
@@ -188,7 +190,8 @@ def elementwise(
     if any(isinstance(part, DenseColumns) for part in parts) and spanning:
         return NotImplemented
     rounds = not takes_one_id and not is_sum
-    return derive(x, [at_ids(part) for part in parts], out, run, rounds, fill=fill, layout=layout)
+    parts = [at_ids(part) for part in parts]
+    return derive(x, parts, out, run, rounds, fill=fill, layout=layout, factors=dense)
 
 
 def _fill_tensor(x: OneHot, count: int) -> Tensor:

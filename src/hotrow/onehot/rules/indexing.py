@@ -30,7 +30,7 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
         return func(t, *args, **kwargs)
 
     if isinstance(out, Tensor):
-        return map_batch(x, out, transform, transform)
+        return map_batch(x, out, transform, transform, list(find_instances((args, kwargs), Tensor)))
     # Rerunning the operation for each result is cheap, because it touches only ids and weights.
     return tuple(
         map_batch(x, each, lambda t, i=i: transform(t)[i], lambda t, i=i: transform(t)[i])  # type: ignore[misc]
@@ -123,7 +123,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
     out = torch.empty((*first.shape[:-1], x.sizes[-1]), dtype=x.cached_dtype, device="meta")
     if all(isinstance(each, int | slice) or each in (None, Ellipsis) for each in indices):
         out = meta_tensor(x)[indices]  # a view
-    return map_batch(x, out, transform, transform)
+    return map_batch(x, out, transform, transform, list(find_instances(indices, Tensor)))
 
 
 def _axis_count(index: Any) -> int:

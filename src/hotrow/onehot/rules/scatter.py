@@ -48,7 +48,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
     filled = Field(index.clone(), weights, x.sizes[axis])
     _mark_as_one_hot(x)
     if func.__name__ == "scatter":
-        at_axis = index.movedim(-1, axis)
+        at_axis = filled.ids.movedim(-1, axis)
         return derive(
             x, [filled], meta_tensor(x), lambda t: t.scatter(axis, at_axis, 0), layout=layout
         )
