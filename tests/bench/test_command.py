@@ -10,7 +10,8 @@ import pytest
 from hotrow.bench import measurement
 from hotrow.bench.peers import PEER_TYPES
 from hotrow.bench.process import JobError
-from hotrow.cli import bench
+from hotrow.bench.report import number
+from hotrow.cli import bench, bench_report, terminal
 from hotrow.cli import main as cli
 from hotrow.lesson import times
 from tests.bench.test_measurement import build_broken
@@ -86,6 +87,21 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     assert "SparseAdam*: not equal to dense torch.optim.Adam on" in text
     assert "* SparseAdam trains a different model: it skips rows without a gradient" in text
     assert "than torch's fastest dense AdamW (" in text  # the fastest optimizer varies
+
+
+@pytest.mark.parametrize("time", [0.00123456, 0.0987654, 98765.4])
+def test_long_numbers_fit_into_one_line(run, tmp_path, time):
+    path = tmp_path / "bench.json"
+    run(*SMALL, "--json", path)
+    record = json.loads(path.read_text())
+    for peer in record["peers"].values():
+        for part in ("forward", "backward", "optimizer_step", "step"):
+            peer[part] = dict.fromkeys(("median_ms", "p20_ms", "p80_ms"), time)
+    text = terminal.render(lambda console: bench_report.print_record(record, console))
+    assert max(map(len, text.splitlines())) <= 80
+    cell = re.escape(number(time))
+    for label in ("torch foreach", "one-hot matmul", "SparseAdam\\*"):
+        assert re.search(rf"\n  {label}( +{cell}){{4}} +{cell}-{cell} ", text), text
 
 
 def test_sparse_sgd_trains_the_same_model(run):

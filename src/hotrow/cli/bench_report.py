@@ -29,7 +29,7 @@ def print_record(record: Record, console: Console) -> None:
             console.print(Padding(text, (0, 0, 0, 2), expand=False))
 
     def print_table(head: list[str], rows: list[list[str]]) -> None:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
         for place, column in enumerate(head):
             table.add_column(column, overflow="fold", justify="right" if place else "left")
         for row in rows:
