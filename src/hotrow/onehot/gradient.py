@@ -49,6 +49,28 @@ class ConnectLeaf(torch.autograd.Function):
         return None, gradient
 
 
+class Connect(torch.autograd.Function):
+    """Make autograd pass the gradient of a one-hot on to the tensors of which it consists.
+
+    Rules use these tensors instead of the one-hot. Code without rules, such as
+    `torch.autograd.Function.apply`, uses the one-hot.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, split: Callable[[Tensor], Sequence[Tensor | None]], *tensors: Tensor
+    ) -> Tensor:
+        """Return x itself, as if it had been computed from the tensors in place."""
+        ctx.split = split
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        """Return the gradient of each tensor."""
+        return None, None, *ctx.split(gradient)
+
+
 class _TransformedProxy(torch.autograd.Function):
     """Zeros that stand for the result of `transform` and use its backward pass."""
 

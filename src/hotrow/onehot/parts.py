@@ -133,6 +133,27 @@ def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
     return parts
 
 
+def split_gradient(parts: Iterable[Part], gradient: Tensor) -> list[Tensor | None]:
+    """Return the gradient of each tensor that `flatten` returns; None for ids.
+
+    Args:
+        parts: the parts of a one-hot.
+        gradient: the gradient of the dense tensor, (*batch, C).
+    """
+    result: list[Tensor | None] = []
+    start = 0
+    for part in parts:
+        block = gradient[..., start : start + part.width]
+        start += part.width
+        if isinstance(part, DenseColumns):
+            result.append(block.to(part.values.dtype))
+        elif part.weights is None:
+            result.append(None)
+        else:
+            result += [None, block.gather(-1, part.ids).to(part.weights.dtype)]
+    return result
+
+
 def merge_fields(parts: Iterable[Part]) -> list[Part]:
     """Merge neighboring fields into one field; its ids are relative to its first column."""
     result: list[Part] = []

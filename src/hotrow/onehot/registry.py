@@ -72,6 +72,15 @@ class RuleTensor(Tensor):
         """True if torch refuses to change this tensor in place."""
         raise NotImplementedError
 
+    @property
+    def is_connected(self) -> bool:
+        """True if autograd knows this tensor's gradient."""
+        raise NotImplementedError
+
+    def connect(self) -> None:
+        """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
+        raise NotImplementedError
+
     def materialize(self, permanent: bool = False) -> Tensor:
         """Return the dense tensor that this tensor represents."""
         raise NotImplementedError
@@ -127,6 +136,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
             elif x.has_many_zeros:
                 origin.record_fallback(func)
     result = func(*_materialized(args), **_materialized(kwargs))
+    for x in written:
+        x.connect()
     return next((x for x in tensors if x._dense is result), result)
 
 
@@ -156,7 +167,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
         for x in find_instances(args, RuleTensor):
             x.materialize(permanent=True)
     hidden = [
-        x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_grad_leaf
+        x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_connected
     ]
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(

@@ -16,9 +16,17 @@ from torch import Tensor
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, check_ids
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gradient import ConnectLeaf, ZerosProxy
+from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy
 from hotrow.onehot.layout import Layout, plain_layout
-from hotrow.onehot.parts import DenseColumns, Field, Part, batch_tensor, flatten, unflatten
+from hotrow.onehot.parts import (
+    DenseColumns,
+    Field,
+    Part,
+    batch_tensor,
+    flatten,
+    split_gradient,
+    unflatten,
+)
 from hotrow.onehot.registry import RuleTensor
 
 LOOKUP_ADVANTAGE = 10  # an operation other than a lookup pays off at this many times the entries
@@ -69,7 +77,8 @@ class OneHot(RuleTensor):
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor | None] | None
     _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
-    _is_connected: bool  # whether the gradient of `_dense` flows to this leaf
+    _is_connected: bool  # whether the gradient of `_dense` flows to this tensor
+    _has_graph: bool  # whether autograd passes this tensor's gradient on to the parts
     has_views: bool
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -92,6 +101,8 @@ class OneHot(RuleTensor):
         fill: float = 0,
         layout: Layout | None = None,
     ) -> OneHot:
+        if not torch.is_grad_enabled() and not is_compiling():
+            parts, grad_proxy = [part.map(_without_gradient) for part in parts], None
         first = batch_tensor(parts[0])
         if layout is None or layout.is_plain:
             width = parts[0].width if len(parts) == 1 else sum(part.width for part in parts)
@@ -110,6 +121,8 @@ class OneHot(RuleTensor):
         self.fill, self._axis_layout = fill, layout
         self.difference = None
         self._dense, self._dense_version, self._is_connected = None, 0, False
+        self._has_graph = False
+        self.connect()
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -157,9 +170,17 @@ class OneHot(RuleTensor):
         """Zeros of the one-hot's shape if the one-hot needs a gradient, otherwise None."""
         if self.is_modified:
             return None
-        if self.is_grad_leaf:
+        if self.has_own_grad:
             return ZerosProxy.apply(self) if torch.is_grad_enabled() else None  # type: ignore[no-untyped-call]
         return self._grad_proxy
+
+    @property
+    def has_own_grad(self) -> bool:
+        """True if the gradient stops here: for a leaf, or the result of an `autograd.Function`."""
+        if self.is_grad_leaf or self._has_graph or is_compiling():
+            return self.is_grad_leaf
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.requires_grad
 
     @property
     def entries(self) -> int:
@@ -190,12 +211,17 @@ class OneHot(RuleTensor):
     @property
     def needs_grad(self) -> bool:
         """True if this tensor, or any of its weights or dense columns, requires grad."""
-        if self.is_grad_leaf:
+        if self.has_own_grad:
             return True
         tensors = flatten(self._parts)[0]
         if self._grad_proxy is not None:
             tensors.append(self._grad_proxy)
         return any(tensor.requires_grad for tensor in tensors)
+
+    @property
+    def is_connected(self) -> bool:
+        """True if autograd knows this tensor's gradient."""
+        return self._has_graph or self.has_own_grad
 
     @property
     def is_leaf_or_view_of_leaf(self) -> bool:
@@ -221,9 +247,9 @@ class OneHot(RuleTensor):
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling()))
-            self._connect_leaf()
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
+        self._connect_dense()
         if permanent:
             self._dense_version = None
             if self._parent is not None:
@@ -233,16 +259,45 @@ class OneHot(RuleTensor):
     def set_grad_leaf(self, requires_grad: bool) -> None:
         """Set whether this is a leaf that requires grad."""
         self.is_grad_leaf = requires_grad
-        self._connect_leaf()
+        self._connect_dense()
 
-    def _connect_leaf(self) -> None:
-        """Connect the dense tensor of a leaf to the leaf; disconnect that of a former leaf."""
-        if self._dense is not None and self.is_grad_leaf != self._is_connected:
-            values = self._dense.detach()  # shares the memory and the version
-            with torch.enable_grad():
-                connect: Any = ConnectLeaf.apply
-                self._dense = connect(values, self) if self.is_grad_leaf else values
-            self._is_connected = self.is_grad_leaf
+    def detach_in_place(self) -> None:
+        """Remove the graph that computed this tensor, like `Tensor.detach_`."""
+        self._parts = tuple(part.map(_without_gradient) for part in self._parts)
+        self._grad_proxy, self.is_grad_leaf = None, False
+        with torch._C.DisableTorchFunctionSubclass():
+            self.detach_()
+        if self._dense is not None:
+            self._dense, self._is_connected = self._dense.detach(), False
+
+    def connect(self) -> None:
+        """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
+        if is_compiling() or not torch.is_grad_enabled():
+            return
+        if self.is_modified:
+            tensors, split = [self.materialize()], _same_gradient
+        else:
+            tensors, parts, layout = flatten(self._parts)[0], self._parts, self._axis_layout
+            proxies = [] if self._grad_proxy is None else [self._grad_proxy]
+            tensors += proxies
+
+            def split(gradient: Tensor) -> list[Tensor | None]:
+                rows = gradient if layout is None else layout.restore(gradient)
+                return [*split_gradient(parts, rows), *[gradient] * len(proxies)]
+
+        if any(tensor.requires_grad for tensor in tensors):
+            Connect.apply(self, split, *tensors)  # type: ignore[no-untyped-call]
+            self._has_graph = True
+
+    def _connect_dense(self) -> None:
+        """Connect the dense tensor to this tensor if the gradient stops here."""
+        if self._dense is None or self.has_own_grad == self._is_connected:
+            return
+        values = self._dense.detach()  # shares the memory and the version
+        self._is_connected = not self._is_connected
+        with torch.enable_grad():
+            connect: Any = ConnectLeaf.apply
+            self._dense = connect(values, self) if self._is_connected else values
 
     def _compute_dense(self) -> Tensor:
         dense = None if self._dense_fn is None else self._dense_fn()
@@ -256,7 +311,7 @@ class OneHot(RuleTensor):
                 values = torch.empty_strided(
                     self.sizes, self.strides, dtype=values.dtype, device=values.device
                 ).copy_(values)
-        if self.is_grad_leaf and not is_compiling():
+        if self.has_own_grad and not is_compiling():
             return values  # the caller connects it
         proxy = self.grad_proxy
         return values if proxy is None else values + proxy
@@ -292,6 +347,14 @@ class OneHot(RuleTensor):
         tensors = list(inner.values())
         proxy = tensors.pop() if has_proxy else None
         return OneHot(unflatten(tensors, part_layout), dtype, proxy, fill=fill, layout=layout)
+
+
+def _without_gradient(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _same_gradient(gradient: Tensor) -> list[Tensor | None]:
+    return [gradient]
 
 
 def _contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:

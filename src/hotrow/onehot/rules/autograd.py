@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.registry import rule
+from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
@@ -50,6 +50,14 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
         result = func(x, requires_grad)
     x.set_grad_leaf(requires_grad)
     return result
+
+
+@rule(*overloads("detach_"), any_layout=True)
+def _(func: Any, x: OneHot) -> Any:
+    if x._parent is not None:
+        return NotImplemented  # torch raises
+    x.detach_in_place()
+    return x
 
 
 @rule(Tensor.retain_grad, Tensor.register_hook, any_layout=True)
