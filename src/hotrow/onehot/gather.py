@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field, Part
 from hotrow.onehot.tensor import OneHot
@@ -57,15 +59,42 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
     if len(layout.classes) == 1 and layout.batch_sizes(values.shape) == ids.shape[:-1]:
         # Gather along the class axis, so that the gradient has the strides of the values.
         (axis,) = layout.class_axes
-        return layout.restore(values.gather(axis, ids.permute(layout.order)))
+        return layout.restore(gather_along(values, axis, ids.permute(layout.order)))
     values = layout.restore(values)
     if values.shape[:-1] == ids.shape[:-1]:
-        return values.gather(-1, ids)
+        return gather_along(values, values.ndim - 1, ids)
     # Some batch axes are broadcast. Don't expand the values, whose gradient would be as large.
     *batch, width = values.shape
     first = torch.arange(0, values.numel(), width, device=ids.device).reshape(*batch, 1)
     flat = (ids + first).flatten()
     return values.reshape(-1).index_select(0, flat).reshape(ids.shape)
+
+
+def gather_along(values: Tensor, axis: int, ids: Tensor) -> Tensor:
+    """Return `values.gather(axis, ids)`, where only this axis may differ in size.
+
+    Unlike `gather`, it doesn't save the values for the backward pass, so they may be overwritten.
+    """
+    if is_compiling() or torch._C._are_functorch_transforms_active():
+        return values.gather(axis, ids)
+    result: Tensor = _Gather.apply(values, axis, ids)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, axis: int, ids: Tensor) -> Tensor:
+        ctx.shape, ctx.axis, ctx.ids = values.shape, axis, ids
+        return values.gather(axis, ids)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        zeros = gradient.new_zeros(ctx.shape)
+        return zeros.scatter_add_(ctx.axis, ctx.ids, gradient), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        return tangent.gather(ctx.axis, ctx.ids)
 
 
 def gather_from_field(field: Field, fill: float, ids: Tensor, dtype: torch.dtype) -> Tensor:

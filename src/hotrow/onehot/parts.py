@@ -30,8 +30,11 @@ class Field:
         weights = None if self.weights is None else transform(self.weights)
         return Field(transform(self.ids), weights, self.width)
 
-    def to(self, dtype: torch.dtype, device: torch.device | None) -> Field:
-        """Convert the weights to this dtype, and move the field to this device."""
+    def to(self, dtype: torch.dtype, device: torch.device | None, copy: bool = False) -> Field:
+        """Convert the weights to this dtype, and move the field to this device.
+
+        The ids and weights are never written, so they don't need to be copied.
+        """
         if self.weights is None and device is None:
             return self
         weights = None if self.weights is None else self.weights.to(device=device, dtype=dtype)
@@ -88,9 +91,11 @@ class DenseColumns:
         """Apply `transform`, which must keep the last axis, to the values."""
         return DenseColumns(transform(self.values))
 
-    def to(self, dtype: torch.dtype, device: torch.device | None) -> DenseColumns:
+    def to(
+        self, dtype: torch.dtype, device: torch.device | None, copy: bool = False
+    ) -> DenseColumns:
         """Convert the values to this dtype, and move them to this device."""
-        return DenseColumns(self.values.to(device=device, dtype=dtype))
+        return DenseColumns(self.values.to(device=device, dtype=dtype, copy=copy))
 
     def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
         """Return the values, (*batch, width)."""

@@ -26,7 +26,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         return NotImplemented
     one_hots = [t for t in tensors if isinstance(t, OneHot)]
     if not all(
-        casts_exactly(part, x.cached_dtype, out.dtype) or x.cached_dtype == out.dtype
+        casts_exactly(part, x.cached_dtype, out.dtype)
         for x in one_hots
         for part in x.parts
     ):
@@ -35,10 +35,9 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         parts: list[Part] = []
         for t in tensors:
             if isinstance(t, OneHot):
-                same_dtype = t.cached_dtype == out.dtype
-                parts += t.parts if same_dtype else cast(t, out.dtype, None, True).parts
+                parts += cast(t, out.dtype, None, True).parts
             elif t.shape[-1]:
-                parts.append(DenseColumns(t.to(out.dtype)))
+                parts.append(DenseColumns(t.to(out.dtype, copy=True)))
         return _concatenated(merge_fields(parts), out, tensors, axis)
     if len(one_hots) < len(tensors):
         return NotImplemented

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gather import gather_from_field
+from hotrow.onehot.gather import gather_along, gather_from_field
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
@@ -186,7 +186,7 @@ def _gather_rows(
     if len(x.classes) > 1:
         other = other.flatten(len(shared), len(shared) + len(x.classes) - 1)
     if shared == x.batch and not rest:
-        return other.gather(-1, ids)
+        return gather_along(other, other.ndim - 1, ids)
     for i, letter in enumerate(shared):  # number the rows of the table that each batch entry uses
         size = x.sizes[letter]
         shape = [1] * ids.ndim

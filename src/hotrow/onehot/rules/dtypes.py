@@ -79,7 +79,7 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
     if not all(casts_exactly(part, x.cached_dtype, dtype) for part in x.parts):
         return NotImplemented
 
-    parts = [part.to(dtype, device) for part in x.parts]
+    parts = [part.to(dtype, device, copy) for part in x.parts]
     out = empty_meta(x.sizes, x.strides, dtype)
     return derive(
         x,
@@ -92,6 +92,8 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
 
 def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
     """Return whether casting the part's tensors gives the same values as casting its columns."""
+    if source == dtype:
+        return True
     if dtype.is_complex:
         return False
     if isinstance(part, DenseColumns) or part.ids.shape[-1] <= 1:
