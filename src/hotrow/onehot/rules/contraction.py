@@ -24,7 +24,7 @@ from hotrow.onehot.gather import gather_along, gather_from_field
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import meta_result
+from hotrow.onehot.results import empty_meta, meta_result
 from hotrow.onehot.rules.products import autocast_dtype, look_up_product
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up
@@ -77,8 +77,10 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     if not isinstance(operands[0], OneHot):
         operands, labels = operands[::-1], labels[::-1]
     x, other = operands
-    dtypes = {t.cached_dtype if isinstance(t, OneHot) else t.dtype for t in operands}
-    dtype = autocast_dtype(x.cached_device, dtypes)
+    dtypes = {_dtype(t) for t in operands}
+    dtype = None
+    if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
+        dtype = _product_dtype(func, operands)  # otherwise, torch doesn't call a matrix product
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
     if not _is_strided(other):
@@ -111,6 +113,29 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
 
 def _sizes(t: Any) -> tuple[int, ...]:
     return t.sizes if isinstance(t, OneHot) else tuple(t.shape)
+
+
+def _dtype(t: Any) -> torch.dtype:
+    return t.cached_dtype if isinstance(t, OneHot) else t.dtype
+
+
+def _product_dtype(func: Any, tensors: Sequence[Any]) -> torch.dtype | None:
+    """Return the dtype to which autocast converts the tensors for a matrix product, or None."""
+    if func in _KEEP_DTYPES:
+        return None
+    x = next(t for t in tensors if isinstance(t, OneHot))
+    return autocast_dtype(x.cached_device, {_dtype(t) for t in tensors})
+
+
+_KEEP_DTYPES = set(overloads("mv", "dot"))  # autocast doesn't apply to them
+
+
+def _check(func: Any, tensors: Sequence[Any]) -> None:
+    """Raise torch's errors for these shapes and dtypes."""
+    dtype = _product_dtype(func, tensors)
+    if dtype is not None:  # autocast doesn't apply to meta tensors
+        tensors = [empty_meta(_sizes(t), t.stride(), dtype) for t in tensors]
+    meta_result(func, tensors)
 
 
 def _sizes_match(operands: Sequence[Any], labels: Sequence[str]) -> bool:
@@ -419,7 +444,7 @@ def _(func: Any, left: Any, right: Any) -> Any:
     shapes = [_sizes(t) for t in operands]
     if not all(shapes):
         return NotImplemented
-    meta_result(func, operands)
+    _check(func, operands)
     batch = max((shape[:-2] for shape in shapes), key=len)
     if any(len(shape) > 2 and shape[:-2] != batch for shape in shapes):
         return NotImplemented  # torch broadcasts
@@ -447,6 +472,8 @@ def _multiply_from_right(func: Any, x: OneHot, weight: Tensor) -> Any:
     name = func.__name__
     if name in ("bmm", "dot") or (name == "mm" and len(x.sizes) != 2):
         return NotImplemented
+    if func in _KEEP_DTYPES and autocast_dtype(x.cached_device, {x.cached_dtype}) is not None:
+        return NotImplemented
     if weight.ndim == 1 and name != "mm":
         column = look_up_product(x, weight.unsqueeze(-1))
         return column.squeeze(-1) if isinstance(column, Tensor) else column
@@ -465,7 +492,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
     tensors = input, left, right
     if not all(_is_strided(t) for t in tensors):
         return NotImplemented
-    meta_result(func, tensors)
+    _check(func, tensors)
     product = _MATRIX_PRODUCTS[func.__name__](left, right)
     return input.to(product.dtype) + product
 
