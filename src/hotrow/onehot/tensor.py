@@ -270,6 +270,30 @@ class OneHot(RuleTensor):
         if self._dense is not None:
             self._dense, self._is_connected = self._dense.detach(), False
 
+    def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
+        """Take the shape and the parts of `result`; `change` changes a dense tensor likewise."""
+        with (
+            torch.no_grad(),
+            torch._C._DisableTorchDispatch(),  # type: ignore[attr-defined]
+            torch._C.DisableTorchFunctionSubclass(),
+        ):
+            change(self)
+        if self._dense is not None:
+            is_modified = self.is_modified
+            change(self._dense)
+            self._dense_version = None if is_modified else self._dense._version
+        if self._parent is not None:
+            parent, view = self._parent
+            self._parent = parent, lambda t: change(view(t))
+        if self._dense_fn is not None:
+            dense_fn = self._dense_fn
+            self._dense_fn = lambda: None if (t := dense_fn()) is None else change(t)
+        self._parts, self._axis_layout = result._parts, result._axis_layout
+        self.sizes, self.strides = result.sizes, result.strides
+        self._grad_proxy = result._grad_proxy
+        self.has_views, self.difference = False, None
+        self.connect()
+
     def connect(self) -> None:
         """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
         if is_compiling() or not torch.is_grad_enabled():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout, split_layout
 from hotrow.onehot.parts import Field, Part, merge_fields
 from hotrow.onehot.registry import overloads, rule
@@ -128,3 +129,23 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
         return t.expand(*shape[:-1], t.shape[-1])
 
     return map_batch(x, out, transform, transform)
+
+
+@rule(
+    *overloads("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"),
+    any_layout=True,
+)
+def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
+    """Change the shape in place."""
+    if x.is_leaf_or_view_of_leaf and torch.is_grad_enabled():
+        return NotImplemented  # torch raises
+    name = func.__name__.removesuffix("_")
+    is_supported = not (x.has_views or x.has_own_grad or is_compiling())
+    result = getattr(Tensor, name)(x, *args, **kwargs)
+    if not (is_supported and isinstance(result, OneHot)):
+        raise RuntimeError(
+            f"{func.__name__} cannot change the shape of a one-hot that has views or comes from an "
+            f"autograd.Function; use x = x.{name}(...)"
+        )
+    x.reshape_in_place(result, lambda t: func(t, *args, **kwargs))
+    return x
