@@ -26,9 +26,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
         return NotImplemented
     one_hots = [t for t in tensors if isinstance(t, OneHot)]
     if not all(
-        casts_exactly(part, x.cached_dtype, out.dtype)
-        for x in one_hots
-        for part in x.parts
+        casts_exactly(part, x.cached_dtype, out.dtype) for x in one_hots for part in x.parts
     ):
         return NotImplemented
     if axis % out.ndim == out.ndim - 1:
