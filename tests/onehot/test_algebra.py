@@ -451,6 +451,22 @@ def test_empty_batch_matches_torch(run):
     torch.addmm(t.w, x[0].T, t.v[0])
     (x * t.q).sum(-1)
     F.cross_entropy(t.q.flatten(0, 1), x.flatten(0, 1))
+    torch.einsum("bn,bnc->bnc", t.n[..., 0], x)
+    torch.einsum("bni,bnj->bnij", x, x)
+    torch.einsum("bni,bnj->bnij", t.v, x)
+    torch.einsum("bnc,bnc->bnc", x, x)
+    torch.einsum("bnc,bnd->bnd", x, t.v)
+    torch.einsum("bn,bnc,bnd->bcd", t.n[..., 0], x, t.v)
+    torch.einsum("bn,bnc,bnd->bncd", t.n[..., 0], x, t.v)
+    torch.mv(x[0], t.c)
+    x[0].mv(t.c)
+    torch.dot(x[0, 0], t.c)
+    x @ t.c
+    torch.tensordot(x[0, 0], t.c, 0)
+    torch.bmm(t.v.mT.bfloat16(), x)
+    t.v.mT.bfloat16() @ x
+    torch.baddbmm(torch.zeros(2, 4, 5), t.v.mT.bfloat16(), x)
+    torch.einsum("bnc,bnd->bcd", x.bfloat16(), t.v)
     """
 )
 def test_autocast_matches_torch(run):

@@ -27,6 +27,12 @@ USE_TORCH = object()  # rules return this for products so small that torch is ju
 # Functions that don't read the tensor's values.
 _METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
 
+# Functions that torch.compile calls to describe the inputs and outputs of a graph.
+_COMPILER_FUNCTIONS = {
+    *(Tensor._is_view, Tensor._is_zerotensor, Tensor.is_conj, Tensor.is_neg, Tensor.is_inference),
+    *(Tensor.untyped_storage, Tensor.is_coalesced),
+}
+
 
 class RuleTensor(Tensor):
     """A tensor whose operations use the rules in `RULES`.
@@ -102,6 +108,9 @@ class RuleTensor(Tensor):
 
 def apply(func: Any, args: Any, kwargs: Any) -> Any:
     """Run `func` on arguments that contain one-hots."""
+    if func in _COMPILER_FUNCTIONS and is_compiling():
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
     rule = RULES.get(func)
     if rule is not None:
         return rule(*args, **kwargs)

@@ -274,7 +274,7 @@ class OneHot(RuleTensor):
         """Take the shape and the parts of `result`; `change` changes a dense tensor likewise."""
         with (
             torch.no_grad(),
-            torch._C._DisableTorchDispatch(),  # type: ignore[attr-defined]
+            torch._C._DisableTorchDispatch(),
             torch._C.DisableTorchFunctionSubclass(),
         ):
             change(self)
@@ -370,7 +370,9 @@ class OneHot(RuleTensor):
         dtype, part_layout, has_proxy, fill, layout = context
         tensors = list(inner.values())
         proxy = tensors.pop() if has_proxy else None
-        return OneHot(unflatten(tensors, part_layout), dtype, proxy, fill=fill, layout=layout)
+        return OneHot(
+            unflatten(tensors, part_layout), dtype, proxy, stride=stride, fill=fill, layout=layout
+        )
 
 
 def _without_gradient(tensor: Tensor) -> Tensor:

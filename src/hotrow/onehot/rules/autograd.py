@@ -31,12 +31,22 @@ def _(func: Any, x: OneHot) -> Any:
 
 @rule(Tensor.is_leaf.__get__, any_layout=True)  # type: ignore[attr-defined]
 def _(func: Any, x: OneHot) -> Any:
-    return x.is_grad_leaf or not (x.is_modified or x.needs_grad) or NotImplemented
+    if not (x.is_modified or x.needs_grad):
+        return True
+    return _own_attribute(func, x)
 
 
 @rule(Tensor.grad_fn.__get__, any_layout=True)  # type: ignore[union-attr]
 def _(func: Any, x: OneHot) -> Any:
-    return None if x.is_grad_leaf or not (x.is_modified or x.needs_grad) else NotImplemented
+    return _own_attribute(func, x) if x.is_modified or x.needs_grad else None
+
+
+def _own_attribute(func: Any, x: OneHot) -> Any:
+    """Return the one-hot's own attribute if autograd knows it from the one-hot itself."""
+    if not x.has_own_grad:
+        return NotImplemented
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(x)
 
 
 @rule(Tensor.requires_grad_, Tensor.requires_grad.__set__, any_layout=True)  # type: ignore[attr-defined]

@@ -58,6 +58,7 @@ _NAMES = (
     *("eq", "ne", "not_equal", "lt", "less", "le", "less_equal", "gt", "greater", "ge"),
     *("greater_equal", "logical_or", "logical_xor", "bitwise_or", "bitwise_xor"),
 )
+_SCALAR = torch.zeros((), dtype=torch.bool)
 _METHODS = (
     *(Tensor.__radd__, Tensor.__rsub__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),
     *(Tensor.__abs__, Tensor.__invert__, Tensor.__or__, Tensor.__ror__, Tensor.__xor__),
@@ -83,6 +84,8 @@ def _(func: Any, input: Any, condition: Any, other: Any = None) -> Any:
 
 @rule(*overloads("masked_fill"), any_layout=True)
 def _(func: Any, input: Any, mask: Any, value: Any) -> Any:
+    if isinstance(value, int | float):
+        func(_SCALAR.to(input.dtype), _SCALAR, value)  # raises torch's error for an overflow
     result = _where(mask, value, input)
     return result if getattr(result, "dtype", None) == input.dtype else NotImplemented
 
