@@ -145,14 +145,14 @@ def test_gradient_without_rules_matches_torch(forward):
             torch.testing.assert_close(ours, dense)
 
 
-def statements(text):
+def statements(text, names_of_arguments="x, q, v, W"):
     """Parametrize a test with one case per line: statements with `x`, then the value to compare."""
     cases = []
     for line in text.strip().splitlines():
         *before, result = [part.strip() for part in line.split(";")]
         names = {"torch": torch, "F": F, "IDS": IDS}
         code = "".join(f"    {each}\n" for each in before)
-        exec(f"def run(x, q, v, W):\n{code}    return {result}", names)
+        exec(f"def run({names_of_arguments}):\n{code}    return {result}", names)
         cases.append(pytest.param(names["run"], id=line.strip()))
     return pytest.mark.parametrize("run", cases)
 
@@ -179,15 +179,15 @@ def both(run):
 
 @statements(
     """
-    d = torch.zeros(5, 1); t = torch.cat([x, d], 1); d += 9; t
-    d = torch.zeros(5, 4); t = torch.cat([d, x, x.long()], 1); d += 9; t, t @ torch.ones(12, 1)
-    t = torch.cat([x, v * 1], 1) @ torch.ones(5, 2); v.detach().zero_(); t
-    x *= 2; t = torch.cat([x, torch.ones(5, 1)], 1); x.zero_(); t
+    d = torch.zeros(5, 1).double(); t = torch.cat([x, d], 1); d += 9; t
+    d = torch.zeros(5, 4).double(); t = torch.cat([d, x, x.long()], 1); d += 9; t, t @ torch.ones(12, 1).double()
+    t = torch.cat([x, v * 1], 1) @ torch.ones(5, 2).double(); v.detach().zero_(); t
+    x *= 2; t = torch.cat([x, torch.ones(5, 1).double()], 1); x.zero_(); t
     x *= 2; t = torch.cat([x], 1); x.zero_(); t
     x *= 2; t = torch.stack([x, x]); x.zero_(); t
     x *= 2; t = x.to(torch.float64, copy=True); x.zero_(); t
     x *= 2; t = x.clone(); x.zero_(); t, x
-    d = torch.ones(5, 1); t = x * d; d.zero_(); t
+    d = torch.ones(5, 1).double(); t = x * d; d.zero_(); t
     i = torch.tensor([0, 2]); t = x[i]; i.zero_(); t
     i = IDS.clone(); t = torch.zeros(5, 4).scatter(1, i[:, None], 1); i.zero_(); t
     t = (x * q).detach_(); t, t.requires_grad
@@ -199,7 +199,7 @@ def both(run):
     l = q * 1; l[x.bool()] -= 0.5; l
     l = q * 1; s = l[x.bool()]; l.masked_fill_(x > 0, 7.0); s, l
     l = q * 1; s = (l.t() * x.t()).sum(); l.zero_(); s
-    x = x * 1; x.t_(); x, x.shape, x @ torch.ones(5, 2)
+    x = x * 1; x.t_(); x, x.shape, x @ torch.ones(5, 2).double()
     x.unsqueeze_(0); x, x @ W
     x.unsqueeze_(1).squeeze_(1); x @ W
     x.transpose_(0, 1); x.sum(1), x.stride()
@@ -207,7 +207,7 @@ def both(run):
     x.mul_(2); x.t_(); x, x.sum(0)
     x.cumsum(0); x.t_(); x.cumsum(0)
     y = x[:2]; y.t_(); y, x
-    y = x * q; y.t_(); y @ torch.ones(5, 2)
+    y = x * q; y.t_(); y @ torch.ones(5, 2).double()
     z = torch.zeros(5, 4).scatter_(1, IDS[:, None], 1).squeeze_(0); z
     """
 )
@@ -221,17 +221,23 @@ def test_write_after_the_use_matches_torch(run):
     torch.cat([x, v], 1)
     x * q
     x * v
-    (x * v).to(torch.float64, copy=True)
     (x * v).sum(0)
     (x * q).t()
     x - q.detach() + q
-    """
+    y.to(torch.float64, copy=True)
+    y.to(torch.float64, copy=True).sum(0)
+    torch.stack([y, y])
+    y.clone()
+    torch.cat([y, y], 1)
+    """,
+    "x, q, v, y",
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_result_without_grad_matches_torch(run, mode):
-    def inside(*arguments):
+    def inside(x, q, v, W):
+        y = x * v
         with mode():
-            result = run(*arguments)
+            result = run(x, q, v, y)
         return result.requires_grad, (result * 2.0).requires_grad, result
 
     dense, ours = both(inside)

@@ -279,9 +279,7 @@ class OneHot(RuleTensor):
         ):
             change(self)
         if self._dense is not None:
-            is_modified = self.is_modified
-            change(self._dense)
-            self._dense_version = None if is_modified else self._dense._version
+            change(self._dense)  # a new version, so the dense tensor replaces the parts
         if self._parent is not None:
             parent, view = self._parent
             self._parent = parent, lambda t: change(view(t))
