@@ -51,6 +51,26 @@ def expressions(text):
 
 
 EXACT = """
+    x * 3 + (1 - x) * 2
+    (1 - x) * (2 - x)
+    t.n * x + (1 - x)
+    (1 - x) == x
+    (1 - x.mT) - x.mT * 2
+    (x > 0) | (1 - x > 0)
+    torch.maximum(3 * x, 2 - x)
+    x[..., 1:]
+    x[..., :-1] @ t.w[1:]
+    (x * t.q)[..., 1:].sum(-1)
+    x[0, :, 1:4].sum(0)
+    x.split([1, 4], -1)[1].sum((0, 1))
+    x[..., 1:].bool()
+    (t.q * 1).sub_(x)
+    (t.q * 1).add_(x * t.n, alpha=2)
+    (t.q.mT * 1).add_(x.mT)
+    (t.q * 1).masked_fill_(x > 0, 3)
+    (t.q * 1).masked_fill_(x[..., :2].sum(-1, keepdim=True) > 0, 3)
+    (t.q.mT * 1).masked_fill_(x.mT > 0, 3)
+    (t.q[..., 1:] * 1).masked_fill_(x[..., 1:] > 0, 3)
     x.mT
     x[0].T
     x[0].t()

@@ -180,7 +180,7 @@ def both(run):
 @statements(
     """
     d = torch.zeros(5, 1).double(); t = torch.cat([x, d], 1); d += 9; t
-    d = torch.zeros(5, 4).double(); t = torch.cat([d, x, x.long()], 1); d += 9; t, t @ torch.ones(12, 1).double()
+    d = torch.zeros(5, 4).double(); t = torch.cat([d, x, x.long()], 1); d += 9; t, t.sum(1)
     t = torch.cat([x, v * 1], 1) @ torch.ones(5, 2).double(); v.detach().zero_(); t
     x *= 2; t = torch.cat([x, torch.ones(5, 1).double()], 1); x.zero_(); t
     x *= 2; t = torch.cat([x], 1); x.zero_(); t
@@ -199,6 +199,25 @@ def both(run):
     l = q * 1; l[x.bool()] -= 0.5; l
     l = q * 1; s = l[x.bool()]; l.masked_fill_(x > 0, 7.0); s, l
     l = q * 1; s = (l.t() * x.t()).sum(); l.zero_(); s
+    l = q * 1; l[x.bool()] = 3; l
+    l = q * 1; l[x > 0] = v.flatten(); l
+    l = q * 1; l[x > 0] = v.flatten()[:1]; l
+    l = q * 1; l[x[:, 1:].bool().any(1)] = 2.0; l
+    l = q * 1; l[:, 1:][x[:, 1:].bool()] = 2.0; l
+    l = q * 1; l[x > 0] = True; l
+    l = q.long(); l[x.bool()] = 2.7; l
+    l = q > 0; l[x.bool()] = True; l
+    l = q * 1; l -= x * v; l
+    l = q * 1; l += x * q; l
+    l = q * 1; l -= 1 - x; l
+    l = q.long(); l.sub_(x.long(), alpha=3); l
+    l = q.long(); l.sub_(x.long(), alpha=0.5); l
+    l = torch.zeros(1).double().expand(5, 4); l.add_(x); l
+    q.add_(x); q
+    q[x.bool()] = 1.0; q
+    l = q * 1; l[x.bool()] = [1.0, 2.0]; l
+    y = x[:, 1:]; y.zero_(); x, y
+    x[:, 1:] = 2.0; x
     x = x * 1; x.t_(); x, x.shape, x @ torch.ones(5, 2).double()
     x.unsqueeze_(0); x, x @ W
     x.unsqueeze_(1).squeeze_(1); x @ W

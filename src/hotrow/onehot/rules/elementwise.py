@@ -344,11 +344,12 @@ def _combine(
     if len(args) != 2 or kwargs or not all(isinstance(value, OneHot) for value in args):
         return NotImplemented
     x, other = args
-    if x.fill or other.fill or is_compiling():
+    if is_compiling():
         return NotImplemented
     expanded = [broadcast_parts(each, out.shape) for each in args]
     if None in expanded:
-        return _outer_product(func, x, other, out) if func in _PRODUCTS else NotImplemented
+        is_product = func in _PRODUCTS and not (x.fill or other.fill)
+        return _outer_product(func, x, other, out) if is_product else NotImplemented
     (parts, layout), (other_parts, other_layout) = expanded  # type: ignore[misc]
     if layout != other_layout or len(parts) > 1 or len(other_parts) > 1:
         return NotImplemented
@@ -358,8 +359,14 @@ def _combine(
     if x.grad_proxy is not None or other.grad_proxy is not None:
         return NotImplemented
     origins = x.origins | other.origins
-    weights = field.weights_or_ones(x.cached_dtype)
-    if func in _ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= _MAX_COMPARED:
+    weights, fill = field.weights_or_ones(x.cached_dtype), 0.0
+    if _have_one_id(field, other_field) and _are_same_ids(field.ids, other_field.ids):
+        values = func(weights, other_field.weights_or_ones(other.cached_dtype))
+        result = Field(field.ids, values.expand(field.ids.shape), field.width)
+        fill = func(_fill_tensor(x, out.ndim), _fill_tensor(other, out.ndim)).item()
+    elif x.fill or other.fill:
+        return NotImplemented
+    elif func in _ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= _MAX_COMPARED:
         found = gather_from_field(other_field, 0, field.ids, other.cached_dtype)
         result = Field(field.ids, func(weights, found), field.width)
     elif func in _SUMS and out.dtype != torch.bool and _have_one_id(field, other_field):
@@ -368,7 +375,16 @@ def _combine(
         result = Field(torch.cat([field.ids, other_field.ids], -1), both, field.width)
     else:
         return NotImplemented
-    return OneHot([result], out.dtype, None, None, origins, out.stride(), layout=layout)
+    return OneHot([result], out.dtype, None, None, origins, out.stride(), fill=fill, layout=layout)
+
+
+def _are_same_ids(one: Tensor, other: Tensor) -> bool:
+    """Return whether the ids share their memory, which is never written."""
+    return one is other or (
+        one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )
 
 
 def _outer_product(func: Callable[..., Any], x: OneHot, other: OneHot, out: Tensor) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.parts import batch_tensor
+from hotrow.kernels.tracing import is_compiling
+from hotrow.onehot.parts import Field, batch_tensor
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive_view, map_batch, meta_tensor
 from hotrow.onehot.rules.elementwise import select
@@ -52,7 +53,7 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Slice along the class axis, if every slice consists of whole parts."""
+    """Slice along the class axis, if every slice consists of whole parts or of a single field."""
     if func.__name__ not in ("narrow", "split", "chunk"):
         return NotImplemented
     widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
@@ -70,7 +71,15 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
 
 
 def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
-    """Return columns start to stop - 1, or None if they don't consist of whole parts."""
+    """Return columns start to stop - 1, or None to slice the dense tensor."""
+
+    def transform(t: Tensor) -> Tensor:
+        return t[..., start:stop]
+
+    out = transform(meta_tensor(x))
+    field = x.field
+    if field is not None and 0 < out.shape[-1] < field.width and not is_compiling():
+        return derive_view(x, [_slice_field(field, start, stop, x)], out, transform, transform)
     offset, chosen = 0, []
     for part in x.parts:
         if start <= offset and offset + part.width <= stop and part.width:
@@ -78,13 +87,15 @@ def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
         elif offset < stop and start < offset + part.width:
             return None
         offset += part.width
-    if not chosen:
-        return None
+    return derive_view(x, chosen, out, transform, transform) if chosen else None
 
-    def transform(t: Tensor) -> Tensor:
-        return t[..., start:stop]
 
-    return derive_view(x, chosen, transform(meta_tensor(x)), transform, transform)
+def _slice_field(field: Field, start: int, stop: int, x: OneHot) -> Field:
+    """Return columns of a field; an id outside of them gets the weight 0."""
+    is_inside = (field.ids >= start) & (field.ids < stop)
+    weights = field.weights_or_ones(x.cached_dtype)
+    weights = torch.where(is_inside, weights, weights.new_zeros(()))
+    return Field(torch.where(is_inside, field.ids - start, 0), weights, stop - start)
 
 
 @rule(Tensor.__getitem__)

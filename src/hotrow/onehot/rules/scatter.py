@@ -1,4 +1,4 @@
-"""Scatter: writing ones into zeros creates a one-hot."""
+"""Scatter: writing ones into zeros creates a one-hot, and a one-hot tells where to write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
+from hotrow.onehot.gather import gather_along
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import overloads, rule
@@ -61,7 +62,10 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
 
 @rule(Tensor.__setitem__)
 def _(func: Any, x: Any, index: Any, value: Any) -> Any:
-    """Match `zeros[arange(N), ids] = 1`."""
+    """Match `zeros[arange(N), ids] = 1`, and `dense[one_hot] = values`."""
+    if isinstance(index, OneHot) and not isinstance(x, OneHot):
+        written = _write_at_ids(func, x, index, value)
+        return None if written is x else written
     if not isinstance(x, OneHot) or not isinstance(index, tuple) or len(index) != 2:
         return NotImplemented
     rows, ids = index
@@ -104,3 +108,83 @@ def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
     # An entry that is written twice must be 1, not 2.
     repeated = (index.unsqueeze(-1) == index.unsqueeze(-2)).tril(-1).any(-1)
     return (~repeated).to(x.cached_dtype) if bool(repeated.any()) else None
+
+
+@rule(*overloads("masked_fill_"), any_layout=True)
+def _(func: Any, input: Any, mask: Any, value: Any) -> Any:
+    if isinstance(input, OneHot) or not isinstance(value, int | float):
+        return NotImplemented
+    return _write_at_ids(func, input, mask, value)
+
+
+def _write_at_ids(func: Any, dense: Tensor, mask: Any, values: Any) -> Any:
+    """Write values at the ids of a mask; return the dense tensor, or leave the write to torch."""
+    field = mask.field if isinstance(mask, OneHot) else None
+    if field is None or not _fits(dense, mask) or mask.cached_dtype != torch.bool:
+        return NotImplemented
+    order, weights = mask.axis_layout.order, field.weights
+    if isinstance(values, Tensor):
+        is_list = mask.is_plain and values.shape == (field.ids.numel(),)
+        if not is_list or isinstance(values, OneHot) or values.dtype != dense.dtype:
+            return NotImplemented
+        if weights is not None and not bool(weights.all()):
+            return NotImplemented
+        values = values.reshape(field.ids.shape).permute(order)
+    elif isinstance(values, int | float):
+        number = torch.zeros((), dtype=dense.dtype).masked_fill(_TRUE, values)  # may raise
+        if weights is not None:
+            (axis,) = mask.axis_layout.class_axes
+            now = gather_along(dense, axis, field.ids.permute(order))
+            values = torch.where(weights.permute(order), number.to(dense.device), now)
+    else:
+        return NotImplemented
+    return _scattered(func, Tensor.scatter_, dense, mask, field, values)
+
+
+_TRUE = torch.ones((), dtype=torch.bool)
+_SIGNS = {
+    **dict.fromkeys((Tensor.add_, Tensor.__iadd__), 1),
+    **dict.fromkeys((Tensor.sub_, Tensor.__isub__), -1),
+}
+
+
+@rule(*_SIGNS, any_layout=True)
+def _(func: Any, input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """Add a one-hot to a dense tensor in place, or subtract it."""
+    field = other.field if isinstance(other, OneHot) else None
+    if isinstance(input, OneHot) or field is None or not _fits(input, other):
+        return NotImplemented
+    is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
+    if not is_number or other.cached_dtype != input.dtype or input.dtype == torch.bool:
+        return NotImplemented
+    if not (input.is_floating_point() or isinstance(alpha, int)) or other.grad_proxy is not None:
+        return NotImplemented
+    weights = field.weights_or_ones(input.dtype) * (alpha * _SIGNS[func])
+    values = weights.permute(other.axis_layout.order)
+    return _scattered(func, Tensor.scatter_add_, input, other, field, values)
+
+
+def _fits(dense: Any, x: OneHot) -> bool:
+    """Return whether a write at the ids is the same write into the dense tensor."""
+    return (
+        isinstance(dense, Tensor)
+        and tuple(dense.shape) == x.sizes
+        and dense.device == x.cached_device
+        and dense.layout == torch.strided
+        and 0 not in dense.stride()
+        and x.fill == 0
+        and x.field is not None
+        and x.field.ids.shape[-1] == 1
+        and len(x.axis_layout.classes) == 1
+        and not (x.is_modified or x.is_too_small or is_compiling())
+    )
+
+
+def _scattered(
+    func: Any, write: Any, dense: Tensor, x: OneHot, field: Field, values: Any
+) -> Tensor:
+    (axis,) = x.axis_layout.class_axes
+    write(dense, axis, field.ids.permute(x.axis_layout.order), values)
+    for origin in x.origins:
+        origin.record_use(func)
+    return dense
