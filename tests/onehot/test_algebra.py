@@ -51,6 +51,22 @@ def expressions(text):
 
 
 EXACT = """
+    x.amax(1)
+    x.amax((0, 1), keepdim=True)
+    x.mT.amax(-1)
+    x.long().amax(0).to(t.q.dtype) @ t.w
+    x.sum(1).clamp(max=1)
+    x.long().sum(1).clamp(max=1).to(t.q.dtype) * t.c
+    x.long().sum(1).bool()
+    x.bool().any(1)
+    x.any(0)
+    torch.any(x, 1, keepdim=True)
+    x.repeat(2, 1, 1) @ t.w
+    x.repeat(3, 1, 2, 1).sum((0, 1))
+    x.tile(2, 1) * 2
+    x.tile((2, 1, 1))
+    x.repeat_interleave(3, 1)
+    x.repeat_interleave(2, dim=0) @ t.w
     x * 3 + (1 - x) * 2
     (1 - x) * (2 - x)
     t.n * x + (1 - x)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.parts import DenseColumns, Part
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, empty_meta, map_batch, meta_tensor
@@ -98,8 +99,15 @@ def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
         return False
     if isinstance(part, DenseColumns) or part.ids.shape[-1] <= 1:
         return True
-    if dtype == torch.bool:
-        return part.weights is None and part.ids.shape[-1] < _EXACT_COUNTS
     # Repeated ids add up, except in a bool tensor. In an 8-bit dtype, the sum can overflow.
-    exact = part.weights is None and part.ids.shape[-1] <= _EXACT_COUNTS
+    weights, count = part.weights, part.ids.shape[-1]
+    if weights is not None:
+        if source != torch.int64 or is_compiling():
+            return False
+        count = int(weights.abs().sum(-1).max()) if weights.numel() else 0
+        if dtype == torch.bool and bool((weights < 0).any()):
+            return False  # their sum may be 0
+    if dtype == torch.bool:
+        return count < _EXACT_COUNTS
+    exact = count <= _EXACT_COUNTS
     return exact and source != torch.bool and dtype not in (torch.uint8, torch.int8)

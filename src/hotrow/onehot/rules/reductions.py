@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
@@ -126,6 +127,30 @@ def _sum_classes(
     if x.grad_proxy is not None:
         result = result + func(x.grad_proxy, axes, keepdim)
     return result
+
+
+@rule(*overloads("amax", "any"), any_layout=True)
+def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
+    """Combine the rows of a batch into a multi-hot, in which equal ids count once."""
+    dims = _axes(dim, len(x.sizes))
+    if x.field is None or x.fill != 0 or x.needs_grad or is_compiling():
+        return NotImplemented
+    if not dims or dims & set(x.axis_layout.class_axes) or x.cached_dtype == torch.uint8:
+        return NotImplemented
+    if x.field.weights is not None or x.field.ids.shape[-1] != 1 or 0 in x.sizes:
+        return NotImplemented
+    out = meta_result(func, (x, tuple(dims), keepdim))
+    total = _sum_batch(x, dims, keepdim)
+    assert total.field is not None
+    field = total.field
+    if out.dtype != torch.bool:
+        ids = field.ids.sort(-1).values
+        is_first = torch.ones_like(ids, dtype=out.dtype)
+        is_first[..., 1:] = ids[..., 1:] != ids[..., :-1]
+        field = Field(ids, is_first, field.width)
+    return OneHot(
+        [field], out.dtype, None, None, x.origins, out.stride(), layout=total._axis_layout
+    )
 
 
 @rule(*overloads("argmax"))

@@ -115,6 +115,25 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     return derive_view(x, parts, out, view, view, layout)
 
 
+@rule(*overloads("repeat", "tile", "repeat_interleave"))
+def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
+    out = func(meta_tensor(x), *args, **kwargs)
+    if func.__name__ == "repeat_interleave":
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        is_batch = isinstance(dim, int) and dim % len(x.sizes) != len(x.sizes) - 1
+        keeps_classes = is_batch and isinstance(kwargs.get("repeats", args[0] if args else 0), int)
+    else:
+        keeps_classes = out.shape[-1:] == x.sizes[-1:]
+    if not keeps_classes or not out.numel():
+        return NotImplemented
+
+    def transform(t: Tensor) -> Tensor:
+        repeated: Tensor = func(t, *args, **kwargs)
+        return repeated
+
+    return map_batch(x, out, transform, transform)
+
+
 @rule(Tensor.expand, Tensor.expand_as, *overloads("broadcast_to"))
 def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     if not isinstance(x, OneHot):
