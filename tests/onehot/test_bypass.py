@@ -1,6 +1,9 @@
 """Code that bypasses the rules, or writes to a tensor that a one-hot was computed from."""
 
 import copy
+import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -60,6 +63,44 @@ class Scattered(torch.autograd.Function):
     def backward(ctx, gradient):
         (hot,) = ctx.saved_tensors
         return gradient * hot
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x.mul_(2)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class OwnGraph(torch.autograd.Function):
+    """The forward pass records a graph, which the backward pass replaces."""
+
+    @staticmethod
+    def forward(ctx, x, v):
+        with torch.enable_grad():
+            return x * v
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient.sum(1, keepdim=True) * 7
+
+
+class First(torch.autograd.Function):
+    """Two results, of which only the first has a gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return None if first is None else first * 2
 
 
 class Model(nn.Module):
@@ -145,28 +186,54 @@ def test_gradient_without_rules_matches_torch(forward):
             torch.testing.assert_close(ours, dense)
 
 
+@torch.jit.script
+def doubled(x):
+    return x.mul_(2.0)
+
+
+class Encoded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p, encode):
+        return encode(p.argmax(-1), 4).double()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3, None
+
+
+FUNCTIONS = {each.__name__: each.apply for each in (Reverse, Double, InPlace, OwnGraph, First)} | {
+    "doubled": doubled
+}
+
+
 def statements(text, names_of_arguments="x, q, v, W"):
     """Parametrize a test with one case per line: statements with `x`, then the value to compare."""
     cases = []
     for line in text.strip().splitlines():
         *before, result = [part.strip() for part in line.split(";")]
-        names = {"torch": torch, "F": F, "IDS": IDS}
+        names = {"torch": torch, "F": F, "IDS": IDS, "checkpoint": checkpoint, **FUNCTIONS}
         code = "".join(f"    {each}\n" for each in before)
-        exec(f"def run({names_of_arguments}):\n{code}    return {result}", names)
+        exec(f"def run({names_of_arguments}, made=None):\n{code}    return {result}", names)
         cases.append(pytest.param(names["run"], id=line.strip()))
     return pytest.mark.parametrize("run", cases)
+
+
+def _encode(encode, p):
+    return Encoded.apply(p, encode)
 
 
 def both(run):
     """Return torch's and hotrow's results, each with the gradients of the operands."""
     results = []
-    for x in (F.one_hot(IDS, 4).double(), one_hot(IDS, 4, torch.float64)):
+    for encode in (F.one_hot, one_hot):
+        x = encode(IDS, 4).double()
         generator = torch.Generator().manual_seed(3)
         q, v, w = (
             torch.randint(-3, 4, shape, generator=generator).double().requires_grad_()
             for shape in ((5, 4), (5, 1), (4, 2))
         )
-        result = outcome(run, x, q, v, w)
+        made = functools.partial(_encode, encode)
+        result = outcome(functools.partial(run, made=made), x, q, v, w)
         tensors = result if isinstance(result, tuple) else (result,)
         sums = [t.sum() for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
         if sums:
@@ -237,10 +304,125 @@ def test_write_after_the_use_matches_torch(run):
 
 @statements(
     """
+    x.mul_(q); x, x.requires_grad, x.is_leaf, Double(x)
+    x.mul_(q); x @ W
+    x.add_(q); torch.cat([x, q], 1)
+    y = x.mul_(q); x, y is x
+    x += q; x, Double(x)
+    x[0] = q[0]; x @ W, Double(x)
+    x.copy_(q); x, Double(x)
+    y = x[:2]; x.mul_(v); y, y @ W
+    y = made(q); y * 2, y[1:], y.t(), -y
+    y = made(q); y.sum(0), y.mean(0), y.float().double(), y.clone(), y.detach()
+    y = made(q); y.view(20), y.unsqueeze(0), y.expand(2, 5, 4), y[torch.tensor([1, 0])]
+    y = made(q); y.unbind(0)[1], y.split(2)[0], torch.stack([y, y]), torch.cat([y, y], 1)
+    y = made(q); y[1:] @ W, (y * v) @ W
+    y = Reverse(x * v); y[1:] @ W, y * q
+    x = x * v; y = x[:2]; y.mul_(3 * q[:2]); Double(x), x @ W, y
+    x = x * v; y = x[:2]; x.mul_(3 * q); Double(y), y @ W, x
+    y = made(q); y.mul_(q); y @ W, y, Double(y)
+    y = made(q); z = y[:2]; z.mul_(q[:2]); y @ W, z, Double(y)
+    y = made(q); y.cumsum(1); y.mul_(q); y.cumsum(1), Double(y)
+    y = made(q); z = y[:2]; z.cumsum(1); z.mul_(q[:2]); y.cumsum(1), z.cumsum(1)
+    doubled(x); x, x.cumsum(1), x @ W
+    torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
+    x = x * q; torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
+    y = InPlace(x * v); y @ W, y
+    y = InPlace(x); y @ W, y
+    OwnGraph(x, v).sum(1), OwnGraph(x, v) @ W
+    y, z = First(x * v); z
+    x = x * v; x.register_hook(lambda g: g * 2); Double(x), x.cumsum(0)
+    x = x * v; x.retain_grad(); Double(x).sum().backward(); x.grad
+    y = made(q); y.register_hook(lambda g: g * 2); Double(y), y @ W
+    x = x - 1; F.relu(x, inplace=True); x, x.sum()
+    x = x * -q; x.cumsum(1); F.relu(x, inplace=True); x
+    y = F.relu(x, inplace=True); y is x, x
+    y = (x + x.flip(0)) * v; y.detach_(); y.exp(), y
+    x.requires_grad_(); y = x.detach(); y.mul_(2); x, x @ W
+    checkpoint(lambda t: t.cumsum(1) * 2, x * v, use_reentrant=True)
+    torch.func.grad(lambda a: (x * a).sum())(v.detach())
+    torch.func.grad(lambda a: torch.cat([x, a], 1).square().sum())(v.detach())
+    torch.func.grad(lambda a: F.binary_cross_entropy_with_logits(a, x))(q.detach())
+    torch.func.hessian(lambda a: (x * a).sum() ** 2)(v.detach())
+    torch.func.vmap(lambda a: x * a)(torch.stack([v, v]).detach())
+    torch.func.jvp(lambda a: (x * a).sum(1), (q.detach(),), (q.detach(),))[1]
+    """
+)
+def test_graph_of_a_written_or_returned_one_hot_matches_torch(run):
+    dense, ours = both(run)
+    assert_alike(ours, dense, strides=False)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_fused_step_of_a_one_hot(name):
+    results = []
+    for x in (F.one_hot(IDS, 4).double(), one_hot(IDS, 4, torch.float64)):
+        x.requires_grad_().sum().backward()
+        getattr(torch.optim, name)([x], lr=0.1, fused=True).step()
+        results.append((x @ torch.ones(4, 1).double()).detach())
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_dense_tensor_read_in_inference_mode_does_not_stay():
+    results = []
+    for x in (F.one_hot(IDS, 4).double(), one_hot(IDS, 4, torch.float64)):
+        with torch.inference_mode():
+            x.exp()
+        x.mul_(2)
+        factor = torch.full((5, 4), 3.0, dtype=torch.float64, requires_grad=True)
+        (x.tril() * factor).sum().backward()
+        results.append(factor.grad)
+    torch.testing.assert_close(results[1], results[0])
+
+
+def _reentrant():
+    x = one_hot(IDS, 4, torch.float64) * torch.ones(5, 1, requires_grad=True)
+    checkpoint(lambda t: t.cumsum(1), x, use_reentrant=True).sum().backward()
+    return x
+
+
+def _leaf():
+    x = one_hot(IDS, 4, torch.float64, requires_grad=True)
+    x.cumsum(1).sum().backward()
+    return x
+
+
+def _late_leaf():
+    x = one_hot(IDS, 4, torch.float64)
+    x.cumsum(1)
+    x.requires_grad_().cumsum(1).sum().backward()
+    return x
+
+
+def _written():
+    x = one_hot(IDS, 4, torch.float64)
+    y = x[:2]
+    y.mul_(torch.ones(2, 1, requires_grad=True))
+    x.cumsum(1).sum().backward()
+    return x
+
+
+def _returned():
+    x = _encode(one_hot, torch.ones(5, 4, requires_grad=True))
+    x.mul_(2)
+    x.cumsum(1).sum().backward()
+    return x
+
+
+@pytest.mark.parametrize("make", [_reentrant, _leaf, _late_leaf, _written, _returned])
+def test_one_hot_is_freed(make):
+    reference = weakref.ref(make())
+    gc.collect()
+    assert reference() is None
+
+
+@statements(
+    """
     torch.cat([x, v], 1)
     x * q
     x * v
     (x * v).sum(0)
+    ((x + x.flip(0)) * v).exp()
     (x * q).t()
     x - q.detach() + q
     y.to(torch.float64, copy=True)
@@ -253,7 +435,7 @@ def test_write_after_the_use_matches_torch(run):
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_result_without_grad_matches_torch(run, mode):
-    def inside(x, q, v, W):
+    def inside(x, q, v, W, made):
         y = x * v
         with mode():
             result = run(x, q, v, y)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
+from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field, Part
 from hotrow.onehot.tensor import OneHot
@@ -75,7 +76,7 @@ def gather_along(values: Tensor, axis: int, ids: Tensor) -> Tensor:
 
     Unlike `gather`, it doesn't save the values for the backward pass, so they may be overwritten.
     """
-    if is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_compiling() or is_transforming():
         return values.gather(axis, ids)
     result: Tensor = _Gather.apply(values, axis, ids)  # type: ignore[no-untyped-call]
     return result

@@ -14,6 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def is_transforming() -> bool:
+    """Return whether `torch.func` or forward-mode autograd is active, which need special rules."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def expanded_zeros(sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -61,14 +67,16 @@ class Connect(torch.autograd.Function):
         ctx: Any, x: Tensor, split: Callable[[Tensor], Sequence[Tensor | None]], *tensors: Tensor
     ) -> Tensor:
         """Return x itself, as if it had been computed from the tensors in place."""
-        ctx.split = split
+        ctx.split, ctx.count, ctx.materialize_grads = split, len(tensors), False
         ctx.mark_dirty(x)
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Any, ...]:
         """Return the gradient of each tensor."""
-        return None, None, *ctx.split(gradient)
+        if gradient is None:
+            return (None,) * (2 + ctx.count)
+        return (None, None, *ctx.split(gradient))
 
 
 class _TransformedProxy(torch.autograd.Function):

@@ -83,12 +83,16 @@ class RuleTensor(Tensor):
         """True if autograd knows this tensor's gradient."""
         raise NotImplementedError
 
-    def connect(self) -> None:
-        """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
+    def connect_all(self) -> None:
+        """Connect this tensor, its base and all their views after a write; see `OneHot.connect`."""
         raise NotImplementedError
 
     def materialize(self, permanent: bool = False) -> Tensor:
         """Return the dense tensor that this tensor represents."""
+        raise NotImplementedError
+
+    def materialize_for_write(self) -> Tensor:
+        """Return the dense tensor for an in-place operation."""
         raise NotImplementedError
 
     @classmethod
@@ -144,20 +148,41 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
                 origin.record_small_product(x.entries)
             elif x.has_many_zeros:
                 origin.record_fallback(func)
-    result = func(*_materialized(args), **_materialized(kwargs))
+    dense: dict[int, RuleTensor] = {}  # by id of the dense tensor, which `arguments` keeps alive
+
+    def convert(x: RuleTensor) -> Tensor:
+        tensor = (
+            x.materialize_for_write() if any(x is each for each in written) else x.materialize()
+        )
+        dense[id(tensor)] = x
+        return tensor
+
+    arguments = map_instances((args, kwargs), RuleTensor, convert)
+    result = func(*arguments[0], **arguments[1])
     for x in written:
-        x.connect()
-    return next((x for x in tensors if x._dense is result), result)
+        x.connect_all()
+    return dense.get(id(result), result)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:
     """Return the one-hots that `func` changes."""
+    if isinstance(func, torch._ops.OpOverload):
+        return _written_by_schema(func, args)
     name = getattr(func, "__name__", "")
     in_place = name in _IN_PLACE_OPERATORS or kwargs.get("inplace") is True
     if name.endswith("_") and not name.endswith("__"):
         in_place = name not in _HARMLESS
     changed = (args[:1] or tuple(kwargs.values())) if in_place else ()
     return list(find_instances((changed, kwargs.get("out")), RuleTensor))
+
+
+def _written_by_schema(func: torch._ops.OpOverload, args: Any) -> list[RuleTensor]:
+    changed = [
+        value
+        for argument, value in zip(func._schema.arguments, args, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return list(find_instances(changed, RuleTensor))
 
 
 _IN_PLACE_OPERATORS = {"__setitem__"} | {
@@ -178,11 +203,15 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     hidden = [
         x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_connected
     ]
+    written = _written_by_schema(func, args)
+    hidden += [x for x in written if x.needs_grad]
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
             f"{func} runs below autograd on a one-hot that requires grad, so its gradient would be "
             "lost; make the one-hot dense first, for example with x + 0"
         )
+    for x in written:
+        x.materialize(permanent=True)
     return func(*_materialized(args), **_materialized(kwargs))
 
 
@@ -220,10 +249,14 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
                     positional = tuple(named.pop(name) for name in names if name in named)
                 if named.get("out", 0) is None:
                     named = {name: value for name, value in named.items() if name != "out"}
-                if "out" in named or not (
-                    positional
-                    and (any_name or named.keys() <= parameters.keys())
-                    and (any_layout or _are_plain(positional))
+                if (
+                    "out" in named
+                    or named.get("inplace") is True
+                    or not (
+                        positional
+                        and (any_name or named.keys() <= parameters.keys())
+                        and (any_layout or _are_plain(positional))
+                    )
                 ):
                     return run_dense(func, args, kwargs)
                 result = body(func, *positional, **named)

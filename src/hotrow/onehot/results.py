@@ -91,14 +91,17 @@ def derive(
     """
     proxy: Tensor | None = None
     dense_fn: Callable[[], Tensor | None] | None = None
-    if x.is_grad_leaf or x._grad_proxy is not None:
-        proxy = transform_proxy(transform, out, x.grad_proxy, factors=factors)
+    source_proxy = x.grad_proxy
+    if source_proxy is not None:
+        proxy = transform_proxy(transform, out, source_proxy, factors=factors)
     if rounds_differently and not any(factor.is_inference() for factor in factors):
         source, versions = x.snapshot(), [factor._version for factor in factors]
+        has_graph = torch.is_grad_enabled()
 
         def dense_fn() -> Tensor | None:
             is_same = versions == [factor._version for factor in factors]
-            return transform(source.materialize()) if is_same else None
+            with torch.set_grad_enabled(has_graph):
+                return transform(source.materialize()) if is_same else None
 
     fill = x.fill if fill is None else fill
     layout = x._axis_layout if layout is None else layout
@@ -131,5 +134,6 @@ def derive_view(
     """Call `derive`; if `out` is a view, record that `view` creates the result from x."""
     result = derive(x, parts, out, transform, layout=layout, factors=factors)
     if out._is_view():
-        x.has_views, result._parent = True, (x, view)
+        result._parent = x, view
+        x.add_view(result)
     return result

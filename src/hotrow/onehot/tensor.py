@@ -6,6 +6,7 @@ Its operations are in `rules/`.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from hotrow.errors import HotrowIndexError
 from hotrow.ids import as_ids, check_ids
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy
+from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy, is_transforming
 from hotrow.onehot.layout import Layout, plain_layout
 from hotrow.onehot.parts import (
     DenseColumns,
@@ -52,7 +53,6 @@ class OneHot(RuleTensor):
         cached_dtype: the tensor's dtype.
         cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
-        has_views: whether this tensor may have views.
         fill: the value of all entries outside the ids of the fields; 0 unless an operation such as
             `1 - x` changed it. If it is not 0, every field has at most one id per row.
         difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
@@ -77,9 +77,8 @@ class OneHot(RuleTensor):
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor | None] | None
     _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
-    _is_connected: bool  # whether the gradient of `_dense` flows to this tensor
-    _has_graph: bool  # whether autograd passes this tensor's gradient on to the parts
-    has_views: bool
+    _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
+    _views: dict[int, weakref.ref[OneHot]]  # the views that exist, by their id
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     fill: float
@@ -117,11 +116,10 @@ class OneHot(RuleTensor):
         self._parent, self.origins, self._dense_fn = parent, origins, dense_fn
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
         self.strides = _contiguous_strides(sizes) if stride is None else stride
-        self.has_views = False
+        self._views = {}
         self.fill, self._axis_layout = fill, layout
         self.difference = None
-        self._dense, self._dense_version, self._is_connected = None, 0, False
-        self._has_graph = False
+        self._dense, self._dense_version, self._graph = None, 0, None
         self.connect()
         return self
 
@@ -129,10 +127,22 @@ class OneHot(RuleTensor):
         """Do nothing: `__new__` sets everything."""
 
     @property
+    def has_views(self) -> bool:
+        """True if this tensor has views."""
+        return bool(self._views)
+
+    def add_view(self, view: OneHot) -> None:
+        """Remember a view, as long as it exists."""
+        views, key = self._views, id(view)
+        views[key] = weakref.ref(view, lambda _: views.pop(key, None))
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """The current parts; after an in-place write, a single part of dense columns."""
         if self.is_modified:
             return (DenseColumns(self.axis_layout.restore(self.materialize())),)
+        if self._graph is not None:
+            self._drop_old_graph()
         return self._parts
 
     @property
@@ -177,10 +187,22 @@ class OneHot(RuleTensor):
     @property
     def has_own_grad(self) -> bool:
         """True if the gradient stops here: for a leaf, or the result of an `autograd.Function`."""
-        if self.is_grad_leaf or self._has_graph or is_compiling():
-            return self.is_grad_leaf
+        if self.is_grad_leaf:
+            return True
         with torch._C.DisableTorchFunctionSubclass():
-            return self.requires_grad
+            has_own_grad = self.requires_grad and self.grad_fn is not self._graph
+        if has_own_grad and is_compiling() and torch.is_grad_enabled():
+            raise RuntimeError(
+                "torch.compile cannot trace the gradient of a one-hot that requires grad and was "
+                "created outside of the graph; make it dense there, for example with x + 0"
+            )
+        return has_own_grad
+
+    def _drop_old_graph(self) -> None:
+        """Detach the parts if an `autograd.Function` has given this tensor another graph."""
+        if self.has_own_grad:
+            self._parts = tuple(part.map(_without_gradient) for part in self._parts)
+            self._grad_proxy, self._graph = None, None
 
     @property
     def entries(self) -> int:
@@ -221,7 +243,7 @@ class OneHot(RuleTensor):
     @property
     def is_connected(self) -> bool:
         """True if autograd knows this tensor's gradient."""
-        return self._has_graph or self.has_own_grad
+        return self._graph is not None or self.has_own_grad
 
     @property
     def is_leaf_or_view_of_leaf(self) -> bool:
@@ -241,7 +263,7 @@ class OneHot(RuleTensor):
         if is_compiling() and not (permanent or is_modified):
             return self._compute_dense()  # torch.compile removes repeated work
         if self._dense is None:
-            with torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad():
                 if self._parent is None:
                     self._dense = self._compute_dense()
                 else:
@@ -249,17 +271,35 @@ class OneHot(RuleTensor):
                     self._dense = view(parent.materialize(permanent and is_compiling()))
             has_version = not (is_modified or self._dense.is_inference())
             self._dense_version = self._dense._version if has_version else None
-        self._connect_dense()
         if permanent:
             self._dense_version = None
             if self._parent is not None:
                 self._parent[0].materialize(permanent=True)
-        return self._dense
+        if not self.has_own_grad:
+            return self._dense
+        # A stored tensor that is connected to this one would keep both alive forever.
+        with torch.enable_grad():
+            connected: Tensor = ConnectLeaf.apply(self._dense.detach(), self)  # type: ignore[no-untyped-call]
+        return connected
+
+    def materialize_for_write(self) -> Tensor:
+        """Return the dense tensor for an in-place operation, whose graph it will contain."""
+        if self._parent is not None:
+            parent = self._parent[0]
+            had_own_grad = parent.has_own_grad
+            parent.materialize_for_write()
+            if had_own_grad and not parent.has_own_grad:
+                self._dense = None  # a view of a tensor that the parent didn't keep
+        dense = self.materialize(permanent=True)  # some kernels don't count their writes
+        if torch.is_grad_enabled() and self.has_own_grad and not self.is_grad_leaf:
+            self._dense = dense
+            with torch._C.DisableTorchFunctionSubclass():
+                self._graph = self.grad_fn
+        return dense
 
     def set_grad_leaf(self, requires_grad: bool) -> None:
         """Set whether this is a leaf that requires grad."""
         self.is_grad_leaf = requires_grad
-        self._connect_dense()
 
     def detach_in_place(self) -> None:
         """Remove the graph that computed this tensor, like `Tensor.detach_`."""
@@ -267,8 +307,9 @@ class OneHot(RuleTensor):
         self._grad_proxy, self.is_grad_leaf = None, False
         with torch._C.DisableTorchFunctionSubclass():
             self.detach_()
+        self._graph = self._dense_fn = None
         if self._dense is not None:
-            self._dense, self._is_connected = self._dense.detach(), False
+            self._dense = self._dense.detach()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
         """Take the shape and the parts of `result`; `change` changes a dense tensor likewise."""
@@ -289,12 +330,14 @@ class OneHot(RuleTensor):
         self._parts, self._axis_layout = result._parts, result._axis_layout
         self.sizes, self.strides = result.sizes, result.strides
         self._grad_proxy = result._grad_proxy
-        self.has_views, self.difference = False, None
+        self._views, self.difference = {}, None
         self.connect()
 
     def connect(self) -> None:
         """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
-        if is_compiling() or not torch.is_grad_enabled():
+        if is_compiling() or not torch.is_grad_enabled() or is_transforming():
+            return
+        if self.has_own_grad:
             return
         if self.is_modified:
             tensors, split = [self.materialize()], _same_gradient
@@ -308,20 +351,23 @@ class OneHot(RuleTensor):
                 return [*split_gradient(parts, rows), *[gradient] * len(proxies)]
 
         if any(tensor.requires_grad for tensor in tensors):
-            Connect.apply(self, split, *tensors)  # type: ignore[no-untyped-call]
-            self._has_graph = True
+            with torch._C.DisableTorchFunctionSubclass():
+                Connect.apply(self, split, *tensors)  # type: ignore[no-untyped-call]
+                self._graph = self.grad_fn
 
-    def _connect_dense(self) -> None:
-        """Connect the dense tensor to this tensor if the gradient stops here."""
-        if self._dense is None or self.has_own_grad == self._is_connected:
-            return
-        values = self._dense.detach()  # shares the memory and the version
-        self._is_connected = not self._is_connected
-        with torch.enable_grad():
-            connect: Any = ConnectLeaf.apply
-            self._dense = connect(values, self) if self._is_connected else values
+    def connect_all(self) -> None:
+        """Connect this tensor, its base and all their views after a write."""
+        base = self
+        while base._parent is not None:
+            base = base._parent[0]
+        remaining = [base]
+        for x in remaining:
+            x.connect()
+            remaining += [view for ref in x._views.values() if (view := ref()) is not None]
 
     def _compute_dense(self) -> Tensor:
+        if self._graph is not None:
+            self._drop_old_graph()
         dense = None if self._dense_fn is None else self._dense_fn()
         if dense is not None:
             return dense

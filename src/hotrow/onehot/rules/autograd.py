@@ -66,14 +66,17 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
 def _(func: Any, x: OneHot) -> Any:
     if x._parent is not None:
         return NotImplemented  # torch raises
+    if x.has_views:
+        raise RuntimeError("detach_ cannot detach a one-hot that has views; use x = x.detach()")
     x.detach_in_place()
     return x
 
 
 @rule(Tensor.retain_grad, Tensor.register_hook, any_layout=True)
 def _(func: Any, x: OneHot, *args: Any) -> Any:
-    if x.is_grad_leaf:
+    if x.has_own_grad:
         with torch._C.DisableTorchFunctionSubclass():
             return func(x, *args)
     x.materialize(permanent=True)
+    x.connect()
     return NotImplemented

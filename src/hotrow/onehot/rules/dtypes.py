@@ -24,11 +24,11 @@ def _(func: Any, x: OneHot, **kwargs: Any) -> Any:
     if func.__name__ != "detach":
         return map_batch(x, out, lambda t: t.clone(), lambda t: t)
     parts = [part.map(Tensor.detach) for part in x.parts]
-    x.has_views = True
     result = OneHot(
         parts, x.cached_dtype, None, (x, Tensor.detach), x.origins, x.strides,
         fill=x.fill, layout=x._axis_layout,
     )  # fmt: skip
+    x.add_view(result)
     result.difference = x.difference
     return result
 

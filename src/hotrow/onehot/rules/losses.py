@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import broadcast_parts, gather
+from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.results import meta_result, meta_tensor
@@ -114,7 +115,7 @@ def _margins(input: Tensor, target: OneHot) -> Tensor | None:
         return None
     if target.grad_proxy is not None or target.is_modified or len(layout.classes) > 1:
         return None
-    if target.is_too_small or is_compiling() or not input.numel():
+    if target.is_too_small or is_compiling() or is_transforming() or not input.numel():
         return None
     for origin in target.origins:
         origin.record_use(F.binary_cross_entropy_with_logits)
