@@ -75,8 +75,10 @@ class Connect(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Any, ...]:
         """Return the gradient of each tensor."""
         if gradient is None:
-            return (None,) * (2 + ctx.count)
-        return (None, None, *ctx.split(gradient))
+            count: int = ctx.count
+            return (None,) * (2 + count)
+        gradients: Sequence[Tensor | None] = ctx.split(gradient)
+        return None, None, *gradients
 
 
 class _TransformedProxy(torch.autograd.Function):
