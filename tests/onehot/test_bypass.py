@@ -327,6 +327,8 @@ def test_write_after_the_use_matches_torch(run):
     doubled(x); x, x.cumsum(1), x @ W
     torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
     x = x * q; torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
+    torch.ops.aten.add.out(x, v, out=x); x @ W
+    y = x * 1.0; torch.ops.aten.mul.out(y, v.detach(), out=y); y @ W, y
     y = InPlace(x * v); y @ W, y
     y = InPlace(x); y @ W, y
     OwnGraph(x, v).sum(1), OwnGraph(x, v) @ W

@@ -167,7 +167,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
 def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:
     """Return the one-hots that `func` changes."""
     if isinstance(func, torch._ops.OpOverload):
-        return _written_by_schema(func, args)
+        return _written_by_schema(func, args, kwargs)
     name = getattr(func, "__name__", "")
     in_place = name in _IN_PLACE_OPERATORS or kwargs.get("inplace") is True
     if name.endswith("_") and not name.endswith("__"):
@@ -176,10 +176,10 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:
     return list(find_instances((changed, kwargs.get("out")), RuleTensor))
 
 
-def _written_by_schema(func: torch._ops.OpOverload, args: Any) -> list[RuleTensor]:
+def _written_by_schema(func: torch._ops.OpOverload, args: Any, kwargs: Any) -> list[RuleTensor]:
     changed = [
-        value
-        for argument, value in zip(func._schema.arguments, args, strict=False)
+        args[i] if i < len(args) else kwargs.get(argument.name)
+        for i, argument in enumerate(func._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return list(find_instances(changed, RuleTensor))
@@ -203,7 +203,7 @@ def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
     hidden = [
         x for x in find_instances((args, kwargs), RuleTensor) if x.needs_grad and not x.is_connected
     ]
-    written = _written_by_schema(func, args)
+    written = _written_by_schema(func, args, kwargs)
     hidden += [x for x in written if x.needs_grad]
     if torch.is_grad_enabled() and hidden:
         raise RuntimeError(
