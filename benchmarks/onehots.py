@@ -4,7 +4,7 @@
 
 Each use runs forward and backward on the same numbers, with a one-hot from `F.one_hot` and with one
 from `hotrow.one_hot`. The results are compared before timing starts. The table shows both times and
-the largest memory that a run allocates.
+the sum of all memory that a run allocates.
 """
 
 from __future__ import annotations

@@ -25,6 +25,11 @@ class Field:
     weights: Tensor | None
     width: int
 
+    @property
+    def has_one_id(self) -> bool:
+        """True if each row has exactly one id."""
+        return self.ids.shape[-1] == 1
+
     def map(self, transform: Callable[[Tensor], Tensor]) -> Field:
         """Apply `transform`, which must keep the last axis, to the ids and the weights."""
         weights = None if self.weights is None else transform(self.weights)
@@ -62,7 +67,7 @@ class Field:
         if fill != 0:
             result = self.ids.new_full(shape, fill, dtype=dtype)
             return result.scatter(-1, self.ids, self.weights_or_ones(dtype))
-        if self.weights is None and self.ids.shape[-1] == 1:
+        if self.weights is None and self.has_one_id:
             return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
         if self.weights is not None and dtype.is_floating_point and self.ids.shape[-1] > 2:

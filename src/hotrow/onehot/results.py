@@ -39,6 +39,19 @@ def _cached_meta(sizes: Any, strides: Any, dtype: torch.dtype) -> Tensor:
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
 
 
+def sizes_of(t: Tensor) -> tuple[int, ...]:
+    """Return the shape of a one-hot or a dense tensor."""
+    return t.sizes if isinstance(t, OneHot) else tuple(t.shape)
+
+
+def number_of_dtype(value: float, dtype: torch.dtype) -> Tensor:
+    """Return the number as a 0-D tensor of this dtype, or raise torch's error for an overflow."""
+    return _TRUE.to(dtype).masked_fill(_TRUE, value)
+
+
+_TRUE = torch.ones((), dtype=torch.bool)
+
+
 def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
     """Return the result of `func` on meta tensors, or raise torch's error.
 

@@ -253,7 +253,7 @@ class OneHot(RuleTensor):
         return self.needs_grad and self._parent[0].is_leaf_or_view_of_leaf
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """Return the dense tensor that this tensor represents; every call returns the same object.
+        """Return the dense tensor that this tensor represents; all calls share its memory.
 
         Writing to the dense tensor also changes this tensor and, if this tensor is a view, its
         parent. With `permanent=True`, the dense tensor permanently replaces the parts, even if
@@ -297,9 +297,10 @@ class OneHot(RuleTensor):
                 self._graph = self.grad_fn
         return dense
 
-    def set_grad_leaf(self, requires_grad: bool) -> None:
-        """Set whether this is a leaf that requires grad."""
-        self.is_grad_leaf = requires_grad
+    def record_use(self, func: Any) -> None:
+        """Record for the report that `func` was computed from the ids."""
+        for origin in self.origins:
+            origin.record_use(func)
 
     def detach_in_place(self) -> None:
         """Remove the graph that computed this tensor, like `Tensor.detach_`."""

@@ -58,7 +58,7 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
-    x.set_grad_leaf(requires_grad)
+    x.is_grad_leaf = requires_grad
     return result
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hotrow.onehot.gradient import expanded_zeros, transform_proxy
 from hotrow.onehot.parts import DenseColumns, Field, Part, all_weights, merge_fields
 from hotrow.onehot.registry import rule
-from hotrow.onehot.results import meta_tensor
+from hotrow.onehot.results import meta_tensor, sizes_of
 from hotrow.onehot.rules.dtypes import cast, casts_exactly
 from hotrow.onehot.tensor import OneHot
 
@@ -57,7 +57,7 @@ def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: i
     def transform(*inputs: Tensor) -> Tensor:
         remaining = iter(inputs)
         pieces = [
-            expanded_zeros(_sizes(t), out.dtype, one_hots[0].cached_device)
+            expanded_zeros(sizes_of(t), out.dtype, one_hots[0].cached_device)
             if proxy is None
             else next(remaining)
             for t, proxy in zip(tensors, proxies, strict=True)
@@ -67,10 +67,6 @@ def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: i
     origins = frozenset().union(*(x.origins for x in one_hots))
     proxy = transform_proxy(transform, out, *proxies)
     return OneHot(parts, out.dtype, proxy, None, origins, out.stride())
-
-
-def _sizes(t: Tensor) -> tuple[int, ...]:
-    return t.sizes if isinstance(t, OneHot) else tuple(t.shape)
 
 
 def _matching_parts(one_hots: list[OneHot]) -> list[tuple[Part, ...]] | None:

@@ -24,7 +24,7 @@ from hotrow.onehot.gather import gather_along, gather_from_field
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import empty_meta, meta_result
+from hotrow.onehot.results import empty_meta, meta_result, sizes_of
 from hotrow.onehot.rules.products import autocast_dtype, look_up_product
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up
@@ -85,7 +85,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         return NotImplemented
     if not _is_strided(other):
         return NotImplemented
-    if any(0 in _sizes(t) for t in operands):
+    if any(0 in sizes_of(t) for t in operands):
         return NotImplemented
     if not _sizes_match(operands, labels):
         return NotImplemented  # torch raises or broadcasts
@@ -106,13 +106,9 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         if isinstance(result, OneHot):
             result.origins = origins
             return result
-        for origin in origins:
+        for origin in origins:  # once, even if both operands come from the same line
             origin.record_use(func)
     return result
-
-
-def _sizes(t: Any) -> tuple[int, ...]:
-    return t.sizes if isinstance(t, OneHot) else tuple(t.shape)
 
 
 def _dtype(t: Any) -> torch.dtype:
@@ -134,16 +130,16 @@ def _check(func: Any, tensors: Sequence[Any]) -> None:
     """Raise torch's errors for these shapes and dtypes."""
     dtype = _product_dtype(func, tensors)
     if dtype is not None:  # autocast doesn't apply to meta tensors
-        tensors = [empty_meta(_sizes(t), t.stride(), dtype) for t in tensors]
+        tensors = [empty_meta(sizes_of(t), t.stride(), dtype) for t in tensors]
     meta_result(func, tensors)
 
 
 def _sizes_match(operands: Sequence[Any], labels: Sequence[str]) -> bool:
     sizes: dict[str, int] = {}
     for t, letters in zip(operands, labels, strict=True):
-        if len(letters) != len(_sizes(t)):
+        if len(letters) != len(sizes_of(t)):
             return False
-        for letter, size in zip(letters, _sizes(t), strict=True):
+        for letter, size in zip(letters, sizes_of(t), strict=True):
             if sizes.setdefault(letter, size) != size:
                 return False
     return True
@@ -410,7 +406,7 @@ def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[str], str] | No
     for i, (each, t) in enumerate(zip(labels, operands, strict=True)):
         if "..." not in each:
             continue
-        count = len(_sizes(t)) - len(each.replace("...", ""))
+        count = len(sizes_of(t)) - len(each.replace("...", ""))
         if each.count("...") > 1 or not 0 <= count <= len(free):
             return None
         letters = "".join(free[:count])
@@ -441,7 +437,7 @@ def _(func: Any, left: Any, right: Any) -> Any:
     operands = left, right
     if not all(_is_strided(t) for t in operands):
         return NotImplemented
-    shapes = [_sizes(t) for t in operands]
+    shapes = [sizes_of(t) for t in operands]
     if not all(shapes):
         return NotImplemented
     _check(func, operands)
@@ -501,7 +497,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
 def _(func: Any, a: Any, b: Any, dims: Any = 2, **kwargs: Any) -> Any:
     if kwargs or not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return NotImplemented
-    counts = len(_sizes(a)), len(_sizes(b))
+    counts = len(sizes_of(a)), len(sizes_of(b))
     if isinstance(dims, int):
         pairs = [*zip(range(counts[0] - dims, counts[0]), range(dims), strict=True)]
     elif isinstance(dims, tuple | list) and len(dims) == 2:

@@ -25,7 +25,7 @@ from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import derive, meta_result, meta_tensor
+from hotrow.onehot.results import derive, meta_result, meta_tensor, number_of_dtype
 from hotrow.onehot.rules.contraction import contract
 from hotrow.onehot.tensor import OneHot
 
@@ -58,7 +58,6 @@ _NAMES = (
     *("eq", "ne", "not_equal", "lt", "less", "le", "less_equal", "gt", "greater", "ge"),
     *("greater_equal", "logical_or", "logical_xor", "bitwise_or", "bitwise_xor"),
 )
-_SCALAR = torch.zeros((), dtype=torch.bool)
 _METHODS = (
     *(Tensor.__radd__, Tensor.__rsub__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),
     *(Tensor.__abs__, Tensor.__invert__, Tensor.__or__, Tensor.__ror__, Tensor.__xor__),
@@ -85,7 +84,7 @@ def _(func: Any, input: Any, condition: Any, other: Any = None) -> Any:
 @rule(*overloads("masked_fill"), any_layout=True)
 def _(func: Any, input: Any, mask: Any, value: Any) -> Any:
     if isinstance(value, int | float):
-        func(_SCALAR.to(input.dtype), _SCALAR, value)  # raises torch's error for an overflow
+        number_of_dtype(value, input.dtype)
     result = _where(mask, value, input)
     return result if getattr(result, "dtype", None) == input.dtype else NotImplemented
 
@@ -240,8 +239,7 @@ def _replace_entries(
         return NotImplemented
     if x.grad_proxy is not None:
         return NotImplemented
-    for origin in x.origins:
-        origin.record_use(func)
+    x.record_use(func)
     weights = field.weights_or_ones(x.cached_dtype)
     values = func(*(_entries(each, x, field.ids, weights, layout) for each in args), **kwargs)
     values = values.expand(field.ids.shape).to(out.dtype)
@@ -281,8 +279,7 @@ def _add_at_ids(
     dense = -dense if is_first and sign < 0 else dense
     weights = field.weights_or_ones(x.cached_dtype).to(out.dtype)
     weights = weights if is_first else sign * weights
-    for origin in x.origins:
-        origin.record_use(func)
+    x.record_use(func)
     (axis,) = layout.class_axes
     ids, weights = (t.permute(layout.order) for t in (field.ids, weights))
     result = _arranged(dense.expand(out.shape).scatter_add(axis, ids, weights), out)
@@ -360,7 +357,8 @@ def _combine(
         return NotImplemented
     origins = x.origins | other.origins
     weights, fill = field.weights_or_ones(x.cached_dtype), 0.0
-    if _have_one_id(field, other_field) and _are_same_ids(field.ids, other_field.ids):
+    have_one_id = field.has_one_id and other_field.has_one_id
+    if have_one_id and _are_same_ids(field.ids, other_field.ids):
         values = func(weights, other_field.weights_or_ones(other.cached_dtype))
         result = Field(field.ids, values.expand(field.ids.shape), field.width)
         fill = func(_fill_tensor(x, out.ndim), _fill_tensor(other, out.ndim)).item()
@@ -369,7 +367,7 @@ def _combine(
     elif func in _ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= _MAX_COMPARED:
         found = gather_from_field(other_field, 0, field.ids, other.cached_dtype)
         result = Field(field.ids, func(weights, found), field.width)
-    elif func in _SUMS and out.dtype != torch.bool and _have_one_id(field, other_field):
+    elif func in _SUMS and out.dtype != torch.bool and have_one_id:
         other_weights = other_field.weights_or_ones(other.cached_dtype) * _SUMS[func]
         both = torch.cat([weights.to(out.dtype), other_weights.to(out.dtype)], -1)
         result = Field(torch.cat([field.ids, other_field.ids], -1), both, field.width)
@@ -407,10 +405,6 @@ def _outer_product(func: Callable[..., Any], x: OneHot, other: OneHot, out: Tens
     return contract(func, operands, labels, letters)
 
 
-def _have_one_id(*fields: Field) -> bool:
-    return all(field.ids.shape[-1] == 1 for field in fields)
-
-
 @rule(*overloads("masked_select"), any_layout=True)
 def _(func: Any, input: Any, mask: Any) -> Any:
     return select(input, mask)
@@ -421,14 +415,13 @@ def select(input: Any, mask: Any) -> Any:
     if isinstance(input, OneHot) or not isinstance(mask, OneHot) or not mask.is_plain:
         return NotImplemented
     field = mask.field
-    if field is None or field.ids.shape[-1] != 1 or mask.cached_dtype != torch.bool:
+    if field is None or not field.has_one_id or mask.cached_dtype != torch.bool:
         return NotImplemented
     if tuple(input.shape) != mask.sizes or mask.is_modified or is_compiling():
         return NotImplemented
     if mask.is_too_small:
         return USE_TORCH
-    for origin in mask.origins:
-        origin.record_use(Tensor.masked_select)
+    mask.record_use(Tensor.masked_select)
     values = gather(input, field.ids, mask.axis_layout)
     return values[field.weights] if field.weights is not None else values.flatten()
 

@@ -111,14 +111,13 @@ def _margins(input: Tensor, target: OneHot) -> Tensor | None:
     for the target 0.
     """
     field, layout = target.field, target.axis_layout
-    if field is None or field.weights is not None or not _has_one_id(field) or target.fill != 0:
+    if field is None or field.weights is not None or not field.has_one_id or target.fill != 0:
         return None
     if target.grad_proxy is not None or target.is_modified or len(layout.classes) > 1:
         return None
     if target.is_too_small or is_compiling() or is_transforming() or not input.numel():
         return None
-    for origin in target.origins:
-        origin.record_use(F.binary_cross_entropy_with_logits)
+    target.record_use(F.binary_cross_entropy_with_logits)
     margins: Tensor = _NegateOutside.apply(  # type: ignore[no-untyped-call]
         input, field.ids.permute(layout.order), layout.class_axes[0]
     )
@@ -154,8 +153,7 @@ def _(
     if target.is_too_small:
         return USE_TORCH
     meta_result(func, (input, input, weight))  # raises torch's errors
-    for origin in target.origins:
-        origin.record_use(func)
+    target.record_use(func)
     if label_smoothing > 0:
         smoothed = target * (1 - label_smoothing) + label_smoothing / target.width
         if not isinstance(smoothed, OneHot):
@@ -164,17 +162,13 @@ def _(
     field = target.field
     is_plain = label_smoothing == 0 and target.fill == 0 and field.weights is None
     needs_weight_grad = weight is not None and weight.requires_grad  # torch has no such gradient
-    if is_plain and _has_one_id(field) and not needs_weight_grad:
+    if is_plain and field.has_one_id and not needs_weight_grad:
         total = F.cross_entropy(input, field.ids[..., 0], weight, reduction="none")
         return _reduced(total, reduction)
     log_p = F.log_softmax(input, axis)
     if weight is not None:
         log_p = log_p * weight.reshape(-1, *(1,) * (input.ndim - axis - 1))
     return _reduced(-_sum_of_products(target, log_p, axis), reduction)
-
-
-def _has_one_id(field: Field) -> bool:
-    return field.ids.shape[-1] == 1
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:

@@ -72,9 +72,7 @@ def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
     if proxy is not None:
         only_part = x.parts[0] if len(x.parts) == 1 else None
         is_plain = (
-            isinstance(only_part, Field)
-            and only_part.weights is None
-            and only_part.ids.shape[-1] == 1
+            isinstance(only_part, Field) and only_part.weights is None and only_part.has_one_id
         )
         total = _AddProxyProduct.apply(total, proxy, weight, columns, is_plain)  # type: ignore[no-untyped-call]
     return total

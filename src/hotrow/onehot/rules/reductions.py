@@ -111,14 +111,13 @@ def _sum_classes(
     for part in x.parts:
         if isinstance(part, DenseColumns):
             total = total + part.values.sum(-1, keepdim=True, dtype=dtype)
-        elif part.ids.shape[-1] == 1 and part.weights is not None:
+        elif part.has_one_id and part.weights is not None:
             total = total + part.weights.to(dtype)
         else:
             total = total + part.weights_or_ones(x.cached_dtype).sum(-1, keepdim=True, dtype=dtype)
         if isinstance(part, Field) and x.fill != 0:
             total = total + x.fill * (part.width - part.ids.shape[-1])
-    for origin in x.origins:
-        origin.record_use(func)
+    x.record_use(func)
     axes = tuple(sorted(dims))
     result = x.axis_layout.arrange(total).sum(axes, keepdim, dtype=dtype)
     if terms is not None:
@@ -137,7 +136,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
         return NotImplemented
     if not dims or dims & set(x.axis_layout.class_axes) or x.cached_dtype == torch.uint8:
         return NotImplemented
-    if x.field.weights is not None or x.field.ids.shape[-1] != 1 or 0 in x.sizes:
+    if x.field.weights is not None or not x.field.has_one_id or 0 in x.sizes:
         return NotImplemented
     out = meta_result(func, (x, tuple(dims), keepdim))
     total = _sum_batch(x, dims, keepdim)
@@ -158,6 +157,6 @@ def _(func: Any, x: OneHot, dim: int | None = None, keepdim: bool = False) -> An
     field, count = x.field, len(x.sizes)
     if dim is None or dim % count != count - 1 or x.cached_dtype == torch.bool:
         return NotImplemented
-    if field is None or field.weights is not None or field.ids.shape[-1] != 1:
+    if field is None or field.weights is not None or not field.has_one_id:
         return NotImplemented
     return field.ids.clone() if keepdim else field.ids[..., 0].clone()

@@ -12,7 +12,7 @@ from hotrow.onehot.gather import gather_along
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import overloads, rule
-from hotrow.onehot.results import derive, meta_tensor
+from hotrow.onehot.results import derive, meta_tensor, number_of_dtype
 from hotrow.onehot.tensor import OneHot
 
 _MAX_COMPARED = 64  # the maximum number of ids per row to compare pairwise
@@ -131,7 +131,7 @@ def _write_at_ids(func: Any, dense: Tensor, mask: Any, values: Any) -> Any:
             return NotImplemented
         values = values.reshape(field.ids.shape).permute(order)
     elif isinstance(values, int | float):
-        number = torch.zeros((), dtype=dense.dtype).masked_fill(_TRUE, values)  # may raise
+        number = number_of_dtype(values, dense.dtype)
         if weights is not None:
             (axis,) = mask.axis_layout.class_axes
             now = gather_along(dense, axis, field.ids.permute(order))
@@ -141,7 +141,6 @@ def _write_at_ids(func: Any, dense: Tensor, mask: Any, values: Any) -> Any:
     return _scattered(func, Tensor.scatter_, dense, mask, field, values)
 
 
-_TRUE = torch.ones((), dtype=torch.bool)
 _SIGNS = {
     **dict.fromkeys((Tensor.add_, Tensor.__iadd__), 1),
     **dict.fromkeys((Tensor.sub_, Tensor.__isub__), -1),
@@ -174,7 +173,7 @@ def _fits(dense: Any, x: OneHot) -> bool:
         and 0 not in dense.stride()
         and x.fill == 0
         and x.field is not None
-        and x.field.ids.shape[-1] == 1
+        and x.field.has_one_id
         and len(x.axis_layout.classes) == 1
         and not (x.is_modified or x.is_too_small or is_compiling())
     )
@@ -185,6 +184,5 @@ def _scattered(
 ) -> Tensor:
     (axis,) = x.axis_layout.class_axes
     write(dense, axis, field.ids.permute(x.axis_layout.order), values)
-    for origin in x.origins:
-        origin.record_use(func)
+    x.record_use(func)
     return dense
