@@ -191,6 +191,11 @@ def doubled(x):
     return x.mul_(2.0)
 
 
+@torch.jit.script
+def increased(x):
+    return torch.add(x, 1.0, out=x)
+
+
 class Encoded(torch.autograd.Function):
     @staticmethod
     def forward(ctx, p, encode):
@@ -202,7 +207,8 @@ class Encoded(torch.autograd.Function):
 
 
 FUNCTIONS = {each.__name__: each.apply for each in (Reverse, Double, InPlace, OwnGraph, First)} | {
-    "doubled": doubled
+    "doubled": doubled,
+    "increased": increased,
 }
 
 
@@ -328,7 +334,7 @@ def test_write_after_the_use_matches_torch(run):
     torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
     x = x * q; torch.ops.aten.mul_.Tensor(x, v); x @ W, Double(x)
     torch.ops.aten.add.out(x, v, out=x); x @ W
-    y = x * 1.0; torch.ops.aten.mul.out(y, v.detach(), out=y); y @ W, y
+    increased(x); x, x.cumsum(1), x @ W
     y = InPlace(x * v); y @ W, y
     y = InPlace(x); y @ W, y
     OwnGraph(x, v).sum(1), OwnGraph(x, v) @ W
