@@ -64,11 +64,11 @@ integrations: .venv-integrations/done
 	    .venv-integrations/bin/python -W ignore -m integrations.$$name || exit 1; \
 	done
 
-.venv-integrations/done: integrations/requirements.txt integrations/one-hots.txt constraints.txt
+.venv-integrations/done: integrations/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-integrations
 	PIP_CONSTRAINT=constraints.txt .venv-integrations/bin/python -m pip install --quiet \
 	    --disable-pip-version-check --editable '.[integrations,examples]' \
-	    --requirement integrations/requirements.txt --requirement integrations/one-hots.txt
+	    --requirement integrations/requirements.txt
 	@touch $@
 
 lint: .venv/test
