@@ -12,6 +12,7 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.cpu.grouping import number_ids
 from hotrow.kernels.grouping import find_distinct
+from hotrow.table import reading
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 
@@ -83,9 +84,13 @@ def test_out_of_range_ids_are_detected(wrong, position):
     assert not find_distinct(ids, 10).are_in_range
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("trained", [False, True])
-def test_rows_that_are_not_stale_match_torch(dtype, trained):
+def test_rows_that_are_not_stale_match_torch(dtype, trained, compiled, monkeypatch, threads):
+    if compiled:
+        torch.set_num_threads(3)
+        monkeypatch.setattr(reading, "MIN_COMPILED_BYTES", 1)
     for rows, columns, shape in (
         (7, 3, ()), (7, 3, (0,)), (5, 0, (4,)), (300, 17, (40, 3)), (1000, 256, (2000,)),
     ):  # fmt: skip
@@ -100,7 +105,10 @@ def test_rows_that_are_not_stale_match_torch(dtype, trained):
 
 @pytest.mark.parametrize("wrong", [-1, 300, 2**57 + 5, -(2**63)])
 @pytest.mark.parametrize("stale", [False, True])
-def test_an_out_of_range_id_raises_and_changes_nothing(wrong, stale):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_out_of_range_id_raises_and_changes_nothing(wrong, stale, compiled, monkeypatch):
+    if compiled:
+        monkeypatch.setattr(reading, "MIN_COMPILED_BYTES", 1)
     layer = hotrow.convert(torch.nn.Embedding(300, 4), min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters())
     for t in range(3 * stale):

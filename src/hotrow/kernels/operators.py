@@ -76,6 +76,18 @@ def prepare(
     return kernels(program, table, slots, row_steps)
 
 
+def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
+    """Return `table[ids]`, (*ids.shape, D), or None if an id is out of range.
+
+    If the result has 8 MB or more, this takes 0.7 to 0.9 times as long as `torch.embedding`.
+
+    Arguments:
+        table: (V, D), any dtype, contiguous, on the CPU; V and D are at least 1.
+        ids: int64 or int32, on the CPU, any shape, at least one id.
+    """
+    return cpu.select_rows(table, ids)
+
+
 def step_together(tables: Sequence[tuple[RowOperators, Steps, GroupedGradients]]) -> None:
     """Settle the rows of each batch, then apply the last of the steps with their gradients.
 

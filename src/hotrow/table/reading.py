@@ -12,7 +12,11 @@ from hotrow.errors import HotrowError
 from hotrow.ids import ID_DTYPES, check_range
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
+from hotrow.kernels.operators import select_rows
 from hotrow.table.parameter import Table, needs_gradient
+
+# If the result of a lookup has at least this many bytes, the compiled copy is faster than torch.
+MIN_COMPILED_BYTES = 1 << 23
 
 
 def renorm(table: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> None:
@@ -69,6 +73,12 @@ def _read(rows: Tensor, ids: Tensor) -> Tensor:
         raise
 
 
+def _read_many(rows: Tensor, ids: Tensor) -> Tensor:
+    """Do the same as `_read`, with the compiled copy."""
+    output = select_rows(rows, ids)
+    return _read(rows, ids) if output is None else output
+
+
 def stale_row_reader(
     table: Table, ids: DistinctIds, is_trained: bool
 ) -> Callable[[], Tensor] | None:
@@ -121,4 +131,9 @@ def row_reader(
             read = stale_row_reader(table, distinct_ids, is_trained and max_norm is None)
     if max_norm is not None:
         renorm(table, ids, max_norm, norm_type)
-    return read or functools.partial(_read, table.raw_rows, ids), distinct_ids or ids
+    if read is None:
+        rows = table.raw_rows
+        size = ids.numel() * rows.shape[1] * rows.itemsize
+        is_large = checks_later and size >= MIN_COMPILED_BYTES and rows.is_contiguous()
+        read = functools.partial(_read_many if is_large else _read, rows, ids)
+    return read, distinct_ids or ids

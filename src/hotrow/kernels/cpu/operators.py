@@ -156,3 +156,17 @@ class CompiledRows:
         all_plans = [table._plans for table in tables]
         joined = np.concatenate(all_plans) if len(tables) > 1 else all_plans[0]
         tables[0].kernel.run(plans.STEP, joined, rows, columns, steps)
+
+
+def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
+    """See `operators.select_rows`."""
+    from hotrow.kernels.cpu.copying import copy_rows  # imports numba
+
+    output = table.new_empty(*ids.shape, table.shape[1])
+    item = np.dtype(f"i{table.itemsize}")  # one compiled copy for all dtypes of this size
+    bits = [each.detach().view(torch.uint8).numpy().view(item) for each in (table, output)]
+    flat_ids = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
+    out_of_range = np.zeros(1, np.bool_)
+    arguments = bits[0], flat_ids, bits[1].reshape(-1, table.shape[1]), out_of_range
+    run_on_threads(copy_rows, arguments, thread_count(len(flat_ids), table.shape[1]))
+    return None if out_of_range[0] else output
