@@ -78,7 +78,7 @@ class OneHot(RuleTensor):
     _dense_fn: Callable[[], Tensor | None] | None
     _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
     _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
-    _views: dict[int, weakref.ref[OneHot]]  # the views that exist, by their id
+    _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their id
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     fill: float
@@ -164,7 +164,7 @@ class OneHot(RuleTensor):
 
     @property
     def has_many_zeros(self) -> bool:
-        """True unless this is a vector or has no more entries than ids, as the sum over a batch."""
+        """True unless this is a vector or has no more entries than ids, like a sum over a batch."""
         stored = sum(batch_tensor(part).numel() for part in self._parts)
         return len(self.sizes) > 1 and self.entries > stored
 
@@ -313,7 +313,7 @@ class OneHot(RuleTensor):
             self._dense = self._dense.detach()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
-        """Take the shape and the parts of `result`; `change` changes a dense tensor likewise."""
+        """Take the shape and parts of `result`; `change` does the same to a dense tensor."""
         with (
             torch.no_grad(),
             torch._C._DisableTorchDispatch(),

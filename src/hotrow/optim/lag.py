@@ -46,7 +46,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _ExclusiveAccess:
-    """A context in which one operation on rows runs at a time, across threads and in a thread."""
+    """A context that allows one operation on rows at a time, across threads and within a thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
 

@@ -306,7 +306,7 @@ def _add_back(x: OneHot, other: Any) -> OneHot | None:
     if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
         return None
     if not bool((other.detach().abs() <= _MAX_ROUNDED).all()):
-        return None  # y - p + p rounds visibly, or is not finite
+        return None  # y - p + p differs visibly from y, or is not finite
     proxy = None
     if other.requires_grad and torch.is_grad_enabled():
         proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]
