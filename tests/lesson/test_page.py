@@ -71,7 +71,7 @@ def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
     def open_page(
         view: str = "lang=en", which: str = "plain", everything: bool = True, **options: Any
     ) -> RecordedPage:
-        # Disable smooth scrolling, which would take most of the time.
+        # Disable smooth scrolling, which would take most of the test's time.
         recorded = open_recorded(
             f"{files[which]}#{view}", **{"reduced_motion": "reduce", **options}
         )

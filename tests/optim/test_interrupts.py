@@ -76,7 +76,7 @@ def run(interrupted_line=None):
 
 
 def snapshot(model, optimizer):
-    """Return copies, so that the steps after it settle rows as before."""
+    """Return copies, so that later steps settle the same rows as without this call."""
     lags = [weight.lag for weight in model.parameters() if isinstance(weight, Table)]
     tensors = [
         weight.raw_data if isinstance(weight, Table) else weight for weight in model.parameters()

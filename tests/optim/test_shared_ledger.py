@@ -1,4 +1,4 @@
-"""Tables that take their steps together share a ledger, and train as if each were alone."""
+"""Tables that take their steps together share a ledger, and train as if each had its own."""
 
 import copy
 import time
@@ -80,7 +80,7 @@ def ledgers(model):
 
 
 def alone(name, data):
-    """Train the tables one after another, each with an optimizer of its own."""
+    """Train the tables one after another, each with its own optimizer."""
     model = hotrow.convert(Model(), min_entries=0)
     optimizers = [getattr(hotrow.optim, name)([p], **OPTIONS[name]) for p in model.parameters()]
     for ids, used in data:

@@ -1,4 +1,4 @@
-"""torch.compile traces a table's lookup without a graph break, and the gradient keeps rows."""
+"""torch.compile traces a table's lookup without a graph break, with a row gradient."""
 
 import copy
 import shutil

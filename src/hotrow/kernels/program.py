@@ -92,7 +92,7 @@ class Steps(NamedTuple):
 
     Attributes:
         entries: (at least step_count, width) float64, the scalars of each step.
-        coefficients: the data, besides the row itself, that `fast_forward` needs.
+        coefficients: the data that `fast_forward` needs in addition to the row.
         step_count: the total number of steps applied to each row after a kernel has run.
     """
 

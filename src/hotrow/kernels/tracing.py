@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def never_compile_alone(handler: _Function) -> _Function:
-    """Keep `torch.compile` from compiling a `__torch_function__` or `__torch_dispatch__` alone.
+    """Don't let `torch.compile` compile a `__torch_function__` or `__torch_dispatch__` on its own.
 
     In a loop with a graph break, torch.compile runs the loop in eager mode, but compiles the
     functions that the loop calls. If it compiled such a handler, the compiled code would also run

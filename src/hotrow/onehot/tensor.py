@@ -30,7 +30,7 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
-LOOKUP_ADVANTAGE = 10  # an operation other than a lookup pays off at this many times the entries
+LOOKUP_ADVANTAGE = 10  # other operations pay off only with this many times as many entries
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
@@ -449,9 +449,9 @@ def one_hot(
 
     These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
     reshaping, permuting, indexing and stacking along the batch, sums, elementwise functions with
-    numbers or dense tensors, comparisons, `where`, masks, products from either side, `einsum`,
-    losses with a one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or
-    a `torch.func` transform, falls back to the dense one-hot and gives torch's result.
+    numbers or dense tensors, comparisons, `where`, masks, products, `einsum`, losses with a
+    one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or a
+    `torch.func` transform, falls back to the dense one-hot and gives torch's result.
 
     A product differs from the dense product in three cases. A sum of several rows or weights is
     equal only within rounding. An inf or NaN in an entry that no id selects does not affect the

@@ -66,7 +66,7 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 
 
 class LookUpOptions(NamedTuple):
-    """What determines the gradient of a lookup.
+    """The options of a lookup that determine its gradient.
 
     Attributes:
         shape: the table's shape.
@@ -175,7 +175,7 @@ class LookUp(torch.autograd.Function):
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
         if not is_exclusive and not gradient.is_contiguous():
-            # For example, a part of the gradient of `torch.cat`. The step needs a copy anyway.
+            # For example, the gradient is a slice of `torch.cat`'s. The step needs a copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
         # If other code holds `gradient`, sum the rows before that code can change them.

@@ -42,7 +42,7 @@ class Table(nn.Parameter):
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
-        was_copied: whether the table got storage of its own, because other code held the storage.
+        was_copied: whether `convert` copied the values, because other code held the storage.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         backing: the files to which rows and state are mapped, or None if they are in memory.

@@ -6,7 +6,7 @@ In terms of the axes' labels, as in `torch.einsum`:
 - If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.
 - The product of two one-hots with different class axes *counts pairs* of ids.
 
-A lookup, which is a product with a (C, D) weight from the right, is in `products.py`.
+Lookups, which are products `x @ weight` with a (C, D) weight, are in `products.py`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def elementwise(
         return NotImplemented
     parts, layout = expanded
     if x.width == 1:
-        return NotImplemented  # a class axis of size 1 doesn't tell whether it is broadcast
+        return NotImplemented  # with a class axis of size 1, broadcasting can't be detected
     takes_one_id = all(isinstance(part, DenseColumns) or part.ids.shape[-1] < 2 for part in parts)
     is_linear = x.fill == 0 and func in _LINEAR and (args[0] is x or func in _PRODUCTS)
     spanning = [value for value in dense if spans_classes(value, layout)]
@@ -298,8 +298,8 @@ def _add_at_ids(
 def _add_back(x: OneHot, other: Any) -> OneHot | None:
     """Return y for x = y - p and other = p, or None if this isn't such a sum.
 
-    This is how code writes a straight-through estimator: its value is the one-hot y, and its
-    gradient flows to p.
+    This sum is a straight-through estimator: its value is the one-hot y, and its gradient flows
+    to p.
     """
     assert x.difference is not None
     y, p, version = x.difference
