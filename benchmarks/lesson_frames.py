@@ -45,7 +45,7 @@ def count_frames(page: Page, seconds: float, drag: bool) -> tuple[float, float, 
     page.evaluate(RECORD_FRAMES)
     start = time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
-        there_and_back = abs(passed % 2 - 1)  # one way takes a second
+        there_and_back = abs(passed % 2 - 1)  # each direction takes a second
         page.mouse.move(left + (right - left) * (1 - there_and_back) * drag, y)
         seen.add(slider.input_value())
         time.sleep(1 / REFRESH)

@@ -476,7 +476,7 @@ class Breaks(nn.Module):
         return self.linear(x), x
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, at a graph break
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised at a graph break
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "change", [lambda x: x, lambda x: x * 2, lambda x: x.t().t(), lambda x: 1 - x]

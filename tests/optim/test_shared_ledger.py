@@ -202,7 +202,7 @@ def test_threads_read_tables_while_others_step():
     is_done = False
 
     # With autograd, torch 2.13 deadlocks when one thread applies a Python autograd function to a
-    # parameter while another thread uses it, also without hotrow.
+    # parameter while another thread uses it, even without hotrow.
     @torch.no_grad()
     def read():
         while not is_done:

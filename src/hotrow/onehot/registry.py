@@ -148,7 +148,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
                 origin.record_small_product(x.entries)
             elif x.has_many_zeros:
                 origin.record_fallback(func)
-    dense: dict[int, RuleTensor] = {}  # by id of the dense tensor, which `arguments` keeps alive
+    dense: dict[int, RuleTensor] = {}  # keyed by id(dense tensor); `arguments` keeps it alive
 
     def convert(x: RuleTensor) -> Tensor:
         tensor = (

@@ -76,7 +76,7 @@ class OneHot(RuleTensor):
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor | None] | None
-    _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
+    _dense_version: int | None  # of `_dense` when it equaled the parts; None if it may differ
     _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their id
     sizes: tuple[int, ...]
@@ -261,7 +261,7 @@ class OneHot(RuleTensor):
         """
         is_modified = self.is_modified
         if is_compiling() and not (permanent or is_modified):
-            return self._compute_dense()  # torch.compile removes repeated work
+            return self._compute_dense()  # torch.compile eliminates repeated work
         if self._dense is None:
             with torch.inference_mode(False), torch.enable_grad():
                 if self._parent is None:

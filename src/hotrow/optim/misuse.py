@@ -1,4 +1,4 @@
-"""Notice code that calls `hotrow.convert` without `hotrow.optim`, or `hotrow.optim` without it.
+"""Detect code that uses `hotrow.convert` without `hotrow.optim`, or the other way around.
 
 Either line alone works at the cost of dense training, or fails with an error that doesn't name the
 other line.

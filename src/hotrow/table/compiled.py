@@ -175,7 +175,7 @@ for _name, _schema, _function, _fake in (
     torch.library.register_fake(f"hotrow::{_name}", _fake)
 torch.library.register_autograd("hotrow::look_up", _backward, setup_context=_save)
 
-# These rules receive a `RowGradient` as it is; the operators would receive a dense tensor.
+# These rules receive a `RowGradient`; the operators would receive a dense tensor.
 RULES[_operators.add_gradients.default] = lambda func, args, kwargs: args[0] + args[1]
 RULES[_operators.add_dense_gradients.default] = lambda func, args, kwargs: (
     args[0] + args[1]

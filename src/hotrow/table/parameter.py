@@ -57,7 +57,7 @@ class Table(nn.Parameter):
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
 
-    # These two depend on the class only, because torch.compile can't read a table's attributes.
+    # These two properties depend only on the class: torch.compile can't read a table's attributes.
 
     @property
     def columns(self) -> bool:

@@ -80,7 +80,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     dtypes = {_dtype(t) for t in operands}
     dtype = None
     if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
-        dtype = _product_dtype(func, operands)  # otherwise, torch doesn't call a matrix product
+        dtype = _product_dtype(func, operands)  # otherwise, torch uses no matrix product
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
     if not _is_strided(other):

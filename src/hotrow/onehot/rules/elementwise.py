@@ -30,12 +30,12 @@ from hotrow.onehot.rules.contraction import contract
 from hotrow.onehot.tensor import OneHot
 
 _PRODUCTS = {*overloads("mul", "multiply"), Tensor.__mul__, Tensor.__rmul__}
-# Linear in the first argument.
+# Functions that are linear in the first argument.
 _LINEAR = _PRODUCTS | {
     *overloads("div", "divide", "true_divide", "neg", "negative"),
     *(Tensor.__truediv__, Tensor.__neg__),
 }
-# Zero if one argument is zero.
+# Functions that are zero if one argument is zero.
 _ABSORBING = _PRODUCTS | {
     *overloads("logical_and", "bitwise_and"),
     *(Tensor.__and__, Tensor.__rand__),
@@ -112,8 +112,8 @@ def elementwise(
         func: the function; its gradient comes from torch.
         args: its arguments.
         kwargs: its options, which must not be tensors.
-        source: the only argument that the entries outside the ids depend on, and are equal to; None
-            if these entries depend on all arguments.
+        source: the argument that equals all entries outside the ids; None if these entries depend
+            on all arguments.
         absorbs: whether the result is 0 where the one-hot is 0.
     """
     one_hots = [value for value in args if isinstance(value, OneHot)]
@@ -377,7 +377,7 @@ def _combine(
 
 
 def _are_same_ids(one: Tensor, other: Tensor) -> bool:
-    """Return whether the ids share their memory, which is never written."""
+    """Return whether both tensors of ids use the same memory, which is never modified."""
     return one is other or (
         one.data_ptr() == other.data_ptr()
         and one.shape == other.shape
