@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer on a language model whose head is not tied to its embedding."""
+"""Use the Hugging Face Trainer with a language model that has an untied head."""
 
 from __future__ import annotations
 

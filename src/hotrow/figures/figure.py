@@ -158,7 +158,7 @@ def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """Return the tokens to draw, escaped, shortened and quoted, or a "" per id without tokens."""
+    """Return the tokens to draw, escaped, shortened and quoted; "" for an id without a token."""
     if tokens is None:
         return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)

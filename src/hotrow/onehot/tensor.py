@@ -67,7 +67,7 @@ class OneHot(RuleTensor):
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
         dense_fn: computes the dense tensor; needed if the parts round differently from torch. It
-            returns None if it no longer can.
+            returns None when that is no longer possible.
         fill: see the attribute.
         layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
@@ -132,7 +132,7 @@ class OneHot(RuleTensor):
         return bool(self._views)
 
     def add_view(self, view: OneHot) -> None:
-        """Remember a view, as long as it exists."""
+        """Keep track of a view for as long as it exists."""
         views, key = self._views, id(view)
         views[key] = weakref.ref(view, lambda _: views.pop(key, None))
 
@@ -211,7 +211,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_too_small(self) -> bool:
-        """True if a converted model created the one-hot, and torch's operations are as fast.
+        """True if a converted model created the one-hot, and torch's operations are just as fast.
 
         This limit does not apply to lookups, which are faster on smaller one-hots.
         """
@@ -335,7 +335,7 @@ class OneHot(RuleTensor):
         self.connect()
 
     def connect(self) -> None:
-        """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
+        """Make autograd pass this tensor's gradient on to the tensors that it consists of."""
         if is_compiling() or not torch.is_grad_enabled() or is_transforming():
             return
         if self.has_own_grad:

@@ -319,7 +319,7 @@ def needs_gradient(weight: Tensor) -> bool:
 
 
 def find_table(tensor: Tensor) -> Table | None:
-    """Return the table that this tensor is, or whose storage it shares, or None."""
+    """Return this tensor if it is a table, else the table whose storage it shares, or None."""
     if isinstance(tensor, Table):
         return tensor
     pointer = tensor.data_ptr()

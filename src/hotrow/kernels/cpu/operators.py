@@ -52,7 +52,7 @@ class _Kernel:
     def run(
         self, task: int, tables: NDArray[np.int64], rows: int, columns: int, steps: Steps
     ) -> None:
-        """Process `rows` rows in all, with at most `columns` columns.
+        """Process `rows` rows in total, with at most `columns` columns.
 
         Arguments:
             task: see `plans.py`.
