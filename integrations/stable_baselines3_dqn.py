@@ -83,7 +83,7 @@ if __name__ == "__main__":
     assert any(isinstance(each, Table) for each in agent.q_net.parameters())
     assert "looked up" in str(hotrow.convert.report(agent.policy))
     distances = {way: float((each - weights["dense"]).abs().max()) for way, each in weights.items()}
-    # Stable-Baselines3 computes in float32, so allow for the rounding of another summation order.
+    # Stable-Baselines3 computes in float32, so allow for rounding in a different summation order.
     assert distances["hotrow"] <= 4 * distances["fused"] + 1e-6, distances
     assert np.array_equal(*(runs[way][0].replay_buffer.actions for way in ("dense", "hotrow")))
     for way, (_, seconds) in runs.items():

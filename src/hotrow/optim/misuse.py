@@ -1,7 +1,7 @@
 """Detect code that uses `hotrow.convert` without `hotrow.optim`, or the other way around.
 
-Either line alone works at the cost of dense training, or fails with an error that doesn't name the
-other line.
+Using only one of them works at the cost of dense training, or fails with an error that doesn't name
+the other.
 """
 
 from __future__ import annotations
