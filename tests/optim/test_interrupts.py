@@ -1,4 +1,4 @@
-"""A signal handler that raises, such as Ctrl-C's, never leaves half a step."""
+"""A signal handler that raises, such as Ctrl-C's, never leaves a step half finished."""
 
 import signal
 import sys
