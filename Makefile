@@ -55,7 +55,7 @@ test-torch:
 	    --disable-pip-version-check torch==$(VERSION) --editable '.[test-core]'
 	OMP_NUM_THREADS=1 $(OTHER)/bin/python -m pytest -n auto -m 'exhaustive or not exhaustive' $(CORE)
 
-# Train unedited code of other libraries with and without hotrow, compare the results, and print the
+# Train unmodified code from other libraries with and without hotrow, compare the results, and print the
 # times. The first run sets up .venv-integrations.
 SCRIPTS := huggingface_trainer lightning_module accelerate_loop pyg_transe recommender \
     stable_baselines3_dqn one_hots

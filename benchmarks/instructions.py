@@ -1,4 +1,4 @@
-"""Count the instructions of short training steps, which repeat where times vary.
+"""Count the instructions of short training steps: unlike times, the counts are reproducible.
 
     python -m benchmarks.instructions
     python -m benchmarks.instructions --update

@@ -1,4 +1,4 @@
-"""Count the frames that the lesson's page draws while the size of the vocabulary is dragged.
+"""Count the frames that the lesson's page draws while the vocabulary slider moves.
 
 python -m benchmarks.lesson_frames
 
@@ -45,7 +45,7 @@ def count_frames(page: Page, seconds: float, drag: bool) -> tuple[float, float, 
     page.evaluate(RECORD_FRAMES)
     start = time.perf_counter()
     while (passed := time.perf_counter() - start) < seconds:
-        there_and_back = abs(passed % 2 - 1)  # one way takes a second
+        there_and_back = abs(passed % 2 - 1)  # each direction takes a second
         page.mouse.move(left + (right - left) * (1 - there_and_back) * drag, y)
         seen.add(slider.input_value())
         time.sleep(1 / REFRESH)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hotrow.bench.batches import Batches
 
 Batch = tuple[Tensor, ...]
-ModelAndBatches = tuple[nn.Module, Callable[[int], Batch]]  # a model, and batch t
+ModelAndBatches = tuple[nn.Module, Callable[[int], Batch]]  # a model, and t -> batch t
 
 
 class Tabular(nn.Module):

@@ -28,7 +28,7 @@ COLUMNS = 16
 
 
 class Numbers:
-    """The numbers of one size: a dense tensor of the one-hot's shape, a table, and rows."""
+    """The operands of one size: a dense tensor of the one-hot's shape, a table, and rows."""
 
     def __init__(self, rows: int, classes: int) -> None:
         torch.manual_seed(0)

@@ -31,7 +31,7 @@ class Clock:
 
     @property
     def median(self) -> float:
-        """The median duration of a step, without the first third, which warms up."""
+        """The median duration of a step; the first third of the steps is the warm-up."""
         return statistics.median(self.seconds[len(self.seconds) // 3 :])
 
 
@@ -47,7 +47,7 @@ def compare(
     differs: str = "",
     tables: int = 1,
 ) -> None:
-    """Train copies of a model in several ways, and assert that hotrow's result is the dense one.
+    """Train copies of a model in several ways, and assert that hotrow gives the dense result.
 
     The results are compared in float64, where rounding can't hide a difference, and the times are
     measured in float32.
@@ -61,8 +61,8 @@ def compare(
         tables: the number of tables that the converted model must have.
 
     Raises:
-        AssertionError: hotrow's parameters are not those of the dense training, a way that should
-            differ doesn't, an embedding was not converted, or a table took a dense step.
+        AssertionError: hotrow's parameters differ from those of dense training, the `differs` way
+            trains the same model, an embedding was not converted, or a table took a dense step.
     """
     print(title)
     exact = copy.deepcopy(model).double()

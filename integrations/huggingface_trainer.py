@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer on a language model whose head is not tied to its embedding."""
+"""Use the Hugging Face Trainer with a language model that has an untied head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # everything is generated
+os.environ["HF_HUB_OFFLINE"] = "1"  # the model and the data are generated
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,

@@ -1,7 +1,7 @@
-"""Code of others that uses one-hots for other purposes than lookups.
+"""Third-party code that uses one-hots for purposes other than lookups.
 
-Each program runs unedited, plain and converted. The outputs, gradients and buffers are compared in
-float64, and the times are measured in float32.
+Each program runs unmodified, plain and converted. The outputs, gradients and buffers are compared
+in float64, and the times are measured in float32.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Characters(nn.Module):
 
 
 class Confusion(nn.Module):
-    """monai's confusion matrix of each image."""
+    """Computes monai's confusion matrix for each image."""
 
     def forward(self, prediction: Tensor, label: Tensor) -> Tensor:
         """Return the counts of each class."""

@@ -24,7 +24,7 @@ def make(sparse: bool) -> TransE:
 
 def train(model: nn.Module, way: str, clock: Clock) -> None:
     """Train on random triples."""
-    for layer in model.modules():  # the stock choice needs sparse gradients
+    for layer in model.modules():  # SparseAdam needs sparse gradients
         if isinstance(layer, nn.Embedding):
             layer.sparse = way == "SparseAdam"
     optimizer = {

@@ -67,7 +67,7 @@ def train(way: str) -> tuple[DQN, float]:
         hotrow.convert(agent.policy)
     clock = Clock()
     agent.learn(32 + STEPS, callback=Tick(clock))
-    clock.seconds = clock.seconds[32:]  # before that, the agent only fills its memory
+    clock.seconds = clock.seconds[32:]  # before that, the agent only fills its replay buffer
     return agent, clock.median
 
 
@@ -83,7 +83,7 @@ if __name__ == "__main__":
     assert any(isinstance(each, Table) for each in agent.q_net.parameters())
     assert "looked up" in str(hotrow.convert.report(agent.policy))
     distances = {way: float((each - weights["dense"]).abs().max()) for way, each in weights.items()}
-    # Stable-Baselines3 computes in float32, so compare with what another order of sums changes.
+    # Stable-Baselines3 computes in float32, so allow for rounding in a different summation order.
     assert distances["hotrow"] <= 4 * distances["fused"] + 1e-6, distances
     assert np.array_equal(*(runs[way][0].replay_buffer.actions for way in ("dense", "hotrow")))
     for way, (_, seconds) in runs.items():

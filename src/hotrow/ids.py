@@ -18,8 +18,8 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Ids that look like an encoding are rejected only if the share of uniformly random batches that
-# also look like the encoding is below a limit. The second limit is for 1-D ids.
+# Ids that look like an encoding are rejected only if the share of random batches that would also
+# look like the encoding is below a limit. The second limit applies to 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
@@ -168,7 +168,7 @@ def check_count(name: str, value: int) -> int:
     except TypeError:
         count = -1
     if isinstance(value, bool) or count < 0:
-        raise HotrowError(f"{name} = {value!r}, but must be an int of 0 or more")
+        raise HotrowError(f"{name} = {value!r}, but it must be an int of 0 or more")
     return count
 
 
@@ -194,7 +194,7 @@ def check_bag(
     for name, value in (("offsets", offsets), ("per_sample_weights", weights)):
         if value is not None and not isinstance(value, Tensor):
             raise HotrowError(
-                f"{name} is a {type(value).__name__}, but must be a tensor",
+                f"{name} is a {type(value).__name__}, but it must be a tensor",
                 fix=f"use torch.tensor({name})",
             )
     if len(shape) not in (1, 2) or (len(shape) == 1) != (offsets is not None):

@@ -201,7 +201,7 @@ def test_invalid_times_get_a_message_and_exit_code_2(learn: Run, tmp_path: Path,
 
 
 UNUSABLE = [
-    (["--lang", "fr"], "lang is 'fr', but must be one of en, zh-CN", None),
+    (["--lang", "fr"], "lang is 'fr', but it must be one of en, zh-CN", None),
     (["--text", "the"], "--text needs a tokenizer", "add --tokenizer tokenizer.json"),
     (["--tensor", "w"], "--tensor needs a table", "add --table model.safetensors"),
     (["--tokenizer", "words.json"], "--tokenizer needs text", "add --text or --table"),

@@ -1,4 +1,4 @@
-"""`convert` accepts modules of any class: abstract, generic, or with a metaclass of their own."""
+"""`convert` accepts modules of any class: abstract, generic, or with a custom metaclass."""
 
 import abc
 import copy

@@ -961,7 +961,7 @@ class GraphBreaksInLoop(nn.Module):
         return total
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, at a graph break
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised at a graph break
 @pytest.mark.parametrize("to", ["lookup", "matmul"])
 def test_compiled_model_with_a_graph_break_in_a_loop(to):
     torch._dynamo.reset()

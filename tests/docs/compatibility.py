@@ -459,7 +459,12 @@ def warning_of_dense_steps(library: Any) -> Iterator[None]:
             yield
 
 
-@feature(OPTIONS, "`torch.optim` optimizers on a converted model", DENSE, "The first step warns.")
+@feature(
+    OPTIONS,
+    "`torch.optim` optimizers on a converted model",
+    DENSE,
+    "hotrow warns in the first step.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         with warning_of_dense_steps(library):
@@ -468,7 +473,7 @@ def _() -> None:
     same(run, rows=False)
 
 
-@feature(OPTIONS, "`torch.optim.LBFGS`", DENSE, "The first step warns.")
+@feature(OPTIONS, "`torch.optim.LBFGS`", DENSE, "hotrow warns in the first step.")
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
@@ -878,7 +883,7 @@ PARALLEL = "Multiple processes"
     EXECUTION,
     "`torch.compile`",
     WORKS,
-    "Lookups don't break the graph, except with `max_norm` or in a distributed table.",
+    "Lookups don't cause graph breaks, except with `max_norm` or in a distributed table.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -909,7 +914,7 @@ def _() -> None:
     EXECUTION,
     "`torch.jit.trace`",
     WORKS,
-    "Train the model further, and the traced module reads unsettled rows. Call "
+    "If you train the model further, the traced module reads unsettled rows. Call "
     "`optimizer.settle()` first.",
 )
 def _() -> None:
@@ -981,8 +986,8 @@ def ddp_on_a_rank() -> None:
     PARALLEL,
     "`DistributedDataParallel`",
     DENSE,
-    "DDP sends the whole gradient, and the first lookup warns. `hotrow.distributed.replicate` "
-    "sends only the touched rows.",
+    "DDP sends the whole gradient, and hotrow warns in the first lookup. "
+    "`hotrow.distributed.replicate` sends only the touched rows.",
 )
 def _() -> None:
     rank_processes(2).run(ddp_on_a_rank)

@@ -155,7 +155,7 @@ def test_empty_tables_and_no_ids(shape):
 @pytest.mark.parametrize(
     ("gradient", "message"),
     [
-        ([[1.0, 1.0]], "gradient is of type list, but must be a tensor"),
+        ([[1.0, 1.0]], "gradient is of type list, but it must be a tensor"),
         (torch.ones(2, 2), "gradient has shape (2, 2), but the output has shape (1, 2)"),
         (torch.ones(2), "gradient has shape (2,), but the output has shape (1, 2)"),
         (torch.ones(1, 2).double(), "gradient is torch.float64 on cpu, but the table is torch.fl"),

@@ -118,7 +118,7 @@ def shown(cell):
 
 
 def without_times(text):
-    """The text without numbers, and without the note that a busy machine adds."""
+    """The text without numbers, and without the note that appears on a busy machine."""
     text = re.sub("The machine is busy: .*\n", "", text)
     return re.sub(" +", " ", re.sub(r"[\d.]+", "#", text))
 
@@ -168,7 +168,7 @@ def test_build_leaves_cells_with_sliders_to_the_reader(committed):
 
 
 def notebook_to_slider(build, cells, *before):
-    """The notebook up to the first slider, which is no longer skipped, after other code."""
+    """Run `before`, then the notebook up to and including the first slider; return its outputs."""
     place = next(n for n, cell in enumerate(cells) if getattr(cell, "kind", "") == "slider")
     book = build.notebook([*before, *cells[: place + 1]], "en")
     book.cells[-1].metadata.tags = []

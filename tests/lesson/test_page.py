@@ -71,7 +71,7 @@ def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
     def open_page(
         view: str = "lang=en", which: str = "plain", everything: bool = True, **options: Any
     ) -> RecordedPage:
-        # Disable smooth scrolling, which would take most of the time.
+        # Disable smooth scrolling, which would take most of the test's time.
         recorded = open_recorded(
             f"{files[which]}#{view}", **{"reduced_motion": "reduce", **options}
         )
@@ -169,7 +169,7 @@ def test_page_starts_in_the_requested_language(
 
 
 def test_unknown_language_raises() -> None:
-    with pytest.raises(HotrowError, match="lang is 'fr', but must be one of en, zh-CN"):
+    with pytest.raises(HotrowError, match="lang is 'fr', but it must be one of en, zh-CN"):
         lesson.build_page("fr")
 
 
@@ -744,13 +744,13 @@ def test_random_rows_are_not_presented_as_the_users_table(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"V": 0}, "V is 0, but must be an int"),
-        ({"D": -3}, "D is -3, but must be an int"),
-        ({"N": 2.0}, "N is 2.0, but must be an int"),
-        ({"V": 2**60}, "but must be an int in 1..2"),
-        ({"matmul_ms": 0.0}, "matmul_ms is 0.0, but must be in 1e-09..1e"),
-        ({"lookup_ms": float("nan")}, "lookup_ms is nan, but must be in"),
-        ({"lookup_ms": "1"}, "lookup_ms is '1', but must be in"),
+        ({"V": 0}, "V is 0, but it must be an int"),
+        ({"D": -3}, "D is -3, but it must be an int"),
+        ({"N": 2.0}, "N is 2.0, but it must be an int"),
+        ({"V": 2**60}, "but it must be an int in 1..2"),
+        ({"matmul_ms": 0.0}, "matmul_ms is 0.0, but it must be in 1e-09..1e"),
+        ({"lookup_ms": float("nan")}, "lookup_ms is nan, but it must be in"),
+        ({"lookup_ms": "1"}, "lookup_ms is '1', but it must be in"),
     ],
 )
 def test_invalid_timing_raises(change: dict[str, Any], message: str) -> None:

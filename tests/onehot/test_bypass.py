@@ -19,7 +19,7 @@ IDS = torch.tensor([2, 0, 1, 3, 3])
 
 
 class Reverse(torch.autograd.Function):
-    """The identity, with the opposite gradient."""
+    """The identity function, with the gradient negated."""
 
     @staticmethod
     def forward(ctx, x):
@@ -41,7 +41,7 @@ class Double(torch.autograd.Function):
 
 
 class StraightThrough(torch.autograd.Function):
-    """The forward pass creates a one-hot."""
+    """A function whose forward pass creates a one-hot."""
 
     @staticmethod
     def forward(ctx, p):
@@ -78,7 +78,7 @@ class InPlace(torch.autograd.Function):
 
 
 class OwnGraph(torch.autograd.Function):
-    """The forward pass records a graph, which the backward pass replaces."""
+    """A function whose forward pass records a graph that its backward pass replaces."""
 
     @staticmethod
     def forward(ctx, x, v):
@@ -91,7 +91,7 @@ class OwnGraph(torch.autograd.Function):
 
 
 class First(torch.autograd.Function):
-    """Two results, of which only the first has a gradient."""
+    """A function with two results, of which only the first has a gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -476,7 +476,7 @@ class Breaks(nn.Module):
         return self.linear(x), x
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, at a graph break
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised at a graph break
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
     "change", [lambda x: x, lambda x: x * 2, lambda x: x.t().t(), lambda x: 1 - x]

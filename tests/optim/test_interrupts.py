@@ -1,4 +1,4 @@
-"""A signal handler that raises, such as Ctrl-C's, never leaves half a step."""
+"""A signal handler that raises, such as Ctrl-C's, never leaves a step half finished."""
 
 import signal
 import sys
@@ -18,7 +18,7 @@ BATCHES = [torch.tensor(ids) for ids in ([1, 2, 2], [3], [0, 3], [5, 1])]
 
 @pytest.fixture(autouse=True)
 def _default_handler():
-    """Install Python's handler of SIGINT; programs started in the background ignore the signal."""
+    """Install Python's handler for SIGINT; programs started in the background ignore the signal."""
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, old)
@@ -76,7 +76,7 @@ def run(interrupted_line=None):
 
 
 def snapshot(model, optimizer):
-    """Return copies, so that the steps after it settle rows as before."""
+    """Return copies, so that later steps settle the same rows as without this call."""
     lags = [weight.lag for weight in model.parameters() if isinstance(weight, Table)]
     tensors = [
         weight.raw_data if isinstance(weight, Table) else weight for weight in model.parameters()

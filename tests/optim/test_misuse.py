@@ -1,4 +1,4 @@
-"""One of the two lines without the other: a warning or an error names the other line."""
+"""If code has only one of the two lines, a warning or an error names the other line."""
 
 import warnings
 

@@ -468,7 +468,7 @@ def test_a_model_without_tables_takes_torchs_steps():
 
 
 def test_libraries_that_list_torch_s_optimizers_do_not_find_ours():
-    """class-resolver walks all subclasses, and skips a class whose base is of another package."""
+    """class-resolver walks all subclasses, and skips a class whose base is from another package."""
 
     def walk(base):
         for cls in base.__subclasses__():

@@ -1,4 +1,4 @@
-"""Tables that take their steps together share a ledger, and train as if each were alone."""
+"""Tables that take their steps together share a ledger, and train as if each had its own."""
 
 import copy
 import time
@@ -80,7 +80,7 @@ def ledgers(model):
 
 
 def alone(name, data):
-    """Train the tables one after another, each with an optimizer of its own."""
+    """Train the tables one after another, each with its own optimizer."""
     model = hotrow.convert(Model(), min_entries=0)
     optimizers = [getattr(hotrow.optim, name)([p], **OPTIONS[name]) for p in model.parameters()]
     for ids, used in data:
@@ -202,13 +202,13 @@ def test_threads_read_tables_while_others_step():
     is_done = False
 
     # With autograd, torch 2.13 deadlocks when one thread applies a Python autograd function to a
-    # parameter while another thread uses it, also without hotrow.
+    # parameter while another thread uses it, even without hotrow.
     @torch.no_grad()
     def read():
         while not is_done:
             for table in model.tables:
                 assert table.weight.isfinite().all()
-                time.sleep(0.001)  # otherwise the training thread rarely gets Python's lock
+                time.sleep(0.001)  # otherwise the training thread rarely gets the GIL
 
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(read)

@@ -1,4 +1,4 @@
-"""torch.compile traces a table's lookup without a graph break, and the gradient keeps rows."""
+"""torch.compile traces a table's lookup without a graph break, with a row gradient."""
 
 import copy
 import shutil
@@ -96,7 +96,7 @@ def test_lookups_do_not_break_the_graph(options):
     assert torch._dynamo.explain(model)(batches(1)[0]).graph_break_count == 0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, at a graph break
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # raised at a graph break
 def test_a_lookup_that_changes_rows_breaks_the_graph():
     model = hotrow.convert(Model(max_norm=1.0), min_entries=0)
     plain = copy.deepcopy(model)
@@ -131,7 +131,7 @@ def test_a_gradient_that_compiled_code_reads_is_dense(backend):
 
     ids = batches(1)[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # reading the whole table breaks the graph
+        warnings.simplefilter("ignore")  # reading the whole table causes a graph break
         torch.compile(penalized(table), backend=backend)(ids).backward()
     penalized(plain)(ids).backward()
     torch.testing.assert_close(table.weight.grad + 0, plain.weight.grad)

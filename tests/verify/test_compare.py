@@ -197,8 +197,8 @@ def test_result_prints_as_a_report():
         (torch.ones(3, 2), [0.5], {}, "ids is float32"),
         (torch.ones(3, 2), [1, 2], {"tokens": ["a"]}, "there are 1 tokens for 2 ids"),
         (torch.ones(3, 2), [1, 2], {"tokens": "ab"}, "tokens is a str"),
-        (torch.ones(3, 2), [1], {"budget": "2GB"}, "budget is '2GB', but must be an int"),
-        (torch.ones(3, 2), [1], {"budget": 1e9}, "but must be an int, in bytes"),
+        (torch.ones(3, 2), [1], {"budget": "2GB"}, "budget is '2GB', but it must be an int"),
+        (torch.ones(3, 2), [1], {"budget": 1e9}, "but it must be an int, in bytes"),
         (torch.ones(3, 2, device="meta"), [1], {}, "but a table must be dense and have values"),
     ],
 )

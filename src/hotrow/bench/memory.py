@@ -21,7 +21,7 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PAGE_FLOATS = 1024
 # Environment variables and the `mallopt` options that they set.
 THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": -3, "MALLOC_TRIM_THRESHOLD_": -1}
-RETURN_BYTES = 128 << 10  # larger blocks go back to the system when freed
+RETURN_BYTES = 128 << 10  # larger blocks are returned to the system when freed
 
 
 def is_supported() -> bool:

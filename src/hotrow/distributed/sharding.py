@@ -40,9 +40,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     tables.
 
     In `state_dict()`, a table and its optimizer state are DTensors. `torch.distributed.checkpoint`
-    can save DTensors on one number of ranks and load them on a different number, or in a single
-    process. You can also load a state dict that contains whole tables; each rank then takes its own
-    rows.
+    can load a checkpoint on a different number of ranks, or in a single process. You can
+    also load a state dict that contains whole tables; each rank then takes its own rows.
 
     Every rank must make the same lookups, with an empty batch if it has no data. A direct read of a
     table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a

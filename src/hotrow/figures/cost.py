@@ -38,7 +38,7 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
     cost(1, D, N)  # raises an error if D or N is negative or not an int
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:
-            raise HotrowError(f"{name} = {value}, but must be in 1..{LARGEST}")
+            raise HotrowError(f"{name} = {value}, but it must be in 1..{LARGEST}")
     times = _check_measured(measured)
     sizes = [V for V, _, _ in times]
     first = min([DECADES[0], *(math.floor(math.log10(V)) for V in sizes)])
@@ -90,7 +90,7 @@ def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawin
 
 def _check_measured(measured: Any) -> list[Point]:
     """Check that each point fits on logarithmic axes, and return the points sorted by V."""
-    expected = "must be a list of (V, matmul milliseconds, lookup milliseconds)"
+    expected = "it must be a list of (V, matmul milliseconds, lookup milliseconds)"
     try:
         points = [(V, float(matmul), float(lookup)) for V, matmul, lookup in measured or []]
     except (TypeError, ValueError):

@@ -153,17 +153,19 @@ def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
     valid = list(choices)
     if not isinstance(value, str) or value not in valid:
         raise HotrowError(
-            f"{name} is {value!r:.60}, but must be one of {', '.join(map(repr, valid))}"
+            f"{name} is {value!r:.60}, but it must be one of {', '.join(map(repr, valid))}"
         )
 
 
 def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """Return the tokens to draw, escaped, shortened and quoted, or a "" per id without tokens."""
+    """Return the tokens to draw, escaped, shortened and quoted; "" for an id without a token."""
     if tokens is None:
         return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
     if not listed or not all(isinstance(token, str) for token in tokens):
-        raise HotrowError(f"tokens is {tokens!r:.60}, but must be a list of str, one for each id")
+        raise HotrowError(
+            f"tokens is {tokens!r:.60}, but it must be a list of str, one for each id"
+        )
     if len(tokens) != count:
         raise HotrowError(
             f"tokens has length {len(tokens)}, but the number of ids is {count}",

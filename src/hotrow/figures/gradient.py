@@ -106,7 +106,7 @@ def check_gradient(gradient: Any, ids: Tensor, table: Tensor) -> Tensor:
     """Check the output's gradient against the ids and the table, and reshape it to (N, D)."""
     if not isinstance(gradient, Tensor):
         raise HotrowError(
-            f"gradient is of type {type(gradient).__name__}, but must be a tensor",
+            f"gradient is of type {type(gradient).__name__}, but it must be a tensor",
             fix="pass the gradient of the output, with one row for each id",
         )
     wanted = (*ids.shape, table.shape[1])

@@ -76,7 +76,7 @@ def _check_column(column: Any, columns: int) -> int:
     try:
         place = operator.index(column)
     except TypeError:
-        raise HotrowError(f"column is {column!r:.60}, but must be an int") from None
+        raise HotrowError(f"column is {column!r:.60}, but it must be an int") from None
     if 0 <= place < columns:
         return place
     valid = f"valid columns: 0..{columns - 1}" if columns else "no column is valid"

@@ -109,7 +109,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
 
 
 def translator(lang: str) -> Translate:
-    """Return a function that looks up the texts of a language."""
+    """Return a function that looks up texts in a language."""
     return partial(_translate, lang)
 
 

@@ -53,7 +53,7 @@ class GroupedIds(NamedTuple):
 
     @classmethod
     def empty(cls, size: int, distinct_count: int) -> GroupedIds:
-        """Return memory for `size` ids, `distinct_count` of them distinct, without values."""
+        """Allocate memory for `size` ids, of which `distinct_count` are distinct; set no values."""
         memory = np.empty(4 * size + 1, np.int64)
         return cls(memory, memory.ctypes.data, size, distinct_count)
 

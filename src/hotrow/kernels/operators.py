@@ -32,7 +32,7 @@ class RowOperators(Protocol):
 
     @property
     def is_atomic(self) -> bool:
-        """Whether a Python signal handler can't run in the middle of an operation."""
+        """Whether no Python signal handler can interrupt an operation."""
 
     def with_program(self, program: Program) -> Self:
         """Return the kernels of another program for the same rows."""
@@ -91,8 +91,8 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
 def step_together(tables: Sequence[tuple[RowOperators, Steps, GroupedGradients]]) -> None:
     """Settle the rows of each batch, then apply the last of the steps with their gradients.
 
-    One call of a compiled kernel updates all tables of one program and one dtype. Many calls for
-    small batches would take longer than the work.
+    One call of a compiled kernel updates all tables of one program and one dtype. For
+    small batches, separate calls would take longer than the work itself.
     """
     by_kernel: dict[Hashable, list[tuple[RowOperators, Steps, GroupedGradients]]] = {}
     for table in tables:

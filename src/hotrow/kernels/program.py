@@ -76,8 +76,8 @@ class Program:
         flags: the options of the update; compiled code is specialized for them.
         width: the number of scalars in a ledger entry.
         fast_forward: the functions for idle steps.
-        kernels: the kernels that are ready to run this program, with the memory that they need. The
-            keys are up to the kernels.
+        kernels: the kernels that are ready to run this program, with the memory that they need.
+            Each device's kernels choose their own keys.
     """
 
     update: Callable[..., Any]
@@ -92,7 +92,7 @@ class Steps(NamedTuple):
 
     Attributes:
         entries: (at least step_count, width) float64, the scalars of each step.
-        coefficients: what `fast_forward` computes with, besides the row.
+        coefficients: the data that `fast_forward` needs in addition to the row.
         step_count: the total number of steps applied to each row after a kernel has run.
     """
 

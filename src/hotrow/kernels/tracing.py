@@ -15,12 +15,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def never_compile_alone(handler: _Function) -> _Function:
-    """Keep `torch.compile` from compiling a `__torch_function__` or `__torch_dispatch__` by itself.
+    """Don't let `torch.compile` compile a `__torch_function__` or `__torch_dispatch__` on its own.
 
     In a loop with a graph break, torch.compile runs the loop in eager mode, but compiles the
-    functions that the loop calls. Compiled code of such a handler would run for any operation, also
-    for another one than it was compiled for, and return wrong values. When torch.compile
-    traces a caller, it still traces the handler.
+    functions that the loop calls. If it compiled such a handler, the compiled code would also run
+    for operations that it wasn't compiled for, and return wrong values. When torch.compile traces a
+    caller, it still traces the handler.
     """
     action = _eval_frame._FrameAction
     strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.SKIP)

@@ -78,7 +78,7 @@ def build_page(
         HotrowError: an unknown language.
     """
     if lang is not None and lang not in LANGUAGES:
-        raise HotrowError(f"lang is {lang!r}, but must be one of {', '.join(LANGUAGES)}")
+        raise HotrowError(f"lang is {lang!r}, but it must be one of {', '.join(LANGUAGES)}")
     tables = [*example_excerpts(), *([] if excerpt is None else [excerpt])]
     data = {
         "lang": lang,

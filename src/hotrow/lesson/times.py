@@ -33,12 +33,12 @@ class Timing:
         for name in ("V", "D", "N"):
             count = getattr(self, name)
             if type(count) is not int or not 1 <= count <= 2**53:
-                raise HotrowError(f"{name} is {count!r:.30}, but must be an int in 1..2**53")
+                raise HotrowError(f"{name} is {count!r:.30}, but it must be an int in 1..2**53")
         for name in ("matmul_ms", "lookup_ms"):
             time = getattr(self, name)
             if not is_time(time):
                 raise HotrowError(
-                    f"{name} is {time!r:.30}, but must be in {MIN_MS:g}..{MAX_MS:g} ms"
+                    f"{name} is {time!r:.30}, but it must be in {MIN_MS:g}..{MAX_MS:g} ms"
                 )
 
 

@@ -33,7 +33,7 @@ def broadcast_parts(x: OneHot, shape: Sequence[int]) -> tuple[list[Part], Layout
 
 
 def spans_classes(values: Tensor, layout: Layout) -> bool:
-    """Return whether the values differ between classes, rather than being broadcast."""
+    """Return whether there is a value for each class, instead of one that is broadcast."""
     missing = len(layout.order) - values.ndim
     return any(axis >= missing and values.shape[axis - missing] != 1 for axis in layout.class_axes)
 

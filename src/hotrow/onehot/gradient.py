@@ -56,7 +56,7 @@ class ConnectLeaf(torch.autograd.Function):
 
 
 class Connect(torch.autograd.Function):
-    """Make autograd pass the gradient of a one-hot on to the tensors of which it consists.
+    """Make autograd pass the gradient of a one-hot on to the tensors that it consists of.
 
     Rules use these tensors instead of the one-hot. Code without rules, such as
     `torch.autograd.Function.apply`, uses the one-hot.

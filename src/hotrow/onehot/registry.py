@@ -55,7 +55,7 @@ class RuleTensor(Tensor):
 
     @property
     def has_many_zeros(self) -> bool:
-        """True unless this is a vector or has no more entries than ids, as the sum over a batch."""
+        """True unless this is a vector or has no more entries than ids, like a sum over a batch."""
         raise NotImplementedError
 
     @property
@@ -148,7 +148,7 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
                 origin.record_small_product(x.entries)
             elif x.has_many_zeros:
                 origin.record_fallback(func)
-    dense: dict[int, RuleTensor] = {}  # by id of the dense tensor, which `arguments` keeps alive
+    dense: dict[int, RuleTensor] = {}  # keyed by id(dense tensor); `arguments` keeps it alive
 
     def convert(x: RuleTensor) -> Tensor:
         tensor = (
@@ -233,7 +233,7 @@ def _is_modified(x: Any) -> bool:
 def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
     """Register a rule for these functions; it receives the called function and its arguments.
 
-    The rule runs only on plain one-hots, unless `any_layout`.
+    The rule runs only on plain one-hots, unless `any_layout` is true.
     """
 
     def register(body: Rule) -> Rule:

@@ -98,9 +98,10 @@ def derive(
 ) -> OneHot:
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
-    `transform` computes the same result from the dense x. If `rounds_differently`, the parts round
-    differently from torch, so materializing the result runs `transform` on the dense x. By default,
-    the result has the fill and the layout of x. `factors` are the tensors that `transform` reads.
+    `transform` computes the same result from the dense x. If `rounds_differently` is true, the
+    parts round differently from torch, so materializing the result runs `transform` on the dense x.
+    By default, the result has the fill and the layout of x. `factors` are the tensors that
+    `transform` reads.
     """
     proxy: Tensor | None = None
     dense_fn: Callable[[], Tensor | None] | None = None

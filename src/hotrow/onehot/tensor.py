@@ -30,7 +30,7 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
-LOOKUP_ADVANTAGE = 10  # an operation other than a lookup pays off at this many times the entries
+LOOKUP_ADVANTAGE = 10  # other operations pay off only with this many times as many entries
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
@@ -67,7 +67,7 @@ class OneHot(RuleTensor):
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
         dense_fn: computes the dense tensor; needed if the parts round differently from torch. It
-            returns None if it no longer can.
+            returns None when that is no longer possible.
         fill: see the attribute.
         layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
@@ -76,9 +76,9 @@ class OneHot(RuleTensor):
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor | None] | None
-    _dense_version: int | None  # of `_dense` when it equals the parts; None if it may differ
+    _dense_version: int | None  # of `_dense` when it equaled the parts; None if it may differ
     _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
-    _views: dict[int, weakref.ref[OneHot]]  # the views that exist, by their id
+    _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their id
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     fill: float
@@ -132,7 +132,7 @@ class OneHot(RuleTensor):
         return bool(self._views)
 
     def add_view(self, view: OneHot) -> None:
-        """Remember a view, as long as it exists."""
+        """Keep track of a view for as long as it exists."""
         views, key = self._views, id(view)
         views[key] = weakref.ref(view, lambda _: views.pop(key, None))
 
@@ -164,7 +164,7 @@ class OneHot(RuleTensor):
 
     @property
     def has_many_zeros(self) -> bool:
-        """True unless this is a vector or has no more entries than ids, as the sum over a batch."""
+        """True unless this is a vector or has no more entries than ids, like a sum over a batch."""
         stored = sum(batch_tensor(part).numel() for part in self._parts)
         return len(self.sizes) > 1 and self.entries > stored
 
@@ -211,7 +211,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_too_small(self) -> bool:
-        """True if a converted model created the one-hot, and torch's operations are as fast.
+        """True if a converted model created the one-hot, and torch's operations are just as fast.
 
         This limit does not apply to lookups, which are faster on smaller one-hots.
         """
@@ -261,7 +261,7 @@ class OneHot(RuleTensor):
         """
         is_modified = self.is_modified
         if is_compiling() and not (permanent or is_modified):
-            return self._compute_dense()  # torch.compile removes repeated work
+            return self._compute_dense()  # torch.compile eliminates repeated work
         if self._dense is None:
             with torch.inference_mode(False), torch.enable_grad():
                 if self._parent is None:
@@ -313,7 +313,7 @@ class OneHot(RuleTensor):
             self._dense = self._dense.detach()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
-        """Take the shape and the parts of `result`; `change` changes a dense tensor likewise."""
+        """Take the shape and parts of `result`; `change` does the same to a dense tensor."""
         with (
             torch.no_grad(),
             torch._C._DisableTorchDispatch(),
@@ -335,7 +335,7 @@ class OneHot(RuleTensor):
         self.connect()
 
     def connect(self) -> None:
-        """Make autograd pass this tensor's gradient on to the tensors of which it consists."""
+        """Make autograd pass this tensor's gradient on to the tensors that it consists of."""
         if is_compiling() or not torch.is_grad_enabled() or is_transforming():
             return
         if self.has_own_grad:
@@ -449,9 +449,9 @@ def one_hot(
 
     These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
     reshaping, permuting, indexing and stacking along the batch, sums, elementwise functions with
-    numbers or dense tensors, comparisons, `where`, masks, products from either side, `einsum`,
-    losses with a one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or
-    a `torch.func` transform, falls back to the dense one-hot and gives torch's result.
+    numbers or dense tensors, comparisons, `where`, masks, products, `einsum`, losses with a
+    one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or a
+    `torch.func` transform, falls back to the dense one-hot and gives torch's result.
 
     A product differs from the dense product in three cases. A sum of several rows or weights is
     equal only within rounding. An inf or NaN in an entry that no id selects does not affect the

@@ -46,7 +46,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _ExclusiveAccess:
-    """A context in which one operation on rows runs at a time, across threads and in a thread."""
+    """A context that allows one operation on rows at a time, across threads and within a thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
 
@@ -223,7 +223,7 @@ class RowLag:
         with _lock:
             self.check_idle()
             updater = self._rows()
-            if updater.looks_up_atomically:  # don't postpone signals, which takes 4 us
+            if updater.looks_up_atomically:  # postponing signals would take 4 us
                 return updater.look_up(ids)
         with _ExclusiveAccess(self):
             return self._rows().look_up(ids)

@@ -71,7 +71,7 @@ class Ledger:
         return self.start_step, *scalars.items()
 
     def split(self, table_count: int) -> Ledger:
-        """Return a copy for `table_count` of the tables, whose steps differ from now on."""
+        """Return a copy for the `table_count` tables whose steps differ from now on."""
         result = copy.copy(self)
         result.initial_state, result.scalar_state = (
             dict(self.initial_state),
@@ -123,7 +123,7 @@ class Ledger:
         """Return the program and the steps with which a kernel applies idle steps.
 
         Arguments:
-            end_step: the number of idle steps that each row gets at most, counted from the start.
+            end_step: the last step, counted from the start, that is applied as an idle step.
             step_count: the total number of steps applied to each row after the kernel has run.
             dtype: the table's dtype.
         """

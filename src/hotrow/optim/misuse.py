@@ -1,7 +1,7 @@
-"""Notice code that calls `hotrow.convert` without `hotrow.optim`, or `hotrow.optim` without it.
+"""Detect code that uses `hotrow.convert` without `hotrow.optim`, or the other way around.
 
-Either line alone works at the cost of dense training, or fails with an error that doesn't name the
-other line.
+Using only one of them works at the cost of dense training, or fails with an error that doesn't name
+the other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     Arguments:
         names: the names of the optimizers in `hotrow.optim`.
 
-    The check warns once for each optimizer that updates a table with dense steps. For SparseAdam,
-    which supports neither, it raises a `HotrowError`.
+    The check warns once for each optimizer that updates a table with dense steps. SparseAdam
+    doesn't support tables, so the check raises a `HotrowError` for it.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -73,8 +73,8 @@ def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) ->
             set_strides(value, table.stride(), shared)
 
 
-# RowOptimizer is no subclass of Optimizer. Libraries that list the optimizers of a package by name
-# would take its subclasses for the package's own, and find two with the same name.
+# RowOptimizer isn't a subclass of torch's Optimizer. Otherwise, libraries that list torch's
+# optimizers by name would also find hotrow's, and get two classes for each name.
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:

@@ -16,8 +16,8 @@ from hotrow.optim.ledger import Ledger
 class RowUpdater:
     """Settle, update and look up the rows of a table and of its optimizer state.
 
-    The kernels are prepared once, in the first operation, and keep the memory that the tensors have
-    then. This adds one reference to the storage of each tensor.
+    The first operation prepares the kernels, which then keep using the tensors' current memory.
+    This adds one reference to the storage of each tensor.
 
     Arguments:
         ledger: the ledger of all steps.
@@ -49,7 +49,7 @@ class RowUpdater:
 
     @property
     def looks_up_atomically(self) -> bool:
-        """Whether a Python signal handler can't interrupt a change that `look_up` makes."""
+        """Whether `look_up` changes rows without running Python signal handlers in between."""
         return self._ready_steps == self.ledger.length and self._ready[0].is_atomic
 
     def settle(self, rows: Tensor, step_count: int | None = None) -> None:

@@ -1,1 +1,1 @@
-"""The table (a parameter whose rows are settled before they are read), its lookups and gradient."""
+"""Tables (parameters that settle rows before they are read), with their lookups and gradients."""

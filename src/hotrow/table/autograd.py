@@ -66,7 +66,7 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 
 
 class LookUpOptions(NamedTuple):
-    """What determines the gradient of a lookup.
+    """The options of a lookup that determine its gradient.
 
     Attributes:
         shape: the table's shape.
@@ -175,7 +175,7 @@ class LookUp(torch.autograd.Function):
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
         if not is_exclusive and not gradient.is_contiguous():
-            # For example, a part of the gradient of `torch.cat`. The step needs a copy anyway.
+            # For example, a slice of the gradient of `torch.cat`. The step needs a copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
         # If other code holds `gradient`, sum the rows before that code can change them.
@@ -197,7 +197,7 @@ def measure_engine_references() -> None:
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
-# `LookUp.apply` without its handling of functorch transforms, in which tables are not looked up.
+# `LookUp.apply` without its handling of functorch transforms, which never look up tables.
 look_up = super(torch.autograd.Function, LookUp).apply
 
 

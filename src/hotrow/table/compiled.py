@@ -3,8 +3,8 @@
 The rows that a lookup must settle are known only when it runs, so the operator is opaque to the
 compiler. Its gradient is the operator `row_gradient`. To the compiler, this operator returns a
 dense (V, D) tensor; in fact, it returns a `RowGradient`, which the compiled code passes on to
-autograd. If the compiled code would calculate with the gradient instead (for example, to add the
-gradients of two lookups), Inductor calls `dense_gradient`.
+autograd. If the compiled code needs the gradient's values (for example, to add the gradients of two
+lookups), Inductor calls `dense_gradient`.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _register_lowering_once() -> None:
         register_lowering(operator, type_promotion_kind=None)(functools.partial(lower, operator))
 
     def add_rows(match: Any, *args: Any) -> None:
-        """Replace all additions of row gradients in the graph, also those of three or more."""
+        """Replace all additions of row gradients in the graph, including sums of three or more."""
         for node in match.graph.nodes:
             if node.target is add and all(getattr(x, "target", None) in dense for x in node.args):
                 node.target, node.kwargs = sum_, {}
@@ -175,7 +175,7 @@ for _name, _schema, _function, _fake in (
     torch.library.register_fake(f"hotrow::{_name}", _fake)
 torch.library.register_autograd("hotrow::look_up", _backward, setup_context=_save)
 
-# A `RowGradient` argument reaches these rules before the operators, which would get it as dense.
+# These rules receive a `RowGradient`; the operators would receive a dense tensor.
 RULES[_operators.add_gradients.default] = lambda func, args, kwargs: args[0] + args[1]
 RULES[_operators.add_dense_gradients.default] = lambda func, args, kwargs: (
     args[0] + args[1]

@@ -42,7 +42,7 @@ class Table(nn.Parameter):
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
-        was_copied: whether the table got storage of its own, because other code held the storage.
+        was_copied: whether `convert` copied the values, because other code held the storage.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         backing: the files to which rows and state are mapped, or None if they are in memory.
@@ -57,7 +57,7 @@ class Table(nn.Parameter):
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
 
-    # These two depend on the class only, because torch.compile can't read a table's attributes.
+    # These two properties depend only on the class: torch.compile can't read a table's attributes.
 
     @property
     def columns(self) -> bool:
@@ -319,7 +319,7 @@ def needs_gradient(weight: Tensor) -> bool:
 
 
 def find_table(tensor: Tensor) -> Table | None:
-    """Return the table that this tensor is, or whose storage it shares, or None."""
+    """Return this tensor if it is a table, else the table whose storage it shares, or None."""
     if isinstance(tensor, Table):
         return tensor
     pointer = tensor.data_ptr()

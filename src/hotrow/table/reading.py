@@ -49,7 +49,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
 
 
 def _can_read(table: Table, ids: Tensor) -> bool:
-    """Return whether Python can read the ids, and torch's lookup on the CPU checks their range.
+    """Return whether Python can read the ids and torch's CPU lookup checks their range.
 
     `can_look_up_rows` has checked that no transform or tracer is active; see `is_readable`.
     """

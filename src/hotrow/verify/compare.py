@@ -171,11 +171,11 @@ def compare(
             fix="use table.cpu()",
         )
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
-        raise HotrowError(f"budget is {budget!r}, but must be an int, in bytes")
+        raise HotrowError(f"budget is {budget!r}, but it must be an int, in bytes")
     rows, columns = table.shape
     ids = check_ids(as_ids(ids), rows).reshape(-1)
     if isinstance(tokens, str):
-        raise HotrowError("tokens is a str, but must be a list of str, one for each id")
+        raise HotrowError("tokens is a str, but it must be a list of str, one for each id")
     if tokens is not None and len(tokens) != len(ids):
         raise HotrowError(f"there are {len(tokens)} tokens for {len(ids)} ids")
     if budget is None:

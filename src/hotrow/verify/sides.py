@@ -103,7 +103,7 @@ class Side:
 
         A sparse gradient stays sparse; its values for repeated ids are added up.
         """
-        # Build a graph and compute in the table's dtype, whatever modes the caller has set.
+        # Build a graph and compute in the table's dtype, regardless of the caller's modes.
         with (
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -483,7 +483,7 @@ class Stuck(Policy):
 @pytest.mark.parametrize(
     ("model", "inputs", "problem"),
     [
-        (lambda: 3, STATES, "the model has type int, but must be a torch.nn.Module"),
+        (lambda: 3, STATES, "the model has type int, but it must be a torch.nn.Module"),
         (
             lambda: hotrow.convert(Policy()),
             STATES,

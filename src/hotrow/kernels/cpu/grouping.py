@@ -68,7 +68,7 @@ def order_positions(inverse, order, offsets):
     for s in range(len(offsets) - 1):
         offsets[s + 1] += offsets[s]
     for k in range(len(inverse) - 1, -1, -1):
-        # Going backwards, `offsets[s + 1]` moves from the end of the positions to their start.
+        # `offsets[s + 1]` moves backwards, from the end of the positions of id s to their start.
         offsets[inverse[k] + 1] -= 1
         order[offsets[inverse[k] + 1]] = k
     for s in range(len(offsets) - 1):
@@ -85,8 +85,8 @@ def group_ids(ids_address, row_count, memory):
         row_count: see `find_distinct`.
         memory: (4 N + 1,) int64, for N ids.
 
-    Returns the number of distinct ids, which are in order of first appearance, whether all ids are
-    between 0 and row_count - 1, and the address of `memory`.
+    Returns the number of distinct ids, whether all ids are between 0 and row_count - 1, and the
+    address of `memory`. The distinct ids are in order of first appearance.
     """
     n, size = len(memory) // 4, 2
     ids = view_memory(ids_address, (n,), np.int64)

@@ -13,8 +13,8 @@ from numba.np.arrayobj import populate_array
 from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREADS, TEAM_SIZE
 
 JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # "numpy": 1 / 0 returns inf, as in torch
-# A call that is not inlined passes each array in a dozen words; for a short row, that takes longer
-# than the row.
+# A call that is not inlined passes each array in a dozen words. For a short row, that takes longer
+# than processing the row.
 INLINE_OPTIONS = JIT_OPTIONS | {
     "forceinline": True,
     "no_cpython_wrapper": True,  # only compiled code calls these functions

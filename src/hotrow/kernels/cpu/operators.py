@@ -52,7 +52,7 @@ class _Kernel:
     def run(
         self, task: int, tables: NDArray[np.int64], rows: int, columns: int, steps: Steps
     ) -> None:
-        """Process `rows` rows in all, with at most `columns` columns.
+        """Process `rows` rows in total, with at most `columns` columns.
 
         Arguments:
             task: see `plans.py`.
@@ -149,7 +149,7 @@ class CompiledRows:
         all_values, rows, columns = [], 0, 0
         for table, grads in zip(tables, batches, strict=True):
             values = grads.values.contiguous()
-            all_values.append(values)  # keeps the memory until the kernel has run
+            all_values.append(values)  # keeps the memory alive until the kernel has run
             _, address, size, count = grads.ids.groups
             table._set_batch(address, size, count, values.data_ptr())
             rows, columns = rows + count, max(columns, table._columns)

@@ -152,7 +152,7 @@ def row_kernel(
                     prefetch_item(row_steps, rows[i + PREFETCH_DISTANCE])
                     prefetch_row(table, rows[i + PREFETCH_DISTANCE])
                     prefetch_rows(slots, rows[i + PREFETCH_DISTANCE])
-                t = int(row_steps[rows[i]])  # an int32 would compile the functions below twice
+                t = int(row_steps[rows[i]])  # with int32, numba would compile the calls below twice
                 in_scratch = task == LOOK_UP and t < end_step
                 w, state = (
                     load_row(table, rows[i], w_scratch, in_scratch),

@@ -4,7 +4,7 @@ On Linux, the kernel runs on torch's OpenMP threads. After a torch operation, th
 while they wait for the next operation, so additional threads would compete with them for cores. On
 other systems, the kernel runs on Python threads. Python threads also run the kernel in a forked
 child, where the OpenMP threads no longer exist. (torch's own multithreaded operations hang in a
-forked child, with or without hotrow.) numba's parallel layers are not used, because they don't
+forked child, with or without hotrow.) numba's threading layers are not used, because they don't
 allow concurrent calls or calls after a fork, and take seconds to compile.
 
 Each thread calls the kernel once, without the GIL. OpenMP threads never enter Python, because each

@@ -29,7 +29,7 @@ function stopAnimation() {
   end?.();
 }
 
-let typing = null; // the text field with a text that is not committed yet
+let typing = null; // the text field that contains uncommitted text
 
 const errorOf = (control) => control.closest(".field").querySelector(".error");
 

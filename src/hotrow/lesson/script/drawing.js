@@ -1,4 +1,4 @@
-// Drawing functions for several sections: row names and colours, matrices, verdicts.
+// Drawing functions for several sections: row names and colors, matrices, verdicts.
 
 const HUES = 6;
 
@@ -8,11 +8,11 @@ const unbroken = (value) => number(value).replace("-", "-\u2060");
 // A table cell with text that can wrap.
 const words = (text) => h("td", { class: "words" }, text);
 
-// The colour class of an id: the same in every figure of a table.
+// The color class of an id: the same in every figure of a table.
 const colourOf = (id) =>
   `h${(state.table.V <= HUES ? id : state.table.labels.indexOf(id)) % HUES}`;
 
-// The CSS classes for the row of an id. The row is coloured if the id is selected.
+// The CSS classes for the row of an id. The row is colored if the id is selected.
 const hue = (ids, id) => (ids.includes(id) ? `picked ${colourOf(id)}` : "");
 
 // The tokens of the examples are words in the page's language.
@@ -28,10 +28,10 @@ const idName = (table, id) => String(id) + tokenOf(table, table.labels.indexOf(i
 
 const columnNames = (table) => ["", ...table.rows[0].map((_, j) => say("column", { column: j }))];
 
-// The largest absolute value among a table's finite values. It gets the strongest colour.
+// The largest absolute value among a table's finite values. It gets the strongest color.
 const scaleOf = (rows) => Math.max(...rows.flat().map(Math.abs).filter(Number.isFinite), 0);
 
-// One table cell per number, coloured by value: blue above zero, orange below.
+// One table cell per number, colored by value: blue above zero, orange below.
 const numbers = (values, scale = scaleOf(state.table.rows)) =>
   values.map((value) => tint(h("td", {}, number(value)), value, scale));
 

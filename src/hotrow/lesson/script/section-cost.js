@@ -65,7 +65,7 @@ function series(way, { V, D, N, figure }) {
   if (figure === "milliseconds") {
     return { line: [], points: data.timings.map((each) => [each.V, each[`${way}_ms`]]) };
   }
-  // A logarithmic axis has no place for zero.
+  // A logarithmic axis can't show zero.
   const at = (v) => [v, Number(costOf(v, D, N)[way][figure])];
   const positive = ([, amount]) => amount > 0;
   const sizes = Array.from({ length: 10 * decadesOf(V) + 1 }, (_, n) => Math.round(10 ** (n / 10)));
@@ -117,7 +117,7 @@ function chart(state, names) {
   return svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" }, ...parts);
 }
 
-// A circle for the product, a square for the lookup: colour alone is not accessible.
+// A circle for the product, a square for the lookup: color alone is not accessible.
 const mark = (way, cx, cy) =>
   way === "matmul"
     ? svg("circle", { cx, cy, r: 7, class: way })

@@ -14,7 +14,7 @@ sections.push({
   },
 
   draw(state, { looked, product, compared }) {
-    flight += 1; // an animation can't go on, because its rows are drawn again
+    flight += 1; // animations end here, because their rows are redrawn
     find("hero-stage").querySelectorAll(".flying").forEach((copy) => copy.remove());
     const { table, ids, way, pick } = state;
     put(find("hero-words"), ids.map((id, n) => wordButton(table, id, n, n === pick)));

@@ -146,7 +146,7 @@ sections.push({
 // Draw every word at the coordinates in its row. Move overlapping labels apart.
 function drawMap(table, noun) {
   const { width, height, margin } = mapSize();
-  // Both axes have the same scale, so that near words look near.
+  // Both axes have the same scale, so that distances on the screen are distances between rows.
   const rows = snapshots.at(-1).concat(snapshots[0]);
   const [across, up] = [0, 1].map((j) => Math.max(...rows.map((row) => Math.abs(row[j]))));
   const scale = Math.min((width / 2 - margin) / across, (height / 2 - margin) / up);

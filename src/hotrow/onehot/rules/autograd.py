@@ -42,7 +42,7 @@ def _(func: Any, x: OneHot) -> Any:
 
 
 def _own_attribute(func: Any, x: OneHot) -> Any:
-    """Return the one-hot's own attribute if autograd knows it from the one-hot itself."""
+    """Return the attribute of the one-hot itself, if the one-hot is part of autograd's graph."""
     if not x.has_own_grad:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():

@@ -6,7 +6,7 @@ In terms of the axes' labels, as in `torch.einsum`:
 - If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.
 - The product of two one-hots with different class axes *counts pairs* of ids.
 
-A lookup, which is a product with a (C, D) weight from the right, is in `products.py`.
+Lookups, which are products `x @ weight` with a (C, D) weight, are in `products.py`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     dtypes = {_dtype(t) for t in operands}
     dtype = None
     if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
-        dtype = _product_dtype(func, operands)  # otherwise, torch doesn't call a matrix product
+        dtype = _product_dtype(func, operands)  # otherwise, torch uses no matrix product
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
     if not _is_strided(other):

@@ -30,12 +30,12 @@ from hotrow.onehot.rules.contraction import contract
 from hotrow.onehot.tensor import OneHot
 
 _PRODUCTS = {*overloads("mul", "multiply"), Tensor.__mul__, Tensor.__rmul__}
-# Linear in the first argument.
+# Functions that are linear in the first argument.
 _LINEAR = _PRODUCTS | {
     *overloads("div", "divide", "true_divide", "neg", "negative"),
     *(Tensor.__truediv__, Tensor.__neg__),
 }
-# Zero if one argument is zero.
+# Functions that are zero if one argument is zero.
 _ABSORBING = _PRODUCTS | {
     *overloads("logical_and", "bitwise_and"),
     *(Tensor.__and__, Tensor.__rand__),
@@ -112,8 +112,8 @@ def elementwise(
         func: the function; its gradient comes from torch.
         args: its arguments.
         kwargs: its options, which must not be tensors.
-        source: the only argument that the entries outside the ids depend on, and are equal to; None
-            if these entries depend on all arguments.
+        source: the argument that equals all entries outside the ids; None if these entries depend
+            on all arguments.
         absorbs: whether the result is 0 where the one-hot is 0.
     """
     one_hots = [value for value in args if isinstance(value, OneHot)]
@@ -143,7 +143,7 @@ def elementwise(
         return NotImplemented
     parts, layout = expanded
     if x.width == 1:
-        return NotImplemented  # a class axis of size 1 doesn't tell whether it is broadcast
+        return NotImplemented  # with a class axis of size 1, broadcasting can't be detected
     takes_one_id = all(isinstance(part, DenseColumns) or part.ids.shape[-1] < 2 for part in parts)
     is_linear = x.fill == 0 and func in _LINEAR and (args[0] is x or func in _PRODUCTS)
     spanning = [value for value in dense if spans_classes(value, layout)]
@@ -298,15 +298,15 @@ def _add_at_ids(
 def _add_back(x: OneHot, other: Any) -> OneHot | None:
     """Return y for x = y - p and other = p, or None if this isn't such a sum.
 
-    This is how code writes a straight-through estimator: its value is the one-hot y, and its
-    gradient flows to p.
+    This sum is a straight-through estimator: its value is the one-hot y, and its gradient flows
+    to p.
     """
     assert x.difference is not None
     y, p, version = x.difference
     if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
         return None
     if not bool((other.detach().abs() <= _MAX_ROUNDED).all()):
-        return None  # y - p + p rounds visibly, or is not finite
+        return None  # y - p + p differs visibly from y, or is not finite
     proxy = None
     if other.requires_grad and torch.is_grad_enabled():
         proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]
@@ -377,7 +377,7 @@ def _combine(
 
 
 def _are_same_ids(one: Tensor, other: Tensor) -> bool:
-    """Return whether the ids share their memory, which is never written."""
+    """Return whether both tensors of ids use the same memory, which is never modified."""
     return one is other or (
         one.data_ptr() == other.data_ptr()
         and one.shape == other.shape

@@ -90,7 +90,7 @@ def _(
 
 
 class _NegateOutside(torch.autograd.Function):
-    """Negate all entries but those at the ids, along an axis."""
+    """Negate all entries except those at the ids, along an axis."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int) -> Tensor:

@@ -14,7 +14,8 @@ from hotrow.onehot.results import meta_result
 from hotrow.onehot.rules.products import look_up_product
 from hotrow.onehot.tensor import OneHot
 
-# A layer of width G then multiplies by a (G, G) identity matrix instead of a (C, G) weight.
+# With a one-hot of C classes, a layer of width G multiplies by a (G, G) identity matrix instead of
+# a (C, G) weight.
 _MIN_CLASSES_PER_GATE = 2
 
 

@@ -23,7 +23,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if kwargs or x.is_modified:
         return NotImplemented
     if x.cached_dtype == torch.bool:
-        # Equal ids in a row count once, so only rows with one id are equal to their sums.
+        # In a bool tensor, equal ids in a row count once, so count only rows with one id.
         counts = x.long()
         has_one_id = isinstance(counts, OneHot) and counts.field and counts.field.ids.shape[-1] < 2
         return func(counts, dim, keepdim) if has_one_id else NotImplemented
@@ -94,7 +94,7 @@ def _sum_batch(x: OneHot, dims: set[int], keepdim: bool) -> OneHot:
 def _sum_classes(
     x: OneHot, func: Any, dims: set[int], keepdim: bool, terms: int | None, out: Tensor
 ) -> Any:
-    """Sum over the class axis and perhaps batch axes: add up the weights.
+    """Sum over the class axis, and possibly over batch axes: add up the weights.
 
     Args:
         x: the one-hot.

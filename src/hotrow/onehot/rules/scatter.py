@@ -164,7 +164,7 @@ def _(func: Any, input: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 
 def _fits(dense: Any, x: OneHot) -> bool:
-    """Return whether a write at the ids is the same write into the dense tensor."""
+    """Return whether writing at the ids of x is equivalent to writing where x is 1."""
     return (
         isinstance(dense, Tensor)
         and tuple(dense.shape) == x.sizes

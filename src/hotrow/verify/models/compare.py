@@ -177,7 +177,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _check_model(model: Any, name: str) -> None:
     if not isinstance(model, nn.Module):
         raise HotrowError(
-            f"the model has type {type(model).__name__}, but must be a torch.nn.Module",
+            f"the model has type {type(model).__name__}, but it must be a torch.nn.Module",
             fix="pass a module, or a function without arguments that returns a module",
         )
     for path, module in model.named_modules():
