@@ -73,9 +73,9 @@ class SideBySide:
     def print_times(self) -> None:
         """Print the median step time and the total time, which may include compilation."""
         a, b = (statistics.median(self.seconds[name]) * 1e3 for name in NAMES)
-        print(f"{'step (median), ms':24}{a:14.1f}{b:14.1f}{a / b:9.1f}x")
+        print(f"{'step (median), ms':24}{a:14.2f}{b:14.2f}{a / b:9.1f}x")
         a, b = (sum(self.seconds[name]) for name in NAMES)
-        print(f"{'all steps, s':24}{a:14.1f}{b:14.1f}{a / b:9.1f}x")
+        print(f"{'all steps, s':24}{a:14.3f}{b:14.3f}{a / b:9.1f}x")
 
     def print_memory(self, models: Iterable[nn.Module]) -> None:
         """Print how much memory the last step's gradients use."""
