@@ -118,20 +118,20 @@ def _goal_remarks(record: Record) -> Iterator[str]:
         verdict = goal_verdict(goal)
         if "max_extra_bytes" in goal:
             most = goal["max_extra_bytes"] / 1e6
-            yield f"Goal: at most {most:.0f} MB of extra memory: {verdict}."
+            yield f"Goal: at most {most:.0f} MB of extra memory. Result: {verdict}."
             continue
         max_ratio, ratio = goal["max_ratio"], goal["ratio"]
         if goal["against"] == "floor":
             found = "" if ratio is None else f"{number(ratio)}x, "
-            yield f"Goal: at most {max_ratio:.3g}x the bandwidth floor: {found}{verdict}."
+            yield f"Goal: at most {max_ratio:.3g}x the bandwidth floor. Result: {found}{verdict}."
             continue
         peer = _goal_peer(record, goal)
         if max_ratio < 1:
             found = "" if ratio is None else f"{speedup(ratio)}, "
-            yield f"Goal: {1 / max_ratio:.3g}x faster than {peer}: {found}{verdict}."
+            yield f"Goal: {1 / max_ratio:.3g}x faster than {peer}. Result: {found}{verdict}."
         else:
             found = "" if ratio is None else f"{number(ratio)}x, "
-            yield f"Goal: at most {max_ratio:.3g}x the time of {peer}: {found}{verdict}."
+            yield f"Goal: at most {max_ratio:.3g}x the time of {peer}. Result: {found}{verdict}."
 
 
 def _goal_peer(record: Record, goal: Record) -> str:
@@ -188,7 +188,7 @@ def _describe_startup(record: Record) -> Report:
         for row, peak in zip(rows, (None, hotrow, torch, hotrow - torch), strict=True):
             row.append("" if peak is None else number(peak / 1e6))
     goal = record["goals"][0]
-    remark = f"Goal: hotrow adds at most {goal['max_added_s']} s: {goal_verdict(goal)}."
+    remark = f"Goal: hotrow adds at most {goal['max_added_s']} s. Result: {goal_verdict(goal)}."
     setting = "A whole program: import, a 1,000 x 64 table, three AdamW steps, exit."
     return Report("Startup", setting, head, rows, [remark])
 

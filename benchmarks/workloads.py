@@ -29,14 +29,14 @@ CORES = os.cpu_count() or 1
 
 LARGE = [
     TableBenchmark(
-        "adamw-1m-256", "a training step, AdamW", "AdamW", 1_000_000, 256, 16_384,
+        "adamw-1m-256", "a training step with AdamW", "AdamW", 1_000_000, 256, 16_384,
         (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
         goals=(Goal("torch fused", 1 / 30), Goal("torch default", 1 / 150),
                Goal("torch sparse", 0.6), Goal(FLOOR, 2.0), NO_PEER_AHEAD),
         max_extra_bytes=150e6, dense_steps_per_turn=1, seconds=150,
     ),
     TableBenchmark(
-        "adamw-50k-768", "a training step, AdamW, GPT-2's table", "AdamW", 50_257, 768, 4_096,
+        "adamw-50k-768", "a training step with AdamW on GPT-2's table", "AdamW", 50_257, 768, 4_096,
         (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE),
         goals=(Goal("torch fused", 1 / 15), Goal("torch sparse", 0.2), Goal(FLOOR, 2.0),
                NO_PEER_AHEAD),
@@ -47,13 +47,13 @@ LARGE = [
         (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,), dtype="bfloat16", seconds=45,
     ),
     TableBenchmark(
-        "sgd-1m-256", "a training step, SGD", "SGD", 1_000_000, 256, 16_384,
+        "sgd-1m-256", "a training step with SGD", "SGD", 1_000_000, 256, 16_384,
         (HOTROW, SPARSE, FBGEMM, JAX_LAZY),
         goals=(Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
         seconds=55,
     ),
     TableBenchmark(
-        "adagrad-1m-256", "a training step, Adagrad", "Adagrad", 1_000_000, 256, 16_384,
+        "adagrad-1m-256", "a training step with Adagrad", "Adagrad", 1_000_000, 256, 16_384,
         (HOTROW, SPARSE, FBGEMM, JAX_LAZY),
         goals=(Goal("torch sparse", 0.8), Goal("fbgemm", 0.8), Goal(FLOOR, 1.7), NO_PEER_AHEAD),
         seconds=70,
@@ -74,7 +74,7 @@ GROWING = [
         dense_steps_per_turn=1, seconds=80,
     ),
     TableBenchmark(
-        "sgd-10m-64", "a training step, SGD", "SGD", 10_000_000, 64, 16_384,
+        "sgd-10m-64", "a training step with SGD", "SGD", 10_000_000, 64, 16_384,
         (HOTROW, SPARSE, FUSED, FBGEMM, JAX_LAZY), goals=(NO_PEER_AHEAD,),
         dense_steps_per_turn=1, seconds=55,
     ),
@@ -137,7 +137,7 @@ def _optimizer_benchmark(optimizer: str) -> TableBenchmark:
     sparse = (SPARSE,) if optimizer in FUSED_OPTIMIZERS else ()
     fused = (FUSED,) if optimizer in FUSED_OPTIMIZERS else ()
     return TableBenchmark(
-        f"{optimizer.lower()}-1m-64", f"a training step, {optimizer}", optimizer,
+        f"{optimizer.lower()}-1m-64", f"a training step with {optimizer}", optimizer,
         1_000_000, 64, 4_096, (HOTROW, *sparse, *fused, FOREACH, DEFAULT),
         goals=(NO_PEER_AHEAD,), rounds=4, dense_steps_per_turn=1, seconds=14,
     )  # fmt: skip

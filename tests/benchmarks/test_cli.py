@@ -54,7 +54,7 @@ def test_the_command_in_its_own_process(tmp_path):
     assert {"jax", "optax", "fbgemm-gpu-cpu"} < set(environment["versions"])
     assert (folder / "sgd-1k-16.json").stat().st_size < 4000  # no samples
     assert "torch.optim.SGD (sparse=True)" in done.stdout
-    assert "Goal: at most 1.5x the time of torch.optim.SGD (sparse=True): " in done.stdout
+    assert "Goal: at most 1.5x the time of torch.optim.SGD (sparse=True). Result: " in done.stdout
     assert "1 workload, about 8 s on two idle cores" in done.stderr
     assert " left\n" in done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -163,12 +163,12 @@ def test_report_of_a_record(brief):
         "theirs, 7 rows, 3 ids, 1 thread: **not equal** to dense torch.optim.Adam on 9 sampled "
         "rows: max error 0.5 (dense bfloat16 training: 0.25); weights moved by up to 1.",
         "absent was not measured: ImportError: no. Install it with `pip install it`.",
-        "Goal: 10x faster than theirs, 7 rows, 3 ids, 1 thread: 31.2x, met.",
-        "Goal: at most 2x the bandwidth floor: 3.06x, **not met**.",
-        "Goal: at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, 1 thread: 0.0321x, "
+        "Goal: 10x faster than theirs, 7 rows, 3 ids, 1 thread. Result: 31.2x, met.",
+        "Goal: at most 2x the bandwidth floor. Result: 3.06x, **not met**.",
+        "Goal: at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, 1 thread. Result: 0.0321x, "
         "met.",
-        "Goal: at most 1x the time of the fastest peer: not measured.",
-        "Goal: at most 50 MB of extra memory: **not met**.",
+        "Goal: at most 1x the time of the fastest peer. Result: not measured.",
+        "Goal: at most 50 MB of extra memory. Result: **not met**.",
     ):
         assert line in found.remarks
     assert found.rows[1][-1] == ("31.2x" if brief else "31.2x [25, 33.3]")

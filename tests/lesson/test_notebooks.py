@@ -124,7 +124,7 @@ def without_times(text):
 
 
 def translated(text):
-    """The text with the English words of step 5."""
+    """Return the text with the words and verbs of “The rows learn” in English."""
     for chinese, english in zip(*(WORDS[lang] for lang in ("zh-CN", "en")), strict=True):
         text = re.sub(f"(?<!{HAN.pattern}){chinese}(?!{HAN.pattern})", english, text)
     return text
