@@ -165,8 +165,8 @@ def test_report_of_a_record(brief):
         "absent was not measured: ImportError: no. Install it with `pip install it`.",
         "Goal: 10x faster than theirs, 7 rows, 3 ids, 1 thread. Result: 31.2x, met.",
         "Goal: at most 2x the bandwidth floor. Result: 3.06x, **not met**.",
-        "Goal: at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, 1 thread. Result: 0.0321x, "
-        "met.",
+        "Goal: at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, 1 thread. "
+        "Result: 0.0321x, met.",
         "Goal: at most 1x the time of the fastest peer. Result: not measured.",
         "Goal: at most 50 MB of extra memory. Result: **not met**.",
     ):
