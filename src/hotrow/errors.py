@@ -27,4 +27,4 @@ class HotrowError(ValueError):
 
 
 class HotrowIndexError(HotrowError, IndexError):
-    """Raised for an id out of range. Code that catches `IndexError` also catches this error."""
+    """Raised for an id that is out of range. It is also an `IndexError`, like torch's own error."""

@@ -18,8 +18,8 @@ from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Ids that look like an encoding are rejected only if the share of random batches that would also
-# look like the encoding is below a limit. The second limit applies to 1-D ids.
+# Ids that look like an encoding are rejected only if a random batch of ids would look like that
+# encoding with a probability below a limit. The second limit applies to 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
@@ -104,7 +104,7 @@ def check_ids(
 
 
 def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
-    """Check dtype and range like `check_ids`, but don't copy the ids or reject encodings.
+    """Check the dtype and range as `check_ids` does, but don't copy the ids or reject encodings.
 
     Tracing doesn't record this check, so use it only in code that is never traced.
     """
@@ -116,10 +116,10 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
 
 
 def is_readable(ids: Tensor) -> bool:
-    """Return whether Python can read the ids.
+    """Return whether Python code can read the values of the ids.
 
-    Python can't read the ids of a meta tensor or a tensor subclass. It can't read any ids while a
-    tracer, a transform or a dispatch mode is active.
+    It can't read the values of a meta tensor or a tensor subclass. While a tracer, a transform or a
+    dispatch mode is active, it can't read any values.
     """
     return (
         type(ids) is Tensor

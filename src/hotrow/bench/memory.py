@@ -64,7 +64,7 @@ def make_state_resident(peer: Peer) -> None:
 
 
 def resident_bytes(field: str, status: str | None = None) -> int:
-    """Read VmRSS (current) or VmHWM (peak) in bytes, from `status` or else for this process."""
+    """Read VmRSS (current) or VmHWM (peak) in bytes, by default from this process's status."""
     for line in (status or STATUS.read_text()).splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024

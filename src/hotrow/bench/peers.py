@@ -26,7 +26,7 @@ FUSED_OPTIMIZERS = ("SGD", "Adagrad", "Adam", "AdamW")  # torch has fused versio
 
 @dataclass(frozen=True)
 class Case:
-    """A task from `TASK_PARTS`, its optimizer or None, and the sizes."""
+    """A task from `TASK_PARTS`, its optimizer (None if the task has no step), and the sizes."""
 
     task: str
     optimizer: str | None
@@ -55,7 +55,7 @@ class GivenGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, gradients: list[Tensor]) -> Tensor:
-        """Return a placeholder."""
+        """Return a placeholder for the loss."""
         ctx.gradients = gradients
         return output.new_zeros(())
 

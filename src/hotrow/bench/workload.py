@@ -40,7 +40,7 @@ HOTROW = PeerConfig("hotrow")
 class TableWorkload:
     """One table, one task, and the number of steps.
 
-    `task` is a key of `peers.TASK_PARTS`; a task without an optimizer is "forward" or "gradient".
+    `task` is a key of `peers.TASK_PARTS`. Without an optimizer, it is "forward" or "gradient".
     Each peer first runs `warmup_steps` steps. A dense peer runs only `dense_warmup_steps`, because
     earlier steps don't affect its time. Then the peers take turns for `rounds` rounds. In each
     turn, a peer runs an untimed step, then `steps_per_turn` timed steps (`dense_steps_per_turn` if

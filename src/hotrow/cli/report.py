@@ -144,7 +144,7 @@ def print_report(comparison: Comparison, console: Console) -> None:
 
 
 def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
-    """Draw figures 1 to 5 of the lesson for the compared table and ids."""
+    """Draw "lookup" and "product" figures of the compared table and ids."""
     ids = comparison.ids.tolist()
     if not ids or not comparison.table.shape[1]:
         return []

@@ -145,7 +145,7 @@ def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) ->
     if type(input) is not Tensor or not _is_square(weight):
         return None
     if input.numel() and int(input.min()) < 0:
-        return None  # torch raises
+        return None  # torch raises an error
     return _identity_rows(func, weight, input)
 
 
@@ -153,7 +153,7 @@ def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None
     if dim not in (0, -2) or not _is_square(matrix) or index.ndim != 1:
         return None
     if index.numel() and int(index.min()) < 0:
-        return None  # torch raises
+        return None  # torch raises an error
     return _identity_rows(func, matrix, index)
 
 
@@ -208,7 +208,7 @@ def _gumbel_softmax(
 
 
 def _l1_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
-    """Pass on the weight, which torch's own `l1_loss` doesn't pass to a mode."""
+    """Call `l1_loss` with its weight, which torch's own `l1_loss` doesn't pass to a mode."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not F.l1_loss.__code__:
         frame = frame.f_back  # type: ignore[assignment]

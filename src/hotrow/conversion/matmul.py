@@ -1,7 +1,7 @@
 """The "matmul" conversion: compute every lookup as the product of a one-hot and the table.
 
-Use it on backends where a product is cheaper than a lookup, such as matrix units or encrypted
-computation.
+Use this conversion on backends where a product is cheaper than a lookup, such as matrix units or
+encrypted computation.
 """
 
 from __future__ import annotations

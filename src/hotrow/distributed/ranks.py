@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 
-FAILED = -1  # a rank with an error sends this instead of the operation's code
+FAILED = -1  # a rank with an error sends this code instead of the operation's code
 
 
 class Ranks:

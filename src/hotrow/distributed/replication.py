@@ -130,7 +130,7 @@ class _Replicas:
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
-        """Check that every rank makes this lookup for training; otherwise, raise on every rank."""
+        """Raise an error on every rank unless every rank makes this lookup for training."""
         check_ddp_ignores(table, self.path)
         operation = f"look up ids in {self.path} for training"
         self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)

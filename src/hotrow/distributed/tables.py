@@ -147,7 +147,7 @@ def _first_difference(first: list[str], other: list[str]) -> tuple[str, str]:
 
 
 def exclude_tables_from_ddp(model: nn.Module) -> None:
-    """Make any DistributedDataParallel that wraps the model later ignore the tables."""
+    """Make any DistributedDataParallel that later wraps the model ignore the tables."""
     names = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
@@ -184,7 +184,7 @@ def refuse_assignment(
 
 
 def check_ddp_ignores(table: Table, path: str) -> None:
-    """Raise if the active DistributedDataParallel does not ignore the table.
+    """Raise an error if the active DistributedDataParallel does not ignore the table.
 
     DistributedDataParallel ignores only parameters that are listed on the module that it wraps, not
     on inner modules.

@@ -1,4 +1,4 @@
-"""Figure 7: the costs of one-hot matmul and lookup as the table grows, and any measured times."""
+"""The "cost" figure: the costs of matmul and lookup as the table grows, and measured times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Panel(NamedTuple):
 
 
 def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawing:
-    """Draw one panel each for operations, bytes written and any measured times."""
+    """Draw a panel for operations, a panel for bytes written, and a panel for measured times."""
     cost(1, D, N)  # raises an error if D or N is negative or not an int
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:

@@ -56,7 +56,7 @@ def format_entries(table: Tensor, spans: list[range], columns: list[int]) -> dic
 
 
 def row_hues(shown: Iterable[int]) -> dict[int, str]:
-    """Assign a color to each row: always the same one, unless another drawn row has taken it."""
+    """Assign a color to each row by its number, or the next free color if that color is taken."""
     hues: dict[int, str] = {}
     for row in dict.fromkeys(shown):
         colors = (f"h{(row + step) % MAX_IDS}" for step in range(MAX_IDS))

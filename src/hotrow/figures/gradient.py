@@ -1,4 +1,4 @@
-"""Figure 6: rows of the output's gradient, added to rows of the table's gradient."""
+"""The "gradient" figure: rows of the output's gradient, added to rows of the table's gradient."""
 
 from __future__ import annotations
 

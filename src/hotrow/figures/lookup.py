@@ -1,4 +1,4 @@
-"""Figures 1 to 3: ids, the rows that they select, and the output."""
+"""The "lookup" figure: ids, the rows that they select, and the output."""
 
 from __future__ import annotations
 

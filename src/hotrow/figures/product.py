@@ -1,4 +1,4 @@
-"""Figures 4 and 5: a one-hot row times a column of the table, with every product."""
+"""The "product" figure: a one-hot row times a column of the table, with every product."""
 
 from __future__ import annotations
 

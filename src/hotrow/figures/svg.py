@@ -147,7 +147,7 @@ def selected_line(row: int, texts: list[str], hue: str) -> Line:
 
 
 def _merged(columns: list[Column], count: int) -> list[Column]:
-    """Return the columns for a line of `count` texts. The first one spans any extra columns."""
+    """Return the columns for a line of `count` texts. The first column spans any extra columns."""
     spare = len(columns) - count
     if not spare:
         return columns

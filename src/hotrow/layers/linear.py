@@ -29,7 +29,7 @@ def copy_storage(values: Tensor, copy: bool) -> Tensor:
 def build_linear(cls: type[_L], weight: Tensor, bias: Tensor | None, copy: bool) -> _L:
     """Build a linear layer of class `cls` from a (D, V) weight and a bias."""
     columns, rows = weight.shape
-    # "meta" avoids allocating and initializing a weight that is replaced right away.
+    # The "meta" device avoids allocating and initializing a weight that is replaced right away.
     layer = cls(rows, columns, bias=bias is not None, device="meta", dtype=weight.dtype)
     layer.weight = nn.Parameter(copy_storage(weight, copy), weight.requires_grad)
     if bias is not None:

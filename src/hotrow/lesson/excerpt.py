@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Return examples A and B in full, with a linear weight from the same seed, and part of C."""
+    """Return excerpts of examples A and B in full, with a linear weight, and of part of C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small
@@ -139,7 +139,7 @@ def user_excerpt(
         HotrowError: there is no id, row or column; an id is out of range; a value in the excerpt
             overflows float32.
 
-    Cost: it reads every value of the table once, to find any inf or nan outside the excerpt.
+    Cost: one pass over all values of the table, to find any inf or nan outside the excerpt.
     """
     if table is not None:
         check_table(table, "table")

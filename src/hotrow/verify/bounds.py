@@ -23,10 +23,10 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
     is 0 in three cases:
 
     - one term
-    - two terms in float32 or float64, because a + b = b + a (some libraries round half precision
-      twice)
-    - integers whose magnitudes sum to at most 1 / u, because they add up exactly in any order (c
-      contains such integers)
+    - two terms in float32 or float64, because a + b = b + a (in half precision, some libraries
+      round a sum twice)
+    - integers whose magnitudes sum to at most 1 / u, because they add up exactly in any order (all
+      values of c are integers)
 
     A bound of sum|x| / 8 or more is large enough to hide an error, so it is replaced with inf.
 

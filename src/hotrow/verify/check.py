@@ -105,8 +105,8 @@ def check(
     - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
     The gradients are those of sum(output * c), where c contains random nonzero integers. Integers
-    add up exactly in any order, so the two gradients must be bitwise equal, even for a row that is
-    used a thousand times. The weight gradient of a linear layer is transposed, so that both
+    add up exactly in any order, so the two gradients must be bitwise equal, even for a float32 row
+    that is used a thousand times. The weight gradient of a linear layer is transposed, so that both
     gradients are V x D.
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of

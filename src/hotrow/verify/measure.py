@@ -64,7 +64,7 @@ def time_interleaved(
 ) -> Iterator[list[float]]:
     """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
 
-    At least one round runs, and no round starts after `seconds` seconds or `max_rounds` rounds. The
+    At least one round runs. No round starts after `seconds` seconds or `max_rounds` rounds. The
     first run of a turn is slow because the threads of the previous function are still winding down.
     So a short function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the turn's time is
     the median of these runs.

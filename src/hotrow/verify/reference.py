@@ -1,8 +1,8 @@
 """The dense reference: literal one-hot arithmetic.
 
-It is slow and simple, and doesn't check its input. `check` compares the fast code with this
-reference, and no other part of hotrow uses it. In shapes, V is the number of rows, D the number of
-columns, N the number of ids, and B the number of bags.
+The reference is slow and simple, and doesn't check its input. `check` compares the fast code with
+the reference, and no other part of hotrow uses it. In shapes, V is the number of rows, D the number
+of columns, N the number of ids, and B the number of bags.
 """
 
 from itertools import pairwise

@@ -35,7 +35,7 @@ _BYTES_PER_VALUE = 96  # weights, gradient, state and temporaries in float64
 class Batches:
     """The ids and gradients of a training run.
 
-    Row 0 is in every batch, and a quarter of the rows are in none. The other ids follow Zipf's law.
+    Row 0 is in every batch. A quarter of the rows are in no batch. The other ids follow Zipf's law.
     The gradients don't depend on the table, so rounding errors don't feed back into them, and the
     run tests only the optimizer. Raises `HotrowError` if the free memory is too small for the run.
     """

@@ -22,7 +22,7 @@ class ClosedForm(Protocol):
 
     @property
     def fast_forward(self) -> FastForward:
-        """The functions that use the coefficients; they are the same in each call."""
+        """The functions that use the coefficients. This property always returns an equal value."""
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype

@@ -100,7 +100,7 @@ class InfinityNormSums(MissedStepSums):
         return FastForward(fast_forward, self.fast_forward_batch, compute_factors, 4)
 
     def last_coefficient(self, dtype: torch.dtype) -> int:
-        """Return the window."""
+        """Return the window, the number of missed steps that can move a row."""
         return self.window
 
     def fast_forward_batch(

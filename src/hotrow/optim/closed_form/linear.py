@@ -122,7 +122,7 @@ class LinearRecurrence:
         self, update: Callable[..., Any], flags: tuple[bool, ...], slot_count: int
     ) -> None:
         self.update, self.flags, self.size = update, flags, slot_count + 1
-        self.first_step = 0  # rows settled before this step are replayed up to it
+        self.first_step = 0  # rows settled earlier replay their missed steps up to it
         self.identity = np.eye(self.size, self.size + 1)
         self.blocks = np.empty((128, self.size, self.size + 1))
         self.block_starts = np.empty(64, np.int64)  # index of the first block ending at each step

@@ -195,7 +195,7 @@ class PowerSeries(MissedStepSums):
         """Return the center Y for rows that were settled just before a step with this root."""
         if self.amsgrad:
             return 1 / root
-        # Use y_k at the step where (b1 / sqrt(b2))^k times a power of the distance is smallest.
+        # Use y_k for k = `center_step`, which keeps the bound on the remainder small.
         correction = 1 - (1 - root * root) * b2 ** (self.center_step - 1)
         return b2 ** (self.center_step / 2) / math.sqrt(correction) if math.isfinite(root) else 0.0
 

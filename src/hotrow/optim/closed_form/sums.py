@@ -24,15 +24,15 @@ class MissedStepSums(ABC):
 
     def __init__(self, width: int) -> None:
         self.entry_count = 0  # the number of entries added so far
-        self.first_step = 0  # rows settled before this step are replayed up to it
+        self.first_step = 0  # rows settled earlier replay their missed steps up to it
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.window = 0  # how many missed steps can move a row; 0 if moves shrink too slowly
+        self.window = 0  # how many missed steps can move a row; 0 if the moves shrink too slowly
         self.sums = np.zeros((64, width))
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """Return the coefficients up to `end_step`, or None if later ones are already computed."""
+        """Return the coefficients up to `end_step`, or None if those for a later step exist."""
         if end_step < self.entry_count:
             return None
         while len(self.sums) <= end_step:
@@ -70,4 +70,4 @@ class MissedStepSums(ABC):
 
     @abstractmethod
     def last_coefficient(self, dtype: torch.dtype) -> Any:
-        """Return the last of the coefficients for a table with this dtype."""
+        """Return the last coefficient, which differs between the subclasses, for this dtype."""

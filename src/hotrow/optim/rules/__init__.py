@@ -1,1 +1,1 @@
-"""The rules of the optimizers, one per file: the update and its effect on an idle row."""
+"""The rules of the optimizers, one per file: the update and, if there is one, a closed form."""

@@ -61,7 +61,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
 
 
 class RpropClosedForm:
-    """The closed form of Rprop, valid for steps since the step size limits last changed."""
+    """The closed form of Rprop, for all steps since the limits of the step size last changed."""
 
     def __init__(self) -> None:
         self.entry_count, self.first_step = 0, 0
@@ -74,7 +74,7 @@ class RpropClosedForm:
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """Return the coefficients for `end_step`, or None if later ones are already computed."""
+        """Return the coefficients for `end_step`, or None if those for a later step exist."""
         if end_step < self.entry_count or not end_step:
             return None
         for i in range(max(self.entry_count, 1), end_step):

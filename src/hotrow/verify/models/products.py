@@ -105,8 +105,9 @@ class ProductCounter(ProductMode):
     """Counts the multiplications that one-hot products need as dense products and as lookups.
 
     A product of x (N, C) and a weight (C, D) takes N C D multiplications in the forward pass. The
-    weight's gradient takes as many again, and so does the gradient of x if x requires one. A lookup
-    needs multiplications only for dense columns next to the one-hots, and for weighted one-hots.
+    weight's gradient takes as many again, and so does the gradient of x if x requires grad. A
+    lookup needs multiplications only for dense columns next to the one-hots, and for weighted
+    one-hots.
     """
 
     def __init__(self) -> None:

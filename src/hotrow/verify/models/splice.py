@@ -21,7 +21,7 @@ from hotrow.verify.models.products import Product, ProductMode, TensorMap
 
 
 class ProductSplice(ProductMode):
-    """Compares each lookup with its product, and lets the model continue with the product.
+    """Compares each lookup with its dense product, and lets the model continue with the product.
 
     If a weight is a parameter or a view of a parameter, its gradient comes from the lookup. All
     other gradients come from the product. After the backward pass, `finish` compares the gradients
@@ -217,7 +217,8 @@ def _rounding_bound(
 ) -> Bound:
     """Bound the rounding of sums, given term counts and total magnitudes; see `verify/bounds.py`.
 
-    Products are rounded before they are added, and some libraries round half precision twice.
+    The bound counts an extra rounding if each term is a rounded product, or if the dtype is half
+    precision, in which some libraries round twice.
     """
     info = torch.finfo(dtype)
     roundings = (terms + 1 if rounds_terms or info.bits < 32 else terms - 1).clamp(min=0)

@@ -87,7 +87,7 @@ def _copy_value(value: Any) -> Any:
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor in a value with its path; numbers count as tensors."""
+    """Yield (path, tensor) for every tensor in a value; numbers are converted to tensors."""
     if isinstance(value, OneHot):
         value = value.materialize()
     if isinstance(value, Tensor):
@@ -176,7 +176,8 @@ class ModelCopy:
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
             found = {name: output.detach().clone() for name, output in outputs}
-            # Recomputation in the backward pass must give the same values as the forward pass.
+            # Keep the splice active, so that recomputation in the backward pass gives the same
+            # values as the forward pass.
             with mode if isinstance(mode, ProductSplice) else nullcontext():
                 self._differentiate(outputs)
         self._mutates_inputs = versions != [tensor._version for _, tensor in inputs.tensors]

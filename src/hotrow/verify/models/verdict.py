@@ -70,7 +70,7 @@ def judge_results(
         spliced_result = spliced.get(name, missing)
         remainder = compare_any_tensors(name, pairs[name][0], spliced_result, bound)
         # A difference in more than half of the digits is an error, or strongly amplified rounding.
-        epsilon = _epsilon_of(pairs[name][0])  # integers don't round
+        epsilon = _epsilon_of(pairs[name][0])  # integer sums are not rounded
         tolerated = (max(splice.epsilon, epsilon) if epsilon else 0.0) ** 0.5
         is_near = each.max_error <= tolerated * magnitudes.get(name, 0.0)
         if proven and remainder.equal:
