@@ -33,7 +33,7 @@ def broadcast_parts(x: OneHot, shape: Sequence[int]) -> tuple[list[Part], Layout
 
 
 def spans_classes(values: Tensor, layout: Layout) -> bool:
-    """Return whether there is a value for each class, instead of one that is broadcast."""
+    """Return whether each class has its own value, instead of one value for all classes."""
     missing = len(layout.order) - values.ndim
     return any(axis >= missing and values.shape[axis - missing] != 1 for axis in layout.class_axes)
 
@@ -64,7 +64,8 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
     values = layout.restore(values)
     if values.shape[:-1] == ids.shape[:-1]:
         return gather_along(values, values.ndim - 1, ids)
-    # Some batch axes are broadcast. Don't expand the values, whose gradient would be as large.
+    # Some batch axes are broadcast. Don't expand the values, because their gradient would be
+    # expanded too.
     *batch, width = values.shape
     first = torch.arange(0, values.numel(), width, device=ids.device).reshape(*batch, 1)
     flat = (ids + first).flatten()
@@ -72,9 +73,10 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
 
 
 def gather_along(values: Tensor, axis: int, ids: Tensor) -> Tensor:
-    """Return `values.gather(axis, ids)`, where only this axis may differ in size.
+    """Return `values.gather(axis, ids)`, where the sizes may differ only along this axis.
 
-    Unlike `gather`, it doesn't save the values for the backward pass, so they may be overwritten.
+    Unlike `gather`, this function doesn't save the values for the backward pass, so other code may
+    overwrite them.
     """
     if is_compiling() or is_transforming():
         return values.gather(axis, ids)
@@ -99,11 +101,12 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_from_field(field: Field, fill: float, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the entries at the ids of a one-hot that consists of this field and fill.
+    """Return the entries at `ids` of the one-hot that consists of `field` and `fill`.
 
     Args:
-        field: its ids have the same batch axes as `ids`, or axes that can be broadcast to them.
-        fill: the value outside the field's ids.
+        field: the field, whose ids have the batch axes of `ids`, or axes that can be broadcast to
+            them.
+        fill: the value of the entries that no id of the field selects.
         ids: (*batch, K).
         dtype: the dtype of the one-hot.
     """

@@ -38,7 +38,7 @@ class Field:
     def to(self, dtype: torch.dtype, device: torch.device | None, copy: bool = False) -> Field:
         """Convert the weights to this dtype, and move the field to this device.
 
-        The ids and weights are never written, so they don't need to be copied.
+        The ids and weights are never modified in place, so they don't need to be copied.
         """
         if self.weights is None and device is None:
             return self
@@ -52,7 +52,7 @@ class Field:
         return self.ids.new_ones((), dtype=dtype).expand(self.ids.shape)
 
     def without_repeats(self, dtype: torch.dtype) -> Field:
-        """Return an equal field in which only one of each row's equal ids has a weight."""
+        """Return an equal field in which only one of each row's equal ids has a nonzero weight."""
         weights, count = self.weights_or_ones(dtype), self.ids.shape[-1]
         if count < 2:
             return Field(self.ids, weights, self.width)
@@ -71,7 +71,7 @@ class Field:
             return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
         if self.weights is not None and dtype.is_floating_point and self.ids.shape[-1] > 2:
-            sum_dtype = torch.float64  # so that the result is rounded once, in any order
+            sum_dtype = torch.float64  # so that the sum is rounded only once, in any order
         zeros = self.ids.new_zeros(shape, dtype=sum_dtype)
         weights = self.weights_or_ones(sum_dtype).to(sum_dtype)
         return zeros.scatter_add_(-1, self.ids, weights).to(dtype)

@@ -55,12 +55,12 @@ class RuleTensor(Tensor):
 
     @property
     def has_many_zeros(self) -> bool:
-        """True unless this is a vector or has no more entries than ids, like a sum over a batch."""
+        """False for a vector or a tensor with at least as many ids as entries, like a batch sum."""
         raise NotImplementedError
 
     @property
     def is_plain(self) -> bool:
-        """True if the class axis is the last axis and all entries outside the ids are 0."""
+        """True if the class axis is the last axis and all entries that no id selects are 0."""
         raise NotImplementedError
 
     @property
@@ -80,11 +80,11 @@ class RuleTensor(Tensor):
 
     @property
     def is_connected(self) -> bool:
-        """True if autograd knows this tensor's gradient."""
+        """True if this tensor itself is part of autograd's graph."""
         raise NotImplementedError
 
     def connect_all(self) -> None:
-        """Connect this tensor, its base and all their views after a write; see `OneHot.connect`."""
+        """After a write, connect this tensor, its base and their views; see `OneHot.connect`."""
         raise NotImplementedError
 
     def materialize(self, permanent: bool = False) -> Tensor:
@@ -127,8 +127,8 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
     """Run torch's function on the materialized tensors.
 
-    An in-place operation returns the one-hot itself. The one-hot's origins record why it was
-    materialized: because the product is small if `too_small`, otherwise because no rule applied.
+    An in-place operation returns the one-hot itself. The origins of a one-hot record why it was
+    materialized: the product is small if `too_small` is true; otherwise, no rule applied.
     """
     written = _written(func, args, kwargs)
     if is_compiling():
@@ -148,7 +148,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
                 origin.record_small_product(x.entries)
             elif x.has_many_zeros:
                 origin.record_fallback(func)
-    dense: dict[int, RuleTensor] = {}  # keyed by id(dense tensor); `arguments` keeps it alive
+    # The keys are the ids of dense tensors, which `arguments` keeps alive.
+    dense: dict[int, RuleTensor] = {}
 
     def convert(x: RuleTensor) -> Tensor:
         tensor = (
@@ -196,7 +197,7 @@ _HARMLESS = {"requires_grad_", "detach_", "share_memory_", "rename_"}
 
 
 def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run `func` below autograd, or raise if the gradient of the weights would be lost."""
+    """Run `func` below autograd; raise an error if a gradient would be lost."""
     if func.overloadpacket is torch.ops.aten.set_:  # torch doesn't call __torch_function__ for set_
         for x in find_instances(args, RuleTensor):
             x.materialize(permanent=True)

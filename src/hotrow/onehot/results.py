@@ -58,7 +58,7 @@ def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = 
     The result is cached, because functions on meta tensors are slow. Callers must not modify it.
 
     Args:
-        func: a function that has the same result for the same shapes, strides and dtypes.
+        func: a function whose result depends only on shapes, strides, dtypes and hashable values.
         args: one-hots, dense tensors, and hashable values.
         kwargs: hashable values.
     """
@@ -131,7 +131,7 @@ def map_batch(
     view: Transform,
     factors: Sequence[Tensor] = (),
 ) -> OneHot:
-    """Apply `transform` to the tensors of all parts; return a view of x if torch does."""
+    """Apply `transform` to the tensors of all parts; return a view of x if torch returns one."""
     parts = [part.map(transform) for part in x.parts]
     return derive_view(x, parts, out, transform, view, factors=factors)
 

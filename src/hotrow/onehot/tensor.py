@@ -30,7 +30,7 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
-LOOKUP_ADVANTAGE = 10  # other operations pay off only with this many times as many entries
+LOOKUP_ADVANTAGE = 10  # other operations pay off only on one-hots this many times larger
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
@@ -40,8 +40,8 @@ class ClassIndexError(HotrowIndexError, RuntimeError):
 class OneHot(RuleTensor):
     """A (*batch, C) tensor that consists of parts side by side along the class axis.
 
-    A one-hot is *plain* if its class axis is the last axis and its other entries are zero. A layout
-    moves or splits the class axis, and `fill` replaces the zeros.
+    A one-hot is *plain* if its class axis is the last axis and all entries that no id selects are
+    zero. A layout moves or splits the class axis, and `fill` replaces the zeros.
 
     Operations with a rule work on the parts. Any other operation materializes the dense tensor
     once and caches it. In-place writes to the dense tensor change this tensor and its views, as in
@@ -53,8 +53,8 @@ class OneHot(RuleTensor):
         cached_dtype: the tensor's dtype.
         cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
-        fill: the value of all entries outside the ids of the fields; 0 unless an operation such as
-            `1 - x` changed it. If it is not 0, every field has at most one id per row.
+        fill: the value of all entries that no id selects; 0 unless an operation such as `1 - x`
+            changed it. If it is not 0, every field has at most one id per row.
         difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
             as x - p; otherwise None. Adding p again gives x.
 
@@ -67,7 +67,7 @@ class OneHot(RuleTensor):
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
         dense_fn: computes the dense tensor; needed if the parts round differently from torch. It
-            returns None when that is no longer possible.
+            returns None if it can no longer compute the dense tensor.
         fill: see the attribute.
         layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
@@ -76,7 +76,8 @@ class OneHot(RuleTensor):
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor | None] | None
-    _dense_version: int | None  # of `_dense` when it equaled the parts; None if it may differ
+    # The version of `_dense` that equals the parts; None if `_dense` may differ from the parts.
+    _dense_version: int | None
     _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their id
     sizes: tuple[int, ...]
@@ -159,12 +160,12 @@ class OneHot(RuleTensor):
 
     @property
     def is_plain(self) -> bool:
-        """True if the class axis is the last axis and all entries outside the ids are 0."""
+        """True if the class axis is the last axis and all entries that no id selects are 0."""
         return self._axis_layout is None and self.fill == 0
 
     @property
     def has_many_zeros(self) -> bool:
-        """True unless this is a vector or has no more entries than ids, like a sum over a batch."""
+        """False for a vector or a tensor with at least as many ids as entries, like a batch sum."""
         stored = sum(batch_tensor(part).numel() for part in self._parts)
         return len(self.sizes) > 1 and self.entries > stored
 
@@ -213,7 +214,7 @@ class OneHot(RuleTensor):
     def is_too_small(self) -> bool:
         """True if a converted model created the one-hot, and torch's operations are just as fast.
 
-        This limit does not apply to lookups, which are faster on smaller one-hots.
+        This limit does not apply to lookups, which are faster than torch even on smaller one-hots.
         """
         if not self.origins or is_compiling():
             return False
@@ -242,7 +243,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_connected(self) -> bool:
-        """True if autograd knows this tensor's gradient."""
+        """True if this tensor itself is part of autograd's graph."""
         return self._graph is not None or self.has_own_grad
 
     @property
@@ -253,7 +254,7 @@ class OneHot(RuleTensor):
         return self.needs_grad and self._parent[0].is_leaf_or_view_of_leaf
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """Return the dense tensor that this tensor represents; all calls share its memory.
+        """Return the dense tensor that this tensor represents; all calls return the same memory.
 
         Writing to the dense tensor also changes this tensor and, if this tensor is a view, its
         parent. With `permanent=True`, the dense tensor permanently replaces the parts, even if
@@ -277,20 +278,20 @@ class OneHot(RuleTensor):
                 self._parent[0].materialize(permanent=True)
         if not self.has_own_grad:
             return self._dense
-        # A stored tensor that is connected to this one would keep both alive forever.
+        # If the connected tensor were stored, both tensors would keep each other alive forever.
         with torch.enable_grad():
             connected: Tensor = ConnectLeaf.apply(self._dense.detach(), self)  # type: ignore[no-untyped-call]
         return connected
 
     def materialize_for_write(self) -> Tensor:
-        """Return the dense tensor for an in-place operation, whose graph it will contain."""
+        """Return the dense tensor to which an in-place operation will write and add its graph."""
         if self._parent is not None:
             parent = self._parent[0]
             had_own_grad = parent.has_own_grad
             parent.materialize_for_write()
             if had_own_grad and not parent.has_own_grad:
                 self._dense = None  # a view of a tensor that the parent didn't keep
-        dense = self.materialize(permanent=True)  # some kernels don't count their writes
+        dense = self.materialize(permanent=True)  # some kernels don't increment the version
         if torch.is_grad_enabled() and self.has_own_grad and not self.is_grad_leaf:
             self._dense = dense
             with torch._C.DisableTorchFunctionSubclass():
@@ -357,7 +358,7 @@ class OneHot(RuleTensor):
                 self._graph = self.grad_fn
 
     def connect_all(self) -> None:
-        """Connect this tensor, its base and all their views after a write."""
+        """After a write, connect this tensor, its base and their views."""
         base = self
         while base._parent is not None:
             base = base._parent[0]
@@ -381,7 +382,7 @@ class OneHot(RuleTensor):
                     self.sizes, self.strides, dtype=values.dtype, device=values.device
                 ).copy_(values)
         if self.has_own_grad and not is_compiling():
-            return values  # the caller connects it
+            return values  # the caller connects the values to the graph
         proxy = self.grad_proxy
         return values if proxy is None else values + proxy
 

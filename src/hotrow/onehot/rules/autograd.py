@@ -54,7 +54,7 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
     if x.is_modified or (x.needs_grad and not x.is_grad_leaf):
         return NotImplemented
     if requires_grad and x.has_views and not x.is_grad_leaf:
-        x.materialize(permanent=True)  # the views then require grad, too
+        x.materialize(permanent=True)  # so that the views require grad too
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         result = func(x, requires_grad)
@@ -65,7 +65,7 @@ def _(func: Any, x: OneHot, requires_grad: bool = True) -> Any:
 @rule(*overloads("detach_"), any_layout=True)
 def _(func: Any, x: OneHot) -> Any:
     if x._parent is not None:
-        return NotImplemented  # torch raises
+        return NotImplemented  # torch raises an error
     if x.has_views:
         raise RuntimeError("detach_ cannot detach a one-hot that has views; use x = x.detach()")
     x.detach_in_place()

@@ -88,7 +88,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     if any(0 in sizes_of(t) for t in operands):
         return NotImplemented
     if not _sizes_match(operands, labels):
-        return NotImplemented  # torch raises or broadcasts
+        return NotImplemented  # torch raises an error or broadcasts
     if x.is_too_small:
         return USE_TORCH
     assert x.field is not None
@@ -149,7 +149,7 @@ def _contract_dense(x: _Operand, other: Tensor, labels: str, output: str) -> Any
     """Contract a one-hot with a dense tensor."""
     gathers, scatters = (_has_all(x.classes, letters) for letters in (labels, output))
     if gathers is None or scatters is None:
-        return NotImplemented  # only some of the class axes
+        return NotImplemented  # `labels` or `output` has only some of the class axes
     batch = x.batch
     shared = [letter for letter in batch if letter in labels]
     rest = [letter for letter in labels if letter not in batch and letter not in x.classes]
@@ -208,7 +208,7 @@ def _gather_rows(
         other = other.flatten(len(shared), len(shared) + len(x.classes) - 1)
     if shared == x.batch and not rest:
         return gather_along(other, other.ndim - 1, ids)
-    for i, letter in enumerate(shared):  # number the rows of the table that each batch entry uses
+    for i, letter in enumerate(shared):  # convert the ids to row numbers in the flattened tensor
         size = x.sizes[letter]
         shape = [1] * ids.ndim
         shape[x.batch.index(letter)] = size
@@ -394,7 +394,7 @@ def _look_up(operands: Sequence[Any], labels: Sequence[str], output: str) -> Any
 
 
 def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[str], str] | None:
-    """Return the labels of each operand and of the output, with letters for `...`, or None."""
+    """Return the labels of the operands and the output, or None if they are unsupported."""
     if "->" not in equation or not all(isinstance(each, Tensor) for each in operands):
         return None
     left, output = equation.replace(" ", "").split("->", 1)

@@ -44,8 +44,8 @@ _SUMS = {
     **dict.fromkeys((*overloads("add"), Tensor.__add__), 1),
     **dict.fromkeys((*overloads("sub", "subtract"), Tensor.__sub__), -1),
 }
-# Functions that can be infinite for the fill although the result is not. Their gradient at the ids
-# would be 0 times infinity.
+# Functions that may be infinite for the fill, even if the result at the ids is finite. Their
+# gradient at the ids would be 0 times infinity.
 _SINGULAR = {
     *overloads("div", "divide", "true_divide", "pow", "xlogy"),
     *(Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),
@@ -90,7 +90,10 @@ def _(func: Any, input: Any, mask: Any, value: Any) -> Any:
 
 
 def _where(condition: Any, input: Any, other: Any) -> Any:
-    """Run `torch.where`; entries outside the ids of a condition come from a single argument."""
+    """Run `torch.where` with one-hot arguments.
+
+    If the condition is a one-hot, all entries that no id selects come from the same argument.
+    """
     if input is None or other is None:
         return NotImplemented
     source = None
@@ -109,11 +112,11 @@ def elementwise(
     """Run an elementwise function of one-hots, dense tensors and numbers.
 
     Args:
-        func: the function; its gradient comes from torch.
-        args: its arguments.
-        kwargs: its options, which must not be tensors.
-        source: the argument that equals all entries outside the ids; None if these entries depend
-            on all arguments.
+        func: the function; torch computes its gradient.
+        args: the arguments of the function.
+        kwargs: the options of the function, which must not be tensors.
+        source: the argument that equals the result at all entries that no id selects; None if
+            these entries depend on all arguments.
         absorbs: whether the result is 0 where the one-hot is 0.
     """
     one_hots = [value for value in args if isinstance(value, OneHot)]
@@ -157,7 +160,7 @@ def elementwise(
     if not is_linear and (x.grad_proxy is not None or is_compiling()):
         return NotImplemented
     if x.grad_proxy is not None and any(value.requires_grad for value in dense):
-        return NotImplemented  # second derivatives
+        return NotImplemented  # the rule has no second derivatives
 
     def run(value: Any) -> Any:
         return func(*(value if each is x else each for each in args), **kwargs)

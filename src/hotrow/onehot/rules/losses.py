@@ -66,7 +66,7 @@ def _(
     if func in _OF_DIFFERENCE and (weight is not None or not input.is_floating_point()):
         return NotImplemented
     if reduction == "batchmean" and func is not F.kl_div:
-        return NotImplemented  # torch raises
+        return NotImplemented  # torch raises an error
     if func in _OF_DIFFERENCE:
         difference = input - target
         zeros = difference.new_zeros(()).expand_as(difference)
@@ -76,7 +76,7 @@ def _(
         tensors += [weight, pos_weight] if pos_weight is not None else [weight]
     absorbs = func is F.kl_div and not options.get("log_target", False)
     if func is F.kl_div and reduction == "mean":
-        func(meta_tensor(target), meta_tensor(target))  # torch's warning
+        func(meta_tensor(target), meta_tensor(target))  # issues torch's warning
     if func is F.binary_cross_entropy_with_logits and len(tensors) == 2:
         margins = _margins(input, target)
         if margins is not None:
@@ -90,7 +90,7 @@ def _(
 
 
 class _NegateOutside(torch.autograd.Function):
-    """Negate all entries except those at the ids, along an axis."""
+    """Negate all entries except those that the ids select along an axis."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int) -> Tensor:
@@ -105,7 +105,7 @@ class _NegateOutside(torch.autograd.Function):
 
 
 def _margins(input: Tensor, target: OneHot) -> Tensor | None:
-    """Return the input with the opposite sign where the target is 0, or None.
+    """Return the input, negated where the target is 0, or None if the rule does not apply.
 
     The binary cross entropy of a logit l is -logsigmoid(l) for the target 1, and -logsigmoid(-l)
     for the target 0.
@@ -144,7 +144,7 @@ def _(
     if tuple(input.shape) != target.sizes or input.dtype != target.cached_dtype:
         return NotImplemented
     if ignore_index >= 0:
-        return NotImplemented  # torch raises
+        return NotImplemented  # torch raises an error
     if target.field is None or not input.numel() or target.grad_proxy is not None:
         return NotImplemented
     axis = 0 if input.ndim == 1 else 1

@@ -14,8 +14,8 @@ from hotrow.onehot.results import meta_result
 from hotrow.onehot.rules.products import look_up_product
 from hotrow.onehot.tensor import OneHot
 
-# With a one-hot of C classes, a layer of width G multiplies by a (G, G) identity matrix instead of
-# a (C, G) weight.
+# If the input has C classes, a layer of width G multiplies by a (G, G) identity matrix instead of a
+# (C, G) weight. This pays off only if C is at least twice G.
 _MIN_CLASSES_PER_GATE = 2
 
 
@@ -61,7 +61,7 @@ def _(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Look up each letter's contribution to each offset of the kernel, and add them up."""
+    """Look up each id's contribution to each offset of the kernel, and add up the contributions."""
     if not isinstance(input, OneHot) or isinstance(weight, OneHot) or is_compiling():
         return NotImplemented
     stride, padding, dilation = (_only(each) for each in (stride, padding, dilation))

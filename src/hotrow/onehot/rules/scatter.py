@@ -1,4 +1,4 @@
-"""Scatter: writing ones into zeros creates a one-hot, and a one-hot tells where to write."""
+"""Scatter operations, which create a one-hot from zeros or write at the ids of a one-hot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
         return NotImplemented
     if zeros is None or zeros.ids.shape[-1] or index.dtype != torch.int64 or index.ndim != count:
         return NotImplemented
-    # Zeros have no class axis yet. The ones are along the axis `dim`.
+    # The zeros have no class axis yet. The axis `dim` becomes the class axis.
     axis, batch = dim % count, [i for i in range(count) if i != dim % count]
     order = tuple(count - 1 if i == axis else batch.index(i) for i in range(count))
     layout = Layout((x.sizes[axis],), order)
@@ -40,7 +40,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
     if x.cached_device != index.device:
         return NotImplemented
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= x.sizes[axis]):
-        return NotImplemented  # torch raises
+        return NotImplemented  # torch raises an error
     if isinstance(src, Tensor) and src.ndim == count:
         src = src.movedim(axis, -1)
     weights = _scattered_weights(x, index, src)
@@ -76,7 +76,7 @@ def _(func: Any, x: Any, index: Any, value: Any) -> Any:
     if not _is_range(rows, x.sizes[0]) or ids.device != x.cached_device or is_compiling():
         return NotImplemented
     if ids.numel() and (int(ids.min()) < -x.sizes[1] or int(ids.max()) >= x.sizes[1]):
-        return NotImplemented  # torch raises
+        return NotImplemented  # torch raises an error
     return x.scatter_(1, (ids % x.sizes[1]).unsqueeze(1), 1)
 
 

@@ -157,7 +157,7 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     """Change the shape in place."""
     if x.is_leaf_or_view_of_leaf and torch.is_grad_enabled():
-        return NotImplemented  # torch raises
+        return NotImplemented  # torch raises an error
     name = func.__name__.removesuffix("_")
     is_supported = not (x.has_views or x.has_own_grad or is_compiling())
     result = getattr(Tensor, name)(x, *args, **kwargs)
