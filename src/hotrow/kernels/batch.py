@@ -48,12 +48,12 @@ class GroupedIds(NamedTuple):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """(R + 1,), where the positions of each distinct id begin in `order`."""
+        """(R + 1,), the index in `order` at which the positions of each distinct id begin."""
         return self.memory[3 * self.size : 3 * self.size + self.distinct_count + 1]
 
     @classmethod
     def empty(cls, size: int, distinct_count: int) -> GroupedIds:
-        """Allocate memory for `size` ids, of which `distinct_count` are distinct; set no values."""
+        """Allocate memory for `size` ids with `distinct_count` distinct ids; set no values."""
         memory = np.empty(4 * size + 1, np.int64)
         return cls(memory, memory.ctypes.data, size, distinct_count)
 
@@ -80,7 +80,8 @@ class DistinctIds:
         result.groups, result.shape, result.are_in_range = groups, shape, are_in_range
         return result
 
-    # Creating tensors takes longer than a kernel for a small batch, so create them when needed.
+    # For a small batch, creating these tensors takes longer than running a kernel, so create them
+    # only when they are needed.
 
     @functools.cached_property
     def rows(self) -> Tensor:

@@ -20,11 +20,12 @@ from hotrow.kernels.program import Program, Steps
 class RowOperators(Protocol):
     """The kernels of one program, ready to run on the rows of one table.
 
-    They refer to the memory of the table, the slots and the step counts, and change it in place.
+    The kernels refer to the memory of the table, the slots and the step counts, and change this
+    memory in place.
 
     Attributes:
         program: the program.
-        kernel: what updates the rows. One call can update all tables that have the same kernel.
+        kernel: identifies the kernel. One call can update all tables that have the same kernel.
     """
 
     program: Program
@@ -89,7 +90,7 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
 
 
 def step_together(tables: Sequence[tuple[RowOperators, Steps, GroupedGradients]]) -> None:
-    """Settle the rows of each batch, then apply the last of the steps with their gradients.
+    """Settle the rows of each batch, then apply the last step with the gradients of the rows.
 
     One call of a compiled kernel updates all tables of one program and one dtype. For
     small batches, separate calls would take longer than the work itself.

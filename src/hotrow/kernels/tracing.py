@@ -15,12 +15,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def never_compile_alone(handler: _Function) -> _Function:
-    """Don't let `torch.compile` compile a `__torch_function__` or `__torch_dispatch__` on its own.
+    """Keep `torch.compile` from compiling a handler of torch's protocols on its own.
 
-    In a loop with a graph break, torch.compile runs the loop in eager mode, but compiles the
-    functions that the loop calls. If it compiled such a handler, the compiled code would also run
-    for operations that it wasn't compiled for, and return wrong values. When torch.compile traces a
-    caller, it still traces the handler.
+    A handler is a `__torch_function__` or `__torch_dispatch__` method. If a loop contains a graph
+    break, torch.compile runs the loop in eager mode, but compiles the functions that the loop
+    calls. If it compiled a handler, the compiled code would also run for operations that it wasn't
+    compiled for, and return wrong values. When torch.compile traces a function that calls the
+    handler, it still traces the handler.
     """
     action = _eval_frame._FrameAction
     strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.SKIP)
@@ -45,7 +46,8 @@ is_compiling = (
 def may_trace() -> bool:
     """Return whether `torch.compile` may trace the functions that the caller calls now.
 
-    The callback is set while compiled code runs, also in functions that are not compiled.
+    The callback that starts a trace is set while compiled code runs, even in functions that are not
+    compiled.
     """
     return is_compiling() or _eval_frame.get_eval_frame_callback() is not None
 

@@ -1,7 +1,8 @@
 """Postpone signals, such as Ctrl-C, until a step is complete.
 
-A signal handler may raise an exception between any two instructions, such as `KeyboardInterrupt`.
-In the middle of a step, the rows, the optimizer state and the ledger would no longer agree.
+A signal handler may raise an exception, such as `KeyboardInterrupt`, between any two instructions.
+If that happened in the middle of a step, the rows, the optimizer state and the ledger would no
+longer agree.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _SIGNALS = [
 ]
 _get: Any = _signal.getsignal
 _set: Any = _signal.signal
-_is_postponing = False  # only the main thread uses it
+_is_postponing = False  # only the main thread reads or writes this flag
 
 
 class PostponedSignals:
-    """A context in which Python's signal handlers don't run; they run when it ends.
+    """A context that postpones Python's signal handlers until the context ends.
 
     Python runs signal handlers only in the main thread, so other threads need no protection.
     """

@@ -36,7 +36,7 @@ _lock = threading.RLock()
 
 
 def _replace_lock() -> None:
-    """Create a new lock in a forked child; a thread of the parent may have held the old one."""
+    """Create a new lock in a forked child; a thread of the parent may have held the old lock."""
     global _lock
     _lock = threading.RLock()
 
@@ -77,7 +77,7 @@ class RowLag:
     """The ledger, the state, and each row's step count for one table under one rule.
 
     `state` has torch's format, and only its stale rows differ from torch's values. The state's
-    tensors and the slots have the table's shape. (V, D) views exist only during an operation.
+    tensors and the slots have the table's shape. Their (V, D) views exist only during an operation.
     """
 
     def __init__(self, rule: Rule, table: Table, group: ParamGroup, state: RowState) -> None:
@@ -173,7 +173,7 @@ class RowLag:
         return self.settled_steps < self.ledger.length and not self.ledger.idle_rows_unchanged
 
     def accepts(self, group: ParamGroup) -> bool:
-        """Return whether the ledger can record the next step; raise if the storage has changed."""
+        """Check the table's storage, and return whether the ledger can record the next step."""
         self._check_storage()
         return (
             self.ledger.accepts(group)

@@ -66,7 +66,7 @@ class Ledger:
         return self._form(group) == self.form
 
     def initial_scalars(self, group: ParamGroup) -> tuple[Any, ...]:
-        """Return what distinguishes this ledger from others before the first entry."""
+        """Return the values by which ledgers differ before their first entries."""
         scalars = self.rule.initial_scalars(group, self.initial_state)
         return self.start_step, *scalars.items()
 

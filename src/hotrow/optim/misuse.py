@@ -1,7 +1,7 @@
 """Detect code that uses `hotrow.convert` without `hotrow.optim`, or the other way around.
 
-Using only one of them works at the cost of dense training, or fails with an error that doesn't name
-the other.
+Code that uses only one of them either trains at the cost of dense training, or fails with an error
+that doesn't mention the other.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Check whether a parameter's gradient is sparse, because its layer was not converted.
+    """Warn if a parameter's gradient is sparse, because its layer was not converted.
 
     Raises:
         HotrowError: the optimizer does not support sparse gradients.

@@ -67,7 +67,7 @@ def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
 
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Give a state's tensors the table's strides; with `shared`, even tensors with aliases."""
+    """Give a state's tensors the table's strides; with `shared`, even if they have aliases."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             set_strides(value, table.stride(), shared)
@@ -133,7 +133,7 @@ class RowOptimizer(_Optimizer):
         return fused and not self._tables()
 
     @_step_supports_amp_scaling.setter
-    def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets it
+    def _step_supports_amp_scaling(self, value: bool) -> None:  # torch sets this attribute
         self.__dict__["_fused_amp_scaling"] = value
 
     @never_trace

@@ -54,7 +54,7 @@ class RowState(dict[str, Any]):
         self._close_lag()
         dict.__delitem__(self, name)
 
-    def __iter__(self) -> Iterator[str]:  # makes dict(state) call __getitem__
+    def __iter__(self) -> Iterator[str]:  # with this method, dict(state) calls __getitem__
         return dict.__iter__(self)
 
     def __ior__(self, other: Any) -> RowState:  # type: ignore[misc, override]

@@ -16,8 +16,8 @@ from hotrow.optim.ledger import Ledger
 class RowUpdater:
     """Settle, update and look up the rows of a table and of its optimizer state.
 
-    The first operation prepares the kernels, which then keep using the tensors' current memory.
-    This adds one reference to the storage of each tensor.
+    The first operation prepares the kernels, which then keep using the tensors' current memory. The
+    kernels add one reference to the storage of each tensor.
 
     Arguments:
         ledger: the ledger of all steps.
@@ -86,7 +86,7 @@ class RowUpdater:
 
 
 def step_together(tables: Sequence[tuple[RowUpdater, GroupedGradients]]) -> None:
-    """Settle the rows of each batch, and apply the ledger's last entry with their gradients.
+    """Settle the rows of each batch, and apply the ledger's last entry with the rows' gradients.
 
     The updaters share a ledger. The caller must have recorded the entry before the call. Each row's
     gradients are summed in the table's dtype.

@@ -38,7 +38,7 @@ class StorageUses:
         return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage) - _own_uses
 
 
-# The number of references that counting creates; Python 3.14 creates fewer.
+# The number of references that `count` itself creates, which depends on the Python version.
 _own_uses = 0
 _tensor = torch.empty(1, device="cpu")
 _own_uses = StorageUses(_tensor).count() - 1
@@ -87,8 +87,8 @@ def row_gradient(
     """Return the row gradient of a lookup, without copying the ids or the rows.
 
     Arguments:
-        ids: (N,) int64, or their distinct ids.
-        gradient: the gradient of the lookup's output, (..., D), N rows in all.
+        ids: (N,) int64, or the `DistinctIds` of such ids.
+        gradient: the gradient of the lookup's output, (..., D), with N rows in total.
         options: the options of the lookup.
     """
     shape, columns = options.shape, options.columns
@@ -111,7 +111,7 @@ def _frequencies(ids: DistinctIds) -> Tensor:
 
 
 class _DifferentiableRowGradient(torch.autograd.Function):
-    """Return a lookup's row gradient for a second differentiation, with `create_graph=True`."""
+    """Return a row gradient that can be differentiated again, for `create_graph=True`."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, ids: Tensor, options: LookUpOptions) -> Tensor:
@@ -175,7 +175,7 @@ class LookUp(torch.autograd.Function):
             _engine_reference_counts.append(reference_counts)
         is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
         if not is_exclusive and not gradient.is_contiguous():
-            # For example, a slice of the gradient of `torch.cat`. The step needs a copy anyway.
+            # An example is a slice of the gradient of `torch.cat`. The step needs a copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
         # If other code holds `gradient`, sum the rows before that code can change them.
@@ -197,7 +197,7 @@ def measure_engine_references() -> None:
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
-# `LookUp.apply` without its handling of functorch transforms, which never look up tables.
+# `LookUp.apply` without its check for functorch transforms, under which hotrow never calls it.
 look_up = super(torch.autograd.Function, LookUp).apply
 
 

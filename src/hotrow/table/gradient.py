@@ -25,9 +25,9 @@ aten = torch.ops.aten
 
 @dataclass
 class _RowStorage:
-    """The rows of a gradient, which its aliases share: `grad.data` refers to the same rows."""
+    """The rows of a gradient. Aliases of the gradient, such as `grad.data`, share them."""
 
-    batch: Tensor | DistinctIds  # the ids, or their distinct ids before the merge
+    batch: Tensor | DistinctIds  # the ids; before the merge, maybe their `DistinctIds`
     rows: Tensor
     is_merged: bool
     columns: bool = False  # whether each stored row is a column of the gradient
@@ -60,7 +60,7 @@ class RowGradient(Tensor):
     writes to the gradient or returns a view of it, the gradient stores all V rows.
 
     Arguments:
-        ids: (N,) int64, in range, or their distinct ids.
+        ids: (N,) int64, in range, or the `DistinctIds` of such ids.
         rows: (N, D), in the gradient's dtype. They are stored without a copy.
         shape: (V, D); (D, V) with `columns`.
         is_merged: whether the ids are distinct, and in ascending order if there are V of them.

@@ -21,8 +21,9 @@ MIN_TABLE_ENTRIES = 1 << 20
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     """Return `weight[ids]`; with `columns`, `weight[:, ids]` with the first dimension moved last.
 
-    A table's gradient stores only the touched rows; any other tensor gets a dense gradient. On a
-    large plain parameter, this sets `lookup_axis`, so that `hotrow.optim` converts it to a table.
+    A table's gradient stores only the touched rows; any other tensor gets a dense gradient. The
+    function also sets `lookup_axis` on a large plain parameter, so that `hotrow.optim` converts the
+    parameter to a table.
 
     Arguments:
         weight: (V, D), any dtype; (D, V) with `columns`.

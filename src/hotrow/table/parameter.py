@@ -57,7 +57,8 @@ class Table(nn.Parameter):
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
 
-    # These two properties depend only on the class: torch.compile can't read a table's attributes.
+    # These two properties depend only on the class, because torch.compile can't read the attributes
+    # of a table.
 
     @property
     def columns(self) -> bool:
@@ -143,7 +144,7 @@ class Table(nn.Parameter):
         return self.lag is not None and self.lag.has_stale_rows
 
     def to_global(self, value: Tensor) -> Tensor:
-        """Convert `value` to a DTensor if it has a sharded table's shape, else return `value`."""
+        """Convert `value` to a DTensor if this table is sharded and `value` has the same shape."""
         has_shape = self.shards is not None and value.shape == self.shape
         return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
@@ -319,7 +320,7 @@ def needs_gradient(weight: Tensor) -> bool:
 
 
 def find_table(tensor: Tensor) -> Table | None:
-    """Return this tensor if it is a table, else the table whose storage it shares, or None."""
+    """Return the tensor if it is a table, else the table that shares its storage, or None."""
     if isinstance(tensor, Table):
         return tensor
     pointer = tensor.data_ptr()

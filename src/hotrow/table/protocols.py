@@ -1,6 +1,6 @@
 """The interfaces between a table and its optimizer, other processes, and files.
 
-`hotrow.optim`, `hotrow.distributed` and `hotrow.disk` implement them.
+`hotrow.optim`, `hotrow.distributed` and `hotrow.disk` implement these interfaces.
 """
 
 from __future__ import annotations

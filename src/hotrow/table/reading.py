@@ -15,7 +15,7 @@ from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.operators import select_rows
 from hotrow.table.parameter import Table, needs_gradient
 
-# If the result of a lookup has at least this many bytes, the compiled copy is faster than torch.
+# If the result of a lookup has at least this many bytes, the compiled kernel is faster than torch.
 MIN_COMPILED_BYTES = 1 << 23
 
 
@@ -74,7 +74,7 @@ def _read(rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def _read_many(rows: Tensor, ids: Tensor) -> Tensor:
-    """Do the same as `_read`, with the compiled copy."""
+    """Do the same as `_read`, with the compiled kernel."""
     output = select_rows(rows, ids)
     return _read(rows, ids) if output is None else output
 
@@ -84,10 +84,10 @@ def stale_row_reader(
 ) -> Callable[[], Tensor] | None:
     """Return a function that reads settled rows from a table with stale rows.
 
-    Returns None if it has settled the rows in the table instead. If the next step will update the
-    rows (`is_trained`), `Lag.look_up` reads them. Rows of a replica are read by `Lag.peek`, which
-    doesn't store them. If only this rank stored the rows, they would differ from other ranks' rows
-    in the last bits.
+    For a replica, the function is `Lag.peek`, which doesn't store the rows. If only this rank
+    stored the rows, they would differ from other ranks' rows in the last bits. For other tables,
+    the function is `Lag.look_up` if the next step will update the rows (`is_trained`). Otherwise,
+    the rows are settled in the table, and the result is None.
     """
     if table.lag is not None and table.replicas is not None:
         return functools.partial(table.lag.peek, ids)
@@ -105,14 +105,14 @@ def row_reader(
     Call this function, and the function that it returns, with torch's function protocol disabled.
 
     Arguments:
-        table: stored by this process.
+        table: a table whose rows this process stores.
         ids: any shape.
         max_norm: renormalizes the rows, with the norm `norm_type`, as torch does.
         norm_type: see `max_norm`.
         is_trained: whether the rows get a gradient, so that the next step updates them.
 
     Returns:
-        The function, and the ids, or their distinct ids if they have been computed.
+        The function, and the ids (or their `DistinctIds` if these have been computed).
     """
     columns, lag = table.columns, table.lag
     if columns:

@@ -13,8 +13,8 @@ from numba.np.arrayobj import populate_array
 from hotrow.kernels.cpu.threads import CLAIMED, GOMP_PARALLEL, JOINED, MAX_THREADS, TEAM_SIZE
 
 JIT_OPTIONS = {"error_model": "numpy", "nogil": True}  # "numpy": 1 / 0 returns inf, as in torch
-# A call that is not inlined passes each array in a dozen words. For a short row, that takes longer
-# than processing the row.
+# A call that is not inlined passes each array as a dozen machine words, which takes longer than
+# processing a short row.
 INLINE_OPTIONS = JIT_OPTIONS | {
     "forceinline": True,
     "no_cpython_wrapper": True,  # only compiled code calls these functions
@@ -24,7 +24,7 @@ INLINE_OPTIONS = JIT_OPTIONS | {
 
 @intrinsic
 def fma(typingctx, a, b, c):
-    """`a * b + c`, rounded once."""
+    """Return `a * b + c`, rounded once."""
 
     def codegen(context, builder, signature, args):
         return builder.fma(*args)
@@ -107,7 +107,7 @@ def drop_owner(typingctx, array):
 
 @intrinsic
 def view_memory(typingctx, address, shape, dtype):
-    """Return the memory at `address` as a contiguous array; the caller must keep it alive.
+    """Return the memory at `address` as a contiguous array; the caller keeps the memory alive.
 
     The array has no reference to an owner. Otherwise numba would update the owner's reference count
     for every row that a loop reads, and threads that update the same count wait for each other.

@@ -1,6 +1,6 @@
 """The compiled version of `hotrow.kernels.operators`, for the CPU.
 
-The kernels get the addresses of tensors, in plans (`plans.py`). numba is imported inside the
+Plans (`plans.py`) pass the addresses of tensors to the kernels. numba is imported inside the
 functions, so that `import hotrow` doesn't import it.
 """
 
@@ -74,7 +74,7 @@ class _Kernel:
         self._has_run = threads > 0
 
     def _make_scratch(self, threads: int, columns: int) -> None:
-        """Set the memory of each thread: rows, sets of factors, and the keys of the sets."""
+        """Allocate scratch memory for each thread: rows, sets of factors, and the sets' keys."""
         from hotrow.kernels.cpu.rows import FACTOR_SETS
 
         self._scratch = (
@@ -85,9 +85,9 @@ class _Kernel:
 
 
 class CompiledRows:
-    """See `operators.RowOperators`.
+    """The compiled implementation of `operators.RowOperators`.
 
-    The tensors' addresses are read once; the tensors are kept alive.
+    An object reads the addresses of its tensors only once, and keeps the tensors alive.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
     from hotrow.kernels.cpu.copying import copy_rows  # imports numba
 
     output = table.new_empty(*ids.shape, table.shape[1])
-    item = np.dtype(f"i{table.itemsize}")  # one compiled copy for all dtypes of this size
+    item = np.dtype(f"i{table.itemsize}")  # compile once for all dtypes of this size
     bits = [each.detach().view(torch.uint8).numpy().view(item) for each in (table, output)]
     flat_ids = np.ascontiguousarray(ids.numpy().reshape(-1), np.int64)
     out_of_range = np.zeros(1, np.bool_)

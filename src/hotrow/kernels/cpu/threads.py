@@ -42,7 +42,7 @@ def thread_count(count: int, columns: int) -> int:
 
 
 def runs_without_python() -> bool:
-    """Return whether `run_on_threads` runs a kernel outside of Python, so no signal stops it."""
+    """Return whether kernels run outside of Python, where no signal handler can interrupt them."""
     return bool(_gomp_parallel) or torch.get_num_threads() == 1
 
 
