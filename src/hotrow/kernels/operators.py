@@ -80,7 +80,7 @@ def prepare(
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
     """Return `table[ids]`, (*ids.shape, D), or None if an id is out of range.
 
-    If the result has 8 MB or more, this takes 0.7 to 0.9 times as long as `torch.embedding`.
+    If the result has 8 MB or more, the call takes 0.7 to 0.9 times as long as `torch.embedding`.
 
     Arguments:
         table: (V, D), any dtype, contiguous, on the CPU; V and D are at least 1.

@@ -1,6 +1,6 @@
 """The one-hot tensor that stores ids, weights and column widths instead of zeros.
 
-Its operations are in `rules/`.
+The rules for its operations are in `rules/`.
 """
 
 from __future__ import annotations
@@ -284,13 +284,13 @@ class OneHot(RuleTensor):
         return connected
 
     def materialize_for_write(self) -> Tensor:
-        """Return the dense tensor to which an in-place operation will write and add its graph."""
+        """Return the dense tensor for an in-place operation, which autograd then records."""
         if self._parent is not None:
             parent = self._parent[0]
             had_own_grad = parent.has_own_grad
             parent.materialize_for_write()
             if had_own_grad and not parent.has_own_grad:
-                self._dense = None  # a view of a tensor that the parent didn't keep
+                self._dense = None  # it views a tensor that the parent didn't keep
         dense = self.materialize(permanent=True)  # some kernels don't increment the version
         if torch.is_grad_enabled() and self.has_own_grad and not self.is_grad_leaf:
             self._dense = dense
@@ -314,7 +314,7 @@ class OneHot(RuleTensor):
             self._dense = self._dense.detach()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
-        """Take the shape and parts of `result`; `change` does the same to a dense tensor."""
+        """Take the shape and parts of `result`; `change` makes the same change to a dense tensor."""
         with (
             torch.no_grad(),
             torch._C._DisableTorchDispatch(),

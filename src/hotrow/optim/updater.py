@@ -27,7 +27,7 @@ class RowUpdater:
             All tensors must be on the same device.
     """
 
-    _tensors: tuple[Tensor, Sequence[Tensor]] | None  # until the first operation
+    _tensors: tuple[Tensor, Sequence[Tensor]] | None  # None after the first operation
     _operators: RowOperators | None
 
     def __init__(

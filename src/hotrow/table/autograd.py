@@ -139,7 +139,7 @@ def _needs_graph(gradient: Tensor) -> bool:
 
 
 class LookUp(torch.autograd.Function):
-    """Look up rows, or columns with `options.columns`, with a `RowGradient` as the gradient."""
+    """Look up rows, or columns with `options.columns`; the gradient is a `RowGradient`."""
 
     @staticmethod
     def forward(
@@ -202,7 +202,7 @@ look_up = super(torch.autograd.Function, LookUp).apply
 
 
 class SelectRows(torch.autograd.Function):
-    """Select distinct rows, or columns if `columns` is true, with a `RowGradient`."""
+    """Select distinct rows, or columns with `columns`; the gradient is a `RowGradient`."""
 
     @staticmethod
     def forward(

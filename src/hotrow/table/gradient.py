@@ -27,7 +27,7 @@ aten = torch.ops.aten
 class _RowStorage:
     """The rows of a gradient. Aliases of the gradient, such as `grad.data`, share them."""
 
-    batch: Tensor | DistinctIds  # the ids; before the merge, maybe their `DistinctIds`
+    batch: Tensor | DistinctIds  # the ids, or (before the merge only) their `DistinctIds`
     rows: Tensor
     is_merged: bool
     columns: bool = False  # whether each stored row is a column of the gradient

@@ -14,7 +14,7 @@ from hotrow.kernels.program import Program, Steps
 
 
 class TorchRows:
-    """See `operators.RowOperators`."""
+    """The plain torch implementation of `operators.RowOperators`."""
 
     def __init__(
         self, program: Program, table: Tensor, slots: Sequence[Tensor], row_steps: Tensor

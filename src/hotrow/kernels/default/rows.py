@@ -1,4 +1,4 @@
-"""The loop over rows in plain torch, for any dtype and device; it works on gathered rows.
+"""The loop over rows in plain torch, for any dtype and device. It works on copies of rows.
 
 `FastForward.apply_batch` applies as many missed steps to each row as it can, with a number of torch
 operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it computes

@@ -1,6 +1,6 @@
 """Contractions: products of a one-hot with a tensor, summed over any axes.
 
-In terms of the axes' labels, as in `torch.einsum`:
+The axes have labels, as in `torch.einsum`:
 
 - If the other tensor has the class axis, the ids *gather* its entries along that axis.
 - If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.
@@ -73,14 +73,14 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         if x.field is None or x.fill != 0 or x.grad_proxy is not None or x.is_modified:
             return NotImplemented
         if not (x.cached_dtype.is_floating_point or x.cached_dtype == torch.int64):
-            return NotImplemented  # torch's einsum returns int64 for some small integers
+            return NotImplemented  # torch's einsum returns int64 for some small integer dtypes
     if not isinstance(operands[0], OneHot):
         operands, labels = operands[::-1], labels[::-1]
     x, other = operands
     dtypes = {_dtype(t) for t in operands}
     dtype = None
     if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
-        dtype = _product_dtype(func, operands)  # otherwise, torch uses no matrix product
+        dtype = _product_dtype(func, operands)  # autocast affects only products
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
     if not _is_strided(other):
@@ -262,7 +262,7 @@ def _scatter(
 def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
     """Add each row of values to the row of the result that its id selects, in order.
 
-    This is the gradient of a lookup.
+    The result is the gradient of a lookup.
 
     Args:
         ids: (N,) int64, from 0 to `count` - 1.
@@ -411,7 +411,7 @@ def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[str], str] | No
             return None
         letters = "".join(free[:count])
         if ellipsis is not None and letters != ellipsis:
-            return None  # axes that torch broadcasts
+            return None  # torch broadcasts these axes
         ellipsis = letters
         labels[i] = each.replace("...", letters)
     if "..." in output:
@@ -443,7 +443,7 @@ def _(func: Any, left: Any, right: Any) -> Any:
     _check(func, operands)
     batch = max((shape[:-2] for shape in shapes), key=len)
     if any(len(shape) > 2 and shape[:-2] != batch for shape in shapes):
-        return NotImplemented  # torch broadcasts
+        return NotImplemented  # torch broadcasts the batch axes
     letters = string.ascii_letters[: len(batch)]
     # m, n: rows and columns of the result; k: the contracted axis
     k, m, n = "XYZ"
@@ -464,7 +464,7 @@ def _is_dense(t: Any) -> bool:
 
 
 def _multiply_from_right(func: Any, x: OneHot, weight: Tensor) -> Any:
-    """Multiply a plain one-hot by a weight: look up rows."""
+    """Multiply a plain one-hot by a weight on its right side, by looking up rows."""
     name = func.__name__
     if name in ("bmm", "dot") or (name == "mm" and len(x.sizes) != 2):
         return NotImplemented

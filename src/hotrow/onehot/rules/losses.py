@@ -37,7 +37,7 @@ def _pointwise(func: Callable[..., Tensor], options: dict[str, Any]) -> Callable
     return _LOSSES.setdefault(key, loss)
 
 
-_LOSSES: dict[Any, Callable[..., Tensor]] = {}  # so that equal losses are the same function
+_LOSSES: dict[Any, Callable[..., Tensor]] = {}  # losses with equal options are the same function
 
 
 @rule(

@@ -94,7 +94,7 @@ def _sum_batch(x: OneHot, dims: set[int], keepdim: bool) -> OneHot:
 def _sum_classes(
     x: OneHot, func: Any, dims: set[int], keepdim: bool, terms: int | None, out: Tensor
 ) -> Any:
-    """Sum over the class axis, and possibly over batch axes: add up the weights.
+    """Sum over the class axis, and possibly over batch axes, by adding up the weights.
 
     Args:
         x: the one-hot.

@@ -122,7 +122,7 @@ class LinearRecurrence:
         self, update: Callable[..., Any], flags: tuple[bool, ...], slot_count: int
     ) -> None:
         self.update, self.flags, self.size = update, flags, slot_count + 1
-        self.first_step = 0  # rows settled earlier replay their missed steps up to it
+        self.first_step = 0  # earlier steps are replayed one by one
         self.identity = np.eye(self.size, self.size + 1)
         self.blocks = np.empty((128, self.size, self.size + 1))
         self.block_starts = np.empty(64, np.int64)  # index of the first block ending at each step
@@ -206,7 +206,7 @@ class LinearRecurrence:
             images = [self._image(scalars, [int(a == b) for a in range(n)]) for b in range(n)]
             # Apply the update to one more vector to check that the rule is linear.
             mixed = self._image(scalars, list(range(2, 2 + n)))
-        except (ArithmeticError, ValueError):  # infinite, NaN or 0 / 0
+        except (ArithmeticError, ValueError):  # a scalar is infinite or NaN, or 0 / 0
             return None
         for a in range(n):
             if mixed[a].value != sum((2 + b) * images[b][a].value for b in range(n)):

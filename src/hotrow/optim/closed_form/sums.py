@@ -24,7 +24,7 @@ class MissedStepSums(ABC):
 
     def __init__(self, width: int) -> None:
         self.entry_count = 0  # the number of entries added so far
-        self.first_step = 0  # rows settled earlier replay their missed steps up to it
+        self.first_step = 0  # earlier steps are replayed one by one
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
         self.window = 0  # how many missed steps can move a row; 0 if the moves shrink too slowly
         self.sums = np.zeros((64, width))
