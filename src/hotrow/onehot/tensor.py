@@ -314,7 +314,7 @@ class OneHot(RuleTensor):
             self._dense = self._dense.detach()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
-        """Take the shape and parts of `result`; `change` makes the same change to a dense tensor."""
+        """Take the shape and parts of `result`; `change` changes a dense tensor in the same way."""
         with (
             torch.no_grad(),
             torch._C._DisableTorchDispatch(),

@@ -206,7 +206,7 @@ class LinearRecurrence:
             images = [self._image(scalars, [int(a == b) for a in range(n)]) for b in range(n)]
             # Apply the update to one more vector to check that the rule is linear.
             mixed = self._image(scalars, list(range(2, 2 + n)))
-        except (ArithmeticError, ValueError):  # a scalar is infinite or NaN, or 0 / 0
+        except (ArithmeticError, ValueError):  # raised for inf, NaN or 0 / 0
             return None
         for a in range(n):
             if mixed[a].value != sum((2 + b) * images[b][a].value for b in range(n)):
