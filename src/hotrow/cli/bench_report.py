@@ -116,7 +116,7 @@ def remarks(record: Record) -> Iterator[str]:
 
 
 def verdicts(record: Record) -> Iterator[str]:
-    """Yield hotrow's speedups over torch's fastest dense optimizer and its sparse one."""
+    """Yield hotrow's speedups over torch's fastest dense optimizer and its sparse optimizer."""
     peers = dict(measured_peers(record))
     ratios = {name: 1 / p["hotrow_ratio"]["median"] for name, p in peers.items() if name in DENSE}
     if ratios:

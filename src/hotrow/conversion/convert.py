@@ -110,8 +110,9 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
     """Return whether a tensor outside of the model holds the whole storage of a trainable weight.
 
-    An example is a pretrained tensor that is still in scope. Every step would have to keep it up to
-    date. Storage that the model itself, another process or a larger buffer shares is not counted.
+    An example is a pretrained tensor that is still in scope. Every step would have to keep such a
+    tensor up to date. Storage that the model itself, another process or a larger buffer shares is
+    not counted.
     """
     if not weight.requires_grad or weight.is_meta or storage_use_count(weight) in (1, sys.maxsize):
         return False

@@ -29,7 +29,7 @@ from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
 _records: dict[int, Record] = {}  # live modules only, keyed by id(module)
-# For each module that could not be converted, the reason.
+# Maps each module that could not be converted to the reason.
 refusals: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 DIRECTIONS = ("lookup", "matmul")
 

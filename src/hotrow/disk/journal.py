@@ -90,7 +90,7 @@ def replay_journal(folder: Path) -> bool:
 
 
 def _verify_checksum(journal: Path) -> None:
-    """Raise if the checksum of the journal does not match its contents."""
+    """Raise an error if the checksum of the journal does not match its contents."""
     size = journal.stat().st_size - 32
     digest = hashlib.sha256()
     with journal.open("rb") as file:

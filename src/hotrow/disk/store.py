@@ -155,7 +155,7 @@ def open(path: str | Path) -> Store:
 class Store:
     """An open folder with a table; call `create` or `open` to get one.
 
-    Train the table like any other, with an optimizer from `hotrow.optim`. Use the store in a
+    Train the table like any other table, with an optimizer from `hotrow.optim`. Use the store in a
     `with` statement, or call `close` when you are done.
 
     Memory: changed pages (4,096 bytes each) stay in memory until `save` writes them to the files
@@ -283,7 +283,7 @@ class Store:
         Args:
             rest: other data to save in the same transaction, such as the state dicts of the dense
                 part of the model. It replaces the `rest` of the last save. `torch.save` must be
-                able to write it, and `torch.load(weights_only=True)` to read it.
+                able to write it, and `torch.load(weights_only=True)` must be able to read it.
 
         Raises:
             HotrowError: the disk is full, a write fails, the store is closed, the table no longer

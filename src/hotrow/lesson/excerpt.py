@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Return excerpts of examples A and B in full, with a linear weight, and of part of C."""
+    """Return examples A and B in full, with a linear weight, and an excerpt of example C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small

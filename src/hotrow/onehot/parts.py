@@ -1,4 +1,4 @@
-"""The parts of a one-hot, side by side: fields with a few ones per row, and dense columns."""
+"""The parts of a one-hot: fields, which have a few ones per row, and dense columns."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class RowOptimizer(_Optimizer):
 
     @never_trace
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient by one optimizer step.
+        """Apply one optimizer step to every parameter that has a gradient.
 
         Args:
             closure: a function that recomputes the loss and its gradients, and returns the loss.

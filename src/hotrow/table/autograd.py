@@ -197,7 +197,8 @@ def measure_engine_references() -> None:
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]
 
 
-# `LookUp.apply` without its check for functorch transforms, under which hotrow never calls it.
+# `LookUp.apply` without its check for functorch transforms. Under a transform, torch's own lookup
+# runs instead.
 look_up = super(torch.autograd.Function, LookUp).apply
 
 

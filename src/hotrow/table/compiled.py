@@ -122,7 +122,7 @@ def _fake_sum(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _register_lowering() -> None:
-    """Teach Inductor which operators return a `RowGradient`."""
+    """Tell Inductor which operators return a `RowGradient`."""
     if "torch._inductor.lowering" in sys.modules:  # otherwise, another compiler is running
         _register_lowering_once()
 
@@ -141,7 +141,7 @@ def _register_lowering_once() -> None:
     }
 
     def lower(operator: Any, *args: Any) -> Any:
-        """Return a `RowGradient` only to the caller of the compiled code, or to another sum."""
+        """Return a `RowGradient` if only the compiled code's caller or a sum uses the result."""
         users = V.graph.current_node.users
         if any(user.op != "output" and user.target is not sum_ for user in users):
             operator = dense[operator]

@@ -379,7 +379,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.sign.default: _elementwise,
     aten.isnan.default: _elementwise,
     aten.isinf.default: _elementwise,
-    aten._is_any_true.default: _any,  # anomaly mode checks `isnan(gradient)` with it
+    aten._is_any_true.default: _any,  # anomaly mode calls it on `isnan(gradient)`
     aten.any.default: _any,
     aten.linalg_vector_norm.default: _norm,
     aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),

@@ -308,7 +308,7 @@ def can_look_up_rows(weight: Tensor, columns: bool) -> TypeGuard[Table]:
             raise HotrowError(
                 "a sharded table cannot be looked up inside a torch.func transform or "
                 "torch.jit.trace: the lookup would read only the rows of this rank",
-                fix="look up the rows before, and pass them to the function",
+                fix="look up the rows first, and pass them to the function",
             )
         return False
     return table.columns == columns

@@ -99,9 +99,10 @@ class Side:
         }
 
     def compute_results(self, cotangent: Tensor) -> dict[str, Tensor]:
-        """Compute the output and the gradients of sum(output * cotangent); tables are V x D.
+        """Compute the output and the gradients of sum(output * cotangent).
 
-        A sparse gradient stays sparse; its values for repeated ids are added up.
+        The gradient of a table is V x D. A sparse gradient stays sparse; its values for repeated
+        ids are added up.
         """
         # Build a graph and compute in the table's dtype, regardless of the caller's modes.
         with (

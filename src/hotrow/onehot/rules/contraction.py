@@ -335,7 +335,7 @@ def _aligned(x: _Operand, batch: list[str], dtype: torch.dtype) -> tuple[Tensor,
     return result[0], result[1]
 
 
-# --- The functions -------------------------------------------------------------------------
+# --- The rules -----------------------------------------------------------------------------
 
 
 @rule(torch.einsum, any_layout=True)

@@ -106,7 +106,7 @@ def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:
             return False
         count = int(weights.abs().sum(-1).max()) if weights.numel() else 0
         if dtype == torch.bool and bool((weights < 0).any()):
-            return False  # their sum may be 0
+            return False  # the sum of the weights may be 0
     if dtype == torch.bool:
         return count < _EXACT_COUNTS
     exact = count <= _EXACT_COUNTS

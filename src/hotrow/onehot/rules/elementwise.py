@@ -160,7 +160,7 @@ def elementwise(
     if not is_linear and (x.grad_proxy is not None or is_compiling()):
         return NotImplemented
     if x.grad_proxy is not None and any(value.requires_grad for value in dense):
-        return NotImplemented  # the rule has no second derivatives
+        return NotImplemented  # the rule does not support second derivatives
 
     def run(value: Any) -> Any:
         return func(*(value if each is x else each for each in args), **kwargs)

@@ -70,4 +70,4 @@ class MissedStepSums(ABC):
 
     @abstractmethod
     def last_coefficient(self, dtype: torch.dtype) -> Any:
-        """Return the last coefficient, which differs between the subclasses, for this dtype."""
+        """Return the last item of the coefficients, whose meaning depends on the subclass."""

@@ -195,7 +195,7 @@ class ModelCopy:
         return found
 
     def can_run(self, gradient: bool) -> bool:
-        """Return whether the model can run with gradients, or without if `gradient` is False."""
+        """Return whether the model can run with gradients (`gradient`), or else without them."""
         if gradient:
             return self._differentiable
         if not self._differentiable:
@@ -255,7 +255,7 @@ class ModelCopy:
 
 
 def _to_dense(gradient: Tensor) -> Tensor:
-    """Return the gradient as a dense tensor; add up repeated ids in batch order."""
+    """Return the gradient as a dense tensor; add up the rows of repeated ids in batch order."""
     if isinstance(gradient, RowGradient):
         return gradient.as_dense()
     if not gradient.is_sparse:
