@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
+from hotrow import vocabulary
 from hotrow.distributed import replicate
 from hotrow.table.gradient import RowGradient
 from tests.support.distributed_training import (
@@ -215,3 +216,45 @@ def test_unsupported_models_raise_on_every_rank():
     for found in rank_processes(2).run(refused, 2):
         for error, text in zip(found, texts, strict=True):
             assert text in error
+
+
+def grow_while_training(rank_count):
+    """Train, grow and reorder on every rank; each rank draws other values for the new rows."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(10, 3), min_entries=0)
+    replicate(layer, mesh_of_all(rank_count))
+    optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    torch.manual_seed(rank)
+
+    def step():
+        optimizer.zero_grad()
+        (layer(torch.randint(layer.num_embeddings, (4,))) * (rank + 1)).sum().backward()
+        optimizer.step()
+
+    step()
+    vocabulary.resize(layer, 14, optimizer)
+    step()
+    vocabulary.take(layer, [3, -1, 13, 0, 5], optimizer)
+    step()
+    step()
+    assert layer.weight.lag is not None
+    state = optimizer.state[layer.weight]
+    return {"weight": layer.weight.data, "exp_avg": state["exp_avg"]}
+
+
+def test_replicas_stay_equal_when_their_rows_change():
+    results = rank_processes(2).run(grow_while_training, 2)
+    assert_all_the_same(results)
+    assert results[0]["weight"].shape == (5, 3)
+
+
+def grow_differently(rank_count):
+    layer = replicate(hotrow.convert(nn.Embedding(10, 3), min_entries=0), mesh_of_all(rank_count))
+    return error_text(vocabulary.resize, layer, 11 + dist.get_rank())
+
+
+def test_replicas_that_change_differently_raise_on_every_rank():
+    for text in rank_processes(2).run(grow_differently, 2):
+        assert "the ranks run different operations" in text
+        assert "rank 1: change the row count from 10 to 12" in text

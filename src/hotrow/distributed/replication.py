@@ -141,6 +141,13 @@ class _Replicas:
             self.prepare_look_up(table, error)
         raise error
 
+    def agree_on_rows(self, operation: str, rows: Tensor) -> Tensor:
+        """Return the rows of the first rank; raise on every rank if the operations differ."""
+        self.ranks.exchange_counts(f"{operation} of {self.path}", [0] * self.ranks.count)
+        rows = rows.contiguous()
+        dist.broadcast(rows, group=self.ranks.group, group_src=0)
+        return rows
+
     def settle_together(self, table: Table) -> None:
         """Settle all rows, or close the `RowLag`, if another rank did so after the last step.
 

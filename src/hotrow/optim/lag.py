@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, ScalarState, scalar_dtype
 from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
-from hotrow.table.autograd import StorageUses
+from hotrow.table.autograd import StorageUses, storage_use_count
 from hotrow.table.parameter import Table
+from hotrow.table.row_change import RowChange
 from hotrow.table.stack import caller_stack_level
 
 ALIAS_WARNING_STEPS = 10  # warn after this many consecutive steps with a live alias
@@ -84,7 +85,8 @@ class RowLag:
         self._table, self.state = weakref.ref(table), state
         self.group_options = {key: value for key, value in group.items() if key != "params"}
         self.values = table.raw_data
-        loaded = dict(state)
+        # Unlike `RowState`, dict's own method doesn't trim the spare memory of the tensors.
+        loaded = {name: dict.__getitem__(state, name) for name in state}
         self.ledger = Ledger(rule, group, start_step=int(loaded.get("step", 0)), state=loaded)
         self.slots: dict[str, Tensor] = {}
         for name, initial in rule.initial_slots(group).items():
@@ -143,7 +145,8 @@ class RowLag:
                 raise HotrowError(
                     f"the optimizer state {name!r} has {prop} {actual}, but the table has {prop} "
                     f"{expected}",
-                    fix="create a new optimizer after you resize, move or cast a table",
+                    fix="create a new optimizer after you move or cast a table; to resize a table, "
+                    "use hotrow.vocabulary.resize",
                 )
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
@@ -258,6 +261,45 @@ class RowLag:
                 stacklevel=caller_stack_level(),
             )
         return has_alias
+
+    def change_rows(
+        self, change: RowChange, added: Tensor, initial_slots: Mapping[str, float]
+    ) -> tuple[Tensor, Callable[[], None]]:
+        """Compute the changed rows of the table and of the slots, without settling any row.
+
+        Old rows keep the steps that they have missed. Added rows have missed none.
+
+        Returns:
+            The new values of the table, and a function that completes the change. Call it after
+            the table has its new values.
+        """
+        with _ExclusiveAccess(self):
+            self._updater, self._expected_uses = None, []  # so that they don't count as aliases
+            # The table's storage has two expected uses (`values` and the table).
+            values = self._change_tensor(change, self.values, added, 2)
+            new_slots = {
+                name: self._change_tensor(change, slot, initial_slots[name], 1)
+                for name, slot in self.slots.items()
+            }
+            row_steps = change.apply(self.row_steps, self.ledger.length, extend=True)
+
+        def complete() -> None:
+            self.values, self.slots, self.row_steps = self.table.raw_data, new_slots, row_steps
+            self._tensors = [self.values, *new_slots.values()]
+            dict.update(self.state, new_slots)
+
+        return values, complete
+
+    def _change_tensor(
+        self, change: RowChange, tensor: Tensor, added: float | Tensor, expected_uses: int
+    ) -> Tensor:
+        """Return a tensor of the table's shape with changed rows; an alias keeps the old rows."""
+        return change.apply_to(
+            tensor,
+            added,
+            columns=self._by_columns,
+            extend=storage_use_count(tensor) <= expected_uses,
+        )
 
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""

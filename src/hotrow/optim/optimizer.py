@@ -21,11 +21,12 @@ from hotrow.kernels.tracing import never_trace
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag, step_together
 from hotrow.optim.misuse import check_sparse_gradients, has_hooks
-from hotrow.optim.rule import ParamGroup, Rule
+from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
 from hotrow.table.autograd import set_strides, with_strides
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
+from hotrow.table.row_change import trim_storage
 
 _UNSUPPORTED_OPTIONS = ("capturable", "differentiable")
 # The template for each optimizer's docstring, filled in with its summary and its rule's formula.
@@ -54,15 +55,11 @@ Raises:
 """
 
 
-def _with_numbers(group: ParamGroup) -> ParamGroup:
-    """Return a copy of the group with tensor options, such as `lr`, converted to numbers."""
-    return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
-
-
 def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
     """Return a table's state with contiguous tensors, or with DTensors if the table is sharded."""
     return {
-        k: table.to_global(v.contiguous()) if isinstance(v, Tensor) else v for k, v in state.items()
+        k: table.to_global(trim_storage(v.contiguous())) if isinstance(v, Tensor) else v
+        for k, v in state.items()
     }
 
 
@@ -206,20 +203,20 @@ class RowOptimizer(_Optimizer):
             if table.backing is not None:
                 self._check_touches_rows(group, gradient)
         pending_steps = []
-        numeric_groups = {id(group): _with_numbers(group) for group in self.param_groups}
+        numeric_groups = {id(group): numeric_group(group) for group in self.param_groups}
         for group, table, gradient in table_gradients:
-            numeric_group = numeric_groups[id(group)]
+            numbers = numeric_groups[id(group)]
             if table.replicas is not None:
                 table.replicas.settle_together(table)
             if not isinstance(gradient, RowGradient):
                 table.dense_step = table.dense_step or self._count
                 self._close_lag(table)
-            elif self.rule.needs_dense_step(numeric_group):
+            elif self.rule.needs_dense_step(numbers):
                 self._close_lag(table)
             else:
                 self._check_options(group)
-                lag = self._prepare_lag(table, numeric_group)
-                pending_steps.append((lag, numeric_group, gradient.group()))
+                lag = self._prepare_lag(table, numbers)
+                pending_steps.append((lag, numbers, gradient.group()))
         if self._has_other_gradients() or any(table.lag is None for _, table, _ in table_gradients):
             for group, table, gradient in table_gradients:
                 is_dense = table.lag is None  # torch skips tables without a gradient
@@ -306,7 +303,7 @@ class RowOptimizer(_Optimizer):
         if not isinstance(gradient, RowGradient):
             cause = "the gradient is dense"
             fix = "use the weight only in lookups, not in the loss itself"
-        elif self.rule.needs_dense_step(_with_numbers(group)):
+        elif self.rule.needs_dense_step(numeric_group(group)):
             cause = f"{self.rule.name} with weight_decay={group['weight_decay']} requires one"
             fix = "set weight_decay=0"
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hotrow.optim.closed_form.base import ClosedForm
 
@@ -22,6 +23,11 @@ ScalarState = dict[str, float]  # a parameter's scalars that change from step to
 def scalar_dtype() -> torch.dtype:
     """Return the dtype of the scalars in torch's optimizer state."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def numeric_group(group: ParamGroup) -> ParamGroup:
+    """Return a copy of the group with tensor options, such as `lr`, converted to numbers."""
+    return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
 
 
 def maximize_flag(group: ParamGroup) -> tuple[bool, ...]:

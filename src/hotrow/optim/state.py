@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from hotrow.table.row_change import trim_storage
+
 
 class StateLag(Protocol):
     """The methods of `RowLag` that `RowState` calls."""
@@ -44,7 +46,8 @@ class RowState(dict[str, Any]):
         if lag is not None:
             lag.settle_all()
         value = dict.__getitem__(self, name)
-        return value.detach() if isinstance(value, Tensor) and value.ndim else value
+        is_alias = isinstance(value, Tensor) and value.ndim
+        return trim_storage(value.detach()) if is_alias else value
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._close_lag()

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _storage_Use_Count
 
+from hotrow.errors import HotrowError
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.table.gradient import RowGradient
@@ -63,6 +64,34 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
     ordered = with_strides(tensor, strides)
     if ordered is not tensor and (force or storage_use_count(tensor) == 1):
         tensor.data = ordered
+
+
+def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
+    """Give a parameter values and a gradient of another shape, in place.
+
+    Backward passes of earlier forward passes raise an error, because they would produce a gradient
+    for the old rows.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        parameter.grad = None
+        if parameter.requires_grad:
+            with torch.enable_grad():
+                old_graph: Any = parameter.expand_as(parameter).grad_fn
+            old_graph.next_functions[0][0].register_prehook(_refuse_old_gradient)
+            del old_graph
+            # Assigning another dtype makes autograd forget the node of the old shape.
+            dtype = torch.float64 if values.dtype != torch.float64 else torch.float32
+            parameter.data = values.new_empty(0, dtype=dtype)
+        parameter.data = values
+        parameter.grad = gradient
+
+
+def _refuse_old_gradient(gradients: Any) -> None:
+    raise HotrowError(
+        "this backward pass belongs to a forward pass from before the rows of the vocabulary "
+        "changed, so its gradient is for the old rows",
+        fix="call backward() before the change, or run the forward pass again",
+    )
 
 
 class LookUpOptions(NamedTuple):

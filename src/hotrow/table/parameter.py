@@ -23,6 +23,7 @@ from hotrow.table.autograd import measure_engine_references, set_strides, storag
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
+from hotrow.table.row_change import trim_storage
 from hotrow.table.stack import location_of
 
 
@@ -184,7 +185,7 @@ class Table(nn.Parameter):
                 fix="save the model's state_dict() with torch.distributed.checkpoint",
             )
         self.settle()
-        plain = nn.Parameter(self.raw_data.contiguous(), self.requires_grad)
+        plain = nn.Parameter(trim_storage(self.raw_data.contiguous()), self.requires_grad)
         return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -211,6 +212,8 @@ class Table(nn.Parameter):
         if func == _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
+        if func in _ALIASES:
+            return trim_storage(result) if not result.requires_grad else result
         if torch.is_grad_enabled() and any(
             each.grad_fn is not None for each in find_instances(result, Tensor)
         ):
@@ -291,7 +294,9 @@ for _class in TABLE_CLASSES:
 # dict.
 LOOKUP_FUNCTIONS: dict[Any, Callable[..., Tensor]] = {}
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _DETACH = Tensor.detach
+_ALIASES = {_GET_DATA, _DETACH}  # code that saves a table calls these functions
 _NEW_PARAMETER = nn.Parameter.__new__.__code__
 # These functions require torch's memory order, and `parameters_to_vector` calls them.
 _VIEWS = {Tensor.view, Tensor.view_as}

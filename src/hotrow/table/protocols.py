@@ -78,6 +78,9 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
+    def agree_on_rows(self, operation: str, rows: Tensor) -> Tensor:
+        """Return the rows of the first process, after a check that all run this operation."""
+
     def settle_together(self, table: _Table) -> None:
         """Settle all rows if any process has done so, so that all replicas have identical bits."""
 

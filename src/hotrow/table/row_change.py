@@ -1,0 +1,112 @@
+"""Keep, drop, move and add rows of a tensor, with spare memory for rows that are added later.
+
+A tensor that grows gets storage for twice as many rows. The next growth only takes a longer view of
+the same storage, so a thousand growths copy about as many rows as one. Memory that was never
+written takes no space on the CPU. Other code must not see the spare memory (`torch.save` would
+write it), so reads return an alias whose storage ends with the last row (`trim_storage`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+GROWTH = 2  # a tensor that needs new storage to grow gets storage for this many times its rows
+MIN_USED = 4  # a tensor that shrinks below 1 / MIN_USED of its storage gets new storage
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """How the rows of a tensor with a row for each id change.
+
+    Attributes:
+        old_count: V, the number of rows before the change.
+        new_count: V', the number of rows after it.
+        sources: (V',) int64, the old row of each new row, or -1 if the row is added. If None, the
+            first min(V, V') rows stay where they are.
+    """
+
+    old_count: int
+    new_count: int
+    sources: Tensor | None = None
+
+    @property
+    def added_count(self) -> int:
+        """The number of added rows."""
+        if self.sources is None:
+            return max(0, self.new_count - self.old_count)
+        return int((self.sources < 0).sum())
+
+    def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
+        """Return the changed rows, (V', ...), in row-major order.
+
+        Arguments:
+            rows: (V, ...). Not changed.
+            added: the value of the added rows, or their values in ascending order.
+            extend: whether the result may share the storage of `rows` and may have spare memory.
+                The caller then stops using `rows`, and nothing else may share its storage.
+        """
+        if self.sources is None:
+            result = (_extend if extend else _copy)(rows, self.new_count)
+            new: slice | Tensor = slice(self.old_count, None)
+        else:
+            result = _allocate(rows, self.new_count, self.new_count)
+            sources = self.sources.to(rows.device)
+            kept, new = (sources >= 0).nonzero()[:, 0], (sources < 0).nonzero()[:, 0]
+            result[kept] = rows[sources[kept]]
+        if self.added_count:
+            result[new] = added
+        return result
+
+    def apply_to(
+        self, tensor: Tensor, added: float | Tensor, *, columns: bool, extend: bool = False
+    ) -> Tensor:
+        """Do the same as `apply` for a (V, ...) tensor, or for a (D, V) tensor with `columns`."""
+        if not columns:
+            return self.apply(tensor, added, extend=extend)
+        return self.apply(tensor.t(), added, extend=extend).t().data
+
+    def new_ids(self, ids: Tensor) -> Tensor:
+        """Return the new id of each old id, int64 of the same shape; -1 if its row was dropped."""
+        if self.sources is None:
+            return torch.where(ids < self.new_count, ids, -1)
+        result = torch.full((self.old_count,), -1)
+        new = (self.sources >= 0).nonzero()[:, 0]
+        result[self.sources[new]] = new
+        return result.to(ids.device)[ids]
+
+
+def _allocate(like: Tensor, count: int, capacity: int) -> Tensor:
+    """Return uninitialized rows (count, ...) with storage for `capacity` rows."""
+    # A view would keep its base, which would count as another use of the storage.
+    return like.new_empty((capacity, *like.shape[1:]))[:count].data
+
+
+def _copy(rows: Tensor, count: int, capacity: int | None = None) -> Tensor:
+    """Return `count` rows in new storage; the first ones are copied."""
+    result, kept = _allocate(rows, count, capacity or count), min(len(rows), count)
+    result[:kept] = rows[:kept]
+    return result
+
+
+def _extend(rows: Tensor, count: int) -> Tensor:
+    """Return the first `count` rows, in the same storage if it is large enough and well used."""
+    size = rows[:1].nbytes
+    capacity = rows.untyped_storage().nbytes() // size if size else 0
+    fits = count <= capacity <= MIN_USED * count
+    if fits and rows.is_contiguous() and rows.storage_offset() == 0:
+        return rows.as_strided((count, *rows.shape[1:]), rows.stride()).data
+    return _copy(rows, count, max(count, GROWTH * len(rows)) if count > len(rows) else count)
+
+
+def trim_storage(tensor: Tensor) -> Tensor:
+    """Return the tensor, or an alias without spare memory if its storage has any.
+
+    The alias keeps the tensor's storage in use, so `StorageUses` counts it.
+    """
+    if tensor.is_meta or tensor.untyped_storage().nbytes() <= tensor.nbytes:
+        return tensor
+    return from_dlpack(tensor)

@@ -1,0 +1,9 @@
+"""Vocabularies that change during training: rows that come, go, move and stay frozen.
+
+Each operation changes a layer in place, together with the optimizer state of its rows. The result
+equals dense training in which the same change is made by hand.
+"""
+
+from hotrow.vocabulary.resizing import resize, take
+
+__all__ = ["resize", "take"]

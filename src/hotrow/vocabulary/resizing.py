@@ -1,0 +1,292 @@
+"""Add, drop and move the rows of a vocabulary in place, with the optimizer state of each row."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hotrow.errors import HotrowError, HotrowIndexError
+from hotrow.ids import as_ids, check_count
+from hotrow.table.autograd import replace_data
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+from hotrow.table.row_change import RowChange
+from hotrow.vocabulary.layers import Embeddings, VocabularyLayers, find_layers
+from hotrow.vocabulary.states import check_owner, prepare_change, unwrap
+
+_M = TypeVar("_M", bound=nn.Module)
+Init = Callable[[Tensor], object] | Tensor
+
+
+def resize(
+    layer: _M,
+    rows: int,
+    optimizer: Any = None,
+    *,
+    model: nn.Module | None = None,
+    init: Init | None = None,
+) -> _M:
+    """Grow or shrink a vocabulary in place, with the optimizer state of its rows.
+
+    The result is the same as if you resize a dense parameter and its optimizer state by hand::
+
+        weight = cat([weight, init(new rows)])          or weight[:rows]
+        state  = cat([state, the optimizer's initial values])
+
+    Old rows, their state and the step count don't change, so training continues as if nothing had
+    happened. New rows have the state with which the optimizer begins, usually zeros, and
+    the step count of the parameter: as torch keeps one step count per parameter, Adam's
+    bias correction of a new row is that of today's step.
+
+    The layer, its parameters, and the optimizer's parameter groups remain the same objects. The
+    layer's `num_embeddings`, `in_features` or `out_features` changes. If a linear layer shares the
+    weight (a tied head), its `out_features` and its bias change too. A gradient in `grad` also gets
+    the new rows.
+
+    Args:
+        layer: an `Embedding`, `EmbeddingBag`, `OneHotLinear` or `Linear` layer of torch or hotrow;
+            or a model whose embeddings all share one weight. A large embedding that
+            `hotrow.convert` converted keeps the steps that its rows have missed.
+        rows: V, the new number of rows; at least 1. In a `Linear` layer, these are the outputs.
+        optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
+            wrapper of it. None if there is none yet.
+        model: the model that contains the layer, to find layers that share its weight. You
+            can omit it if no other layer does.
+        init: the values of the new rows: a function such as `torch.nn.init.normal_`, which gets a
+            new (n, D) tensor and writes the values in place, or an (n, D) tensor. By default,
+            the layer's own initialization. New entries of a bias are 0.
+
+    Returns:
+        `layer` itself.
+
+    Raises:
+        HotrowError: before anything changes, if the layer has no such weight, the optimizer does
+            not train it, the weight is sharded or on disk, or a removed row is frozen or is the
+            padding row.
+
+    Cost: a table on the CPU gets memory for twice as many rows when it grows for the first time, so
+    that many small growths together copy each row about once. Memory that is not yet in use takes
+    no space. Other weights are copied in each growth.
+
+    >>> import torch, hotrow
+    >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
+    >>> optimizer = hotrow.optim.AdamW(layer.parameters())
+    >>> layer(torch.tensor([2, 0])).sum().backward()
+    >>> optimizer.step()
+    >>> hotrow.vocabulary.resize(layer, 6, optimizer)
+    Embedding(6, 5)
+    >>> optimizer.state[layer.weight]["exp_avg"].shape
+    torch.Size([6, 5])
+    """
+    rows = check_count("rows", rows)
+    layers = find_layers(layer, model)
+    if rows < 1:
+        raise HotrowError(f"rows is {rows}, but a vocabulary needs at least one row")
+    _change(layers, RowChange(layers.row_count, rows), unwrap(optimizer), init)
+    return layer
+
+
+def take(
+    layer: nn.Module,
+    ids: Any,
+    optimizer: Any = None,
+    *,
+    model: nn.Module | None = None,
+    init: Init | None = None,
+) -> Tensor:
+    """Keep, drop and reorder the rows of a vocabulary in place, with their optimizer state.
+
+    The result is the same as if you select rows of a dense parameter and its optimizer state by
+    hand::
+
+        weight = weight[ids]
+        state  = state[ids]
+
+    To merge vocabularies or to add rows at any position, use -1 in `ids` for each new row.
+
+    Args:
+        layer: see `resize`.
+        ids: (V',), the old id of each new row. Ids must be distinct, except for -1, which adds a
+            row as `resize` does. Rows whose ids are missing are dropped.
+        optimizer: see `resize`.
+        model: see `resize`.
+        init: see `resize`.
+
+    Returns:
+        (V,) int64: the new id of each old id, or -1 if its row was dropped. Use it to
+        translate stored data: `new_ids = remap[old_ids]`.
+
+    Raises:
+        HotrowError: before anything changes, if an id is out of range or repeated, and in the cases
+            of `resize`.
+
+    Cost: copies the rows of the weight and of its state once. Rows are not settled.
+
+    >>> import torch, hotrow
+    >>> layer = torch.nn.Embedding.from_pretrained(torch.tensor([[1.], [2.], [3.]]))
+    >>> hotrow.vocabulary.take(layer, [2, 0])
+    tensor([ 1, -1,  0])
+    >>> layer.weight.flatten()
+    tensor([3., 1.])
+    """
+    layers = find_layers(layer, model)
+    sources = _check_sources(ids, layers.row_count)
+    change = RowChange(layers.row_count, len(sources), sources)
+    _change(layers, change, unwrap(optimizer), init)
+    return change.new_ids(torch.arange(change.old_count))
+
+
+def _check_sources(ids: Any, row_count: int) -> Tensor:
+    """Return the ids of `take` as (V',) int64 on the CPU."""
+    sources = as_ids(ids).to("cpu", torch.int64)
+    if sources.ndim != 1 or not len(sources):
+        raise HotrowError(
+            f"ids has shape {tuple(sources.shape)}, but it must list at least one row",
+            fix="pass the old id of each new row",
+        )
+    outside = ((sources < -1) | (sources >= row_count)).nonzero()[:, 0]
+    if len(outside):
+        position = int(outside[0])
+        raise HotrowIndexError(
+            f"ids[{position}] is {int(sources[position])}, but ids of this vocabulary are 0 to "
+            f"{row_count - 1}",
+            fix="use -1 for a new row",
+        )
+    kept = sources[sources >= 0]
+    counts = kept.bincount()
+    if len(kept) and int(counts.max()) > 1:
+        repeated = int(counts.argmax())
+        positions = (sources == repeated).nonzero()[:2, 0].tolist()
+        raise HotrowError(
+            f"ids[{positions[0]}] and ids[{positions[1]}] are both {repeated}, but a row can have "
+            "only one new id",
+            fix="list each id once; for a copy of a row, use -1 and pass its values as init",
+        )
+    return sources
+
+
+def _change(
+    layers: VocabularyLayers,
+    change: RowChange,
+    optimizer: torch.optim.Optimizer | None,
+    init: Init | None,
+) -> None:
+    """Change the rows of the weight, the biases and their state."""
+    weight = layers.weight
+    check_owner(optimizer, weight)
+    _check_storage(weight)
+    _check_dropped_rows(layers, change)
+    added = _added_rows(layers, change, init)
+    if isinstance(weight, Table) and weight.replicas is not None:
+        added = weight.replicas.agree_on_rows(_describe(change), added)
+    zeros = added.new_zeros(len(added))
+    complete = [
+        _prepare(parameter, change, added if parameter is weight else zeros, optimizer, by_columns)
+        for parameter, by_columns in layers.parameters
+    ]
+    for each in complete:
+        each()
+    layers.set_row_count(change)
+
+
+def _describe(change: RowChange) -> str:
+    """Describe a change, so that all ranks can check that they make the same change."""
+    if change.sources is None:
+        return f"change the row count from {change.old_count} to {change.new_count}"
+    digest = hashlib.sha256(change.sources.numpy().tobytes()).hexdigest()[:16]
+    return f"take {change.new_count} of the {change.old_count} rows (ids {digest})"
+
+
+def _check_storage(weight: nn.Parameter) -> None:
+    if not isinstance(weight, Table):
+        return
+    if weight.shards is not None:
+        raise HotrowError(
+            "the rows of a sharded table cannot change, because each rank stores a part of them",
+            fix="save a checkpoint with torch.distributed.checkpoint, load and resize it in one "
+            "process, and shard the result again",
+        )
+    if weight.backing is not None:
+        raise HotrowError(
+            "the rows of a table on disk cannot change",
+            fix="create a larger table with hotrow.disk.create, and copy the rows in blocks",
+        )
+
+
+def _check_dropped_rows(layers: VocabularyLayers, change: RowChange) -> None:
+    """Raise an error if the change drops a row that must stay."""
+    for what, row, fix in _required_rows(layers):
+        if change.new_ids(torch.tensor(row)) < 0:
+            raise HotrowError(f"the change would drop row {row}, which is {what}", fix=fix)
+
+
+def _required_rows(layers: VocabularyLayers) -> list[tuple[str, int, str]]:
+    """Return (description, row, how to allow dropping it) for each row that must stay."""
+    return [
+        ("the padding row (padding_idx)", row, "keep it, or set the layer's padding_idx to None")
+        for row in sorted(layers.padding_rows())
+    ]
+
+
+def _added_rows(layers: VocabularyLayers, change: RowChange, init: Init | None) -> Tensor:
+    """Return the values of the added rows, (n, D)."""
+    weight, count = layers.weight, change.added_count
+    shape = (count, weight.shape[not layers.columns])
+    if isinstance(init, Tensor):
+        if tuple(init.shape) != shape:
+            raise HotrowError(
+                f"init has shape {tuple(init.shape)}, but the {count} new rows have shape {shape}",
+                fix="pass one row of values for each new row",
+            )
+        return init.detach().to(weight.device, weight.dtype)
+    with torch._C.DisableTorchFunctionSubclass():
+        rows = weight.new_empty(shape)
+    if not count:
+        return rows
+    with torch.no_grad():
+        if init is not None:
+            init(rows)
+        elif isinstance(layers.layer, Embeddings):
+            nn.init.normal_(rows)
+        else:
+            inputs = change.new_count if layers.columns else shape[1]
+            bound = 1 / math.sqrt(inputs) if inputs else 0.0
+            nn.init.uniform_(rows, -bound, bound)
+    return rows
+
+
+def _prepare(
+    parameter: nn.Parameter,
+    change: RowChange,
+    added: Tensor,
+    optimizer: torch.optim.Optimizer | None,
+    columns: bool,
+) -> Callable[[], None]:
+    """Compute the new rows of a parameter, and return a function that stores them."""
+    gradient = parameter.grad
+    if gradient is not None:
+        gradient = _change_gradient(gradient, change, columns)
+    values, complete_state = prepare_change(optimizer, parameter, change, added, columns)
+
+    def complete() -> None:
+        replace_data(parameter, values, gradient)
+        complete_state()
+
+    return complete
+
+
+def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tensor:
+    """Return a gradient with the changed rows."""
+    if not isinstance(gradient, RowGradient):
+        return change.apply_to(gradient, 0.0, columns=columns)
+    new_ids = change.new_ids(gradient.ids)
+    kept = new_ids >= 0
+    shape = list(gradient.shape)
+    shape[columns] = change.new_count
+    rows = gradient.rows[kept].clone()
+    return RowGradient(new_ids[kept], rows, shape, columns=gradient.row_storage.columns)

@@ -1,0 +1,121 @@
+"""The optimizer state of the rows of a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotrow import optim
+from hotrow.errors import HotrowError
+from hotrow.optim.lag import RowLag
+from hotrow.optim.rule import ParamGroup, Rule, numeric_group
+from hotrow.table.autograd import storage_use_count
+from hotrow.table.parameter import Table
+from hotrow.table.row_change import RowChange
+
+_RULES: dict[type[torch.optim.Optimizer], Rule] = {
+    getattr(optim, name).torch_class: getattr(optim, name).rule for name in optim.__all__
+}
+
+
+def unwrap(optimizer: Any) -> torch.optim.Optimizer | None:
+    """Return the optimizer in a wrapper, such as those of accelerate and Lightning."""
+    while optimizer is not None and not hasattr(optimizer, "torch_class"):
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            break
+        optimizer = inner
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise HotrowError(
+            f"optimizer is a {type(optimizer).__name__}, but it must be a torch.optim.Optimizer"
+        )
+    return optimizer
+
+
+def group_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> ParamGroup | None:
+    """Return the optimizer's group with this parameter, or None."""
+    for group in optimizer.param_groups:
+        if any(parameter is other for other in group["params"]):
+            return numeric_group(group)
+    return None
+
+
+def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -> None:
+    """Raise an error if this is not the optimizer that trains a weight."""
+    shape, lag = tuple(weight.shape), getattr(weight, "lag", None)
+    if optimizer is None:
+        if lag is not None:
+            raise HotrowError(
+                f"an optimizer trains the {shape} table, and its state has a row for each id",
+                fix="pass this optimizer too",
+            )
+        return
+    name = type(optimizer).__name__
+    if group_of(optimizer, weight) is None:
+        raise HotrowError(
+            f"the {name} does not train the {shape} weight: none of its groups has this parameter",
+            fix="pass the optimizer that was created with this layer's parameters",
+        )
+    if isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight):
+        raise HotrowError(
+            f"the last step of the {shape} table was not a step of this {name}",
+            fix="pass the optimizer that took the last step",
+        )
+
+
+def prepare_change(
+    optimizer: torch.optim.Optimizer | None,
+    parameter: nn.Parameter,
+    change: RowChange,
+    added: Tensor,
+    columns: bool,
+) -> tuple[Tensor, Callable[[], None]]:
+    """Compute the changed rows of a parameter and of its state.
+
+    Added rows get the values with which the optimizer begins, and the parameter's step count.
+
+    Returns:
+        The new values of the parameter, and a function that stores the state. Call it after the
+        parameter has its new values.
+
+    Raises:
+        HotrowError: a tensor of the state has neither a row for each id nor no dimension.
+    """
+    group = None if optimizer is None else group_of(optimizer, parameter)
+    initial: Mapping[str, float] = {}
+    state: dict[str, Any] = {}
+    if optimizer is not None and group is not None:
+        initial = _initial_slots(optimizer, group)
+        lag = parameter.lag if isinstance(parameter, Table) else None
+        if isinstance(lag, RowLag) and lag.ledger.length:
+            return lag.change_rows(change, added, initial)
+        if lag is not None:
+            lag.close()
+        state = optimizer.state.get(parameter, {})
+    new_state: dict[str, Tensor] = {}
+    for name in state:
+        value = dict.__getitem__(state, name)
+        if not (isinstance(value, Tensor) and value.ndim):
+            continue
+        if value.shape != parameter.shape:
+            raise HotrowError(
+                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter "
+                f"has shape {tuple(parameter.shape)}, so its rows cannot follow the parameter's",
+                fix=f"create a new {type(optimizer).__name__} after the change",
+            )
+        new_state[name] = change.apply_to(value, initial.get(name, 0.0), columns=columns)
+    with torch._C.DisableTorchFunctionSubclass():
+        is_alone = isinstance(parameter, Table) and storage_use_count(parameter) == 1
+        values = change.apply_to(parameter.data, added, columns=columns, extend=is_alone)
+    return values, lambda: dict.update(state, new_state)
+
+
+def _initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
+    """Return the values with which an optimizer begins; names that are missing begin at 0."""
+    for cls in type(optimizer).__mro__:
+        if cls in _RULES:
+            return _RULES[cls].initial_slots(group)
+    return {}

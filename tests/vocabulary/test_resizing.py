@@ -1,0 +1,369 @@
+"""Grow, shrink and reorder vocabularies, held to dense training with the same change by hand."""
+
+import copy
+import io
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError, vocabulary
+from hotrow.optim.lag import RowLag
+from hotrow.table.parameter import Table
+from tests.support.exhaustive import grid
+from tests.support.tolerance import assert_same_bits
+from tests.support.training import EXTRA_OPTIONS, RULES, label
+from tests.support.vocabularies import ThreeRuns
+
+RICH = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
+    "Adam": {"lr": 0.1, "amsgrad": True},
+    "AdamW": {"lr": 0.1},
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1, "lr_decay": 0.02},
+    "RMSprop": {"lr": 0.01, "centered": True, "momentum": 0.5},
+}
+CASES = [(name, RICH.get(name, {"lr": 0.1})) for name in RULES]
+CASES += [(name, {"lr": 0.1, **options}) for name in RULES for options in EXTRA_OPTIONS[name]]
+
+
+def is_decisive(name, options):
+    return options == RICH.get(name, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(("name", "options"), grid(CASES, is_decisive), ids=label)
+def test_training_continues_as_if_the_surgery_was_done_by_hand(name, options):
+    runs = ThreeRuns(name, options, rows=12)
+    runs.steps(7)
+    runs.resize(17)
+    runs.steps(5)
+    runs.check()
+    runs.steps(3)
+    runs.take([3, -1, 16, 0, 9, -1, 5, 2, 11])
+    runs.steps(6)
+    runs.resize(5)
+    runs.steps(2)
+    runs.resize(6)
+    runs.resize(30)
+    runs.steps(4)
+    runs.check()
+
+
+def test_old_rows_keep_the_steps_that_they_have_missed():
+    runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=50)
+    runs.steps(6)
+    lag, missed = runs.table.lag, runs.table.lag.row_steps.clone()
+    assert missed.min() == 0
+    runs.resize(60)
+    assert runs.table.lag is lag
+    assert lag.row_steps.tolist() == [*missed.tolist(), *[6] * 10]
+    sources = torch.randperm(60)
+    expected = lag.row_steps[sources]
+    runs.take(sources.tolist())
+    assert runs.table.lag is lag
+    assert torch.equal(lag.row_steps, expected)
+    runs.steps(3)
+    runs.check()
+
+
+def memory_of(lag):
+    return [tensor.data_ptr() for tensor in (lag.values, *lag.slots.values(), lag.row_steps)]
+
+
+def test_many_growths_use_the_same_memory():
+    runs = ThreeRuns("Adam", {"lr": 0.1}, rows=40)
+    runs.steps(3)
+    runs.resize(41)
+    lag = runs.table.lag
+    addresses = memory_of(lag)
+    for rows in range(42, 80):
+        runs.resize(rows)
+        runs.steps(1)
+        assert memory_of(lag) == addresses
+    runs.resize(81)
+    assert lag.values.data_ptr() != addresses[0]
+    runs.resize(10)
+    assert lag.values.untyped_storage().nbytes() == lag.values.nbytes
+    runs.check()
+
+
+def test_a_row_added_where_another_row_was_removed_begins_from_the_initial_state():
+    runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=10)
+    runs.resize(20)
+    runs.steps(5)
+    runs.resize(15)
+    runs.resize(20)
+    assert not runs.table.state["exp_avg"][15:].any()
+    runs.steps(5)
+    runs.check()
+
+
+def test_spare_memory_is_not_saved():
+    runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=400)
+    runs.steps(2)
+    runs.resize(401)
+    weight, optimizer = runs.table.weight, runs.table.optimizer
+    assert weight.raw_data.untyped_storage().nbytes() > 1.9 * weight.nbytes
+    states = [optimizer.state[weight], optimizer.state_dict()["state"][0]]
+    saved = [
+        *runs.table.layer.state_dict().values(),
+        weight.data,
+        weight.detach(),
+        copy.deepcopy(weight).data,
+        *(value for state in states for value in state.values()),
+    ]
+    for tensor in saved:
+        if tensor.ndim:
+            assert tensor.untyped_storage().nbytes() == weight.nbytes
+    file = io.BytesIO()
+    torch.save(runs.table.layer, file)
+    assert file.tell() < 1.5 * weight.nbytes
+
+
+def test_a_tensor_that_shares_the_storage_keeps_the_old_rows():
+    runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=10)
+    runs.resize(15)
+    runs.steps(2)
+    alias, exp_avg = runs.table.weight.data, runs.table.state["exp_avg"]
+    before = alias.clone(), exp_avg.clone()
+    runs.resize(20)
+    runs.steps(3)
+    assert_same_bits(alias, before[0])
+    assert_same_bits(exp_avg, before[1])
+    runs.check()
+
+
+def test_a_state_dict_that_is_kept_is_still_up_to_date():
+    runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=10)
+    runs.resize(15)
+    runs.steps(2)
+    kept = runs.table.layer.state_dict()
+    runs.steps(3)
+    assert kept["weight"].untyped_storage().nbytes() == kept["weight"].nbytes
+    assert_same_bits(kept["weight"], runs.table.weights)
+    runs.check()
+
+
+@pytest.mark.parametrize("changes", ["resize", "take"])
+def test_the_gradient_follows_its_rows(changes):
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    layer(torch.tensor([5, 1, 5])).sum().backward()
+    if changes == "resize":
+        vocabulary.resize(layer, 8)
+        vocabulary.resize(layer, 4)
+        assert layer.weight.grad.as_dense()[:, 0].tolist() == [0, 1, 0, 0]
+    else:
+        vocabulary.take(layer, [1, -1, 5, 0])
+        assert layer.weight.grad.as_dense()[:, 0].tolist() == [1, 0, 2, 0]
+    layer(torch.tensor([0])).sum().backward()  # accumulates
+    assert layer.weight.grad.shape == layer.weight.shape
+    plain = nn.Embedding(6, 2)
+    plain(torch.tensor([5, 1, 5])).sum().backward()
+    vocabulary.take(plain, [1, -1, 5, 0])
+    assert plain.weight.grad[:, 0].tolist() == [1, 0, 2, 0]
+
+
+def test_a_backward_pass_from_before_the_change_is_an_error():
+    for layer in (hotrow.convert(nn.Embedding(6, 2), min_entries=0), nn.Embedding(6, 2)):
+        loss = layer(torch.tensor([5, 1])).sum()
+        vocabulary.take(layer, [5, 4, 3, 2, 1, 0])
+        with pytest.raises(HotrowError, match="from before the rows of the vocabulary changed"):
+            loss.backward()
+        assert layer.weight.grad is None
+        layer(torch.tensor([5, 1])).sum().backward()
+        assert layer.weight.grad.shape == (6, 2)
+
+
+class Tied(nn.Module):
+    """A language model whose output head shares the embedding's weight."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.embed = nn.Embedding(rows, 3, padding_idx=1)
+        self.head = nn.Linear(3, rows)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.embed(ids)).logsumexp(-1).sum()
+
+
+@pytest.mark.parametrize("library", [torch.optim, hotrow.optim])
+@pytest.mark.parametrize("name", ["AdamW", "Rprop", "Adagrad"])
+def test_a_tied_head_and_its_bias_follow(library, name):
+    torch.manual_seed(0)
+    model, new = Tied(6), torch.randn(3, 3)
+    reference = copy.deepcopy(model)
+    weight, bias = model.embed.weight, model.head.bias
+    optimizer = getattr(library, name)(model.parameters(), lr=0.1)
+    rival = getattr(torch.optim, name)(reference.parameters(), lr=0.1)
+
+    def step(size):
+        ids = torch.randint(size, (5,))
+        for each, other in ((model, optimizer), (reference, rival)):
+            other.zero_grad()
+            each(ids).backward()
+            other.step()
+
+    for _ in range(3):
+        step(6)
+    assert vocabulary.resize(model, 9, optimizer, init=new) is model
+    larger = Tied(9)
+    for key, old in reference.state_dict().items():
+        added = new if "weight" in key else torch.zeros(3)
+        larger.state_dict()[key].copy_(torch.cat([old, added]))
+    states = rival.state_dict()
+    initial = {"step_size": 0.1}
+    for state in states["state"].values():
+        for key, value in state.items():
+            if value.ndim:
+                added = torch.full((3, *value.shape[1:]), initial.get(key, 0.0))
+                state[key] = torch.cat([value, added])
+    rival = getattr(torch.optim, name)(larger.parameters(), lr=0.1)
+    rival.load_state_dict(states)
+    reference = larger
+    for _ in range(3):
+        step(9)
+    assert model.embed.weight is model.head.weight is weight
+    assert model.head.bias is bias
+    assert (model.head.out_features, model.embed.num_embeddings) == (9, 9)
+    assert model.embed.padding_idx == 1
+    assert_same_bits(weight.data, reference.embed.weight.data)
+    assert_same_bits(bias.data, reference.head.bias.data)
+
+
+def test_columns_of_a_one_hot_layer():
+    torch.manual_seed(0)
+    layers = [hotrow.OneHotLinear(5, 3)]
+    layers.append(copy.deepcopy(layers[0]))
+    Table.adopt(layers[0].weight, columns=True)
+    for layer, library in zip(layers, (hotrow.optim, torch.optim), strict=True):
+        torch.manual_seed(1)
+        optimizer = library.AdamW(layer.parameters(), lr=0.1)
+        for rows in (5, 7, 4):
+            new = torch.randn(max(0, rows - layer.in_features), 3)
+            vocabulary.resize(layer, rows, optimizer, init=new)
+            assert layer.weight.shape == (3, rows)
+            for _ in range(3):
+                optimizer.zero_grad()
+                layer(torch.randint(rows, (4,))).pow(2).sum().backward()
+                optimizer.step()
+        remap = vocabulary.take(layer, [3, -1, 0], optimizer, init=torch.ones(1, 3))
+        assert remap.tolist() == [2, -1, -1, 0]
+        assert layer.in_features == 3
+    assert isinstance(layers[0].weight, Table)
+    assert isinstance(layers[0].weight.lag, RowLag)
+    torch.testing.assert_close(layers[0].weight.data, layers[1].weight.data)
+    assert layers[0].bias.shape == (3,)
+
+
+def test_a_bag_keeps_its_padding_row():
+    layer = nn.EmbeddingBag(6, 2, padding_idx=4)
+    vocabulary.resize(layer, 8)
+    assert (layer.num_embeddings, layer.padding_idx) == (8, 4)
+    assert vocabulary.take(layer, [4, 0]).tolist() == [1, -1, -1, -1, 0, -1, -1, -1]
+    assert (layer.num_embeddings, layer.padding_idx) == (2, 0)
+    assert layer(torch.tensor([[0, 1]])).shape == (1, 2)
+
+
+def test_default_values_of_added_rows():
+    torch.manual_seed(0)
+    embedding = vocabulary.resize(nn.Embedding(2, 50), 1000)
+    assert 0.9 < float(embedding.weight.data[2:].std()) < 1.1
+    head = vocabulary.resize(nn.Linear(100, 2), 1000)
+    assert 0.09 < float(head.weight.data[2:].abs().max()) <= 0.1
+    assert head.out_features == 1000
+    assert not head.bias[2:].any()
+    filled = vocabulary.resize(nn.Embedding(2, 3), 4, init=lambda rows: rows.fill_(7))
+    assert filled.weight[2:].flatten().tolist() == [7] * 6
+
+
+def test_state_dicts_move_between_torch_and_hotrow_after_a_growth():
+    runs = ThreeRuns("AdamW", {"lr": 0.1}, rows=10)
+    runs.steps(4)
+    runs.resize(14)
+    runs.steps(4)
+    weights, state = runs.table.layer.state_dict(), runs.table.optimizer.state_dict()
+    plain = nn.Embedding(14, 3)
+    plain.load_state_dict(weights)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    optimizer.load_state_dict(state)
+    assert_same_bits(optimizer.state[plain.weight]["exp_avg"], runs.table.state["exp_avg"])
+    # A checkpoint from before the growth loads after the table has the checkpoint's size.
+    runs.table.resize(10, torch.empty(0, 3))
+    runs.table.layer.load_state_dict({"weight": weights["weight"][:10]})
+    runs.table.step(torch.tensor([3]), torch.ones(1, 3))
+
+
+def test_resizing_frees_nothing_that_the_optimizer_needs():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    optimizer.state_dict()  # closes the lag
+    assert layer.weight.lag is None
+    vocabulary.resize(layer, 9, optimizer)
+    assert optimizer.state[layer.weight]["momentum_buffer"].shape == (9, 2)
+    layer(torch.tensor([8])).sum().backward()
+    optimizer.step()
+
+
+class Examples:
+    """Layers of four rows, and optimizers."""
+
+    def __init__(self):
+        self.layer, self.other = nn.Embedding(4, 2), nn.Embedding(4, 2)
+        self.both = nn.ModuleList([self.layer, self.other])
+        self.padded = nn.Embedding(4, 2, padding_idx=3)
+        self.table = hotrow.convert(nn.Embedding(4, 2), min_entries=0)
+        self.optimizer = hotrow.optim.Adam(self.table.parameters())
+        self.rival = hotrow.optim.Adam(self.table.parameters())
+        self.adafactor = torch.optim.Adafactor(self.layer.parameters())
+        for layer, optimizer in ((self.table, self.optimizer), (self.layer, self.adafactor)):
+            layer(torch.tensor([1])).sum().backward()
+            optimizer.step()
+            layer.zero_grad()
+
+
+resize, take = vocabulary.resize, vocabulary.take
+INVALID = {
+    "rows is 0": lambda x: resize(x.layer, 0),
+    "rows = 2.5, but it must be an int": lambda x: resize(x.layer, 2.5),
+    "layer is a int, but it must be a torch module": lambda x: resize(3, 2),
+    "model is a int": lambda x: resize(x.layer, 2, model=3),
+    "ModuleList has 2 embeddings: 0, 1: pass the layer": lambda x: resize(x.both, 5),
+    "ReLU has no embedding": lambda x: resize(nn.ReLU(), 5),
+    "the weight of LazyLinear is not": lambda x: resize(nn.LazyLinear(5), 5),
+    "none of its groups has this parameter: pass": lambda x: resize(
+        x.layer, 5, torch.optim.SGD(x.other.parameters())
+    ),
+    "an optimizer trains the (4, 2) table": lambda x: resize(x.table, 5),
+    "was not a step of this Adam": lambda x: resize(x.table, 5, x.rival),
+    "optimizer is a str": lambda x: resize(x.layer, 5, "Adam"),
+    "the optimizer state 'row_var' has shape (4, 1)": lambda x: resize(x.layer, 5, x.adafactor),
+    "drop row 3, which is the padding row": lambda x: resize(x.padded, 3),
+    "would drop row 3": lambda x: take(x.padded, [0, 1]),
+    "ids[0] and ids[2] are both 1": lambda x: take(x.layer, [1, 0, 1]),
+    "ids[1] is 4, but ids of this vocabulary are 0 to 3": lambda x: take(x.layer, [1, 4]),
+    "ids[0] is -2": lambda x: take(x.layer, [-2]),
+    "must list at least one row": lambda x: take(x.layer, []),
+    "init has shape (1, 2), but the 2 new rows": lambda x: resize(
+        x.layer, 6, init=torch.ones(1, 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", INVALID)
+def test_errors_come_before_any_change(message):
+    examples = Examples()
+    layers = [examples.layer, examples.other, examples.padded, examples.table]
+    before = [copy.deepcopy(layer.state_dict()) for layer in layers]
+    lag = examples.table.weight.lag
+    assert lag is not None
+    with pytest.raises(HotrowError, match=re.escape(message)):
+        INVALID[message](examples)
+    for layer, old in zip(layers, before, strict=True):
+        assert layer.num_embeddings == 4
+        assert_same_bits(layer.weight.data, old["weight"])
+    assert examples.table.weight.lag is lag
+    assert examples.optimizer.state[examples.table.weight]["exp_avg"].shape == (4, 2)
