@@ -123,7 +123,8 @@ def row_reader(
     if not checks_later:
         check_look_up(ids, table, row_count)
     distinct_ids = read = None
-    if is_stale or (checks_later and is_trained):
+    is_stepped = lag is not None and is_trained  # the next step needs the distinct ids too
+    if is_stale or (checks_later and is_stepped):
         distinct_ids = find_distinct(ids, row_count)
         if not distinct_ids.are_in_range:
             check_range(ids, row_count, "input")
