@@ -12,11 +12,13 @@ jax_peers.py     JAX peers
 models.py        workloads that train a whole model, before and after `convert`
 networks.py      the models that models.py measures
 startup.py       workload that measures a program's startup time
+instructions.py  count the instructions of short steps, and compare them with torch's
+onehots.py       time the uses of a one-hot, with and without hotrow
 record_files.py  read and write records as JSON files, with commit and machine
 report.py        format a record as text
 plots.py         draw charts of records
 page.py          write docs/performance.md from records/ and performance.md
-sameness.py      write docs/sameness.md, which compares every optimizer's step with torch's
+sameness.py      write docs/sameness.md, which compares every optimizer's error with torch's
 scale.py         measure network traffic and tables on disk, and write docs/scale.md
 lesson_frames.py count the frames per second of the lesson's page while a slider moves
 explanation.py   train the models in docs/explanation and draw their figures

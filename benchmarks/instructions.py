@@ -1,4 +1,4 @@
-"""Count the instructions of short training steps: unlike times, the counts are reproducible.
+"""Count the instructions of short training steps, which are more reproducible than their times.
 
     python -m benchmarks.instructions
     python -m benchmarks.instructions --update
@@ -33,7 +33,7 @@ WARMUP_STEPS, STEPS = 12, 10
 # Compile kernels for a CPU that valgrind supports, so that the process under valgrind finds them in
 # the cache.
 CPU = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "+avx2,+fma,+f16c,+sse4.2,+popcnt"}
-# The process calls this function of the C library to end a phase, and callgrind writes its count.
+# The process calls this C library function to end a phase. callgrind then writes the phase's count.
 END_OF_PHASE = "getpgid"
 
 
@@ -44,9 +44,9 @@ class Workload:
     Attributes:
         optimizer: the name of the optimizer.
         tables: the number of embeddings.
-        rows: V, the rows of each embedding.
-        columns: D.
-        ids: N, the ids that a step looks up in each embedding.
+        rows: V, the number of rows of each embedding.
+        columns: D, the number of columns of each embedding.
+        ids: N, the number of ids that a step looks up in each embedding.
         peer: the options of torch's optimizer, or None for embeddings with `sparse=True`.
     """
 
@@ -58,7 +58,7 @@ class Workload:
     peer: dict[str, bool] | None
 
     def step(self, with_hotrow: bool) -> Callable[[int], None]:
-        """Return a function that takes step number n, with hotrow or with torch alone."""
+        """Return a function that runs training step n, with hotrow or with torch alone."""
         torch.manual_seed(0)
         is_sparse = self.peer is None and not with_hotrow
         layers = [

@@ -33,7 +33,7 @@ requestAnimationFrame(record);
 
 
 def count_frames(page: Page, seconds: float, drag: bool) -> tuple[float, float, int]:
-    """Return frames per second, the longest gap in milliseconds, and the values seen."""
+    """Return frames per second, the longest gap between frames in ms, and the number of values."""
     slider = page.locator("#waste-slider")
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()

@@ -141,12 +141,12 @@ def section(name: str, record: Record) -> str:
 
 def _summary(record: Record, heading: str) -> str:
     """Return the visible line of a collapsed section: the sizes and hotrow's time."""
-    about = record["about"] if "peers" in record else ""
-    about = f" ({about})" if about and not about.startswith("a training step") else ""
-    time = ""
-    if "peers" in record:
-        time = f": {number(record['peers']['hotrow']['step']['median_ms'])} ms"
-    return f"{heading}{about}{time}"
+    if "peers" not in record:
+        return heading
+    about = record["about"]
+    is_plain = record["task"] != "step" or about.startswith("a training step")
+    time = number(record["peers"]["hotrow"]["step"]["median_ms"])
+    return f"{heading}{'' if is_plain else f' ({about})'}: {time} ms"
 
 
 def folded(summary: str, text: str) -> str:

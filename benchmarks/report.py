@@ -84,17 +84,17 @@ def _describe_table(record: Record, brief: bool) -> Report:
 
 def _setting(record: Record) -> str:
     about = record.get("about")
-    text = f"{about[0].upper()}{about[1:]}. " if about else ""
+    text = f"This workload measures {about}. " if about else ""
     text += f"Each step has {record['distinct_ids_per_step']:,} distinct ids. "
     if record["task"] == "step":
         text += (
-            f"Warm-up: {record['warmup_steps']:,} steps "
+            f"The warm-up takes {record['warmup_steps']:,} steps "
             f"({record['dense_warmup_steps']} for dense peers). "
         )
     if "copy_bytes_per_s" in record:
         hotrow = record["peers"]["hotrow"]
         text += (
-            f"Bandwidth floor: {number(hotrow['floor_ms'])} ms "
+            f"The bandwidth floor is {number(hotrow['floor_ms'])} ms "
             f"({number(hotrow['floor_bytes'] / 1e6)} MB "
             f"at {number(record['copy_bytes_per_s'] / 1e9)} GB/s)."
         )
@@ -115,23 +115,20 @@ def _peer_remarks(record: Record) -> Iterator[str]:
 def _goal_remarks(record: Record) -> Iterator[str]:
     """For each goal, yield a remark that says whether it was met."""
     for goal in record["goals"]:
-        verdict = goal_verdict(goal)
+        verdict = f"Goal {goal_verdict(goal)}"
         if "max_extra_bytes" in goal:
-            most = goal["max_extra_bytes"] / 1e6
-            yield f"Goal: at most {most:.0f} MB of extra memory. Result: {verdict}."
+            yield f"{verdict}: at most {goal['max_extra_bytes'] / 1e6:.0f} MB of extra memory."
             continue
         max_ratio, ratio = goal["max_ratio"], goal["ratio"]
-        if goal["against"] == "floor":
-            found = "" if ratio is None else f"{number(ratio)}x, "
-            yield f"Goal: at most {max_ratio:.3g}x the bandwidth floor. Result: {found}{verdict}."
-            continue
-        peer = _goal_peer(record, goal)
-        if max_ratio < 1:
-            found = "" if ratio is None else f"{speedup(ratio)}, "
-            yield f"Goal: {1 / max_ratio:.3g}x faster than {peer}. Result: {found}{verdict}."
+        is_speedup = goal["against"] != "floor" and max_ratio < 1
+        if ratio is not None:
+            verdict += f" ({speedup(ratio) if is_speedup else f'{number(ratio)}x'})"
+        if is_speedup:
+            yield f"{verdict}: {1 / max_ratio:.3g}x faster than {_goal_peer(record, goal)}."
+        elif goal["against"] == "floor":
+            yield f"{verdict}: at most {max_ratio:.3g}x the bandwidth floor."
         else:
-            found = "" if ratio is None else f"{number(ratio)}x, "
-            yield f"Goal: at most {max_ratio:.3g}x the time of {peer}. Result: {found}{verdict}."
+            yield f"{verdict}: at most {max_ratio:.3g}x the time of {_goal_peer(record, goal)}."
 
 
 def _goal_peer(record: Record, goal: Record) -> str:
@@ -156,8 +153,9 @@ def _describe_model(record: Record) -> Report:
     goals = model_goals(record)
     remarks += [f"Goals: {goals}."] if goals else []
     setting = (
-        "Forward, backward and Adam's step, before and after hotrow.convert. Bandwidth floor: "
-        f"{number(record['floor_ms'])} ms ({number(record['floor_bytes'] / 1e6)} MB at "
+        "A step consists of forward, backward and an Adam update, before and after "
+        f"hotrow.convert. The bandwidth floor is {number(record['floor_ms'])} ms "
+        f"({number(record['floor_bytes'] / 1e6)} MB at "
         f"{number(record['copy_bytes_per_s'] / 1e9)} GB/s)."
     )
     head = ["", "step, ms", *["extra memory, MB"] * bool(peak), "time / floor"]
@@ -178,7 +176,7 @@ def _describe_startup(record: Record) -> Report:
     rows = [
         ["first run, kernels not compiled yet", number(record["first_use_median_s"])],
         ["later runs", number(record["later_use"]["median_ms"] / 1e3)],
-        ["torch alone", number(record["torch_alone"]["median_ms"] / 1e3)],
+        ["the same program with torch alone", number(record["torch_alone"]["median_ms"] / 1e3)],
         ["added by hotrow to later runs", number_range(record["added"], *seconds, scale=1e-3)],
     ]
     head, peaks = ["", "s"], record["peak_bytes"]
@@ -188,8 +186,11 @@ def _describe_startup(record: Record) -> Report:
         for row, peak in zip(rows, (None, hotrow, torch, hotrow - torch), strict=True):
             row.append("" if peak is None else number(peak / 1e6))
     goal = record["goals"][0]
-    remark = f"Goal: hotrow adds at most {goal['max_added_s']} s. Result: {goal_verdict(goal)}."
-    setting = "A whole program: import, a 1,000 x 64 table, three AdamW steps, exit."
+    remark = f"Goal {goal_verdict(goal)}: hotrow adds at most {goal['max_added_s']} s."
+    setting = (
+        "The program imports torch and hotrow, takes three AdamW steps on a 1,000 x 64 table, and "
+        "exits."
+    )
     return Report("Startup", setting, head, rows, [remark])
 
 

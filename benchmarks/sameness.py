@@ -189,15 +189,16 @@ def document(content: Record) -> str:
         *description(records[0], how),
         "## All configurations",
         "",
-        "Each cell shows hotrow's error / torch's float32 error in ulp, then the share of weights "
-        "that are bit for bit identical. **Bold** cells are outside the bound. Each column shows "
-        "one scale of the gradients. [sameness.json](sameness.json) contains the absolute errors.",
+        "Each cell shows hotrow's error and torch's float32 error in ulp, separated by a slash, "
+        "and the share of weights that are bit for bit identical. **Bold** cells are outside the "
+        "bound. Each column shows one scale of the gradients. [sameness.json](sameness.json) "
+        "contains the absolute errors.",
         "",
     ]
     for name in names:
         chosen = [record for record in records if record["optimizer"] == name]
         good = sum(record["within"] for record in chosen)
-        summary = f"{name}: {good} of {len(chosen)} configurations within the bound"
+        summary = f"{name}: {good} of {len(chosen)} configurations are within the bound"
         lines += ["<details>", f"<summary>{summary}</summary>", ""]
         lines += [*configuration_table(chosen), "", "</details>", ""]
     lines += ["<details>", "<summary>Versions and machine</summary>", "", "```text"]
@@ -254,7 +255,7 @@ def outside_bound(records: list[Record]) -> list[str]:
 def description(first: Record, how: Record) -> list[str]:
     """Return the lines that describe the measurement."""
     return [
-        f"The script trains a {first['rows']} x {first['columns']} table three times for "
+        f"Each run trains a {first['rows']} x {first['columns']} table three times for "
         f"{how['steps']:,} steps, with the same ids and gradients each time:",
         "",
         "1. with `torch.optim` in float64, as the reference;",

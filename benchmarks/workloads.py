@@ -43,8 +43,9 @@ LARGE = [
         seconds=50,
     ),
     TableBenchmark(
-        "adamw-50k-768-bf16", "GPT-2's table in bfloat16", "AdamW", 50_257, 768, 4_096,
-        (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,), dtype="bfloat16", seconds=45,
+        "adamw-50k-768-bf16", "a training step with AdamW on GPT-2's table in bfloat16", "AdamW",
+        50_257, 768, 4_096, (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,), dtype="bfloat16",
+        seconds=45,
     ),
     TableBenchmark(
         "sgd-1m-256", "a training step with SGD", "SGD", 1_000_000, 256, 16_384,
@@ -59,15 +60,15 @@ LARGE = [
         seconds=70,
     ),
     TableBenchmark(
-        "adamw-1m-256-uniform", "uniform ids, few duplicates", "AdamW",
-        1_000_000, 256, 16_384, (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,),
+        "adamw-1m-256-uniform", "a training step with AdamW and uniform ids, few of which repeat",
+        "AdamW", 1_000_000, 256, 16_384, (HOTROW, SPARSE, FUSED), goals=(NO_PEER_AHEAD,),
         zipf_exponent=None, rounds=4, seconds=65,
     ),
 ]  # fmt: skip
 
 GROWING = [
     TableBenchmark(
-        "adamw-10m-64", "growing tables, constant batch size", "AdamW",
+        "adamw-10m-64", "the effect of the table size at a constant batch size", "AdamW",
         10_000_000, 64, 16_384,
         (HOTROW, *(PeerConfig("hotrow", rows=10**power) for power in (6, 5, 4)), FUSED, SPARSE),
         goals=(Goal(PeerConfig("hotrow", rows=10**6).name, 1.5), NO_PEER_AHEAD),
@@ -79,12 +80,13 @@ GROWING = [
         dense_steps_per_turn=1, seconds=55,
     ),
     TableBenchmark(
-        "adamw-growing-ids", "growing batches, constant table size", "AdamW", 1_000_000, 64, 65_536,
+        "adamw-growing-ids", "the effect of the batch size at a constant table size", "AdamW",
+        1_000_000, 64, 65_536,
         (HOTROW, *(PeerConfig("hotrow", ids=4**power) for power in (7, 6, 5, 4, 3))),
         warmup_steps=450, seconds=40,
     ),
     TableBenchmark(
-        "adamw-threads", "fewer threads than cores", "AdamW", 1_000_000, 64, 16_384,
+        "adamw-threads", "the effect of the number of threads", "AdamW", 1_000_000, 64, 16_384,
         (HOTROW, *(PeerConfig("hotrow", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES),
          SPARSE, *(PeerConfig("torch sparse", threads=n) for n in (1, 2, 4, 8, 16) if n < CORES)),
         seconds=30,
@@ -93,39 +95,42 @@ GROWING = [
 
 PARTIAL = [
     TableBenchmark(
-        "forward-1m-256", "forward pass", None, 1_000_000, 256, 16_384,
+        "forward-1m-256", "the forward pass", None, 1_000_000, 256, 16_384,
         (HOTROW, DEFAULT, FBGEMM, JAX_DENSE), goals=(Goal(BEST, 1.2),), task="forward",
         warmup_steps=300, seconds=20,
     ),
     TableBenchmark(
-        "forward-50k-768", "forward pass, with the one-hot matmul", None, 50_257, 768, 4_096,
+        "forward-50k-768", "the forward pass, also as a one-hot matmul", None, 50_257, 768, 4_096,
         (HOTROW, DEFAULT, FBGEMM, JAX_DENSE, ONE_HOT), goals=(Goal(BEST, 1.2),), task="forward",
         warmup_steps=300, dense_warmup_steps=1, rounds=4, dense_steps_per_turn=1, seconds=40,
     ),
     TableBenchmark(
-        "gradient-1m-256", "forward and backward, without a step", None, 1_000_000, 256, 16_384,
+        "gradient-1m-256", "forward and backward, without an optimizer step", None,
+        1_000_000, 256, 16_384,
         (HOTROW, SPARSE, DEFAULT, JAX_DENSE), task="gradient", seconds=30,
     ),
 ]  # fmt: skip
 
 SMALL = [
     TableBenchmark(
-        "adamw-10k-64", "a small table, with the one-hot matmul", "AdamW", 10_000, 64, 1_024,
+        "adamw-10k-64", "a step on a small table, also with the one-hot matmul", "AdamW",
+        10_000, 64, 1_024,
         (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE, ONE_HOT),
         goals=(NO_PEER_AHEAD,), dense_steps_per_turn=20, seconds=25,
     ),
     TableBenchmark(
-        "sgd-1k-16", "fixed overhead of a step", "SGD", 1_000, 16, 64,
+        "sgd-1k-16", "the fixed overhead of a step", "SGD", 1_000, 16, 64,
         (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
         steps_per_turn=200, dense_steps_per_turn=200, seconds=8,
     ),
     TableBenchmark(
-        "sgd-7k-16", "the smallest table that convert converts by default", "SGD", 7_000, 16,
-        64, (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
+        "sgd-7k-16", "a step on the smallest table that convert converts by default", "SGD",
+        7_000, 16, 64, (HOTROW, SPARSE, FUSED, JAX_LAZY),
+        goals=(Goal("torch sparse", 1.5), NO_PEER_AHEAD),
         steps_per_turn=200, dense_steps_per_turn=200, seconds=8,
     ),
     TableBenchmark(
-        "adamw-1k-16", "fixed overhead of a step", "AdamW", 1_000, 16, 64,
+        "adamw-1k-16", "the fixed overhead of a step", "AdamW", 1_000, 16, 64,
         (HOTROW, SPARSE, FUSED, JAX_LAZY), goals=(NO_PEER_AHEAD,), steps_per_turn=200,
         dense_steps_per_turn=200, seconds=8,
     ),

@@ -1,9 +1,9 @@
 """Train a small recommender with torch.optim and hotrow side by side.
 
-The data are synthetic. Users with hidden tastes rate items of hidden kinds, and popular users and
-items occur far more often (Zipf's law). Three tables of very different sizes and a small MLP learn
-from the ids alone. A batch touches a few thousand rows, but dense Adam's momentum moves every row
-that was ever touched. hotrow reaches the same losses.
+The data are synthetic. Users with hidden tastes rate items of hidden kinds. A few users and items
+occur far more often than the others (Zipf's law). Three tables of very different sizes and a small
+MLP learn from the ids alone. A batch touches a few thousand rows, but dense Adam's momentum moves
+every row that was ever touched. hotrow reaches the same losses.
 
     python examples/recommender.py
 """

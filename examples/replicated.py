@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     model = replicate(model, group.mesh)  # the table
     ddp_model = DistributedDataParallel(model)  # the other layers
     optimizer = hotrow.optim.AdamW(model.parameters(), lr=args.lr)
-    group.print_once(f"{group.size} processes; each stores all {args.rows:,} rows")
+    group.print_once(f"processes: {group.size}, rows on each rank: {args.rows:,}")
 
     def step(t: int) -> Tensor:
         text = group.local_share(crops(train, t, args.batch, args.length))

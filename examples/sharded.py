@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         group.load(args.load, model, optimizer)
 
     rows = sum(len(e.weight) for e in (model.user, model.item, model.category))
-    group.print_once(f"{group.size} processes; the first has {rows:,} rows of {sum(sizes):,}")
+    group.print_once(f"processes: {group.size}, rows on rank 0: {rows:,} of {sum(sizes):,}")
 
     def step(t: int) -> Tensor:
         fields, liked = group.local_share(world.batch(args.batch, 1 + t))

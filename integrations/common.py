@@ -18,7 +18,7 @@ from hotrow.table.parameter import Table
 
 @dataclass
 class Clock:
-    """The duration of each step; call `tick` after each step."""
+    """Records the duration of each step; call `tick` after each step."""
 
     seconds: list[float] = field(default_factory=list)
     last: float = field(default_factory=time.perf_counter)
@@ -31,7 +31,7 @@ class Clock:
 
     @property
     def median(self) -> float:
-        """The median duration of a step; the first third of the steps is the warm-up."""
+        """The median duration of a step, without the first third of the steps (the warm-up)."""
         return statistics.median(self.seconds[len(self.seconds) // 3 :])
 
 
@@ -81,7 +81,7 @@ def compare(
         result = "a DIFFERENT model" if way == differs else "the same model"
         ratio = times[way] / times["hotrow"]
         print(
-            f"  {way:<12} {1e3 * times[way]:8.2f} ms a step {ratio:6.2f} x hotrow's time"
+            f"  {way:<12} {1e3 * times[way]:8.2f} ms per step {ratio:6.2f} x hotrow's time"
             f"   {result} (largest difference {distance:.1e})"
         )
 

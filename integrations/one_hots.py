@@ -1,7 +1,7 @@
 """Third-party code that uses one-hots for purposes other than lookups.
 
-Each program runs unmodified, plain and converted. The outputs, gradients and buffers are compared
-in float64, and the times are measured in float32.
+The code of each program is unmodified. Each program runs before and after `convert`. The outputs,
+gradients and buffers are compared in float64, and the times are measured in float32.
 """
 
 from __future__ import annotations

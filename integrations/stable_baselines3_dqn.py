@@ -43,7 +43,7 @@ class Walk(gymnasium.Env[int, int]):
 
 
 class Tick(BaseCallback):
-    """Call the clock after each step in the environment; each one trains the network once."""
+    """Call the clock after each step in the environment, in which the network is trained once."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -89,6 +89,6 @@ if __name__ == "__main__":
     for way, (_, seconds) in runs.items():
         ratio = seconds / runs["hotrow"][1]
         print(
-            f"  {way:<12} {1e3 * seconds:8.2f} ms a step {ratio:6.2f} x hotrow's time"
+            f"  {way:<12} {1e3 * seconds:8.2f} ms per step {ratio:6.2f} x hotrow's time"
             f"   the same model (largest difference {distances[way]:.1e})"
         )

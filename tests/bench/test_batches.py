@@ -1,4 +1,4 @@
-"""Batches of ids."""
+"""Test the batches of ids that benchmarks draw."""
 
 import pytest
 import torch

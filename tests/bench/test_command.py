@@ -83,8 +83,8 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     assert "milliseconds forward backward optimizer total range ratio" in text
     assert "memory table and state extra during a step" in text
     assert re.search(r"Bandwidth floor: \S+ ms to move \S+ kB at \S+ GB/s; hotrow takes", text)
-    assert "hotrow: equal to dense torch.optim.AdamW on" in text
-    assert "SparseAdam*: not equal to dense torch.optim.Adam on" in text
+    assert "hotrow: the weights are equal to those of dense torch.optim.AdamW on" in text
+    assert "SparseAdam*: the weights are not equal to those of dense torch.optim.Adam on" in text
     assert "* SparseAdam trains a different model: it skips rows without a gradient" in text
     assert "than torch's fastest dense AdamW (" in text  # the fastest optimizer varies
 

@@ -54,7 +54,7 @@ def test_the_command_in_its_own_process(tmp_path):
     assert {"jax", "optax", "fbgemm-gpu-cpu"} < set(environment["versions"])
     assert (folder / "sgd-1k-16.json").stat().st_size < 4000  # no samples
     assert "torch.optim.SGD (sparse=True)" in done.stdout
-    assert "Goal: at most 1.5x the time of torch.optim.SGD (sparse=True). Result: " in done.stdout
+    assert "x): at most 1.5x the time of torch.optim.SGD (sparse=True)." in done.stdout
     assert "1 workload, about 8 s on two idle cores" in done.stderr
     assert " left\n" in done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -154,21 +154,22 @@ def test_report_of_a_record(brief):
     }  # fmt: skip
     found = report.describe(record, brief)
     assert found.title == "Adam, 5 x 2, 4 uniform ids, bfloat16"
-    assert "Bandwidth floor: 2.5 ms (80 MB at 32 GB/s)." in found.setting
+    assert "The bandwidth floor is 2.5 ms (80 MB at 32 GB/s)." in found.setting
     assert found.rows[0][:2] == ["ours", "7.65 [7.1, 1,234]"]
     assert {"98.8", "3.06x"} < set(found.rows[0])
     assert found.rows[1][0] == "theirs, 7 rows, 3 ids, 1 thread"
     assert all(len(row) == len(found.head) for row in found.rows)
     for line in (
-        "theirs, 7 rows, 3 ids, 1 thread: **not equal** to dense torch.optim.Adam on 9 sampled "
-        "rows: max error 0.5 (dense bfloat16 training: 0.25); weights moved by up to 1.",
+        "theirs, 7 rows, 3 ids, 1 thread: the weights are **not equal** to those of dense "
+        "torch.optim.Adam on 9 sampled rows. The maximum error is 0.5 (dense bfloat16 training: "
+        "0.25), and weights moved by up to 1.",
         "absent was not measured: ImportError: no. Install it with `pip install it`.",
-        "Goal: 10x faster than theirs, 7 rows, 3 ids, 1 thread. Result: 31.2x, met.",
-        "Goal: at most 2x the bandwidth floor. Result: 3.06x, **not met**.",
-        "Goal: at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, 1 thread. "
-        "Result: 0.0321x, met.",
-        "Goal: at most 1x the time of the fastest peer. Result: not measured.",
-        "Goal: at most 50 MB of extra memory. Result: **not met**.",
+        "Goal met (31.2x): 10x faster than theirs, 7 rows, 3 ids, 1 thread.",
+        "Goal **not met** (3.06x): at most 2x the bandwidth floor.",
+        "Goal met (0.0321x): at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, "
+        "1 thread.",
+        "Goal not measured: at most 1x the time of the fastest peer.",
+        "Goal **not met**: at most 50 MB of extra memory.",
     ):
         assert line in found.remarks
     assert found.rows[1][-1] == ("31.2x" if brief else "31.2x [25, 33.3]")

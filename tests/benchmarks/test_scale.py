@@ -143,7 +143,7 @@ def example(name, words):
 def run(count, name, *words):
     """Run an example on all ranks; return the first rank's lines, without the first line."""
     (first, *lines), *others = rank_processes(count).run(example, name, words)
-    assert re.match(rf"{count} processes; ", first)
+    assert re.match(rf"processes: {count}, ", first)
     assert not any(others)
     return lines
 

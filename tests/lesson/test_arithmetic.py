@@ -348,7 +348,7 @@ def test_seed_123_gives_the_table_of_example_a(page: Page) -> None:
 
 def test_training_in_the_page_brings_similar_words_together(page: Page) -> None:
     together = page.evaluate("trainings().map(sameGroup)")
-    assert together[0] < 20  # of 60: before training, matches are due to chance
+    assert together[0] < 20  # out of 60; before training, matches are due to chance
     assert together[-1] == 60
     table = page.evaluate("trainings().at(-1)")
     distances = torch.cdist(torch.tensor(table), torch.tensor(table)).fill_diagonal_(torch.inf)

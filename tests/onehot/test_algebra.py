@@ -1,4 +1,4 @@
-"""Gather, scatter, sums and counts give torch's numbers and gradients, from the ids alone."""
+"""Gathers, scatters, sums and counts use only the ids, and match torch's values and gradients."""
 
 import pytest
 import torch

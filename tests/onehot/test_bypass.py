@@ -1,4 +1,4 @@
-"""Code that bypasses the rules, or writes to a tensor that a one-hot was computed from."""
+"""Test code that bypasses the one-hot rules, or overwrites an operand of a one-hot operation."""
 
 import copy
 import functools

@@ -18,7 +18,7 @@ BATCHES = [torch.tensor(ids) for ids in ([1, 2, 2], [3], [0, 3], [5, 1])]
 
 @pytest.fixture(autouse=True)
 def _default_handler():
-    """Install Python's handler for SIGINT; programs started in the background ignore the signal."""
+    """Install Python's handler, because programs started in the background ignore SIGINT."""
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, old)

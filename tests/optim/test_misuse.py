@@ -1,4 +1,4 @@
-"""If code has only one of the two lines, a warning or an error names the other line."""
+"""Using `convert` without a hotrow optimizer, or the reverse, causes a warning or an error."""
 
 import warnings
 

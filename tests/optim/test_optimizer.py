@@ -133,7 +133,7 @@ def assert_three_way(name, options, **how):
 
 
 def parameter_vector(layers):
-    """Return all parameters as one vector: in a small layer, torch may be exact by chance."""
+    """Return all parameters as one vector. In a small layer, torch may be exact by chance."""
     return nn.utils.parameters_to_vector(layers.parameters()).detach()
 
 

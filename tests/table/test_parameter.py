@@ -1,4 +1,4 @@
-"""A table settles before any read. Its row gradient acts like a dense gradient."""
+"""A table settles its rows before any read. Its row gradient acts like a dense gradient."""
 
 import copy
 import io

@@ -42,20 +42,22 @@ def equality(record: Record, comparison: Record) -> str:
     verdict = "equal" if comparison["equal"] else "**not equal**"
     rows, error = comparison["rows_compared"], comparison["max_error"]
     if record["task"] == "forward":
-        bits = "bit for bit" if comparison["equal"] else f"max error {error:.2g}"
-        return f"{verdict} to the table on {rows} sampled rows, {bits}."
+        bits = "bit for bit" if comparison["equal"] else f"with a maximum error of {error:.2g}"
+        return f"the output is {verdict} to the table on {rows} sampled rows, {bits}."
     dtype, dense_error = record["dtype"], comparison["max_error_of_dense"]
-    is_gradient = record["task"] == "gradient"
-    reference = "gradients in torch" if is_gradient else comparison["reference"]
-    text = (
-        f"{verdict} to dense {reference} on {rows} sampled rows: max error {error:.2g} "
+    if record["task"] == "gradient":
+        text = f"the gradient is {verdict} to torch's dense gradient"
+    else:
+        text = f"the weights are {verdict} to those of dense {comparison['reference']}"
+    text += (
+        f" on {rows} sampled rows. The maximum error is {error:.2g} "
         f"(dense {dtype} training: {dense_error:.2g})"
     )
     if record["task"] == "step":
         change = comparison["max_change_of_dense"]
-        text += f"; weights moved by up to {change:.2g}"
+        text += f", and weights moved by up to {change:.2g}"
         if dense_error > change / 2:
-            text += f"; {dtype} rounding dominates, so the comparison is inconclusive"
+            text += f". {dtype} rounding dominates, so the comparison is inconclusive"
     return text + "."
 
 
