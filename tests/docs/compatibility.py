@@ -811,7 +811,12 @@ def _() -> None:
     torch.testing.assert_close(found[1] + 0, found[0])
 
 
-@feature(AUTOGRAD, "`torch.autograd.detect_anomaly`", WORKS, "Anomaly mode checks the touched rows for NaN.")
+@feature(
+    AUTOGRAD,
+    "`torch.autograd.detect_anomaly`",
+    WORKS,
+    "Anomaly mode checks the touched rows for NaN.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         with warnings.catch_warnings():
