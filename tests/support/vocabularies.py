@@ -166,6 +166,16 @@ class ThreeRuns:
         for run in (self.table, self.rival, self.truth):
             run.take(sources, added)
 
+    def freeze(self, ids):
+        vocabulary.freeze(self.table.layer, ids)
+        for run in (self.rival, self.truth):
+            run.frozen = sorted({*run.frozen, *ids})
+
+    def unfreeze(self, ids):
+        vocabulary.unfreeze(self.table.layer, ids)
+        for run in (self.rival, self.truth):
+            run.frozen = [row for row in run.frozen if row not in ids]
+
     def check(self):
         """Apply the three-way rule to the weights and to the state."""
         assert_no_worse(self.table.weights, self.rival.weights, self.truth.weights)

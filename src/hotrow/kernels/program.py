@@ -87,6 +87,9 @@ class Program:
     kernels: dict[Any, Any] = field(default_factory=dict)
 
 
+FROZEN = 2**31 - 1  # the step count of a row that takes no steps; greater than any other step count
+
+
 class Steps(NamedTuple):
     """The recorded steps up to the current one.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
+from hotrow.kernels.program import FROZEN
 from hotrow.optim import updater
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
@@ -103,6 +104,8 @@ class RowLag:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
         else:
             self.row_steps = table.backing.row_steps()
+        if table.frozen is not None:
+            self.row_steps[table.frozen] = FROZEN
         self.settled_steps = 0  # the number of ledger entries already applied to all rows
         self.is_busy = False  # whether an operation on rows is running
         self._updater: RowUpdater | None = None
@@ -289,6 +292,15 @@ class RowLag:
             dict.update(self.state, new_slots)
 
         return values, complete
+
+    def freeze(self, rows: Tensor) -> None:
+        """Settle the distinct `rows`; from now on, they take no steps."""
+        self.settle(rows)
+        self.row_steps[rows] = FROZEN
+
+    def unfreeze(self, rows: Tensor) -> None:
+        """Let frozen rows take all steps from now on."""
+        self.row_steps[rows] = self.ledger.length
 
     def _change_tensor(
         self, change: RowChange, tensor: Tensor, added: float | Tensor, expected_uses: int

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 )
 
 from hotrow.errors import HotrowError
-from hotrow.table.parameter import TABLE_CLASSES, table_count
+from hotrow.table.parameter import TABLE_CLASSES, frozen_tables, table_count
 from hotrow.table.stack import caller_stack_level
 
 # For each optimizer, the number of tables when it was last checked; -1 after a warning.
@@ -33,12 +33,16 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
     Arguments:
         names: the names of the optimizers in `hotrow.optim`.
 
-    The check warns once for each optimizer that updates a table with dense steps. SparseAdam
-    doesn't support tables, so the check raises a `HotrowError` for it.
+    The check raises a `HotrowError` if the optimizer would change frozen rows. It warns once for
+    each optimizer that updates a table with dense steps. SparseAdam doesn't support tables, so the
+    check raises a `HotrowError` for it.
     """
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if hasattr(optimizer, "torch_class") or _checked.get(optimizer) in (-1, table_count()):
+        if hasattr(optimizer, "torch_class"):
+            return
+        _refuse_frozen_rows(optimizer)
+        if _checked.get(optimizer) in (-1, table_count()):
             return
         _checked[optimizer] = table_count()
         shapes = [
@@ -64,6 +68,18 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         )
 
     _own_hooks.add(register_optimizer_step_pre_hook(check).id)
+
+
+def _refuse_frozen_rows(optimizer: torch.optim.Optimizer) -> None:
+    """Raise an error if a torch optimizer would change the frozen rows of a table."""
+    frozen = frozen_tables()
+    parameters = (each for group in optimizer.param_groups for each in group["params"])
+    if frozen and any(table is parameter for parameter in parameters for table in frozen):
+        name = type(optimizer).__name__
+        raise HotrowError(
+            f"torch's {name} would change the frozen rows of a table",
+            fix=f"use hotrow.optim.{name}, or call hotrow.vocabulary.unfreeze(layer)",
+        )
 
 
 def has_hooks(optimizer: torch.optim.Optimizer) -> bool:

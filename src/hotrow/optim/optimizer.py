@@ -218,16 +218,41 @@ class RowOptimizer(_Optimizer):
                 lag = self._prepare_lag(table, numbers)
                 pending_steps.append((lag, numbers, gradient.group()))
         if self._has_other_gradients() or any(table.lag is None for _, table, _ in table_gradients):
+            put_back = []
             for group, table, gradient in table_gradients:
                 is_dense = table.lag is None  # torch skips tables without a gradient
                 table.grad = self._dense_gradient(group, table, gradient) if is_dense else None
+                if is_dense and table.frozen is not None:
+                    put_back.append(self._copy_frozen_rows(numeric_groups[id(group)], table))
             try:
                 self._torch_step()
             finally:
                 for _, table, gradient in table_gradients:
                     table.grad = gradient
+                for put_back_rows in put_back:
+                    put_back_rows()
         if pending_steps:
             step_together(pending_steps)
+
+    def _copy_frozen_rows(self, group: ParamGroup, table: Table) -> Callable[[], None]:
+        """Return a function that puts the frozen rows back, after torch's step changed them."""
+
+        def frozen_rows(tensor: Tensor) -> Tensor:
+            return (tensor.t() if table.columns else tensor)[table.frozen]
+
+        values = frozen_rows(table.raw_data)
+        state, initial = self.state.get(table, {}), self.rule.initial_slots(group)
+        slots = {name: frozen_rows(state[name]) for name in initial if name in state}
+
+        def put_back() -> None:
+            table.raw_rows[table.frozen] = values
+            for name, value in initial.items():
+                slot = self.state[table].get(name)
+                if slot is not None:
+                    rows = slot.t() if table.columns else slot
+                    rows[table.frozen] = slots.get(name, value)
+
+        return put_back
 
     def _torch_step(self) -> None:
         """Run torch's step without its hooks, which have already run for this step."""

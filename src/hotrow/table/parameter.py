@@ -46,6 +46,7 @@ class Table(nn.Parameter):
         was_copied: whether `convert` copied the values, because other code held the storage.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
+        frozen: (R,) int64 in ascending order, the rows that take no steps, or None.
         backing: the files to which rows and state are mapped, or None if they are in memory.
     """
 
@@ -57,6 +58,7 @@ class Table(nn.Parameter):
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
     backing: Backing | None = None
+    frozen: Tensor | None = None
 
     # These two properties depend only on the class, because torch.compile can't read the attributes
     # of a table.
@@ -175,6 +177,7 @@ class Table(nn.Parameter):
         memo[id(self)] = copy
         table = Table.adopt(copy, self.columns)
         table.distribute(self.shards, self.replicas)
+        table.frozen = self.frozen
         return table
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -331,6 +334,11 @@ def find_table(tensor: Tensor) -> Table | None:
     pointer = tensor.data_ptr()
     matches = (table for table in list(_tables.values()) if table.raw_data.data_ptr() == pointer)
     return next(matches, None) if pointer else None
+
+
+def frozen_tables() -> list[Table]:
+    """Return the tables in this process that have frozen rows."""
+    return [table for table in list(_tables.values()) if table.frozen is not None]
 
 
 def table_count() -> int:

@@ -34,6 +34,12 @@ class Lag(Protocol):
     def peek(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by the ids, (..., D), without storing them."""
 
+    def freeze(self, rows: Tensor) -> None:
+        """Settle the distinct `rows`; from now on, they take no steps."""
+
+    def unfreeze(self, rows: Tensor) -> None:
+        """Let frozen rows take all steps from now on."""
+
     def close(self) -> None:
         """Settle all rows, then detach the lag from the table."""
 

@@ -4,6 +4,7 @@ Each operation changes a layer in place, together with the optimizer state of it
 equals dense training in which the same change is made by hand.
 """
 
+from hotrow.vocabulary.freezing import freeze, unfreeze
 from hotrow.vocabulary.resizing import resize, take
 
-__all__ = ["resize", "take"]
+__all__ = ["freeze", "resize", "take", "unfreeze"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hotrow.errors import HotrowError
@@ -44,10 +44,15 @@ class VocabularyLayers:
         """The weight and the biases, and whether ids select their columns."""
         return [(self.weight, self.columns), *((bias, False) for bias in self.biases)]
 
-    def padding_rows(self) -> set[int]:
-        """Return the padding rows of the layers."""
+    def padding_rows(self) -> Tensor:
+        """Return the padding rows of the layers, int64."""
         indices = (getattr(user, "padding_idx", None) for user in self.users)
-        return {index for index in indices if index is not None}
+        return torch.tensor([index for index in indices if index is not None], dtype=torch.int64)
+
+    def frozen_rows(self) -> Tensor:
+        """Return the frozen rows, int64."""
+        frozen = self.weight.frozen if isinstance(self.weight, Table) else None
+        return torch.empty(0, dtype=torch.int64) if frozen is None else frozen
 
     def set_row_count(self, change: RowChange) -> None:
         """Update the sizes and padding rows that the layers store."""

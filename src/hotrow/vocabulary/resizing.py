@@ -179,7 +179,7 @@ def _change(
     """Change the rows of the weight, the biases and their state."""
     weight = layers.weight
     check_owner(optimizer, weight)
-    _check_storage(weight)
+    check_storage(weight)
     _check_dropped_rows(layers, change)
     added = _added_rows(layers, change, init)
     if isinstance(weight, Table) and weight.replicas is not None:
@@ -192,6 +192,8 @@ def _change(
     for each in complete:
         each()
     layers.set_row_count(change)
+    if isinstance(weight, Table) and weight.frozen is not None:
+        weight.frozen = change.new_ids(weight.frozen).sort().values
 
 
 def _describe(change: RowChange) -> str:
@@ -202,7 +204,8 @@ def _describe(change: RowChange) -> str:
     return f"take {change.new_count} of the {change.old_count} rows (ids {digest})"
 
 
-def _check_storage(weight: nn.Parameter) -> None:
+def check_storage(weight: nn.Parameter) -> None:
+    """Raise an error if this process doesn't have all rows of the weight in memory."""
     if not isinstance(weight, Table):
         return
     if weight.shards is not None:
@@ -220,17 +223,17 @@ def _check_storage(weight: nn.Parameter) -> None:
 
 def _check_dropped_rows(layers: VocabularyLayers, change: RowChange) -> None:
     """Raise an error if the change drops a row that must stay."""
-    for what, row, fix in _required_rows(layers):
-        if change.new_ids(torch.tensor(row)) < 0:
-            raise HotrowError(f"the change would drop row {row}, which is {what}", fix=fix)
-
-
-def _required_rows(layers: VocabularyLayers) -> list[tuple[str, int, str]]:
-    """Return (description, row, how to allow dropping it) for each row that must stay."""
-    return [
-        ("the padding row (padding_idx)", row, "keep it, or set the layer's padding_idx to None")
-        for row in sorted(layers.padding_rows())
-    ]
+    for what, rows, fix in (
+        ("the padding row (padding_idx)", layers.padding_rows(), "set the layer's padding_idx"),
+        ("frozen", layers.frozen_rows(), "call hotrow.vocabulary.unfreeze(layer, [{row}])"),
+    ):
+        dropped = rows[change.new_ids(rows) < 0] if len(rows) else rows
+        if len(dropped):
+            row = int(dropped[0])
+            raise HotrowError(
+                f"the change would drop row {row}, which is {what}",
+                fix=f"keep it, or {fix.format(row=row)} first",
+            )
 
 
 def _added_rows(layers: VocabularyLayers, change: RowChange, init: Init | None) -> Tensor:

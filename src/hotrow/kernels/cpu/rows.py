@@ -159,7 +159,7 @@ def row_kernel(
                     load_rows(slots, rows[i], slot_scratch, in_scratch),
                 )
                 replayed = 0
-                needs_step = task == STEP
+                needs_step = task == STEP and t < step_count  # a frozen row takes no step
                 while t < end_step or needs_step:
                     grad = zeros
                     if t < end_step:

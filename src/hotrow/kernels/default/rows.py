@@ -42,6 +42,9 @@ def advance_rows(
     entries, coefficients, step_count = steps
     sorted_steps, order = row_steps[rows].sort(stable=True)
     rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)
+    # Rows that have reached the step count, such as frozen rows, come last.
+    stale_count = int(np.searchsorted(all_steps, step_count))
+    rows, order, all_steps = rows[:stale_count], order[:stale_count], all_steps[:stale_count]
     chunk, columns, width = len(rows), table.shape[1], table.shape[1]
     if table.device.type == "cpu":
         width = -(-width // VECTOR_COLUMNS) * VECTOR_COLUMNS

@@ -1,0 +1,103 @@
+"""Freeze rows, so that no step changes them or their optimizer state."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotrow.errors import HotrowError
+from hotrow.ids import as_ids, check_range
+from hotrow.table.parameter import Table
+from hotrow.vocabulary.layers import find_layers
+from hotrow.vocabulary.resizing import check_storage
+
+
+def freeze(layer: nn.Module, ids: Any) -> None:
+    """Freeze rows: no step changes them, with any optimizer, momentum or weight decay.
+
+    The result is the same as in dense training in which the frozen rows of the weight and of its
+    optimizer state are put back after every step. Lookups still give frozen rows a gradient, so
+    clipping by norm counts it.
+
+    For example, freeze the pretrained rows and train only the rows of new tokens.
+
+    Args:
+        layer: an embedding whose weight is a table (see `hotrow.convert`), or a model whose
+            embeddings all share one weight.
+        ids: int64 or int32 of any shape, the rows to freeze, in addition to the rows that are
+            frozen already. Repeated ids count once.
+
+    Raises:
+        HotrowError: before anything changes, if the weight is not a table, an id is out of range,
+            or the table is sharded or on disk. Later, a step raises it if an optimizer from
+            `torch.optim` trains the table.
+
+    Cost: settles the rows once. A step then only skips them. If the gradient is dense (a tied
+    head), each step copies the frozen rows and puts them back.
+
+    The frozen rows are not part of a checkpoint. After you load one into a new model, call `freeze`
+    again.
+
+    >>> import torch, hotrow
+    >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
+    >>> optimizer = hotrow.optim.AdamW(layer.parameters())
+    >>> hotrow.vocabulary.freeze(layer, [0, 1])
+    >>> before = layer.weight[0].clone()
+    >>> layer(torch.tensor([0, 2])).sum().backward()
+    >>> optimizer.step()
+    >>> torch.equal(layer.weight[0], before)
+    True
+    """
+    table, rows = _check_rows(layer, ids, "freeze")
+    frozen = rows if table.frozen is None else torch.unique(torch.cat([table.frozen, rows]))
+    if table.lag is not None:
+        table.lag.freeze(rows)
+    table.frozen = frozen if len(frozen) else None
+
+
+def unfreeze(layer: nn.Module, ids: Any = None) -> None:
+    """Let frozen rows take steps again, from the next step on.
+
+    Their values and state continue from where they were when they were frozen.
+
+    Args:
+        layer: see `freeze`.
+        ids: the rows, or None for all frozen rows. Rows that are not frozen are ignored.
+
+    Raises:
+        HotrowError: before anything changes, if the weight is not a table, or an id is out of
+            range.
+    """
+    table, rows = _check_rows(layer, [] if ids is None else ids, "unfreeze")
+    if table.frozen is None:
+        return
+    is_chosen = torch.isin(table.frozen, rows)
+    if ids is None:
+        is_chosen = torch.ones_like(is_chosen)
+    if table.lag is not None:
+        table.lag.unfreeze(table.frozen[is_chosen])
+    frozen = table.frozen[~is_chosen]
+    table.frozen = frozen if len(frozen) else None
+
+
+def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tensor]:
+    """Return the table, and the distinct ids in ascending order."""
+    layers = find_layers(layer)
+    table = layers.weight
+    if not isinstance(table, Table):
+        raise HotrowError(
+            f"the {tuple(table.shape)} weight is not a table, so its rows cannot be frozen",
+            fix="call hotrow.convert(model, min_entries=0) first, and use an optimizer from "
+            "hotrow.optim",
+        )
+    check_storage(table)
+    rows = as_ids(ids)
+    check_range(rows, layers.row_count)
+    rows = torch.unique(rows.reshape(-1).long()).to(table.device)
+    if table.replicas is not None:
+        digest = hashlib.sha256(rows.cpu().numpy().tobytes()).hexdigest()[:16]
+        table.replicas.agree_on_rows(f"{operation} {len(rows)} rows (ids {digest})", rows)
+    return table, rows
