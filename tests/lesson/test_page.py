@@ -238,6 +238,7 @@ ACTIONS = {
     "product-play": "#product-list",
     "product-all": "#product-count",
     "gradient-repeat": "#gradient-sums",
+    "gradient-remove": "#gradient-sums",
 }
 HIDDEN = {  # control: the choice that shows it, the text to type, the region
     "momentum": ("rule-momentum", "0.1", "#step-rows"),
@@ -310,6 +311,11 @@ def test_row_and_chip_buttons_add_and_remove_ids_and_announce_it(open_page: Open
     page.get_by_role("button", name="Remove id 3 at position 1").click()
     assert page.input_value("#ids") == "2, 1, 0"
     expect(page.locator("#ids")).to_be_focused()
+
+
+def plain(text: str) -> str:
+    """Remove the characters that control line breaks."""
+    return re.sub("[\u2060\u200b]", "", text).replace("\u00a0", " ")
 
 
 def stop_time(page: Page) -> None:
@@ -416,12 +422,18 @@ def test_product_loses_the_sign_of_zero_in_the_chosen_row_and_column(open_page: 
 
 def test_repeated_id_adds_up_in_order(open_page: Open) -> None:
     page = open_page().page
+    assert page.locator("#gradient-sums li").first.inner_text() == "row 2 “fox”, column 0: 1.0000"
     page.click("[data-do=gradient-repeat]")
     assert page.locator("#gradient-sums li").first.inner_text() == (
         "row 2 “fox”, column 0: 1.0000 + 16.0000 = 17.0000"
     )
     uses = page.locator("#gradient-table tbody td:last-child")
     expect(uses).to_have_text(["never: all zero", "1 time", "2 times", "1 time"])
+    page.click("#gradient-remove")
+    expect(uses).to_have_text(["never: all zero", "1 time", "1 time", "1 time"])
+    page.click("#gradient-remove")
+    page.click("#gradient-remove")
+    expect(page.locator("#gradient-remove")).to_be_disabled()
     type_into(page, "ids", "2, " * 15)
     page.click("[data-do=gradient-repeat]")
     expect(uses.nth(2)).to_have_text("16 times")
@@ -938,7 +950,9 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     page.check("#way-product")
     assert counts() == ["20", "15", "20"]
     assert rows.all_inner_texts() == looked_up
-    assert page.inner_text("#hero-verdict") == "Equal: all 5 values bit for bit."
+    expected = "Equal to the looked-up row: all 5 values bit for bit, not just 4 decimals."
+    assert page.inner_text("#hero-verdict") == expected
+    assert page.inner_text("#hero-for") == "For “fox”:"
     factors = page.locator("#hero-table tr:not(.total) td:first-of-type")
     assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
     page.click("#hero-words button:last-child")
@@ -1002,6 +1016,7 @@ def test_a_question_can_be_skipped_and_a_shared_view_shows_everything(open_page:
 
 def test_answers_are_right_for_every_table(open_page: Open) -> None:
     page = open_page("lang=en&table=B", everything=False).page
+    assert page.is_visible("#layer-sum")  # before the answer
     assert "id 3" in page.inner_text("#row-question")
     page.click("#row-answer-1")
     assert page.inner_text("#row-verdict").startswith("Id 3 is row 3, the 4th from the top")
@@ -1018,12 +1033,12 @@ def test_answers_are_right_for_every_table(open_page: Open) -> None:
         for factor, value in zip(factors, column, strict=True)
     ]
     answer = column[examples.B.ids[0]]
-    expected = f"out 0 = {' + '.join(terms)} = {answer}"
-    assert page.inner_text("#layer-sum").replace("\u2060", "") == expected
+    expected = f"output 0 = {' + '.join(terms)} = {answer}"
+    assert plain(page.inner_text("#layer-sum")) == expected
     page.check("[name=layout][value=rows]")
     row = ", ".join(format_number(x) for x in examples.B.table()[examples.B.ids[0]].tolist())
-    read = page.inner_text("#layer-sum").replace("\u2060", "")
-    assert read == f"output = table[{examples.B.ids[0]}] = [{row}]: nothing is multiplied."
+    note = plain(page.inner_text("#layer-note"))
+    assert note.endswith(f"The lookup returns this row and multiplies nothing: [{row}].")
 
 
 def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
@@ -1051,7 +1066,9 @@ def test_the_zeros_are_drawn_to_scale_and_only_the_product_pays_for_them(open_pa
             """[...document.querySelectorAll("#waste-zeros i")].reduce((sum, e) => {
                  const box = e.getBoundingClientRect(); return sum + box.width * box.height }, 0)"""
         )
-        return area / 9
+        cell = page.evaluate("parseInt(find('waste-zeros').style.getPropertyValue('--cell'))")
+        assert cell == {"4": 24}.get(page.inner_text("#waste-now")[4:], cell)
+        return area / cell**2
 
     lookups = []
     for place, size in (("0", 4), ("500", 448), ("1000", 50_257)):
@@ -1070,15 +1087,16 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     before = page.locator("#noun-0 circle").get_attribute("cx")
     stop_time(page)
     page.click("[data-do=meaning-play]")
-    page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_contain_text("step 100, loss (error) ")
+    page.clock.run_for(6000)
+    expect(page.locator("#meaning-now")).to_contain_text("step 100, loss ")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
-    assert "10 of 60 before training, 60 of 60 at step 100" in page.inner_text("#meaning-verdict")
+    assert "60 neighbors" in page.inner_text("#meaning-verdict")
+    assert "10 before training, 60 at step 100." in page.inner_text("#meaning-verdict")
     page.focus("#noun-7")
     page.keyboard.press("Enter")
     near = page.inner_text("#meaning-near")
-    assert near.startswith("“bus” has id 7 here. Its row was [")
-    rows = re.findall(r"\[(.*?)\]", near.replace("\u2060", ""))
+    assert near.startswith("“bus” has id 7 in this vocabulary of 20 words. Its row was [")
+    rows = re.findall(r"\[(.*?)\]", plain(near))
     snapshots = page.evaluate("[snapshots[0][7], snapshots[100][7]]")
     assert rows == [", ".join(map(format_number, row)) for row in snapshots]
     assert page.evaluate("document.activeElement.id") == "noun-7"
@@ -1092,8 +1110,212 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
     exec(code, space)
     found = torch.tensor(page.evaluate("losses"))
     torch.testing.assert_close(found[:100], torch.tensor(space["losses"]), rtol=0, atol=1e-5)
-    shown = f"was {found[0]:.2f} and is {found[100]:.2f}"
-    assert shown in page.inner_text("#meaning-verdict")
+    pairs = list(zip(space["nouns"].tolist(), space["verbs"].tolist(), strict=True))
+    assert len(set(pairs)) == len(pairs)
+    # The best possible guess is a word's own share of each verb.
+    share = torch.zeros(20, 16).index_put(tuple(torch.tensor(pairs).T), torch.tensor(1.0))
+    best = (share / share.sum(1, keepdim=True)).log()[space["nouns"], space["verbs"]]
+    lowest = -best.mean()
+    assert lowest < found[100]
+    shown = f"was {found[0]:.2f} and is {found[100]:.2f}. It can’t fall below {lowest:.2f}:"
+    assert shown in page.inner_text("#meaning-loss")
+    with torch.no_grad():
+        scores = space["embedding"].weight[0] @ space["output"].T
+    guess = dict(zip(WORDS["en"]["meaning.verbs"].split(), scores.softmax(0).tolist(), strict=True))
+    said = re.findall(r"(\w+)( ✓)? (\d+)%", plain(page.inner_text("#meaning-guess")))
+    assert [verb for verb, _, _ in said] == sorted(guess, key=guess.__getitem__)[:-5:-1]
+    follows = {verb for noun, verb in pairs if noun == 0}
+    for verb, mark, percent in said:
+        assert abs(int(percent) - 100 * guess[verb]) < 0.6
+        assert bool(mark) == (WORDS["en"]["meaning.verbs"].split().index(verb) in follows)
+
+
+def boxes(page: Page, selector: str) -> list[list[float]]:
+    """The position and size of each element, in pixels."""
+    found: list[list[float]] = page.evaluate(
+        """selector => [...document.querySelectorAll(selector)].map(e => {
+             const box = e.getBoundingClientRect();
+             const sizes = [box.left, box.top + scrollY, box.width, box.height];
+             return sizes.map(x => Math.round(10 * x));
+           })""",
+        selector,
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lang", "width"),
+    grid(itertools.product(lesson.LANGUAGES, (1280, 390)), lambda lang, width: lang != "en"),
+)
+def test_picking_a_word_or_a_way_moves_nothing(open_page: Open, lang: str, width: int) -> None:
+    page = open_page(f"lang={lang}", everything=False, width=width).page
+    parts = "#hero button, #hero label, #hero td, #hero th, #hero dt, #hero-verdict, #row"
+    before = boxes(page, parts)
+    assert len(before) > 50
+    for way in ("product", "lookup"):
+        page.check(f"#way-{way}")
+        for button in page.locator("#hero-words button").all():
+            button.click()
+            assert boxes(page, parts) == before, way
+    page.click("#row .skip")
+    parts = "#row button, #row td, #row th"
+    before = boxes(page, parts)
+    for button in page.locator("#row-ids button").all():
+        button.click()
+        assert boxes(page, parts) == before
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_answers_and_factors_move_nothing(open_page: Open, width: int) -> None:
+    page = open_page(everything=False, width=width).page
+    for id in CORE:
+        parts = f"#{id} .question button:not(.skip)"
+        before = boxes(page, parts)
+        for n in range(len(before)):
+            page.click(f"#{id}-answer-{n}")
+            assert boxes(page, parts) == before, id
+    parts = "#vector-table button, #vector-table td, #vector-table th"
+    before = boxes(page, parts)
+    for k in (0, 0, 3, 1):
+        page.click(f"#factor-{k}")
+        assert boxes(page, parts) == before
+
+
+def test_an_answered_question_does_not_change(open_page: Open) -> None:
+    page = open_page(everything=False).page
+    question = page.locator("#row .question")
+    page.click("#row-answer-0")
+    before = question.inner_text()
+    assert "id 3" in before
+    page.click("#row-ids button:first-child")
+    assert page.inner_text("#row-verdict").startswith("Id 0 is row 0")
+    assert question.inner_text() == before
+    page.click("#row-answer-1")
+    assert page.inner_text("#row-question").endswith("Which row does id 3 pick?")
+    assert page.inner_text("#row-reason").startswith("Right. Row 0 comes first, so row 3 is")
+    page.click("[data-lang=zh-CN]")
+    assert page.inner_text("#row-question").endswith("ID 3 对应的是哪一行？")
+    page.evaluate("unfold('lookup')")
+    page.evaluate("change({ids: [1]}, null)")  # not yet answered, so it follows the ids
+    assert "查找 ID 1，" in page.inner_text("#lookup-question")
+    page.click("#lookup .skip")
+    page.evaluate("change({ids: [0]}, null)")
+    assert "查找 ID 1，" in page.inner_text("#lookup-question")
+
+
+def test_sum_and_verdict_appear_when_every_row_was_visited(open_page: Open) -> None:
+    page = open_page(everything=False, reduced_motion="no-preference").page
+    stop_time(page)
+    results = page.locator("#hero-verdict, #hero-table tr.total")
+    page.check("#way-product")
+    for passed, counted in ((0, "5"), (350, "10"), (350, "15"), (400, "20")):
+        page.clock.run_for(passed)
+        assert page.locator("#hero-counts dd").first.inner_text() == counted
+        assert [each.is_visible() for each in results.all()] == [False, False]
+    page.clock.run_for(700)
+    assert [each.is_visible() for each in results.all()] == [True, True]
+
+
+def test_rows_have_the_same_colors_in_all_core_figures(open_page: Open) -> None:
+    page = open_page().page
+    page.check("#layout-rows")
+    colors = """selector => [...document.querySelectorAll(selector)].slice(0, 4).map(e =>
+        getComputedStyle(e).color)"""
+    wanted = page.evaluate(colors, "#row-ids button")
+    assert len(set(wanted)) == 4
+    for figure_id in ("hero-table", "row-table", "vector-table", "layer-weight"):
+        assert page.evaluate(colors, f"#{figure_id} tbody th") == wanted, figure_id
+    page.check("#layout-columns")
+    assert page.evaluate(colors, "#layer-weight thead th span") == wanted
+
+
+def test_the_product_shows_the_numbers_that_it_multiplies(open_page: Open) -> None:
+    page = open_page().page
+    page.click("#factor-1")
+    page.click("#factor-1")
+    cell = page.locator("#vector-table tbody tr").nth(1).locator("td").nth(1)
+    value = examples.A.table()[1, 0].item()
+    shown = [f"2 × {format_number(value)}", format_number(2 * value)]
+    assert plain(cell.inner_text()).split("\n") == shown
+
+
+LABELS = """steps => steps.flatMap(step => {
+  change({learned: step}, null);
+  const rects = selector =>
+    [...document.querySelectorAll(selector)].map(e => e.getBoundingClientRect());
+  const [dots, labels] = [rects("#meaning-map circle"), rects("#meaning-map text.label")];
+  const frame = find("meaning-map").getBoundingClientRect();
+  const share = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 1;
+  return labels.flatMap((label, k) => [
+    ...dots.map((dot, n) => share(label, dot) && `step ${step}: label ${k} covers dot ${n}`),
+    ...labels.map((other, n) => n < k && share(label, other) && `step ${step}: labels ${k}, ${n}`),
+    (label.left < frame.left || label.right > frame.right) && `step ${step}: label ${k} is cut off`,
+  ]).filter(Boolean);
+})"""
+
+
+@pytest.mark.parametrize(
+    ("lang", "width"),
+    grid(
+        itertools.product(lesson.LANGUAGES, (1280, 360)),
+        lambda lang, width: (lang, width) != ("zh-CN", 1280),
+    ),
+)
+def test_labels_of_the_map_cover_no_dot(open_page: Open, lang: str, width: int) -> None:
+    page = open_page(f"lang={lang}", width=width).page
+    assert page.locator("#meaning-map text.label").count() == 20
+    assert page.evaluate(LABELS, [0, 1, 2, 3, 5, 8, 12, 16, 20, 25, 30, 40, 50, 75, 100]) == []
+    # Nothing that is drawn after a dot covers it, except labels.
+    drawn = page.evaluate(
+        "[...document.querySelectorAll('#meaning-map svg > *')].map(e => e.classList[0] ?? '')"
+    )
+    assert drawn.index("noun") > max(n for n, name in enumerate(drawn) if name == "halo")
+
+
+def test_training_button_stays_and_says_that_it_runs(open_page: Open) -> None:
+    page = open_page(reduced_motion="no-preference").page
+    stop_time(page)
+    button = page.locator("#meaning-train")
+    page.evaluate("document.documentElement.style.scrollBehavior = 'auto'; scrollTo(0, 0)")
+    page.evaluate("find('meaning-train').scrollIntoView(false)")  # the map is below the screen
+    before = boxes(page, "#meaning-train, #meaning-slider")
+    texts = [button.inner_text()]
+    button.click()
+    map_box = page.evaluate("find('meaning-map').getBoundingClientRect().toJSON()")
+    assert map_box["bottom"] <= page.evaluate("innerHeight")
+    for passed in (0, 1000, 1000, 4000):
+        page.clock.run_for(passed)
+        texts.append(button.inner_text())
+        assert boxes(page, "#meaning-train, #meaning-slider") == before
+    assert texts == ["Train", "Training…", "Training…", "Training…", "Train again"]
+
+
+def test_focus_ring_of_a_word_is_around_its_dot(open_page: Open) -> None:
+    page = open_page().page
+    ring = """() => { const e = document.activeElement;
+        return [e.id, getComputedStyle(e).outlineStyle,
+                getComputedStyle(e.firstChild).stroke !== "none"] }"""
+    page.click("#noun-7 circle")
+    assert page.evaluate(ring) == ["noun-7", "none", False]
+    page.keyboard.press("Tab")
+    assert page.evaluate(ring) == ["noun-8", "none", True]
+    page.keyboard.press("Enter")
+    assert page.evaluate(ring) == ["noun-8", "none", True]
+    page.click("#meaning-map text.label >> nth=3")  # a label chooses its word, too
+    assert page.evaluate(ring) == ["noun-3", "none", False]
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_sentences_in_the_text_are_training_sentences(open_page: Open, lang: str) -> None:
+    page = open_page(f"lang={lang}").page
+    sentences = page.evaluate(
+        "SENTENCES.map(([noun, verb]) => say('meaning.sentence', "
+        "{noun: nounText(noun), verb: verbText(verb)}))"
+    )
+    quoted = re.findall("“([^”_]+)”", WORDS[lang]["meaning.text"])
+    assert len(quoted) >= 2
+    assert set(quoted) < set(sentences)
 
 
 def test_an_edit_ends_the_training(open_page: Open) -> None:
@@ -1103,7 +1325,8 @@ def test_an_edit_ends_the_training(open_page: Open) -> None:
     page.clock.run_for(300)
     page.fill("#meaning-slider", "20")
     page.clock.run_for(5000)
-    expect(page.locator("#meaning-now")).to_contain_text("step 20, loss (error) ")
+    expect(page.locator("#meaning-now")).to_contain_text("step 20, loss ")
+    expect(page.locator("#meaning-train")).to_have_text("Train")
 
 
 def test_an_animation_leaves_a_text_that_is_being_typed(open_page: Open) -> None:
@@ -1176,7 +1399,7 @@ def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
 def test_cells_are_colored_by_their_values(open_page: Open) -> None:
     page = open_page().page
     cells = page.evaluate(
-        """() => [...document.querySelectorAll("#hero-table td")].map(e =>
+        """() => [...document.querySelectorAll("#hero-table td.value")].map(e =>
              [Number(e.textContent), e.className, e.style.getPropertyValue("--strength")])"""
     )
     largest = max(abs(value) for value, _, _ in cells)
@@ -1223,6 +1446,7 @@ def test_core_screens_are_short(lang: str) -> None:
     """At most 80 words; a Chinese word is about 1.7 characters."""
     for id in CORE:
         text = WORDS[lang][f"{id}.title"] + " " + WORDS[lang][f"{id}.text"]
+        text += " " + WORDS[lang].get(f"{id}.learn", "")
         size = len(text.split()) if lang == "en" else len(text) / 1.7
         assert size <= 80, id
 

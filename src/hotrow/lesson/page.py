@@ -35,6 +35,7 @@ SCRIPTS = (  # in order of execution
     "controls.js",
     "drawing.js",
     "predict.js",
+    "labels.js",
     "section-hero.js",
     "section-row.js",
     "section-vector.js",

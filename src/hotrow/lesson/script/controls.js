@@ -1,7 +1,8 @@
 // Controls and state. `data-field` names a control's field, `data-do` a button's action.
 
-// {id, uses, result(state), draw(state, result), code(state)}. `uses` names all fields that the
-// section depends on; without it, every change draws the section.
+// {id, uses, result(state), draw(state, result), code(state), intro(state)}. `uses` names all
+// fields that the section depends on; without it, every change draws the section. `intro` draws
+// what stands before the question.
 const sections = [];
 const actions = {};
 
@@ -87,6 +88,7 @@ function draw() {
 function drawSections() {
   for (const section of sections) {
     const part = find(section.id);
+    section.intro?.(state);
     if (part.querySelector(":scope > .fold:not([open]), .after[hidden]")) continue;
     const drawn = section.uses && [language, ...section.uses.map((name) => state[name])];
     if (drawn && drawn.every((value, n) => value === section.drawn?.[n])) continue;

@@ -42,12 +42,14 @@ function tint(cell, value, scale) {
   return cell;
 }
 
-function outputGrid(caption, table, ids, output, heads = columnNames(table)) {
+const placeName = (table, ids, n) => say("place", { place: n, id: idName(table, ids[n]) });
+
+function outputGrid(caption, table, ids, output, heads = columnNames(table), name = (n) => placeName(table, ids, n)) {
   return grid(
     caption,
     heads,
     output.map((row, n) => ({
-      head: say("place", { place: n, id: idName(table, ids[n]) }),
+      head: name(n),
       cells: numbers(row),
       class: hue(ids, ids[n]),
     })),
@@ -56,13 +58,15 @@ function outputGrid(caption, table, ids, output, heads = columnNames(table)) {
 
 // Write a verdict: equal, equal within rounding or not equal, with the number of equal values. If
 // values outside an excerpt make the whole product differ from the lookup, say so first.
-function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true } = {}) {
+function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true, opening = "equal" } = {}) {
   const { equal, near, signs, same, total } = compared;
   const element = find(id);
   const spoils = multiplies && isSpoiled(table, ids);
   element.className = `verdict ${(equal || near || signs) && !spoils ? "equal" : "different"}`;
-  const text = equal ? say("equal") : signs ? say("numbers") : near ? say("near") : say("different");
-  const counted = say(!equal && signs ? "signs" : equal && key === "bits" ? "bits.all" : key, { n: same, total });
+  const text = equal ? say(opening) : signs ? say("numbers") : near ? say("near") : say("different");
+  const all = { bits: "bits.all", "bits.shown": "bits.shown" }[key];
+  const some = all ? "bits" : key;
+  const counted = say(!equal && signs ? "signs" : (equal && all) || some, { n: same, total });
   const parts = [text, counted];
   if (spoils) parts.unshift(say("spoiled", { n: table.spoiled, row: table.firstSpoiled }));
   if (isExcerpt(table)) parts.push(say("excerpt"));

@@ -20,6 +20,7 @@ function svg(tag, attributes = {}, ...children) {
 }
 
 // A table of values. `head` is a list of texts or elements, `lines` a list of {head, cells, class}.
+// `data-bold` reserves the width of a row's name in bold, so that selecting a row moves nothing.
 function grid(caption, head, lines) {
   const cell = (content) =>
     content instanceof Element && content.tagName === "TD" ? content : h("td", {}, content);
@@ -37,7 +38,7 @@ function grid(caption, head, lines) {
         h(
           "tr",
           { class: line.class || null },
-          h("th", { scope: "row" }, line.head),
+          h("th", { scope: "row", "data-bold": typeof line.head === "string" && line.head }, line.head),
           line.cells.map(cell),
         ),
       ),

@@ -2,7 +2,8 @@
 // scored or stored.
 
 // {id, ask, answers, right, why, values(state), after(button)}. The answers are keys of texts;
-// `right` is the index of the correct one; `after` runs when the reader has answered.
+// `right` is the index of the correct one; `after` runs when the reader has answered. An answered
+// question keeps the values of the state that the reader saw, which `asked` stores.
 const questions = [
   {
     id: "row", ask: "row.ask", answers: ["row.a", "row.b"], right: 1, why: "row.why",
@@ -97,12 +98,14 @@ function uncover(question) {
 
 // Show the answer to a reader who does not want to guess.
 function showAnswer(question) {
+  question.asked ??= state;
   question.shown = true;
   reveal(question);
   writeQuestion(question);
 }
 
 function answer(question, chosen, button) {
+  question.asked ??= state;
   question.chosen = chosen;
   reveal(question);
   writeQuestion(question);
@@ -112,8 +115,8 @@ function answer(question, chosen, button) {
 
 // Write a question with the values of the view, and mark the answer.
 function writeQuestion(question) {
-  const { id, ask, answers, right, why, chosen, shown } = question;
-  const values = question.values?.(state) ?? {};
+  const { id, ask, answers, right, why, chosen, shown, asked } = question;
+  const values = question.values?.(asked ?? state) ?? {};
   put(find(`${id}-question`), say(ask, values));
   const texts = answers.map((key) => say(key, values));
   const isRight = (n) => texts[n] === texts[right]; // two answers can be the same number

@@ -14,7 +14,7 @@ sections.push({
 
   draw(state, { above, gradient, compared }) {
     const { table, ids, column } = state;
-    const names = ids.map((id, n) => say("place", { place: n, id: idName(table, id) }));
+    const names = ids.map((_, n) => placeName(table, ids, n));
     inputGrid(find("gradient-upstream"), {
       key: `${table.name}|${ids}`,
       id: "upstream",
@@ -43,6 +43,7 @@ sections.push({
     );
     const full = ids.length === LIMITS.ids;
     find("gradient-repeat").disabled = full;
+    find("gradient-remove").disabled = ids.length === 1;
     put(find("gradient-full"), full ? say("gradient.full", { most: LIMITS.ids }) : "");
     put(find("gradient-sums"), sums(table, ids, above, gradient, column));
     verdict("gradient-verdict", compared, state, { multiplies: false });
@@ -75,9 +76,13 @@ function sums(table, ids, above, gradient, column) {
     return h(
       "li",
       { class: hue(ids, id) },
-      say("gradient.sum", { id: idName(table, id), column, parts: parts.join(" + "), total }),
+      parts.length === 1
+        ? say("gradient.single", { id: idName(table, id), column, total })
+        : say("gradient.sum", { id: idName(table, id), column, parts: parts.join(" + "), total }),
     );
   });
 }
 
 actions["gradient-repeat"] = (button) => choose([...state.ids, state.ids[0]], "ids", button);
+
+actions["gradient-remove"] = (button) => choose(state.ids.slice(0, -1), "ids", button);

@@ -9,38 +9,45 @@ sections.push({
   result({ table, ids, pick }) {
     const places = placesOf(table, ids);
     const looked = lookUp(table.rows, places);
-    const product = matmul(oneHot([places[pick]], table.rows.length), table.rows);
-    return { looked, product, compared: compareBits([looked[pick]], product) };
+    const sum = matmul(oneHot([places[pick]], table.rows.length), table.rows);
+    return { places, looked, sum, compared: compareBits([looked[pick]], sum) };
   },
 
-  draw(state, { looked, product, compared }) {
+  draw(state, { places, looked, sum, compared }) {
     flight += 1; // animations end here, because their rows are redrawn
     find("hero-stage").querySelectorAll(".flying").forEach((copy) => copy.remove());
     const { table, ids, way, pick } = state;
+    const id = ids[pick];
     put(find("hero-words"), ids.map((id, n) => wordButton(table, id, n, n === pick)));
-    const factor = (k) => (way === "product" ? [h("td", { class: ids[pick] === table.labels[k] ? "one" : "zero" },
-      `${Number(ids[pick] === table.labels[k])} ×`)] : []);
+    // Both ways draw the same columns and rows, so that a change of the way moves nothing.
+    const product = way === "product";
+    const factor = (chosen) =>
+      product
+        ? h("td", { class: `factor ${chosen ? "one" : "zero"}` }, `${Number(chosen)} ×`)
+        : h("td", { class: "factor" }, chosen ? "→" : "");
     put(
       find("hero-table"),
       grid(
-        say(way === "product" ? "hero.multiply" : "linear.rows", { V: table.V, D: table.D }),
+        say(product ? "hero.multiply" : "hero.table", { V: table.V, D: table.D }),
         [],
         [
           ...table.rows.map((row, k) => ({
             head: rowName(table, k),
-            cells: [...factor(k), ...numbers(row)],
-            class: hue([ids[pick]], table.labels[k]) || hue(ids, table.labels[k]).replace("picked", "used"),
+            cells: [factor(table.labels[k] === id), ...numbers(row)],
+            class: `${table.labels[k] === id ? "picked" : "used"} ${colourOf(table.labels[k])}`,
           })),
-          ...(way === "product" ? [{ head: say("product.sum"), cells: ["", ...numbers(product[0])], class: "total" }] : []),
+          { head: say("product.sum"), cells: ["", ...numbers(sum[0])], class: product ? "total" : "total absent" },
         ],
       ),
     );
-    put(find("hero-output"), outputGrid(say("lookup.output", { N: ids.length, D: table.D }), table, ids, looked, []));
+    const place = (n) => say("position.class", { n }) + (tokenOf(table, places[n]) || `${say("gap")}${say("class", { id: ids[n] })}`);
+    put(find("hero-output"), outputGrid(say("lookup.output", { N: ids.length, D: table.D }), table, ids, looked, [], place));
+    put(find("hero-for"), say("hero.for", { word: wordName(table, id) }));
     writeCounts(heroCounts(state, table.V, table.V - 1));
-    if (way === "product") verdict("hero-verdict", compared, state);
+    if (product) verdict("hero-verdict", compared, state, { key: "bits.shown", opening: "equal.row" });
     else {
       find("hero-verdict").className = "verdict equal";
-      put(find("hero-verdict"), say("hero.read", { id: idName(table, ids[pick]) }));
+      put(find("hero-verdict"), say("hero.read", { id: idName(table, id) }));
     }
   },
 });
@@ -68,8 +75,11 @@ const wordButton = (table, id, n, pressed) =>
 // The token with its id, or only the id.
 function wordOf(table, id) {
   const token = tokensOf(table)?.[table.labels.indexOf(id)];
-  return token ? [h("bdi", {}, token), h("small", {}, ` ${id}`)] : [say("class", { id })];
+  const number = say("class", { id });
+  return token ? [h("bdi", {}, token), h("small", {}, ` ${number}`)] : [h("span", {}, number)];
 }
+
+const wordName = (table, id) => tokensOf(table)?.[table.labels.indexOf(id)] ?? say("class", { id });
 
 // For one word: the multiplications so far, how many are by zero, and the numbers read.
 function heroCounts({ table, way }, rows, zeros) {
@@ -98,6 +108,8 @@ async function travel() {
   const target = find("hero-output").querySelectorAll("tbody tr")[pick];
   target.classList.add("coming");
   if (way === "product") {
+    const results = [find("hero-table").querySelector("tr.total"), find("hero-verdict")];
+    results.forEach((result) => result.classList.add("coming"));
     for (let k = 0; k < table.rows.length; k++) {
       lines().forEach((line, n) => line.classList.toggle("dim", n !== k));
       writeCounts(heroCounts(state, k + 1, k + 1 - Number(k >= place)));
@@ -105,6 +117,7 @@ async function travel() {
       if (number !== flight) return;
     }
     writeCounts(heroCounts(state, table.V, table.V - 1));
+    results.forEach((result) => result.classList.remove("coming"));
   }
   lines().forEach((line, n) => line.classList.toggle("dim", n !== place));
   await fly(way === "product" ? find("hero-table").querySelector("tr.total") : lines()[place], target);
@@ -128,4 +141,5 @@ async function fly(from, to) {
   copy.remove();
 }
 
-document.querySelectorAll("[name=way]").forEach((radio) => radio.addEventListener("change", () => setTimeout(travel)));
+// The event "input" has drawn the new way before the event "change".
+document.querySelectorAll("[name=way]").forEach((radio) => radio.addEventListener("change", travel));

@@ -6,7 +6,7 @@ const MOST_TERMS = 6;
 // the one that is not zero.
 function sumOf(table, id) {
   const terms = table.rows.map((row, k) => {
-    const term = `${Number(table.labels[k] === id)} × ${bracketed(row[0])}`;
+    const term = `${Number(table.labels[k] === id)}\u00a0×\u00a0${bracketed(row[0])}`;
     return table.labels[k] === id ? h("strong", {}, term) : term;
   });
   const kept = terms.filter((term, k) => terms.length <= MOST_TERMS || k < 4 || typeof term !== "string");
@@ -32,6 +32,9 @@ sections.push({
     return { looked: lookUp(table.rows, places), output: matmul(oneHot(places, table.rows.length), table.rows) };
   },
 
+  // The written-out sum stands before the question.
+  intro: ({ table, ids, pick }) => put(find("layer-sum"), ...sumOf(table, ids[pick])),
+
   draw(state, { looked, output }) {
     const { table, ids, pick, layout } = state;
     const id = ids[pick];
@@ -42,14 +45,14 @@ sections.push({
         ...table.rows.map((row, k) => ({
           head: rowName(table, k),
           cells: numbers(row),
-          class: table.labels[k] === id ? chosen : "",
+          class: `${table.labels[k] === id ? "picked" : "used"} ${colourOf(table.labels[k])}`,
         })),
         { head: say("layer.output"), cells: sum, class: "total" },
       ]);
     const columns = () =>
       grid(
         say("linear.columns", { V: table.V, D: table.D }),
-        ["", ...table.labels.map((label, k) => [say("class", { id: label }), h("br"), tokenOf(table, k)]), say("layer.output")],
+        ["", ...table.labels.map((label, k) => h("span", { class: colourOf(label) }, say("class", { id: label }), h("br"), tokenOf(table, k))), say("layer.output")],
         [
           { head: say("product.factor"), cells: [...table.labels.map((label) => h("td", { class: label === id ? chosen : "dim" }, String(Number(label === id)))), ""] },
           ...transpose(table.rows).map((row, j) => ({
@@ -63,9 +66,9 @@ sections.push({
       );
     put(find("layer-weight"), layout === "rows" ? rows() : columns());
     const read = table.rows[table.labels.indexOf(id)].map(unbroken).concat(isExcerpt(table) ? "…" : []);
-    put(find("layer-sum"), ...(layout === "rows" ? [say("layer.looked", { row: id, values: listed(read) })] : sumOf(table, id)));
-    put(find("layer-note"), say(layout === "rows" ? "layer.rows" : "layer.columns", { id: idName(table, id), row: id }));
-    verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state);
+    const name = { id: idName(table, id), row: id };
+    put(find("layer-note"), layout === "rows" ? say("layer.rows", { ...name, values: listed(read) }) : say("layer.columns", name));
+    verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state, { opening: "equal.row" });
   },
 
   code: (state) =>

@@ -2,7 +2,8 @@
 // together.
 //
 // Each word is followed by some verbs. The model is an embedding layer with two columns, a linear
-// layer and cross-entropy; the optimizer is SGD on all sentences at once.
+// layer and cross-entropy; the optimizer is SGD on all sentences at once. The Chinese verbs are not
+// translations: each suits its group of words.
 
 const GROUPS = [ // [words, verbs]; each word but the last lacks one of the verbs
   [["cat", "dog", "horse", "mouse", "rabbit"], ["sleeps", "runs", "eats", "jumps"]],
@@ -26,10 +27,26 @@ const SEED = 1;
 const LEARNING_RATE = 2;
 const STEPS = 100;
 const mapSize = () =>
-  narrow.matches ? { width: 330, height: 400, margin: 24 } : { width: 640, height: 390, margin: 26 };
+  narrow.matches ? { width: 330, height: 400, margin: 40 } : { width: 640, height: 390, margin: 26 };
 
 let snapshots = null; // the table before training and after each step
 const losses = []; // the loss of each of these tables
+const outputs = []; // the linear layer's weight (verbs x 2) that belongs to each of these tables
+
+const verbsOf = (noun) => SENTENCES.filter(([each]) => each === noun).map(([, verb]) => verb);
+
+// No model can have a lower loss: the mean entropy of the verbs that follow a word. Each sentence
+// occurs once, so the verbs of a word are equally frequent.
+const LOWEST = SENTENCES.reduce((sum, [noun]) => sum + Math.log(verbsOf(noun).length), 0) / SENTENCES.length;
+
+// The probability of each verb after a word: the softmax of the scores.
+function chances(row, weight) {
+  const scores = weight.map(([x, y]) => x * row[0] + y * row[1]);
+  const top = Math.max(...scores);
+  const sizes = scores.map((score) => Math.exp(score - top));
+  const total = sizes.reduce((sum, size) => sum + size);
+  return sizes.map((size) => size / total);
+}
 
 // Return the table (words x 2) before training and after each step.
 function trainings() {
@@ -41,13 +58,10 @@ function trainings() {
     let loss = 0;
     const [up, across] = [zeros(NOUNS.length, 2), zeros(VERBS.length, 2)];
     for (const [noun, verb] of SENTENCES) {
-      const scores = weight.map(([x, y]) => x * table[noun][0] + y * table[noun][1]);
-      const top = Math.max(...scores);
-      const sizes = scores.map((score) => Math.exp(score - top));
-      const total = sizes.reduce((sum, size) => sum + size);
-      loss -= Math.log(sizes[verb] / total) / SENTENCES.length;
-      sizes.forEach((size, k) => {
-        const error = (size / total - Number(k === verb)) / SENTENCES.length;
+      const guess = chances(table[noun], weight);
+      loss -= Math.log(guess[verb]) / SENTENCES.length;
+      guess.forEach((chance, k) => {
+        const error = (chance - Number(k === verb)) / SENTENCES.length;
         for (const j of [0, 1]) {
           up[noun][j] += error * weight[k][j];
           across[k][j] += error * table[noun][j];
@@ -55,6 +69,7 @@ function trainings() {
       });
     }
     losses.push(loss);
+    outputs.push(weight);
     const moved = (rows, gradient) =>
       rows.map((row, k) => row.map((value, j) => f32(value - LEARNING_RATE * gradient[k][j])));
     [table, weight] = [moved(table, up), moved(weight, across)];
@@ -80,6 +95,23 @@ const groupOf = (noun) => GROUPS.findIndex(([nouns]) => nouns.includes(NOUNS[nou
 
 const nounText = (k) => say("meaning.nouns").split(" ")[k];
 
+const verbText = (k) => say("meaning.verbs").split(" ")[k];
+
+const MOST_GUESSES = 4;
+
+// The likeliest verbs after a word, with a mark at those that follow it in the sentences.
+function guesses(table, learned, noun) {
+  const chance = chances(table[noun], outputs[learned]);
+  const order = VERBS.map((_, k) => k).sort((a, b) => chance[b] - chance[a]);
+  return several(
+    order.slice(0, MOST_GUESSES).map((k) => {
+      const unbroken = verbText(k).replace(/(?<=\p{Script=Han})(?=\p{Script=Han})/gu, "\u2060");
+      const verb = unbroken + (verbsOf(noun).includes(k) ? "\u00a0✓" : "");
+      return say("meaning.chance", { verb, percent: Math.round(100 * chance[k]) });
+    }),
+  );
+}
+
 sections.push({
   id: "meaning",
   uses: ["learned", "noun"],
@@ -92,32 +124,34 @@ sections.push({
   draw({ learned, noun }, { table }) {
     find("meaning-slider").max = String(STEPS);
     put(find("meaning-now"), say("meaning.now", { learned, loss: losses[learned].toFixed(2) }));
-    put(document.querySelector("[data-do=meaning-play]"), say(learned === STEPS ? "meaning.again" : "meaning.play"));
+    nameTrainButton();
     drawMap(table, noun);
+    put(find("meaning-every"), say("meaning.every", { n: SENTENCES.length }));
     const near = nearest(table, noun);
     put(
       find("meaning-near"),
       say("meaning.near", {
         word: nounText(noun),
         id: noun,
+        n: NOUNS.length,
         before: listed(snapshots[0][noun].map(unbroken)),
         values: listed(table[noun].map(unbroken)),
         near: several(near.map(nounText)),
         learned,
       }),
     );
+    put(find("meaning-guess"), say("meaning.guess", { word: nounText(noun), learned, guesses: guesses(table, learned, noun) }));
     const element = find("meaning-verdict");
     element.className = "verdict";
-    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), all: 3 * NOUNS.length, learned, loss: losses[learned].toFixed(2), first: losses[0].toFixed(2) }));
-    const verbs = say("meaning.verbs").split(" ");
+    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), n: NOUNS.length, all: 3 * NOUNS.length, learned }));
+    put(find("meaning-loss"), say("meaning.loss", { first: losses[0].toFixed(2), loss: losses[learned].toFixed(2), lowest: LOWEST.toFixed(2) }));
     put(
       find("meaning-sentences"),
       say("meaning.sentences", {
         n: SENTENCES.length,
         seed: SEED,
-        sentences: several(
-          SENTENCES.filter(([each]) => each === noun).map(([, verb]) => say("meaning.sentence", { noun: nounText(noun), verb: verbs[verb] })),
-        ),
+        word: nounText(noun),
+        sentences: several(verbsOf(noun).map((verb) => say("meaning.sentence", { noun: nounText(noun), verb: verbText(verb) }))),
       }),
     );
   },
@@ -143,85 +177,109 @@ sections.push({
     ),
 });
 
-// Draw every word at the coordinates in its row. Move overlapping labels apart.
+// Draw every word at the coordinates in its row. The layers are halos of the labels, dots and
+// labels, so that nothing covers a dot.
 function drawMap(table, noun) {
   const { width, height, margin } = mapSize();
   // Both axes have the same scale, so that distances on the screen are distances between rows.
   const rows = snapshots.at(-1).concat(snapshots[0]);
   const [across, up] = [0, 1].map((j) => Math.max(...rows.map((row) => Math.abs(row[j]))));
   const scale = Math.min((width / 2 - margin) / across, (height / 2 - margin) / up);
-  const at = ([x, y]) => [width / 2 + x * scale, height / 2 - y * scale];
   const near = nearest(table, noun);
-  const points = table.map(at);
-  const labels = spread(points.map(([x, y]) => ({ x, y: y + 5 })));
-  const marks = points.map(([x, y], k) => {
-    const mark = svg(
+  const points = table.map(([x, y]) => [width / 2 + x * scale, height / 2 - y * scale]);
+  const labels = placeLabels(points, NOUNS.map((_, k) => labelWidth(k)), { width, height, size: letterSize(), dot: CHOSEN_DOT, before: lastLabels });
+  lastLabels = labels;
+  const name = (k) => `h${groupOf(k)}${k === noun ? " chosen" : near.includes(k) ? " near" : ""}`;
+  const text = (k, kind) =>
+    svg("text", { class: `${kind} ${name(k)}`, "data-noun": k, "aria-hidden": "true", x: labels[k].x.toFixed(1), y: labels[k].y.toFixed(1), "text-anchor": labels[k].anchor }, nounText(k));
+  const dot = ([x, y], k) =>
+    svg(
       "g",
       {
         id: `noun-${k}`,
-        class: `noun h${groupOf(k)}${k === noun ? " chosen" : near.includes(k) ? " near" : ""}`,
+        class: `noun ${name(k)}`,
+        "data-noun": k,
         tabindex: 0,
         role: "button",
         "aria-pressed": String(k === noun),
         "aria-label": nounText(k),
       },
-      svg("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: k === noun ? 7 : 5 }),
-      svg("text", { x: (x < width - 90 ? x + 10 : x - 10).toFixed(1), y: labels[k].y.toFixed(1), "text-anchor": x < width - 90 ? "start" : "end" }, nounText(k)),
+      svg("circle", { cx: x.toFixed(1), cy: y.toFixed(1), r: k === noun ? CHOSEN_DOT : DOT }),
     );
-    const choose = () => {
-      change({ noun: k }, find("meaning-slider"));
-      find(`noun-${k}`).focus();
-    };
-    mark.addEventListener("click", choose);
-    mark.addEventListener("keydown", (event) => {
-      if (![" ", "Enter"].includes(event.key)) return;
-      event.preventDefault();
-      choose();
-    });
-    return mark;
-  });
   const threads = near.map((k) => {
     const [[x1, y1], [x2, y2]] = [points[noun], points[k]];
     return svg("line", { x1, y1, x2, y2, class: "thread" });
   });
+  // A label that is not next to its dot gets a line to it.
+  const leaders = points.flatMap(([x, y], k) => {
+    const { box, distance } = labels[k];
+    const end = { x2: clamp(x, box.left, box.right), y2: clamp(y, box.top, box.bottom) };
+    return distance ? [svg("line", { x1: x, y1: y, ...end, class: "leader" })] : [];
+  });
+  const all = NOUNS.map((_, k) => k);
   put(
     find("meaning-map"),
     svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": say("meaning.map") },
       svg("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
       svg("line", { x1: width / 2, x2: width / 2, y1: 0, y2: height }),
-      ...threads, ...marks),
+      ...threads, ...leaders, ...all.map((k) => text(k, "halo")), ...points.map(dot), ...all.map((k) => text(k, "label"))),
   );
 }
 
-// Move overlapping labels up or down.
-function spread(labels) {
-  const apart = 15;
-  const order = labels.map((_, k) => k).sort((a, b) => labels[a].y - labels[b].y);
-  for (let round = 0; round < 12; round++) {
-    for (const [n, k] of order.entries()) {
-      for (const other of order.slice(0, n)) {
-        const [upper, lower] = [labels[other], labels[k]];
-        const overlap = apart - (lower.y - upper.y);
-        if (Math.abs(lower.x - upper.x) < 58 && overlap > 0) {
-          upper.y -= overlap / 2;
-          lower.y += overlap / 2;
-        }
-      }
-    }
-  }
-  return labels;
+const [DOT, CHOSEN_DOT] = [5, 7]; // pixels
+const letterSize = () => (narrow.matches ? 13 : 15);
+
+let lastLabels = [];
+
+const canvas = document.createElement("canvas").getContext("2d");
+
+// The width of a label in bold type, so that a label does not move when its word is chosen.
+function labelWidth(k) {
+  canvas.font = `700 ${letterSize()}px ${getComputedStyle(find("meaning-now")).fontFamily}`;
+  return canvas.measureText(nounText(k)).width;
 }
 
+// Choose a word by its dot or label.
+function chooseNoun(event) {
+  const noun = event.target.closest("[data-noun]")?.dataset.noun;
+  if (noun === undefined) return;
+  change({ noun: Number(noun) }, find("meaning-slider"));
+  find(`noun-${noun}`).focus({ focusVisible: event.type === "keydown" });
+}
+
+let training = false;
+
+function nameTrainButton() {
+  const { learned } = state;
+  put(find("meaning-train"), say(training ? "meaning.running" : learned === STEPS ? "meaning.again" : "meaning.play"));
+}
+
+const [STEP_TIME, LOOK_TIME] = [45, 500]; // milliseconds for one step, and to look at the start
+
 actions["meaning-play"] = (button) => {
+  find("meaning-map").scrollIntoView({ block: "nearest" });
   if (calm.matches) return change({ learned: STEPS }, button);
   change({ learned: 0 }, button);
+  training = true;
+  nameTrainButton();
+  const start = Date.now();
   return animate(() => {
+    if (Date.now() - start < LOOK_TIME) return false;
     change({ learned: Math.min(STEPS, state.learned + 1) }, null);
     return state.learned === STEPS;
+  }, STEP_TIME, () => {
+    training = false;
+    nameTrainButton();
   });
 };
 
 // A press on a word ends the training, because each step draws the words again.
 find("meaning-map").addEventListener("pointerdown", stopAnimation);
+find("meaning-map").addEventListener("click", chooseNoun);
+find("meaning-map").addEventListener("keydown", (event) => {
+  if (![" ", "Enter"].includes(event.key)) return;
+  event.preventDefault();
+  chooseNoun(event);
+});
 
 narrow.addEventListener("change", () => snapshots && drawMap(snapshots[state.learned], state.noun));

@@ -26,7 +26,7 @@ sections.push({
               tell(button);
             },
           },
-        }, String(id)),
+        }, h("span", {}, String(id))),
       ),
     );
     put(
@@ -37,7 +37,7 @@ sections.push({
         table.rows.map((row, k) => ({
           head: rowName(table, k),
           cells: numbers(row),
-          class: k === place ? `picked ${colourOf(single)}` : "dim",
+          class: `${k === place ? "picked" : "dim used"} ${colourOf(table.labels[k])}`,
         })),
       ),
     );

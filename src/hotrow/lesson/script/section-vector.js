@@ -13,6 +13,13 @@ sections.push({
 
   draw({ table, factors }, { parts, sum }) {
     const width = table.rows[0].length;
+    // The table's number, small, and the product below it. Without −0.
+    const cells = (row, k) =>
+      numbers(row.map((value) => value || 0)).map((cell, j) => {
+        const factor = h("span", { class: "wideonly" }, `${factors[k]} × `);
+        cell.prepend(h("small", {}, factor, unbroken(table.rows[k][j])), h("br"));
+        return cell;
+      });
     put(
       find("vector-table"),
       grid(
@@ -21,8 +28,8 @@ sections.push({
         [
           ...parts.map((row, k) => ({
             head: rowName(table, k),
-            cells: [h("td", {}, factorButton(table, factors, k)), ...numbers(row.map((value) => value || 0))], // no −0
-            class: factors[k] ? `picked ${colourOf(table.labels[k])}` : "dim",
+            cells: [h("td", {}, factorButton(table, factors, k)), ...cells(row, k)],
+            class: `${factors[k] ? "picked" : "dim used"} ${colourOf(table.labels[k])}`,
           })),
           { head: say("product.sum"), cells: ["", ...numbers(sum)], class: "total" },
         ],

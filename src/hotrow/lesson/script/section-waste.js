@@ -3,7 +3,12 @@
 const GPT2 = 50_257; // the size of its vocabulary
 const SMALLEST = 4;
 const WIDTH = 768; // the columns of GPT-2's table
-const cellSize = () => (narrow.matches ? 2 : 3); // pixels for one number of the one-hot vector, with its gap
+const LARGEST_CELL = 24;
+
+// Pixels for one number of the one-hot vector, with its gap. The squares shrink while V is small,
+// but the picture grows with V.
+const cellSize = (vocabulary) =>
+  Math.max(narrow.matches ? 2 : 3, Math.floor(LARGEST_CELL * Math.cbrt(SMALLEST / vocabulary)));
 
 const vocabularyAt = (place) => Math.round(SMALLEST * (GPT2 / SMALLEST) ** (Number(place) / 1000));
 
@@ -56,7 +61,7 @@ sections.push({
 // The squares are one background picture, so that drawing costs the same for every V.
 function drawZeros(vocabulary) {
   const box = find("waste-zeros");
-  const cell = cellSize();
+  const cell = cellSize(vocabulary);
   box.setAttribute("aria-label", say("waste.picture", { V: vocabulary, n: vocabulary - 1 }));
   const across = Math.max(1, Math.floor(box.clientWidth / cell));
   const [full, rest, one] = box.children;
@@ -65,6 +70,7 @@ function drawZeros(vocabulary) {
   full.style.height = `${Math.floor(vocabulary / across) * cell}px`;
   rest.style.width = `${(vocabulary % across) * cell}px`;
   rest.style.height = vocabulary % across ? `${cell}px` : "0";
+  one.style.outlineWidth = cell < 6 ? "2px" : "0"; // a tiny square needs an outline to be seen
   const place = Math.min(2, vocabulary - 1); // the id of the token: 2
   one.style.left = `${(place % across) * cell}px`;
   one.style.top = `${Math.floor(place / across) * cell}px`;
