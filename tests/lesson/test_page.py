@@ -1148,7 +1148,7 @@ def boxes(page: Page, selector: str) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("lang", "width"),
     grid(
-        itertools.product(lesson.LANGUAGES, (1280, 390)),
+        itertools.product(lesson.LANGUAGES, (1280, 360)),
         lambda lang, width: (lang == "en") == (width == 1280),
     ),
 )
@@ -1170,7 +1170,7 @@ def test_picking_a_word_or_a_way_moves_nothing(open_page: Open, lang: str, width
         assert boxes(page, parts) == before
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 360])
 def test_answers_and_factors_move_nothing(open_page: Open, width: int) -> None:
     page = open_page(everything=False, width=width).page
     for id in CORE:
