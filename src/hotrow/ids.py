@@ -262,6 +262,8 @@ def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
 def _check_range(ids: Tensor, rows: int, name: str) -> None:
     if ids.numel():
         low, high = torch.aminmax(ids)
+        if not ids.is_cpu:  # wait for the device only once
+            low, high = torch.stack([low, high]).tolist()
         if int(low) < 0 or int(high) >= rows:
             raise _range_error(ids, rows, name)
 

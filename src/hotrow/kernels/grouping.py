@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients, GroupedIds
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 
@@ -23,6 +24,7 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
 
     On the CPU, time and memory are proportional to the number of ids, and the distinct ids are in
     order of first appearance. An out-of-range id is not an error; see `DistinctIds.are_in_range`.
+    On other devices, only the caller checks the range, because each check waits for the device.
 
     Arguments:
         ids: int64 or int32, any shape.
@@ -30,10 +32,8 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     """
     if ids.is_meta:  # meta tensors have no values, so assume that all ids are distinct
         return DistinctIds(ids.long().reshape(-1), ids.long())
-    if not ids.is_cpu:
-        rows, inverse = torch.unique(ids.long(), return_inverse=True)
-        is_outside = ((rows < 0) | (rows >= row_count)).any()
-        return DistinctIds(rows, inverse, not is_outside)
+    if not devices.is_on_cpu(ids):
+        return DistinctIds(*torch.unique(ids.long(), return_inverse=True))
     shape, size, flat = ids.shape, ids.numel(), ids
     is_plain = type(ids) is Tensor and ids.dtype is torch.int64 and not ids.is_neg()
     if not (is_plain and ids.is_contiguous()):
@@ -60,7 +60,7 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
     """
     values = grads.values
     sums: Tensor
-    if not (values.device.type == "cpu" and values.dtype in COMPILED_DTYPES):
+    if not (devices.is_on_cpu(values) and values.dtype in COMPILED_DTYPES):
         # Call torch's own kernel as if the table had R rows instead of V.
         inverse, count = grads.ids.inverse, len(grads.ids.rows)
         sums = torch.ops.aten.embedding_dense_backward(values, inverse, count, -1, False)

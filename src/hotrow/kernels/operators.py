@@ -11,6 +11,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
+from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.cpu import operators as cpu
 from hotrow.kernels.default import operators as default
@@ -58,7 +59,8 @@ class RowOperators(Protocol):
 
 def is_compiled(table: Tensor) -> bool:
     """Return whether the compiled kernels support this table's device, dtype and layout."""
-    return table.is_cpu and table.dtype in cpu.COMPUTE_DTYPES and table.is_contiguous()
+    is_on_cpu = devices.is_on_cpu(table)
+    return is_on_cpu and table.dtype in cpu.COMPUTE_DTYPES and table.is_contiguous()
 
 
 def prepare(

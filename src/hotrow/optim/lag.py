@@ -251,7 +251,7 @@ class RowLag:
 
     def _has_alias(self) -> bool:
         """Return whether another tensor, whose reads wouldn't settle rows, shares the storage."""
-        has_alias = False
+        has_alias = self.table.was_sent
         for uses, expected in self._expected_uses:
             has_alias |= uses.count() > expected
         self.alias_steps = self.alias_steps + 1 if has_alias else 0

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._C import _storage_Use_Count
 
 from hotrow.errors import HotrowError
+from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.table.gradient import RowGradient
@@ -26,15 +27,19 @@ from hotrow.table.gradient import RowGradient
 class StorageUses:
     """Count the tensors, numpy arrays and storage objects that refer to a tensor's storage."""
 
-    __slots__ = ("_storage",)
+    __slots__ = ("_is_on_cpu", "_storage")
 
     def __init__(self, tensor: Tensor) -> None:
-        self._storage = tensor.untyped_storage()
+        self._storage, self._is_on_cpu = tensor.untyped_storage(), devices.is_on_cpu(tensor)
 
     def count(self) -> int:
-        """Return the number of uses; `sys.maxsize` for storage shared with another process."""
+        """Return the number of uses; `sys.maxsize` for CPU memory shared with another process.
+
+        For a storage on a GPU, `is_shared` is always true, so it doesn't show whether another
+        process uses the memory; see `Table.was_sent`.
+        """
         storage = self._storage
-        if storage.is_shared():
+        if self._is_on_cpu and storage.is_shared():
             return sys.maxsize
         return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage) - _own_uses
 
@@ -200,9 +205,10 @@ class LookUp(torch.autograd.Function):
             gradient._use_count(),  # type: ignore[attr-defined]
             storage_use_count(gradient),
         )
-        if not _engine_reference_counts:
-            _engine_reference_counts.append(reference_counts)
-        is_exclusive = all(map(operator.le, reference_counts, _engine_reference_counts[0]))
+        expected_counts = _engine_reference_counts.setdefault(
+            gradient.device.type, reference_counts
+        )
+        is_exclusive = all(map(operator.le, reference_counts, expected_counts))
         if not is_exclusive and not gradient.is_contiguous():
             # An example is a slice of the gradient of `torch.cat`. The step needs a copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
@@ -211,16 +217,17 @@ class LookUp(torch.autograd.Function):
         return result if is_exclusive else result.merge(), None, None, None
 
 
-# The number of references to a gradient in `LookUp.backward` if only the autograd engine uses it.
-# The counts are for the Python object, the tensor and the storage.
-_engine_reference_counts: list[tuple[int, int, int]] = []
+# The number of references to a gradient in `LookUp.backward` if only the autograd engine uses it,
+# by the type of the device. The counts are for the Python object, the tensor and the storage.
+_engine_reference_counts: dict[str, tuple[int, int, int]] = {}
 
 
 @torch.enable_grad()
-def measure_engine_references() -> None:
+def measure_engine_references(device: torch.device) -> None:
     """Measure the reference counts of a gradient to which only the autograd engine refers."""
-    if not _engine_reference_counts:
-        table, ids = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, dtype=torch.int64)
+    if device.type not in _engine_reference_counts and device.type != "meta":
+        table = torch.zeros(1, 1, requires_grad=True, device=device)
+        ids = torch.zeros(1, dtype=torch.int64, device=device)
         read = functools.partial(F.embedding, ids, table)
         output: Tensor = LookUp.apply(table, ids, read, LookUpOptions(table.shape))  # type: ignore[no-untyped-call]
         output.mul(1).sum().backward()  # type: ignore[no-untyped-call]

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from hotrow.errors import HotrowError
+from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.grouping import group, sum_by_row
 from hotrow.kernels.tracing import never_compile_alone
@@ -250,10 +251,17 @@ class RowGradient(Tensor):
 
 
 def _keeps_zero(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether an elementwise operation with these arguments maps zero to zero."""
+    """Return whether an elementwise operation with these arguments maps zero to zero.
+
+    Reading a factor on a GPU would make the CPU wait. Only an infinite or NaN factor maps zero to
+    NaN, so such a factor counts as finite: it changes only the stored rows.
+    """
     others = [*args[1:], *kwargs.values()]
-    if any(isinstance(other, Tensor) and other.ndim for other in others):
+    tensors = [other for other in others if isinstance(other, Tensor)]
+    if any(tensor.ndim for tensor in tensors):
         return False
+    if _IN_PLACE.get(func, func) in _SCALINGS and not all(map(devices.is_on_cpu, tensors)):
+        return True
     return bool(_IN_PLACE.get(func, func)(torch.zeros(()), *others) == 0)
 
 
@@ -371,6 +379,7 @@ _IN_PLACE = {
     aten.neg_.default: aten.neg.default,
     aten.nan_to_num_.default: aten.nan_to_num.default,
 }
+_SCALINGS = aten.mul.Tensor, aten.div.Tensor
 # Functions that return an operation's result without a dense gradient, or NotImplemented.
 RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_IN_PLACE, _elementwise),

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
+from hotrow.kernels import devices
 from hotrow.kernels.tracing import is_compiling, never_compile_alone, never_trace
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
 from hotrow.table.metadata import METADATA_FUNCTIONS
@@ -44,6 +45,7 @@ class Table(nn.Parameter):
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
         was_copied: whether `convert` copied the values, because other code held the storage.
+        was_sent: whether another process received the memory of a table on a GPU.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         frozen: (R,) int64 in ascending order, the rows that take no steps, or None.
@@ -54,6 +56,7 @@ class Table(nn.Parameter):
     dense_step: int | None = None
     dense_use: tuple[str, str] | None = None
     was_copied: bool = False
+    was_sent: bool = False
     has_warned = False  # whether `functional` has warned about DistributedDataParallel
     shards: Shards[Table] | None = None
     replicas: Replicas[Table] | None = None
@@ -91,7 +94,7 @@ class Table(nn.Parameter):
             HotrowError: the parameter is already a Table with a different value of `columns`.
         """
         if not isinstance(parameter, Table):
-            measure_engine_references()
+            measure_engine_references(parameter.device)
             if not parameter.untyped_storage().resizable() and storage_use_count(parameter) == 1:
                 # Copy the data. A numpy array may own the storage but wouldn't count as an alias.
                 parameter.data = parameter.data.clone()
@@ -286,6 +289,7 @@ def _record_dense_use(func: Any, tables: list[Table]) -> None:
 def _reduce_for_sharing(table: Table) -> Any:
     """Pickle a table for another process that will share its storage."""
     table.settle()
+    table.was_sent |= not devices.is_on_cpu(table)
     plain = nn.Parameter(table.raw_data, table.requires_grad)
     return plain.__reduce_ex__(2)  # type: ignore[no-untyped-call]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.ids import ID_DTYPES, check_range
+from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
 from hotrow.kernels.operators import select_rows
@@ -55,8 +56,8 @@ def _can_read(table: Table, ids: Tensor) -> bool:
     """
     return (
         type(ids) is Tensor
-        and ids.is_cpu
-        and table.is_cpu
+        and devices.is_on_cpu(ids)
+        and devices.is_on_cpu(table)
         and ids.dtype in ID_DTYPES
         and ids.layout is torch.strided
         and not (ids.is_nested or ids.is_neg() or torch._C._len_torch_dispatch_stack())

@@ -23,10 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotrow.kernels import devices
 from hotrow.kernels.program import Program, Steps
 
 VECTOR_COLUMNS = 128  # at least two vectors; torch's loops process two per iteration
 TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
+CHUNK_ENTRIES = 1 << 24  # on other devices, limits the memory for copies of rows
 
 
 def advance_rows(
@@ -45,10 +47,11 @@ def advance_rows(
     # Rows that have reached the step count, such as frozen rows, come last.
     stale_count = int(np.searchsorted(all_steps, step_count))
     rows, order, all_steps = rows[:stale_count], order[:stale_count], all_steps[:stale_count]
-    chunk, columns, width = len(rows), table.shape[1], table.shape[1]
-    if table.device.type == "cpu":
+    columns, width, entries_per_chunk = table.shape[1], table.shape[1], CHUNK_ENTRIES
+    if devices.is_on_cpu(table):
         width = -(-width // VECTOR_COLUMNS) * VECTOR_COLUMNS
-        chunk = max(1, TORCH_GRAIN_SIZE // max(width, 1))
+        entries_per_chunk = TORCH_GRAIN_SIZE
+    chunk = max(1, entries_per_chunk // max(width, 1))
 
     def gather(source: Tensor, indices: Tensor) -> Tensor:
         if width == columns:
