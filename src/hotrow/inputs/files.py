@@ -220,16 +220,21 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file atomically, by renaming a temporary file in the target's folder."""
+    """Write a text file in UTF-8; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file atomically, by renaming a temporary file in the target's folder."""
     check_writable(path)
     target = Path(path).resolve()  # if the path is a symbolic link, write to its target
     try:
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=".hotrow-", delete=False
+            dir=target.parent, prefix=".hotrow-", delete=False
         ) as file:
             temporary = Path(file.name)
             try:
-                file.write(text)
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
                 # Give the private temporary file the default permissions of a new file.

@@ -1,0 +1,303 @@
+"""Rows for keys: growth, unknown keys, eviction, and files, held to dense training."""
+
+import json
+import re
+import struct
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError, vocabulary
+from hotrow.table.parameter import Table
+from hotrow.vocabulary import Vocabulary
+from tests.support.tolerance import assert_same_bits
+from tests.support.vocabularies import COLUMNS, DenseRun, TableRun, assert_no_worse
+
+# Rows that no batch has touched must not move: no weight decay, and not ASGD, which always decays.
+STILL = {
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "Adam": {"lr": 0.1},
+    "AdamW": {"lr": 0.1, "weight_decay": 0.0},
+    "Adamax": {"lr": 0.1},
+    "NAdam": {"lr": 0.1},
+    "RAdam": {"lr": 0.1},
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.1},
+    "Adadelta": {"lr": 0.1},
+    "RMSprop": {"lr": 0.01, "centered": True, "momentum": 0.5},
+}
+KEYS = {
+    str: lambda numbers: [f"key {number}" for number in numbers],
+    int: lambda numbers: [number * 7_919 - 10**12 for number in numbers],
+}
+
+
+def table_layer(rows, columns=2):
+    return hotrow.convert(nn.Embedding(rows, columns), min_entries=0)
+
+
+@pytest.mark.parametrize("key_type", [str, int])
+@pytest.mark.parametrize("name", STILL)
+def test_a_growing_vocabulary_trains_like_all_rows_from_the_start(name, key_type):
+    generator = torch.Generator().manual_seed(0)
+    stream = [torch.randint(3 * t + 4, (6,), generator=generator).tolist() for t in range(12)]
+    final = list(dict.fromkeys(key for batch in stream for key in batch))
+    weights = torch.randn(len(final), COLUMNS, generator=generator)
+    growing = TableRun(name, STILL[name], weights[:0])
+    rows_left = iter(weights)
+    words = Vocabulary(
+        growing.layer,
+        growing.optimizer,
+        key_type=key_type,
+        init=lambda rows: rows.copy_(torch.stack([next(rows_left) for _ in rows])),
+    )
+    dense = [DenseRun(name, STILL[name], weights, each) for each in (torch.float32, torch.float64)]
+    rows_at = []
+    for batch in stream:
+        ids, factors = words.admit(KEYS[key_type](batch)), torch.randn(6, 3, generator=generator)
+        assert ids.tolist() == [final.index(key) for key in batch]
+        for run in (growing, *dense):
+            run.step(ids, factors)
+        rows_at.append(len(words))
+    assert rows_at[0] < rows_at[5] < rows_at[-1] == len(final)
+    assert words.keys() == KEYS[key_type](final)
+    assert growing.lag.ledger.length == len(stream)  # no growth closed the lag
+    assert_no_worse(growing.weights, *(run.weights for run in dense))
+
+
+@pytest.mark.parametrize("key_type", [str, int])
+def test_unknown_keys(key_type):
+    a, b, c, d = KEYS[key_type](range(4))
+    strict = Vocabulary(table_layer(2), keys=[a, b], key_type=key_type)
+    assert strict.look_up([b, a, b]).tolist() == [1, 0, 1]
+    with pytest.raises(HotrowError, match=re.escape(f"keys[1] is {c!r}, which has no row")):
+        strict.look_up([a, c])
+    first = Vocabulary(table_layer(3), keys=[a, b], key_type=key_type, unknown="row")
+    assert first.look_up([c, b, d]).tolist() == [0, 2, 0]
+    layer = table_layer(34)
+    hashed = Vocabulary(layer, keys=[a, b], key_type=key_type, unknown="hash", unknown_rows=32)
+    ids = hashed.look_up([a, *KEYS[key_type](range(2, 300))])
+    assert ids[0] == 32
+    assert ids[1:].max() < 32
+    assert len(ids[1:].unique()) == 32
+    assert layer.num_embeddings == 34
+    assert a in hashed
+    assert c not in hashed
+
+
+def test_hashes_are_the_same_on_every_machine():
+    words = Vocabulary(table_layer(1000), unknown="hash", unknown_rows=1000)
+    assert words.look_up(["cat", "猫", ""]).tolist() == [832, 304, 0]
+    numbers = Vocabulary(table_layer(1000), key_type=int, unknown="hash", unknown_rows=1000)
+    assert numbers.look_up([1, -1, 2**62]).tolist() == [884, 763, 912]
+
+
+@pytest.mark.parametrize("key_type", [str, int])
+def test_a_key_gets_a_row_after_enough_sightings(key_type):
+    layer = table_layer(1)
+    words = Vocabulary(layer, key_type=key_type, unknown="row", admit_after=3)
+    a, b, c = KEYS[key_type](range(3))
+    assert words.admit([a, b, a]).tolist() == [0, 0, 0]
+    assert words.look_up([a]).tolist() == [0]  # doesn't count
+    assert words.admit([c, a, b]).tolist() == [0, 1, 0]
+    assert layer.num_embeddings == 2
+    assert words.admit([b, b, c]).tolist() == [2, 2, 0]
+    assert words.keys() == [a, b]
+    never = Vocabulary(table_layer(1), key_type=key_type, unknown="row", admit_after=0)
+    assert never.admit([a, a, a]).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("by", ["idle", "count"])
+def test_eviction(by):
+    layer, bias = table_layer(1), table_layer(1, 1)
+    optimizer = hotrow.optim.AdamW([layer.weight, bias.weight])
+    words = Vocabulary([layer, bias], optimizer, unknown="row")
+    for batch in (["a", "b", "a", "a"], ["c", "b"], ["d"], ["e", "c"], ["d"]):
+        ids = words.admit(batch)
+        optimizer.zero_grad()
+        (layer(ids).sum() + bias(ids).sum()).backward()
+        optimizer.step()
+    assert words.counts.tolist() == [0, 3, 2, 2, 2, 1]
+    assert words.idle_batches.tolist() == [5, 4, 3, 1, 0, 1]
+    vocabulary.freeze(layer, words.look_up(["a"]))  # must stay
+    before, state = layer.weight.data.clone(), optimizer.state[layer.weight]["exp_avg"].clone()
+    assert words.evict(20).tolist() == list(range(6))
+    remap = words.evict(4, by=by)
+    kept = ["a", "c", "d"]
+    if by == "idle":  # b, then c, which is older than e and as idle
+        kept = ["a", "d", "e"]
+    assert words.keys() == kept
+    old_ids = [0, *(["a", "b", "c", "d", "e"].index(key) + 1 for key in kept)]
+    assert remap[old_ids].tolist() == [0, 1, 2, 3]
+    assert (remap >= 0).sum() == 4
+    assert words.look_up([*kept, "b"]).tolist() == [1, 2, 3, 0]
+    assert layer.weight.shape == (4, 2)
+    assert bias.weight.shape == (4, 1)
+    assert_same_bits(layer.weight.data, before[old_ids])
+    assert_same_bits(optimizer.state[layer.weight]["exp_avg"], state[old_ids])
+    assert words.counts.tolist() == [[0, 3, 2, 2, 2, 1][row] for row in old_ids]
+    assert words.admit(["f", "a"]).tolist() == [4, 1]
+    with pytest.raises(HotrowError, match="rows is 1, but 2 rows must stay"):
+        words.evict(1)
+    assert len(words) == 5
+
+
+def test_many_growths():
+    layer = table_layer(1)
+    words = Vocabulary(layer, key_type=int, unknown="row")
+    for begin in range(0, 3000, 30):
+        ids = words.admit(torch.arange(begin, begin + 60).reshape(2, 30))
+        assert ids.tolist() == (torch.arange(begin, begin + 60).reshape(2, 30) + 1).tolist()
+    assert words.look_up(np.arange(3030)).tolist() == list(range(1, 3031))
+    assert layer.num_embeddings == len(words) == 3031
+    assert words.counts.sum() == 6000
+
+
+def trained(key_type):
+    layer = table_layer(1)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    words = Vocabulary(layer, optimizer, key_type=key_type, unknown="row", admit_after=2)
+    for _ in range(3):
+        ids = words.admit(KEYS[key_type]([1, 2, 1, 3, 3]))
+        layer(ids).sum().backward()
+        optimizer.step()
+    words.admit(KEYS[key_type]([9]))
+    return words, layer, optimizer
+
+
+@pytest.mark.parametrize("key_type", [str, int])
+def test_saving_and_loading_continues_the_run(key_type, tmp_path):
+    words, layer, optimizer = trained(key_type)
+    if key_type is str:
+        words.admit(["猫", "猫", "", "", "\ud800", "\ud800"])
+    words.save(tmp_path / "words.safetensors")
+    other = table_layer(1)
+    other_optimizer = hotrow.optim.AdamW(other.parameters())
+    loaded = Vocabulary.load(tmp_path / "words.safetensors", other, other_optimizer)
+    other.load_state_dict(layer.state_dict())
+    other_optimizer.load_state_dict(optimizer.state_dict())
+    assert isinstance(other.weight, Table)
+    assert loaded.keys() == words.keys()
+    new = KEYS[key_type]([9, 4, 4])
+    assert loaded.admit(new).tolist() == words.admit(new).tolist()
+    assert len(loaded) == len(words) == other.num_embeddings
+    for name in ("counts", "idle_batches"):
+        assert getattr(loaded, name).tolist() == getattr(words, name).tolist()
+
+
+def rewrite(path, change_header=None, change_data=None):
+    """Change the header or the data of a safetensors file."""
+    raw = path.read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    header, data = json.loads(raw[8 : 8 + length]), bytearray(raw[8 + length :])
+    if change_header:
+        change_header(header)
+    if change_data:
+        change_data(header, data)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def set_option(name, value):
+    def change(header):
+        options = json.loads(header["__metadata__"]["hotrow.vocabulary"])
+        options[name] = value
+        header["__metadata__"]["hotrow.vocabulary"] = json.dumps(options)
+
+    return change
+
+
+def set_number(tensor, value):
+    def change(header, data):
+        begin = header[tensor]["data_offsets"][0]
+        data[begin : begin + 8] = struct.pack("<q", value)
+
+    return change
+
+
+DAMAGE = [
+    (str, lambda path: path.write_bytes(b"hello"), "SafetensorError"),
+    (str, lambda path: path.unlink(), "FileNotFoundError"),
+    (str, lambda path: path.write_bytes(path.read_bytes()[:-1]), "SafetensorError"),
+    (str, lambda path: rewrite(path, lambda h: h.pop("__metadata__")), "KeyError"),
+    (str, lambda path: rewrite(path, set_option("version", 2)), "its version is 2"),
+    (str, lambda path: rewrite(path, set_option("unknown_rows", -1)), "unknown_rows is -1"),
+    (str, lambda path: rewrite(path, set_option("unknown_rows", 2)), "seen has shape"),
+    (str, lambda path: rewrite(path, set_option("unknown", "x")), "unknown is 'x'"),
+    (str, lambda path: rewrite(path, None, set_number("keys.ends", 99)), "wrong positions"),
+    (str, lambda path: rewrite(path, None, set_number("keys.ends", -3)), "wrong positions"),
+    (int, lambda path: rewrite(path, None, set_number("seen", -1)), "a count is negative"),
+    (int, lambda path: rewrite(path, None, set_number("keys", KEYS[int]([3])[0])), "is repeated"),
+    (int, lambda path: rewrite(path, lambda h: h.update(x=h.pop("keys"))), "KeyError"),
+    (int, lambda path: rewrite(path, lambda h: h["seen"].update(dtype="F64")), "float64"),
+]
+
+
+@pytest.mark.parametrize(("key_type", "damage", "message"), DAMAGE)
+def test_a_damaged_file_changes_nothing(key_type, damage, message, tmp_path):
+    words, _, _ = trained(key_type)
+    path = tmp_path / "words.safetensors"
+    words.save(path)
+    damage(path)
+    other = table_layer(1)
+    with pytest.raises(HotrowError, match=re.escape(message)):
+        Vocabulary.load(path, other)
+    assert other.num_embeddings == 1
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    words, _, _ = trained(str)
+    path = tmp_path / "words.safetensors"
+    words.save(path)
+    before = path.read_bytes()
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    words.admit(["new", "new"])
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(HotrowError, match="No space left"):
+        words.save(path)
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["words.safetensors"]
+
+
+INVALID = {
+    "unknown is 'row 0'": lambda: Vocabulary(table_layer(1), unknown="row 0"),
+    "unknown_rows is 2, but unknown='error'": lambda: Vocabulary(table_layer(2), unknown_rows=2),
+    "unknown='row' needs one row": lambda: Vocabulary(
+        table_layer(2), unknown="row", unknown_rows=2
+    ),
+    "unknown='hash' needs at least one row": lambda: Vocabulary(table_layer(2), unknown="hash"),
+    "admit_after is 2, but with unknown='error'": lambda: Vocabulary(table_layer(1), admit_after=2),
+    "key_type is <class 'float'>": lambda: Vocabulary(table_layer(1), key_type=float),
+    "keys has 'a' twice": lambda: Vocabulary(table_layer(2), keys=["a", "a"]),
+    "the layer has 3 rows, but the vocabulary needs 2: 1 for": lambda: Vocabulary(
+        table_layer(3), keys=["a"], unknown="row"
+    ),
+    "keys[1] is 3, but this vocabulary has string keys": lambda: Vocabulary(
+        table_layer(1), keys=["a"]
+    ).look_up(["a", 3]),
+    "keys is an array of float64": lambda: Vocabulary(
+        table_layer(1), keys=[5], key_type=int
+    ).look_up([1.5]),
+    "by is 'age'": lambda: Vocabulary(table_layer(1), keys=["a"]).evict(1, by="age"),
+}
+
+
+@pytest.mark.parametrize("message", INVALID)
+def test_invalid_arguments(message):
+    with pytest.raises(HotrowError, match=re.escape(message)):
+        INVALID[message]()
+
+
+def test_no_layer_changes_if_one_of_them_cannot():
+    layer, bias = table_layer(1), table_layer(1, 1)
+    optimizer = hotrow.optim.AdamW(layer.parameters())  # not the bias
+    words = Vocabulary([layer, bias], optimizer, unknown="row")
+    with pytest.raises(HotrowError, match="none of its groups has this parameter"):
+        words.admit(["a"])
+    assert layer.num_embeddings == bias.num_embeddings == len(words) == 1
+    assert "a" not in words
