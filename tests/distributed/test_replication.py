@@ -219,7 +219,7 @@ def test_unsupported_models_raise_on_every_rank():
 
 
 def grow_while_training(rank_count):
-    """Train, grow and reorder on every rank; each rank draws other values for the new rows."""
+    """Train, grow and reorder on every rank; each rank draws different values for the new rows."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(10, 3), min_entries=0)

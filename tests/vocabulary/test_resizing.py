@@ -1,4 +1,4 @@
-"""Grow, shrink and reorder vocabularies, held to dense training with the same change by hand."""
+"""Compare changes of a vocabulary with dense training in which the same change is made by hand."""
 
 import copy
 import io

@@ -38,10 +38,9 @@ def resize(
         weight = cat([weight, init(new rows)])          or weight[:rows]
         state  = cat([state, the optimizer's initial values])
 
-    Old rows, their state and the step count don't change, so training continues as if nothing had
-    happened. New rows have the state with which the optimizer begins, usually zeros, and
-    the step count of the parameter: as torch keeps one step count per parameter, Adam's
-    bias correction of a new row is that of today's step.
+    Existing rows, their state and the step count don't change, so their training continues as
+    before. New rows get the optimizer's initial state, which is usually zero. torch keeps one step
+    count per parameter, so Adam's bias correction for a new row is that of the current step.
 
     The layer, its parameters, and the optimizer's parameter groups remain the same objects. The
     layer's `num_embeddings`, `in_features` or `out_features` changes. If a linear layer shares the
@@ -69,9 +68,9 @@ def resize(
             not train it, the weight is sharded or on disk, or a removed row is frozen or is the
             padding row.
 
-    Cost: a table on the CPU gets memory for twice as many rows when it grows for the first time, so
-    that many small growths together copy each row about once. Memory that is not yet in use takes
-    no space. Other weights are copied in each growth.
+    Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
+    As a result, many small growths together copy each row about once. Unused capacity takes no
+    physical memory. Other weights are copied each time they grow.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
