@@ -1,4 +1,4 @@
-"""Frozen rows, held to dense training in which they are put back after every step."""
+"""Compare frozen rows with dense training in which they are restored after every step."""
 
 import copy
 import re

@@ -19,8 +19,8 @@ def freeze(layer: nn.Module, ids: Any) -> None:
     """Freeze rows: no step changes them, with any optimizer, momentum or weight decay.
 
     The result is the same as in dense training in which the frozen rows of the weight and of its
-    optimizer state are put back after every step. Lookups still give frozen rows a gradient, so
-    clipping by norm counts it.
+    optimizer state are restored after every step. Lookups still give frozen rows a gradient, which
+    clipping by norm includes.
 
     For example, freeze the pretrained rows and train only the rows of new tokens.
 
@@ -38,8 +38,8 @@ def freeze(layer: nn.Module, ids: Any) -> None:
     Cost: settles the rows once. A step then only skips them. If the gradient is dense (a tied
     head), each step copies the frozen rows and puts them back.
 
-    The frozen rows are not part of a checkpoint. After you load one into a new model, call `freeze`
-    again.
+    Checkpoints don't record which rows are frozen. After you load a checkpoint into a new model,
+    call `freeze` again.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
