@@ -1,4 +1,4 @@
-"""Rows for keys: growth, unknown keys, eviction, and files, held to dense training."""
+"""Test vocabularies of keys: equality with dense training, unknown keys, eviction, and files."""
 
 import json
 import re
