@@ -6,6 +6,7 @@ equals dense training in which the same change is made by hand.
 
 from hotrow.vocabulary.freezing import freeze, unfreeze
 from hotrow.vocabulary.key_vocabulary import Vocabulary
+from hotrow.vocabulary.reconnecting import reconnect
 from hotrow.vocabulary.resizing import resize, take
 
-__all__ = ["Vocabulary", "freeze", "resize", "take", "unfreeze"]
+__all__ = ["Vocabulary", "freeze", "reconnect", "resize", "take", "unfreeze"]

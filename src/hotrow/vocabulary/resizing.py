@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -183,16 +183,40 @@ def _change(
     added = _added_rows(layers, change, init)
     if isinstance(weight, Table) and weight.replicas is not None:
         added = weight.replicas.agree_on_rows(_describe(change), added)
-    zeros = added.new_zeros(len(added))
-    complete = [
-        _prepare(parameter, change, added if parameter is weight else zeros, optimizer, by_columns)
-        for parameter, by_columns in layers.parameters
-    ]
-    for each in complete:
-        each()
+    prepare_parameters(layers.parameters, change, added, optimizer)()
     layers.set_row_count(change)
-    if isinstance(weight, Table) and weight.frozen is not None:
-        weight.frozen = change.new_ids(weight.frozen).sort().values
+
+
+def prepare_parameters(
+    parameters: Sequence[tuple[nn.Parameter, bool]],
+    change: RowChange,
+    added: Tensor,
+    optimizer: torch.optim.Optimizer | None,
+) -> Callable[[], None]:
+    """Compute the changed rows of parameters and of their state; return a function to store them.
+
+    Arguments:
+        parameters: each with whether ids select its columns. The others follow the first one, and
+            their added rows are 0.
+        change: the change.
+        added: the added rows of the first parameter.
+        optimizer: the optimizer that trains the parameters, or None.
+    """
+    zeros = added.new_zeros(len(added))
+    prepared = [
+        _prepare(parameter, change, added if i == 0 else zeros, optimizer, columns)
+        for i, (parameter, columns) in enumerate(parameters)
+    ]
+
+    def complete() -> None:
+        for each in prepared:
+            each()
+        for parameter, _ in parameters:
+            if isinstance(parameter, Table) and parameter.frozen is not None:
+                frozen = change.new_ids(parameter.frozen)
+                parameter.frozen = frozen[frozen >= 0].sort().values
+
+    return complete
 
 
 def _describe(change: RowChange) -> str:

@@ -23,11 +23,8 @@ _RULES: dict[type[torch.optim.Optimizer], Rule] = {
 
 def unwrap(optimizer: Any) -> torch.optim.Optimizer | None:
     """Return the optimizer in a wrapper, such as those of accelerate and Lightning."""
-    while optimizer is not None and not hasattr(optimizer, "torch_class"):
-        inner = getattr(optimizer, "optimizer", None)
-        if inner is None:
-            break
-        optimizer = inner
+    while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = optimizer.optimizer
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise HotrowError(
             f"optimizer is a {type(optimizer).__name__}, but it must be a torch.optim.Optimizer"
@@ -66,6 +63,48 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         )
 
 
+def row_tensors(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
+    """Return the tensors of a parameter's state that have a dimension, with spare memory."""
+    state = optimizer.state.get(parameter, {})
+    values = {name: dict.__getitem__(state, name) for name in state}
+    return {k: v for k, v in values.items() if isinstance(v, Tensor) and v.ndim}
+
+
+def prepare_state(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    shape: torch.Size,
+    change: RowChange,
+    columns: bool,
+) -> Callable[[], None]:
+    """Compute the changed state of a parameter without a lag, and return a function that stores it.
+
+    Arguments:
+        optimizer: the optimizer; its state is not changed yet.
+        parameter: the parameter.
+        shape: the parameter's shape before the change.
+        change: the change.
+        columns: whether ids select columns.
+
+    Raises:
+        HotrowError: a tensor of the state has neither the parameter's shape nor no dimension.
+    """
+    group = group_of(optimizer, parameter)
+    initial = {} if group is None else _initial_slots(optimizer, group)
+    new_state: dict[str, Tensor] = {}
+    for name, value in row_tensors(optimizer, parameter).items():
+        if value.shape != shape:
+            raise HotrowError(
+                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter "
+                f"has shape {tuple(shape)}, so its rows cannot follow the parameter's",
+                fix=f"create a new {type(optimizer).__name__} after the change",
+            )
+        new_state[name] = change.apply_to(value, initial.get(name, 0.0), columns=columns)
+    if not new_state:
+        return lambda: None
+    return lambda: dict.update(optimizer.state[parameter], new_state)
+
+
 def prepare_change(
     optimizer: torch.optim.Optimizer | None,
     parameter: nn.Parameter,
@@ -80,37 +119,20 @@ def prepare_change(
     Returns:
         The new values of the parameter, and a function that stores the state. Call it after the
         parameter has its new values.
-
-    Raises:
-        HotrowError: a tensor of the state has neither a row for each id nor no dimension.
     """
     group = None if optimizer is None else group_of(optimizer, parameter)
-    initial: Mapping[str, float] = {}
-    state: dict[str, Any] = {}
+    complete: Callable[[], None] = lambda: None  # noqa: E731
     if optimizer is not None and group is not None:
-        initial = _initial_slots(optimizer, group)
         lag = parameter.lag if isinstance(parameter, Table) else None
         if isinstance(lag, RowLag) and lag.ledger.length:
-            return lag.change_rows(change, added, initial)
+            return lag.change_rows(change, added, _initial_slots(optimizer, group))
         if lag is not None:
             lag.close()
-        state = optimizer.state.get(parameter, {})
-    new_state: dict[str, Tensor] = {}
-    for name in state:
-        value = dict.__getitem__(state, name)
-        if not (isinstance(value, Tensor) and value.ndim):
-            continue
-        if value.shape != parameter.shape:
-            raise HotrowError(
-                f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter "
-                f"has shape {tuple(parameter.shape)}, so its rows cannot follow the parameter's",
-                fix=f"create a new {type(optimizer).__name__} after the change",
-            )
-        new_state[name] = change.apply_to(value, initial.get(name, 0.0), columns=columns)
+        complete = prepare_state(optimizer, parameter, parameter.shape, change, columns)
     with torch._C.DisableTorchFunctionSubclass():
         is_alone = isinstance(parameter, Table) and storage_use_count(parameter) == 1
         values = change.apply_to(parameter.data, added, columns=columns, extend=is_alone)
-    return values, lambda: dict.update(state, new_state)
+    return values, complete
 
 
 def _initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
