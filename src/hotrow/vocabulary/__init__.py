@@ -8,5 +8,15 @@ from hotrow.vocabulary.freezing import freeze, unfreeze
 from hotrow.vocabulary.key_vocabulary import Vocabulary
 from hotrow.vocabulary.reconnecting import reconnect
 from hotrow.vocabulary.resizing import resize, take
+from hotrow.vocabulary.statistics import Statistics, stats
 
-__all__ = ["Vocabulary", "freeze", "reconnect", "resize", "take", "unfreeze"]
+__all__ = [
+    "Statistics",
+    "Vocabulary",
+    "freeze",
+    "reconnect",
+    "resize",
+    "stats",
+    "take",
+    "unfreeze",
+]

@@ -50,6 +50,7 @@ class Vocabulary:
         init: the values of new rows; see `resize`.
 
     Attributes:
+        layers: the layers that grow together.
         optimizer: see the argument.
 
     Raises:
@@ -83,7 +84,7 @@ class Vocabulary:
         admit_after: int = 1,
         init: Init | None = None,
     ) -> None:
-        self._layers = [layer] if isinstance(layer, nn.Module) else list(layer)
+        self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
         self.optimizer, self._init = optimizer, init
         self.unknown, self.admit_after = unknown, check_count("admit_after", admit_after)
         first_row = _check_policy(unknown, unknown_rows, admit_after)
@@ -94,7 +95,7 @@ class Vocabulary:
         repeated = [key for key, count in Counter(_to_list(values)).items() if count > 1]
         if repeated:
             raise HotrowError(f"keys has {repeated[0]!r} twice", fix="list each key once")
-        for each in self._layers:
+        for each in self.layers:
             found = find_layers(each).row_count
             if found != first_row + len(values):
                 raise HotrowError(
@@ -216,16 +217,21 @@ class Vocabulary:
         is_kept[order[:drop_count]] = False
         kept = np.flatnonzero(is_kept)
         self._check_layers()
-        for layer in self._layers:
+        for layer in self.layers:
             remap = take(layer, torch.from_numpy(kept), self.optimizer)
         self._keys.select(kept[kept >= self.unknown_rows] - self.unknown_rows)
         self._seen = self._seen[:, kept]
         return remap
 
+    def next_evicted(self, count: int, by: Literal["idle", "count"] = "idle") -> list[Any]:
+        """Return the keys that `evict` would drop first, without dropping them."""
+        keys, order = self.keys(), self._eviction_order(by)[:count]
+        return [keys[row] for row in (order - self.unknown_rows).tolist()]
+
     def _eviction_order(self, by: str) -> Rows:
         """Return the rows that may be evicted, in the order in which they go."""
         may_go = np.arange(len(self)) >= self.unknown_rows
-        for layer in self._layers:
+        for layer in self.layers:
             layers = find_layers(layer)
             may_go[torch.cat([layers.padding_rows(), layers.frozen_rows().cpu()]).numpy()] = False
         candidates = np.flatnonzero(may_go)
@@ -281,7 +287,7 @@ class Vocabulary:
         key_type, arrays, options = read_keys(path)
         keys = arrays["keys"]
         self = cls.__new__(cls)
-        self._layers = [layer] if isinstance(layer, nn.Module) else list(layer)
+        self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
         self.optimizer, self._init, self.key_type = optimizer, init, key_type
         self.unknown, self.admit_after = options["unknown"], options["admit_after"]
         _check_policy(self.unknown, options["unknown_rows"], self.admit_after)
@@ -323,14 +329,14 @@ class Vocabulary:
 
     def _check_layers(self) -> None:
         """Raise an error if a layer can't change, before another layer changes."""
-        for layer in self._layers:
+        for layer in self.layers:
             weight = find_layers(layer).weight
             check_owner(unwrap(self.optimizer), weight)
             check_storage(weight)
 
     def _resize_layers(self, rows: int) -> None:
         self._check_layers()
-        for layer in self._layers:
+        for layer in self.layers:
             if find_layers(layer).row_count != rows:
                 resize(layer, rows, self.optimizer, init=self._init)
 

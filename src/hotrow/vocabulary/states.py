@@ -90,7 +90,7 @@ def prepare_state(
         HotrowError: a tensor of the state has neither the parameter's shape nor no dimension.
     """
     group = group_of(optimizer, parameter)
-    initial = {} if group is None else _initial_slots(optimizer, group)
+    initial = {} if group is None else initial_slots(optimizer, group)
     new_state: dict[str, Tensor] = {}
     for name, value in row_tensors(optimizer, parameter).items():
         if value.shape != shape:
@@ -125,7 +125,7 @@ def prepare_change(
     if optimizer is not None and group is not None:
         lag = parameter.lag if isinstance(parameter, Table) else None
         if isinstance(lag, RowLag) and lag.ledger.length:
-            return lag.change_rows(change, added, _initial_slots(optimizer, group))
+            return lag.change_rows(change, added, initial_slots(optimizer, group))
         if lag is not None:
             lag.close()
         complete = prepare_state(optimizer, parameter, parameter.shape, change, columns)
@@ -135,7 +135,7 @@ def prepare_change(
     return values, complete
 
 
-def _initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
+def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
     """Return the values with which an optimizer begins; names that are missing begin at 0."""
     for cls in type(optimizer).__mro__:
         if cls in _RULES:
