@@ -170,3 +170,19 @@ def test_both_languages_show_the_same_commands():
     assert blocks[0] == blocks[1]
     shown = set(re.findall(r"python examples/(\w+)\.py", english))
     assert shown == set(ALL)
+
+
+STREAM = ["--days=3", "--steps=12", "--rows=800", "--width=8", "--batch=512", "--lr=0.03"]
+
+
+def test_a_growing_table_reaches_the_result_of_training_again():
+    done = python("stream.py", *STREAM)
+    assert done.returncode == 0, done.stderr
+    counts = [int(count) for count in re.findall(r"^day \d +([\d,]+)", done.stdout, re.MULTILINE)]
+    assert len(counts) == 3
+    assert 0 < counts[0] < counts[1] < counts[2] <= 800
+    first, second = re.findall(r"AUC (0\.\d{4}) after", done.stdout)
+    assert first == second
+    other = python("-c", OTHER.format(example="stream"), *STREAM)
+    assert other.returncode == 1, other.stderr
+    assert "AUC: NOT the same" in other.stdout
