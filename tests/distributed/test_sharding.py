@@ -3,6 +3,8 @@
 import copy
 import itertools
 import pickle
+import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -285,6 +287,36 @@ def bad_ids(count, bad):
     mine = bad if dist.get_rank() == 1 else ids
     found = error_text(model.user, mine)
     return found, model.user(ids).tolist() == model.user(ids).tolist()
+
+
+def end_after_an_error(method, kind, path):
+    """Look up NaN on rank 1, which ends right after its error; rank 0 is slow to receive it."""
+    model = distribute(converted_model(), method, 2)
+    is_bad, ended_too_early = dist.get_rank() == 1, []
+    all_gather = dist.all_gather_object
+
+    def gather_slowly(answers, value, group):
+        all_gather(answers, value, group=group)
+        if not is_bad:
+            time.sleep(0.5)
+            ended_too_early.append(path.exists())
+
+    ids = torch.tensor([[float("nan"), 1]]) if is_bad else torch.tensor([[1, 2]])
+    with patch.object(dist, "all_gather_object", gather_slowly):
+        error = error_text(getattr(model, kind), ids)
+    if is_bad:
+        path.touch()
+    dist.barrier()
+    return error, ended_too_early
+
+
+@pytest.mark.parametrize("method", ["shard", "replicate"])
+@pytest.mark.parametrize("kind", ["user", "word", "bag"])
+def test_the_reason_reaches_every_rank_before_the_failed_rank_ends(method, kind, tmp_path):
+    path = tmp_path / "ended"
+    (other, ended), (own, _) = rank_processes(2).run(end_after_an_error, method, kind, path)
+    assert ended == [False]
+    assert other == f"rank 1 of 2 could not look up ids in {kind} for training: {own}"
 
 
 @pytest.mark.parametrize(

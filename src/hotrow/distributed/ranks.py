@@ -10,6 +10,7 @@ With W ranks, each rank sends a 16-byte header to each of the W - 1 other ranks.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import zlib
 from collections.abc import Sequence
@@ -53,6 +54,9 @@ class Ranks:
         dist.all_gather_object(answers, (value, problem), group=self.group)
         problems = [problem for _, problem in answers if problem is not None]
         if problems:
+            # A rank may end after the error. Its data may then be lost before it has arrived.
+            with contextlib.suppress(RuntimeError):  # another rank has already ended
+                dist.barrier(group=self.group)
             error = failure or HotrowError(problems[0])
             error.on_all_ranks = True
             raise error
