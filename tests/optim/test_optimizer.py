@@ -363,6 +363,31 @@ def test_a_resumed_run_has_the_same_bits(name, options):
     assert_same_bits(resumed[0].weight.data, layers[0].weight.data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["NAdam", "ASGD"])
+def test_the_scalars_of_a_loaded_state_have_the_same_bits_as_torchs(name, dtype):
+    """torch's `load_state_dict` casts them to the parameter's dtype, and then rounds to that."""
+    options = {"lr": 0.01, "momentum_decay": 0.1} if name == "NAdam" else {"lr": 0.1, "t0": 2}
+    saved = {}
+    for make_model, make in ((table_model, hotrow_optimizer), (dense_model, torch_optimizer)):
+        for _ in range(2):  # the second optimizer resumes the run of the first
+            layers = make_model(dtype)
+            optimizer = make(name, layers, options)
+            if make_model in saved:
+                layers.load_state_dict(saved[make_model][0])
+                optimizer.load_state_dict(saved[make_model][1])
+            train(layers, optimizer, batches(6))
+            saved[make_model] = copy.deepcopy((layers.state_dict(), optimizer.state_dict()))
+        assert isinstance(layers[0].weight, Table) == (make_model is table_model)
+    (weights, state), (torch_weights, torch_state) = saved[table_model], saved[dense_model]
+    for key, value in torch_state["state"][0].items():
+        if value.ndim == 0:
+            assert_same_bits(state["state"][0][key], value)
+    if dtype == torch.float64:
+        for key, value in torch_weights.items():
+            torch.testing.assert_close(weights[key], value, rtol=1e-13, atol=1e-13)
+
+
 @pytest.mark.parametrize("centered", [True, False])
 def test_rmsprop_with_decay_matches_torch_bit_for_bit(centered):
     options = {"weight_decay": 0.1, "centered": centered, "momentum": 0.5}

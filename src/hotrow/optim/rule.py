@@ -20,14 +20,35 @@ ParamState = Mapping[str, Any]  # a parameter's torch.optim state; empty before 
 ScalarState = dict[str, float]  # a parameter's scalars that change from step to step
 
 
+# A scalar state contains only floats. Under this key, it stores the dtype to which torch rounds its
+# scalars, as a position in `SCALAR_DTYPES`.
+DTYPE_KEY = "_dtype"
+SCALAR_DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
+
+
 def scalar_dtype() -> torch.dtype:
-    """Return the dtype of the scalars in torch's optimizer state."""
+    """Return the dtype of the scalars in a new optimizer state of torch."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
 def numeric_group(group: ParamGroup) -> ParamGroup:
     """Return a copy of the group with tensor options, such as `lr`, converted to numbers."""
     return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
+
+
+def describe_dtype(scalar: Tensor | None) -> ScalarState:
+    """Return the entry of a scalar state for the dtype of a scalar in torch's state, if any.
+
+    torch's `load_state_dict` casts scalars other than the step count to the parameter's dtype.
+    """
+    dtype = scalar_dtype() if scalar is None else scalar.dtype
+    return {DTYPE_KEY: float(SCALAR_DTYPES.index(dtype))}
+
+
+def stored_dtype(scalars: ScalarState) -> torch.dtype:
+    """Return the dtype to which torch rounds these scalars."""
+    code = scalars.get(DTYPE_KEY)
+    return scalar_dtype() if code is None else SCALAR_DTYPES[int(code)]
 
 
 def maximize_flag(group: ParamGroup) -> tuple[bool, ...]:

@@ -17,7 +17,15 @@ import torch
 from hotrow.kernels.rule_math import axpy
 from hotrow.optim.closed_form.base import ClosedForm
 from hotrow.optim.closed_form.linear import LinearRecurrence
-from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState, maximize_flag, scalar_dtype
+from hotrow.optim.rule import (
+    ParamGroup,
+    ParamState,
+    Rule,
+    ScalarState,
+    describe_dtype,
+    maximize_flag,
+    stored_dtype,
+)
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
@@ -26,17 +34,21 @@ def initial_slots(group: ParamGroup) -> dict[str, float]:
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
-    """Return eta and mu for the next step; torch rounds these values to its default dtype."""
-    eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=scalar_dtype()))
-    return {"eta": float(eta), "mu": float(state.get("mu", 1.0))}
+    """Return eta and mu for the next step; torch rounds them to the dtype of its state."""
+    dtype = describe_dtype(state.get("eta"))
+    eta = state.get("eta", torch.tensor(float(group["lr"]), dtype=stored_dtype(dtype)))
+    return {"eta": float(eta), "mu": float(state.get("mu", 1.0)), **dtype}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
     """Return the entry (weight decay, 1 - lambd * eta, -eta, mu)."""
     lr, lambd, eta = group["lr"], group["lambd"], scalars["eta"]
     entry = group["weight_decay"], 1 - lambd * eta, -eta, scalars["mu"]
-    scalars["eta"] = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"])).item()
-    scalars["mu"] = torch.as_tensor(1 / max(1, step - group["t0"])).item()
+    # torch rounds the values to its default dtype, and then to the dtype of its state.
+    new_eta = torch.as_tensor(lr / ((1 + lambd * lr * step) ** group["alpha"]))
+    new_mu = torch.as_tensor(1 / max(1, step - group["t0"]))
+    dtype = stored_dtype(scalars)
+    scalars["eta"], scalars["mu"] = new_eta.to(dtype).item(), new_mu.to(dtype).item()
     return entry
 
 

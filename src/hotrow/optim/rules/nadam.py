@@ -21,13 +21,21 @@ import torch
 from hotrow.kernels.rule_math import addcdiv, sqrt
 from hotrow.optim.closed_form.base import ClosedForm
 from hotrow.optim.closed_form.series import PowerSeries
-from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState, scalar_dtype
+from hotrow.optim.rule import (
+    ParamGroup,
+    ParamState,
+    Rule,
+    ScalarState,
+    describe_dtype,
+    stored_dtype,
+)
 from hotrow.optim.rules.moments import moment_entry, moment_slots, update_moments
 
 
 def initial_scalars(group: ParamGroup, state: ParamState) -> ScalarState:
     """Return mu_1 ... mu_t, the product of all momentum coefficients so far."""
-    return {"mu_product": float(state.get("mu_product", 1.0))}
+    product = state.get("mu_product")
+    return {"mu_product": 1.0 if product is None else float(product), **describe_dtype(product)}
 
 
 def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[Any, ...]:
@@ -35,8 +43,8 @@ def ledger_entry(group: ParamGroup, step: int, scalars: ScalarState) -> tuple[An
     lr, (b1, b2) = group["lr"], group["betas"]
     mu = b1 * (1.0 - 0.5 * (0.96 ** (step * group["momentum_decay"])))
     mu_next = b1 * (1.0 - 0.5 * (0.96 ** ((step + 1) * group["momentum_decay"])))
-    # torch stores the product in a tensor of the default dtype, which rounds it.
-    product = (torch.tensor(scalars["mu_product"], dtype=scalar_dtype()) * mu).item()
+    # torch stores the product in a tensor, which rounds it.
+    product = (torch.tensor(scalars["mu_product"], dtype=stored_dtype(scalars)) * mu).item()
     scalars["mu_product"] = product
     gradient_step_size = -lr * (1.0 - mu) / (1.0 - product)
     momentum_step_size = (-lr * mu_next) / (1.0 - product * mu_next)
