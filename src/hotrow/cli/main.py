@@ -12,6 +12,7 @@ import hotrow
 from hotrow.cli.bench import BENCH_HELP, bench_command
 from hotrow.cli.check import CHECK_HELP, check_command
 from hotrow.cli.compare import COMPARE_HELP, compare_command
+from hotrow.cli.disk import disk_app
 from hotrow.cli.learn import LEARN_HELP, learn_command
 from hotrow.cli.terminal import BROKEN, UNUSABLE
 from hotrow.errors import HotrowError
@@ -54,6 +55,7 @@ app.command("bench", help=BENCH_HELP, short_help="Benchmark hotrow and torch on 
     bench_command
 )
 app.command("learn", help=LEARN_HELP, short_help="Open the interactive lesson.")(learn_command)
+app.add_typer(disk_app, name="disk", short_help="Check a folder with a table on disk.")
 
 
 def main() -> None:

@@ -6,6 +6,6 @@ to the files atomically. After a crash of the process or the machine, the folder
 completed save. This package works only on Linux. Only one process at a time can open a folder.
 """
 
-from hotrow.disk.store import Store, create, open
+from hotrow.disk.store import Store, create, open, verify
 
-__all__ = ["Store", "create", "open"]
+__all__ = ["Store", "create", "open", "verify"]

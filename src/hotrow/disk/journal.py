@@ -10,38 +10,47 @@ later, the next process that opens the folder repeats step 3 and continues with 
 
 The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
 Each write consists of the length of the file name, the offset, the length of the data, the file
-name and the data.
+name and the data. The first write is the record of the save, which says what the other writes may
+change. The journal is checked completely before the first write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from hotrow.disk.folder import Folder, damaged_file, flush
+from hotrow.disk.mapped_tensor import check_file
+from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
+from hotrow.disk.rest import REST_FILE
 from hotrow.errors import HotrowError
 
-_MAGIC = b"hotrow journal 1\n"
-_HEADER = struct.Struct("<HQQ")
-
+JOURNAL = "journal"
 WHOLE_FILE = (1 << 64) - 1  # this offset means that the data replaces the whole file
 
 FileWrite = tuple[str, int, Any]  # the file name, the offset and the data
 
+_MAGIC = b"hotrow journal 2\n"
+_HEADER = struct.Struct("<HQQ")
+_HASH_BYTES = 32
+_MAX_NAME_BYTES = 100
+_CHUNK = 1 << 20
 
-def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
+
+def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
     Raises:
         HotrowError: the disk is full, or a write fails. The folder then contains either this
             save or the previous one.
     """
-    new_journal = folder / "journal.new"
+    new_journal = f"{JOURNAL}.new"
     try:
-        with new_journal.open("wb") as file:
+        with folder.create(new_journal) as file:
             digest = hashlib.sha256(_MAGIC)
             file.write(_MAGIC)
             for name, offset, data in writes:
@@ -52,76 +61,123 @@ def commit(folder: Path, writes: Iterable[FileWrite]) -> None:
                 file.write(data)
             file.write(digest.digest())
             flush(file)
-        new_journal.replace(folder / "journal")
-        flush_folder(folder)
+        folder.rename(new_journal, JOURNAL)
+        folder.flush()
         replay_journal(folder)
-    except OSError as error:
-        new_journal.unlink(missing_ok=True)
+    except (OSError, HotrowError) as error:
+        with contextlib.suppress(OSError):
+            folder.remove(new_journal)
+        if isinstance(error, HotrowError):
+            raise
         raise HotrowError(
-            f"{folder} could not be saved ({error})",
+            f"{folder.path} could not be saved ({error})",
             fix="free disk space and save again; the folder still contains a complete save",
         ) from None
 
 
-def replay_journal(folder: Path) -> bool:
+def replay_journal(folder: Folder) -> bool:
     """Apply the writes in a complete journal, at the end of a save or after a crash.
 
     Returns whether a journal existed.
+
+    Raises:
+        HotrowError: the journal is damaged, or it does not belong to the files of the folder. No
+            file has changed.
     """
-    journal = folder / "journal"
-    if not journal.exists():
-        return False
-    _verify_checksum(journal)
-    files: dict[str, Any] = {}
     try:
-        for name, offset, data in _read_writes(journal):
-            if name not in files:
-                files[name] = (folder / name).open("w+b" if offset == WHOLE_FILE else "r+b")
-            files[name].seek(0 if offset == WHOLE_FILE else offset)
-            files[name].write(data)
-        for file in files.values():
-            flush(file)
-    finally:
-        for file in files.values():
-            file.close()
-    journal.unlink()
-    flush_folder(folder)
+        file = folder.open(JOURNAL, "rb")
+    except FileNotFoundError:
+        return False
+    with file:
+        journal = _Journal(folder, file)
+        journal.check()
+        journal.apply()
+    folder.remove(JOURNAL)
+    folder.flush()
     return True
 
 
-def _verify_checksum(journal: Path) -> None:
-    """Raise an error if the checksum of the journal does not match its contents."""
-    size = journal.stat().st_size - 32
-    digest = hashlib.sha256()
-    with journal.open("rb") as file:
-        while file.tell() < size:
-            digest.update(file.read(min(1 << 20, size - file.tell())))
-        if size < len(_MAGIC) or file.read() != digest.digest():
+class _Journal:
+    """An open journal, which may contain anything."""
+
+    def __init__(self, folder: Folder, file: IO[bytes]) -> None:
+        self.folder, self.file, self.path = folder, file, folder.path / JOURNAL
+        self.end = os.fstat(file.fileno()).st_size - _HASH_BYTES
+
+    def check(self) -> None:
+        """Check the hash and every write, and that the files are those that the writes change."""
+        self._check_hash()
+        record = None
+        targets = set()
+        for name, offset, length in self._writes():
+            if record is None:
+                record = self._read_record(name, offset, length)
+            elif name == REST_FILE:
+                if offset != WHOLE_FILE or length != record.rest[0]:
+                    raise damaged_file(self.path, f"it does not contain all of {REST_FILE}")
+            else:
+                layout = record.tensors.get(name.removesuffix(".safetensors"))
+                if layout is None or name != layout.file_name:
+                    raise damaged_file(self.path, "it changes a file that is not part of the save")
+                if offset + length > layout.file_bytes:
+                    raise damaged_file(self.path, f"it writes beyond the end of {name}")
+            targets.add(name)
+        if record is None or REST_FILE not in targets:
+            raise damaged_file(self.path, "it does not contain a complete save")
+        for layout in record.tensors.values():
+            check_file(self.folder, layout, (record.previous, record.session, record.save))
+
+    def apply(self) -> None:
+        """Write the data to the files."""
+        with contextlib.ExitStack() as stack:
+            files: dict[str, IO[bytes]] = {}
+            for name, offset, length in self._writes():
+                if offset == WHOLE_FILE:
+                    self.folder.write(name, self._read_chunks(length))
+                    continue
+                if name not in files:
+                    files[name] = stack.enter_context(self.folder.open(name, "r+b"))
+                files[name].seek(offset)
+                files[name].writelines(self._read_chunks(length))
+            for file in files.values():
+                flush(file)
+        self.folder.flush()
+
+    def _check_hash(self) -> None:
+        self.file.seek(0)
+        digest = hashlib.sha256()
+        for data in self._read_chunks(max(self.end, 0)):
+            digest.update(data)
+        if self.end < len(_MAGIC) or self.file.read() != digest.digest():
+            raise damaged_file(self.path, "its checksum does not match its contents")
+
+    def _writes(self) -> Iterator[tuple[str, int, int]]:
+        """Yield (name, offset, length) of each write; the file is then positioned at the data."""
+        self.file.seek(0)
+        if self.file.read(len(_MAGIC)) != _MAGIC:
             raise HotrowError(
-                f"{journal} is damaged: its checksum does not match its contents",
-                fix="restore the folder from a backup",
+                f"another version of hotrow wrote {self.path}",
+                fix="open and close the folder once with that version, to finish its last save",
             )
+        position = len(_MAGIC)
+        while position < self.end:
+            self.file.seek(position)
+            header = self.file.read(_HEADER.size)
+            if len(header) < _HEADER.size:
+                raise damaged_file(self.path, "it ends within a write")
+            name_length, offset, length = _HEADER.unpack(header)
+            name = self.file.read(min(name_length, _MAX_NAME_BYTES))
+            position += _HEADER.size + name_length + length
+            if position > self.end or name_length > _MAX_NAME_BYTES:
+                raise damaged_file(self.path, "it ends within a write")
+            yield name.decode("ascii", "replace"), offset, length
 
+    def _read_record(self, name: str, offset: int, length: int) -> Record:
+        if (name, offset) != (RECORD_FILE, WHOLE_FILE) or length > MAX_RECORD_BYTES:
+            raise damaged_file(self.path, f"it does not start with {RECORD_FILE}")
+        return parse_record(self.file.read(length), self.path)
 
-def _read_writes(journal: Path) -> Iterator[FileWrite]:
-    size = journal.stat().st_size - 32
-    with journal.open("rb") as file:
-        file.seek(len(_MAGIC))
-        while file.tell() < size:
-            name_length, offset, data_length = _HEADER.unpack(file.read(_HEADER.size))
-            yield file.read(name_length).decode(), offset, file.read(data_length)
-
-
-def flush(file: Any) -> None:
-    """Flush a file to disk."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path) -> None:
-    """Flush the directory entries of a folder to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _read_chunks(self, length: int) -> Iterator[bytes]:
+        while length > 0 and (data := self.file.read(min(length, _CHUNK))):
+            length -= len(data)
+            yield data

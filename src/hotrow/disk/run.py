@@ -1,79 +1,111 @@
-"""Read and write the files of a training run: the table's ledger, and the user's `rest`."""
+"""The training run in a record: the table's ledger, and the options of its optimizer."""
 
 from __future__ import annotations
 
-import io
-import json
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from hotrow.errors import HotrowError
-
-RUN_FILE, REST_FILE = "run.json", "rest.pt"
+from hotrow import optim
+from hotrow.disk.rest import error_summary
+from hotrow.optim.lag import RowLag
+from hotrow.optim.ledger import Ledger
+from hotrow.optim.rule import ParamGroup, Rule
+from hotrow.optim.state import RowState
+from hotrow.table.parameter import Table
 
 Run = dict[str, Any]
 
 
-def read_run(folder: Path) -> Run:
-    """Return the saved run, or an empty dict if the table has not been trained.
+def describe_run(lag: RowLag) -> Run:
+    """Describe the steps that rows may have missed, and the options, as JSON values."""
+    ledger = lag.ledger
+    return {
+        "rule": ledger.rule.name,
+        "group": lag.group_options,
+        "start": ledger.start_step,
+        "carried": ledger.scalar_state,
+        "still": ledger.idle_rows_unchanged,
+        "settled": lag.settled_steps,
+        "entries": ledger.entries().tolist(),
+    }
+
+
+class SavedRun:
+    """A training run from a record, which may contain anything.
+
+    Arguments:
+        run: the result of `describe_run`.
+
+    Attributes:
+        slots: the names of the optimizer's state tensors.
+        step_count: the number of steps in the ledger.
 
     Raises:
-        HotrowError: the file is damaged.
+        ValueError: a value has a wrong type or is out of range.
     """
-    path = folder / RUN_FILE
-    try:
-        run: Any = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise damaged_file(path, str(error)) from None
-    if not isinstance(run, dict):
-        raise damaged_file(path, "it does not contain a training run")
-    return run
+
+    def __init__(self, run: Run) -> None:
+        try:
+            self._run = run
+            self._rule = _rules_by_name()[run["rule"]]
+            self._group = _parse_group(run["group"])
+            self.slots = list(self._rule.initial_slots(self._group))
+            self.step_count = len(run["entries"])
+            self._check()
+        except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
+            raise ValueError(error_summary(error)) from None
+
+    def _check(self) -> None:
+        run, group = self._run, self._group
+        for key, least, most in (("start", 0, 1 << 53), ("settled", 0, self.step_count)):
+            if type(run[key]) is not int or not least <= run[key] <= most:
+                raise ValueError(f"{key!r} is not an integer from {least} to {most}")
+        if not isinstance(run["still"], bool):
+            raise ValueError("'still' is not true or false")
+        scalars = self._rule.initial_scalars(group, {})
+        names = scalars.keys() if self.step_count else run["carried"].keys() & scalars.keys()
+        if run["carried"].keys() != names or not _are_numbers(run["carried"].values()):
+            raise ValueError("'carried' does not contain the scalars of the optimizer")
+        width = len(self._rule.ledger_entry(group, run["start"] + 1, scalars))
+        if not all(
+            isinstance(entry, list) and len(entry) == width and _are_numbers(entry)
+            for entry in run["entries"]
+        ):
+            raise ValueError(f"an entry of the ledger is not a list of {width} numbers")
+
+    def restore(self, table: Table) -> None:
+        """Give the table the `RowLag` that was saved with it.
+
+        Raises:
+            ValueError: the options of the optimizer are invalid.
+        """
+        run, group = self._run, self._group
+        try:
+            lag = RowLag(self._rule, table, group, RowState())
+            ledger = Ledger(lag.ledger.rule, group, start_step=run["start"])
+            for entry in run["entries"]:
+                ledger.append(tuple(map(float, entry)))
+            ledger.scalar_state, ledger.idle_rows_unchanged = run["carried"], run["still"]
+            if ledger.length:
+                ledger.steps(ledger.length, ledger.length, table.dtype)
+            lag.ledger, lag.settled_steps = ledger, run["settled"]
+            lag.write_scalars(ledger.torch_scalars(group))
+        except (KeyError, TypeError, AttributeError, ArithmeticError, IndexError) as error:
+            raise ValueError(error_summary(error)) from None
+        table.lag = lag
 
 
-def read_rest(folder: Path) -> Any:
-    """Return the `rest` of the last save, or None.
-
-    Raises:
-        HotrowError: the file is damaged.
-    """
-    path = folder / REST_FILE
-    try:
-        return torch.load(path, weights_only=True) if path.exists() else None
-    except OSError:
-        raise
-    except Exception as error:  # raised by zipfile, pickle or torch
-        raise damaged_file(path, error_summary(error)) from None
+def _parse_group(group: Any) -> ParamGroup:
+    """Return the options of the optimizer, with tuples instead of lists."""
+    for key, value in group.items():
+        values = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, bool | int | float | str | None) for each in values):
+            raise ValueError(f"the option {key!r} of the optimizer")
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
 
 
-def serialize_rest(rest: Any) -> bytes:
-    """Serialize `rest` with `torch.save`, and check that `torch.load` can read it.
-
-    Raises:
-        HotrowError: `torch.load(weights_only=True)` cannot read the result.
-    """
-    buffer = io.BytesIO()
-    try:
-        torch.save(rest, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
-    except Exception as error:
-        raise HotrowError(
-            "rest cannot be saved, because torch.load(weights_only=True) could not read it "
-            f"({error_summary(error)})",
-            fix="use only tensors, numbers, strings, and lists, tuples and dicts of these",
-        ) from None
-    return buffer.getvalue()
+def _are_numbers(values: Any) -> bool:
+    return all(type(value) in (int, float) for value in values)
 
 
-def damaged_file(path: Path, why: str) -> HotrowError:
-    """Return the error for a damaged file."""
-    return HotrowError(f"{path} is damaged ({why})", fix="restore it from a backup")
-
-
-def error_summary(error: Exception) -> str:
-    """Return the type of an error and the first line of its message."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else '':.100}"
+def _rules_by_name() -> dict[str, Rule]:
+    return {rule.name: rule for rule in (getattr(optim, name).rule for name in optim.__all__)}

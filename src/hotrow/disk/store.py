@@ -6,7 +6,6 @@ files. A save includes the ledger, so stale rows don't need to be settled first.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
@@ -15,29 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
-from hotrow import optim
-from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, flush_folder, replay_journal
-from hotrow.disk.mapped_tensor import PAGE, MappedTensor, RowBlocks, write_new
-from hotrow.disk.run import (
-    REST_FILE,
-    RUN_FILE,
-    Run,
-    damaged_file,
-    error_summary,
-    read_rest,
-    read_run,
-    serialize_rest,
+from hotrow.disk.folder import Folder, check_platform, damaged_file
+from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
+from hotrow.disk.mapped_tensor import (
+    MAX_BYTES,
+    Layout,
+    MappedTensor,
+    RowBlocks,
+    check_file,
+    write_new,
 )
+from hotrow.disk.record import RECORD_FILE, STEPS, TABLE, Record, new_name, read_record
+from hotrow.disk.rest import REST_FILE, describe_rest, read_rest, serialize_rest
+from hotrow.disk.run import SavedRun, describe_run
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
-from hotrow.optim.ledger import Ledger
-from hotrow.optim.rule import ParamGroup, Rule
-from hotrow.optim.state import RowState
 from hotrow.table.parameter import Table
 
 BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
@@ -70,7 +66,8 @@ def create(
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
             positive integer, or the disk is full. After an error, no new folder remains.
 
-    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse.
+    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse, except
+    in a tmpfs such as `/dev/shm`.
 
     >>> import tempfile, torch, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +81,7 @@ def create(
     -0.001
     """
     folder = Path(path)
+    check_platform(folder)
     if dtype not in (torch.float32, torch.float64):
         raise HotrowError(
             f"dtype is {dtype}, but a table on disk must be float32 or float64",
@@ -94,12 +92,13 @@ def create(
             f"rows is {rows!r} and columns is {columns!r}, but both must be integers",
             fix="pass integers",
         )
-    if rows < 1 or columns < 1:
+    if rows < 1 or columns < 1 or rows * columns * dtype.itemsize > MAX_BYTES:
         raise HotrowError(
-            f"rows is {rows} and columns is {columns}, but both must be at least 1",
+            f"rows is {rows} and columns is {columns}, but both must be at least 1, and the table "
+            f"must have at most {MAX_BYTES:,} bytes",
             fix="pass 1 or more",
         )
-    if folder.exists():
+    if os.path.lexists(folder):
         raise HotrowError(
             f"{folder} already exists", fix="open it with hotrow.disk.open, or use another path"
         )
@@ -110,9 +109,9 @@ def create(
         new_folder = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
         new_folder.mkdir()
         values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
-        write_new(new_folder / "weight.safetensors", "weight", (rows, columns), dtype, values)
+        _write_first_save(Folder(new_folder), Layout(TABLE, (rows, columns), dtype), values)
         new_folder.rename(folder)
-        flush_folder(folder.parent)
+        _flush_folder(folder.parent)
     except BaseException as error:
         if new_folder is not None:
             shutil.rmtree(new_folder, ignore_errors=True)
@@ -124,23 +123,49 @@ def create(
     return Store(folder)
 
 
-def open(path: str | Path) -> Store:
+def _write_first_save(folder: Folder, table: Layout, values: RowBlocks) -> None:
+    """Write the files of a new table."""
+    save, rest = new_name(), serialize_rest(None)
+    record = Record(save, save, save, {table.name: table}, describe_rest(rest))
+    try:
+        write_new(folder, table, save, values)
+        folder.write(REST_FILE, [rest])
+        folder.write(RECORD_FILE, [record.serialize()])
+        folder.flush()
+    finally:
+        folder.close()
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open(path: str | Path, *, verify: bool = True) -> Store:
     """Open a table's folder to train the table or to read its rows.
 
     If a crash interrupted a save whose journal was complete, `open` first finishes the save.
 
     Args:
         path: a folder that `create` created.
+        verify: whether to compare each page of the files with its checksum before its first use.
 
     Returns:
         The open store. To continue training, create an optimizer of the same class with the same
         options. The optimizer continues from the saved state.
 
     Raises:
-        HotrowError: the folder does not exist or is damaged, or it is already open, in this
-            process or another one.
+        HotrowError: the folder does not exist, a file of the last save is missing, damaged or part
+            of another save, or the folder is already open, in this process or another one. No file
+            has changed. If a page does not match its checksum, the operation that first uses the
+            page raises the error.
 
-    Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once.
+    Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once. With
+    `verify`, the first use of a page of 4,096 bytes reads and checks it, which takes a few
+    microseconds.
 
     >>> import tempfile, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +174,35 @@ def open(path: str | Path) -> Store:
     ...         store.layer
     Embedding(1000, 4)
     """
-    return Store(Path(path))
+    return Store(Path(path), verify=verify)
+
+
+def verify(path: str | Path) -> int:
+    """Compare all files of a table's folder with their checksums.
+
+    Like `open`, `verify` first finishes a save that a crash interrupted.
+
+    Args:
+        path: a folder that `create` created, which is not open.
+
+    Returns:
+        The number of bytes of the table and of its optimizer state.
+
+    Raises:
+        HotrowError: `open` could not open the folder, or rows do not match their checksum. The
+            message names the file and the rows.
+
+    Cost: reads the files once, except the holes of sparse files.
+
+    >>> import tempfile, hotrow
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     hotrow.disk.create(folder + "/users", 1000, 4).close()
+    ...     hotrow.disk.verify(folder + "/users")
+    16000
+    """
+    with Store(Path(path)) as store:
+        store.check_rows(None)
+        return sum(file.layout.value_bytes for file in store.files())
 
 
 class Store:
@@ -182,33 +235,54 @@ class Store:
     {'epoch': 1}
     """
 
-    def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise HotrowError(
-                f"the folder {folder} does not exist", fix="create it with hotrow.disk.create"
-            )
-        self.folder = folder
-        self._lock, self._is_open, self._process = FileLock(folder / "lock"), True, os.getpid()
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
+        self.folder, self._verify = folder, verify
+        self._is_open, self._process = True, os.getpid()
+        with _wrap_open_errors(folder):
+            self._folder = Folder(folder)
+            try:
+                self._folder.lock()
+                replay_journal(self._folder)
+                self._load(read_record(self._folder))
+            except BaseException:
+                self._folder.close()
+                raise
+
+    def _load(self, record: Record) -> None:
+        """Check all files of a save, then map them and restore the training run."""
+        self._session, self._saves = new_name(), {record.save}
+        self._resuming = False
+        record_path = self.folder / RECORD_FILE
+        run = None
         try:
-            with _wrap_open_errors(folder):
-                self._lock.acquire(timeout=0)
-                replay_journal(folder)
-                self._weight_file = MappedTensor(folder / "weight.safetensors")
-                self._state_files: dict[str, MappedTensor] = {}
-                self._run = read_run(folder)
-                self._resuming = False
-                self.rest = read_rest(folder)
-                self.layer = self._make_layer()
-                if self._run:
-                    self._resume()
-        except BaseException:
-            self._lock.release()
-            raise
+            if record.run is not None:
+                run = SavedRun(record.run)
+            names = {TABLE} if run is None else {TABLE, STEPS, *run.slots}
+            if record.tensors.keys() != names:
+                raise ValueError(f"the tensors of the save are not {', '.join(sorted(names))}")
+        except ValueError as error:
+            raise damaged_file(record_path, str(error)) from None
+        for layout in record.tensors.values():
+            check_file(self._folder, layout, [record.save])
+        self.rest = read_rest(self._folder, record.rest)
+        self._files = {
+            name: MappedTensor(
+                self._folder, layout, run.step_count if run and name == STEPS else None
+            )
+            for name, layout in record.tensors.items()
+        }
+        self.layer = self._make_layer()
+        self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # by row
+        if run is not None:
+            self._resuming = True
+            try:
+                run.restore(self.table)
+            except ValueError as error:
+                raise damaged_file(record_path, str(error)) from None
+            self._resuming = False
 
     def _make_layer(self) -> Embedding:
-        values = self._weight_file.tensor()
-        if values.ndim != 2:
-            raise damaged_file(self._weight_file.path, f"its tensor is {values.ndim}-D, not 2-D")
+        values = self._files[TABLE].tensor()
         rows, columns = values.shape
         layer = Embedding(rows, columns, _weight=values)
         weight = layer.weight
@@ -216,6 +290,10 @@ class Store:
         self.table = Table.adopt(weight)  # makes no copy: `values` is the mapped memory
         self.table.backing = self
         return layer
+
+    def files(self) -> list[MappedTensor]:
+        """Return the mapped files."""
+        return list(self._files.values())
 
     def __enter__(self) -> Store:
         return self
@@ -226,54 +304,79 @@ class Store:
     def close(self) -> None:
         """Release the folder, so that another process can open it.
 
-        Changes since the last save are lost. Do not use the table after you close the store.
+        Changes since the last save are lost. Reading the table then raises an error.
         """
         self._is_open = False
-        self._lock.release()
+        self._folder.close(unlock=self._process == os.getpid())
+
+    def check_rows(self, rows: Tensor | None) -> None:
+        """Check the pages that contain these valid ids, or all pages, before they are used.
+
+        The steps of rows are always checked, because the kernels use them as indices.
+
+        Raises:
+            HotrowError: a page does not match its checksum, or the store is closed.
+        """
+        if not self._is_open:
+            raise self._closed_error("read the table before close, or open the folder again")
+        numbers = None if rows is None else rows.reshape(-1).long().cpu().numpy()
+        if numbers is not None:
+            numbers = numbers[~self._is_checked[numbers]]
+            if not len(numbers):
+                return
+        for name, file in self._files.items():
+            if self._verify or name == STEPS:
+                file.check_rows(numbers)
+        self._is_checked[slice(None) if numbers is None else numbers] = True
 
     # --- The optimizer state ---------------------------------------------------------------------
 
     def create_slot(self, name: str, initial: float) -> Tensor:
         """Create a (V, D) state tensor for the optimizer, filled with this initial value."""
-        if name in self._state_files:
+        if self._resuming:
+            return self._files[name].tensor()
+        if name in self._files:
             raise HotrowError(
                 f"{self.folder} already has the state {name!r} of another optimizer",
                 fix="use one optimizer; to switch optimizers, save and reopen the folder first",
             )
-        shape, dtype = self._weight_file.shape, self._weight_file.dtype
+        table = self._files[TABLE].layout
         values: RowBlocks = ()
         if initial:
-            values = _filled_blocks(shape, dtype, lambda block: block.fill_(initial))
-        return self._state_tensor(name, shape, dtype, values)
+            values = _filled_blocks(table.shape, table.dtype, lambda block: block.fill_(initial))
+        return self._create_file(Layout(name, table.shape, table.dtype), values)
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
         """Return a (V, D) state tensor for the optimizer, with these values."""
-        slot = self._state_tensor(name, self._weight_file.shape, self._weight_file.dtype, ())
+        table = self._files[TABLE].layout
+        if name in self._files:
+            slot = self._files[name].tensor()
+        else:
+            slot = self._create_file(Layout(name, table.shape, table.dtype))
         if slot.data_ptr() != values.data_ptr():
             slot.copy_(values)
         return slot
 
     def row_steps(self) -> Tensor:
         """Return (V,) int32 zeros, which the optimizer uses to count the steps of each row."""
-        exists = "last" in self._state_files
-        values = self._state_tensor("last", self._weight_file.shape[:1], torch.int32, ())
-        return values.zero_() if exists else values
+        if STEPS in self._files:
+            steps = self._files[STEPS].tensor()
+            return steps if self._resuming else steps.zero_()
+        shape = self._files[TABLE].layout.shape[:1]
+        return self._create_file(Layout(STEPS, shape, torch.int32))
 
-    def _state_tensor(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, values: RowBlocks
-    ) -> Tensor:
-        path = self.folder / f"{name}.safetensors"
-        if name not in self._state_files:
-            if not (self._resuming and name in self._run["files"]):
-                write_new(path, name, shape, dtype, values)
-            elif not path.exists():
-                raise damaged_file(path, "it is missing")
-            file = MappedTensor(path)
-            if (file.shape, file.dtype) != (tuple(shape), dtype):
-                found = f"{_format_shape(file.shape)} {file.dtype}"
-                raise damaged_file(path, f"it contains {found}, not {_format_shape(shape)} {dtype}")
-            self._state_files[name] = file
-        return self._state_files[name].tensor()
+    def _create_file(self, layout: Layout, values: RowBlocks = ()) -> Tensor:
+        """Create a file, which becomes part of the next save, and map it."""
+        self._check_owner()
+        try:
+            write_new(self._folder, layout, self._session, values)
+            self._files[layout.name] = MappedTensor(self._folder, layout)
+        except OSError as error:
+            raise HotrowError(
+                f"{self.folder / layout.file_name} could not be created ({error})",
+                fix="free disk space and repeat the step; the folder still contains the last save",
+            ) from None
+        return self._files[layout.name].tensor()
 
     # --- Saving ----------------------------------------------------------------------------------
 
@@ -293,25 +396,34 @@ class Store:
 
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
-        self._check_can_save()
-        writes = self._writes(json.dumps(self._describe_run()).encode(), serialize_rest(rest))
-        commit(self.folder, writes)
-        for file in (self._weight_file, *self._state_files.values()):
+        self._check_owner()
+        self._check_mapping()
+        rest_data = serialize_rest(rest)
+        record = self._describe_save(self._previous_save(), rest_data)
+        for layout in record.tensors.values():
+            check_file(self._folder, layout, [*self._saves, self._session])
+        self._saves.add(record.save)
+        commit(self._folder, self._writes(record, rest_data))
+        for file in self.files():
             file.discard_pages()
-        self._run, self.rest = read_run(self.folder), rest
+        self.rest = rest
 
-    def _check_can_save(self) -> None:
+    def _check_owner(self) -> None:
         if not self._is_open:
-            raise HotrowError(
-                f"{self.folder} is closed, and another process may have opened it",
-                fix="call save before close, or open the folder again",
-            )
+            raise self._closed_error("call save before close, or open the folder again")
         if self._process != os.getpid():
             raise HotrowError(
                 f"{self.folder} was opened before this process was forked",
                 fix="save in the process that opened it",
             )
-        weight, mapped = self.layer.weight, self._weight_file.tensor()
+
+    def _closed_error(self, fix: str) -> HotrowError:
+        return HotrowError(
+            f"{self.folder} is closed, and another process may have opened it", fix=fix
+        )
+
+    def _check_mapping(self) -> None:
+        weight, mapped = self.layer.weight, self._files[TABLE].tensor()
         current = weight.raw_data if isinstance(weight, Table) else weight
         is_mapped = current.data_ptr() == mapped.data_ptr() and current.dtype == mapped.dtype
         if not is_mapped or current.shape != mapped.shape:
@@ -321,51 +433,46 @@ class Store:
                 fix="copy the values into the original table: weight.copy_(...) in torch.no_grad()",
             )
 
-    def _writes(self, run: bytes, rest: bytes) -> Iterator[FileWrite]:
-        for file in (self._weight_file, *self._state_files.values()):
-            for number in file.written_pages().tolist():
-                yield file.path.name, number * PAGE, file.page(number).data
-        yield RUN_FILE, WHOLE_FILE, run
+    def _previous_save(self) -> str:
+        """Return the name of the last save, after finishing it if a full disk interrupted it."""
+        with _wrap_open_errors(self.folder):
+            replay_journal(self._folder)
+            save = read_record(self._folder).save
+        if save not in self._saves:
+            raise HotrowError(
+                f"{self.folder} contains a save of another process, which this save would damage",
+                fix="open the folder again, and let only one machine at a time use it",
+            )
+        return save
+
+    def _describe_save(self, previous: str, rest: bytes) -> Record:
+        """Return the record of the next save."""
+        lag, names, run = self.table.lag, [TABLE], None
+        if isinstance(lag, RowLag):
+            names, run = [TABLE, STEPS, *lag.slots], describe_run(lag)
+        elif len(self._files) > 1:
+            raise HotrowError(
+                "the optimizer state cannot be saved, because the optimizer has settled all "
+                "rows and closed its ledger, for example in state_dict()",
+                fix="run an optimizer step before you save",
+            )
+        return Record(
+            save=new_name(),
+            previous=previous,
+            session=self._session,
+            tensors={name: self._files[name].layout for name in names},
+            rest=describe_rest(rest),
+            run=run,
+            behind=self.table.has_stale_rows,
+        )
+
+    def _writes(self, record: Record, rest: bytes) -> Iterator[FileWrite]:
+        yield RECORD_FILE, WHOLE_FILE, record.serialize()
         yield REST_FILE, WHOLE_FILE, rest
-
-    def _describe_run(self) -> Run:
-        """Describe the training run: the steps that rows may have missed, and the options."""
-        lag = self.table.lag
-        if not isinstance(lag, RowLag):
-            if self._state_files:
-                raise HotrowError(
-                    "the optimizer state cannot be saved, because the optimizer has settled all "
-                    "rows and closed its ledger, for example in state_dict()",
-                    fix="run an optimizer step before you save",
-                )
-            return {}
-        ledger = lag.ledger
-        return {
-            "rule": ledger.rule.name,
-            "group": lag.group_options,
-            "files": ["last", *lag.slots],
-            "start": ledger.start_step,
-            "carried": ledger.scalar_state,
-            "still": ledger.idle_rows_unchanged,
-            "settled": lag.settled_steps,
-            "behind": lag.has_stale_rows,
-            "entries": ledger.entries().tolist(),
-        }
-
-    def _resume(self) -> None:
-        """Restore the `RowLag` that was saved with the table."""
-        run = self._run
-        group: ParamGroup = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in run["group"].items()
-        }
-        self._resuming = True
-        lag = RowLag(_rules_by_name()[run["rule"]], self.table, group, RowState())
-        self._resuming = False
-        lag.ledger = _restore_ledger(lag.ledger, group, run)
-        lag.settled_steps = run["settled"]
-        lag.write_scalars(lag.ledger.torch_scalars(group))
-        self.table.lag = lag
+        for name, layout in record.tensors.items():
+            check = self._verify or name == STEPS
+            for offset, data in self._files[name].changes(record.save, check=check):
+                yield layout.file_name, offset, data
 
 
 @contextmanager
@@ -373,35 +480,16 @@ def _wrap_open_errors(folder: Path) -> Iterator[None]:
     """Convert errors from opening a folder to HotrowErrors."""
     try:
         yield
-    except Timeout:
-        raise HotrowError(
-            f"{folder} is already open, in this process or another one",
-            fix="close it first, or use a copy of the folder",
-        ) from None
     except OSError as error:
         raise HotrowError(
             f"{folder} could not be opened ({error})",
             fix="free disk space or check the permissions, and open it again; nothing is lost",
         ) from None
-    except (KeyError, TypeError, AttributeError) as error:  # raised for a damaged run file
-        raise damaged_file(folder / RUN_FILE, error_summary(error)) from None
-
-
-def _format_shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
-
-
-def _restore_ledger(new_ledger: Ledger, group: ParamGroup, run: Run) -> Ledger:
-    """Return a ledger with the saved entries and scalars."""
-    ledger = Ledger(new_ledger.rule, group, start_step=run["start"])
-    for entry in run["entries"]:
-        ledger.append(tuple(entry))
-    ledger.scalar_state, ledger.idle_rows_unchanged = run["carried"], run["still"]
-    return ledger
-
-
-def _rules_by_name() -> dict[str, Rule]:
-    return {rule.name: rule for rule in (getattr(optim, name).rule for name in optim.__all__)}
+    except MemoryError:
+        raise HotrowError(
+            f"{folder} could not be opened, because there is too little memory",
+            fix="free memory, and open it again; nothing is lost",
+        ) from None
 
 
 def _filled_blocks(

@@ -211,6 +211,7 @@ class RowLag:
 
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
+        self.table.check_files(rows)
         with _ExclusiveAccess(self):
             step_count = self.ledger.length
             settles_all = rows is None
@@ -315,6 +316,7 @@ class RowLag:
 
     def settle_all(self) -> None:
         """Settle all rows, so that the state equals torch's."""
+        self.table.check_files()
         if self.has_stale_rows:
             self.settle(None)
 

@@ -201,7 +201,7 @@ class RowOptimizer(_Optimizer):
         ]
         for group, table, gradient in table_gradients:
             if table.backing is not None:
-                self._check_touches_rows(group, gradient)
+                self._check_disk_step(group, table, gradient)
         pending_steps = []
         numeric_groups = {id(group): numeric_group(group) for group in self.param_groups}
         for group, table, gradient in table_gradients:
@@ -323,8 +323,8 @@ class RowOptimizer(_Optimizer):
             self.state[table] = state
         return state
 
-    def _check_touches_rows(self, group: ParamGroup, gradient: Tensor) -> None:
-        """Raise an error if a table on disk would take a dense step."""
+    def _check_disk_step(self, group: ParamGroup, table: Table, gradient: Tensor) -> None:
+        """Raise an error if a table on disk would take a dense step, or its rows are damaged."""
         if not isinstance(gradient, RowGradient):
             cause = "the gradient is dense"
             fix = "use the weight only in lookups, not in the loss itself"
@@ -332,6 +332,7 @@ class RowOptimizer(_Optimizer):
             cause = f"{self.rule.name} with weight_decay={group['weight_decay']} requires one"
             fix = "set weight_decay=0"
         else:
+            table.check_files(gradient.ids)
             return
         raise HotrowError(f"a table on disk cannot take a dense step, but {cause}", fix=fix)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
+from hotrow.ids import is_readable
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import is_compiling, never_compile_alone, never_trace
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
@@ -133,6 +134,7 @@ class Table(nn.Parameter):
     @never_trace
     def settle(self, rows: Tensor | None = None) -> None:
         """Apply all missed steps to the given distinct rows, or to all rows if `rows` is None."""
+        self.check_files(rows)
         lag = self.__dict__.get("lag")
         if lag is None or not lag.has_stale_rows:
             return
@@ -143,6 +145,12 @@ class Table(nn.Parameter):
             lag.settle(rows)
         finally:
             set_trace(trace)
+
+    def check_files(self, rows: Tensor | None = None) -> None:
+        """Check that the files of these rows, or of all rows, are undamaged before their use."""
+        backing = self.__dict__.get("backing")
+        if backing is not None and (rows is None or is_readable(rows)):
+            backing.check_rows(rows.values() if rows is not None and rows.is_nested else rows)
 
     @property
     def has_stale_rows(self) -> bool:

@@ -112,3 +112,6 @@ class Backing(Protocol):
 
     def row_steps(self) -> Tensor:
         """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""
+
+    def check_rows(self, rows: Tensor | None) -> None:
+        """Check that the files of these rows, or of all rows, are undamaged before their use."""

@@ -45,6 +45,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
             table.replicas.prepare_look_up(table, failure)
         if failure is not None:
             raise failure
+        table.check_files(input)
     finally:
         failure = None  # the error's traceback refers to the rows, which would count as an alias
 
@@ -120,7 +121,12 @@ def row_reader(
         table.set_layout()
     row_count = table.shape[columns]
     is_stale = lag is not None and lag.has_stale_rows
-    checks_later = max_norm is None and table.replicas is None and _can_read(table, ids)
+    checks_later = (
+        max_norm is None
+        and table.replicas is None
+        and table.backing is None
+        and _can_read(table, ids)
+    )
     if not checks_later:
         check_look_up(ids, table, row_count)
     distinct_ids = read = None

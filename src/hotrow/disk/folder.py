@@ -1,0 +1,175 @@
+"""The folder of a table, which may come from a stranger and contain anything.
+
+`Folder` opens the folder once and reaches its files only through that descriptor. It never follows
+a symbolic link, and opens only regular files that have no other name. So nothing in a folder can
+make hotrow read or write a file outside of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from hotrow.errors import HotrowError
+
+
+class Folder:
+    """An open folder.
+
+    Raises:
+        HotrowError: the folder does not exist or is a symbolic link, or the system is not Linux.
+    """
+
+    def __init__(self, path: Path) -> None:
+        check_platform(path)
+        self.path = path
+        try:
+            self._descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise HotrowError(
+                f"the folder {path} does not exist", fix="create it with hotrow.disk.create"
+            ) from None
+        except OSError:
+            if path.is_symlink():
+                raise HotrowError(
+                    f"{path} is a symbolic link, which hotrow does not follow",
+                    fix=f"open {os.path.realpath(path)!r}",
+                ) from None
+            if not path.is_dir():
+                raise HotrowError(
+                    f"{path} is not a folder", fix="pass the folder that hotrow.disk.create created"
+                ) from None
+            raise
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+
+    def lock(self) -> None:
+        """Lock the folder. The lock has no file of its own, so nobody can delete it.
+
+        Raises:
+            HotrowError: the folder is already open.
+        """
+        import fcntl  # does not exist on Windows
+
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HotrowError(
+                f"{self.path} is already open, in this process or another one",
+                fix="close it first, or use a copy of the folder",
+            ) from None
+
+    def close(self, *, unlock: bool = True) -> None:
+        """Close the folder. In a forked child, pass `unlock=False` to keep the parent's lock."""
+        import fcntl
+
+        if self._close.alive:
+            if unlock:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._close()
+            self._descriptor = -1
+
+    def open(self, name: str, mode: str) -> IO[bytes]:
+        """Open a regular file in binary mode.
+
+        Raises:
+            FileNotFoundError: the file is missing.
+            HotrowError: the name belongs to a link, a folder, a pipe or a device.
+        """
+        return open(name, mode, opener=self._open)
+
+    def _open(self, name: str, flags: int) -> int:
+        if not flags & os.O_EXCL:  # opening a device or a pipe could already have an effect
+            self._check_regular(name, os.stat(name, dir_fd=self._descriptor, follow_symlinks=False))
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(name, flags, 0o666, dir_fd=self._descriptor)
+        try:
+            self._check_regular(name, os.fstat(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _check_regular(self, name: str, status: os.stat_result) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
+            raise damaged_file(self.path / name, f"it is {kind}")
+        if status.st_nlink > 1:
+            raise HotrowError(
+                f"{self.path / name} has {status.st_nlink} hard links, so a save would also change "
+                "the file under its other names",
+                fix="copy the folder with cp -r, and open the copy",
+            )
+
+    def create(self, name: str) -> IO[bytes]:
+        """Create a file for writing; an old file of this name, even a link, is deleted first."""
+        self.remove(name)
+        return self.open(name, "xb")
+
+    def write(self, name: str, parts: Iterable[Any]) -> None:
+        """Write a file beside the old one, flush it to disk, and rename it into place."""
+        with self.create(f"{name}.new") as file:
+            file.writelines(parts)
+            flush(file)
+        self.rename(f"{name}.new", name)
+
+    def rename(self, name: str, new_name: str) -> None:
+        """Rename a file; a file that already has the new name is replaced."""
+        os.replace(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Delete a file if it exists."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def flush(self) -> None:
+        """Flush the directory entries to disk."""
+        os.fsync(self._descriptor)
+
+    def reserve(self, file: IO[bytes], size: int) -> None:
+        """Reserve space for a file in a tmpfs.
+
+        Other file systems don't need space to read the holes of a sparse file. A tmpfs does, and
+        would kill a process that reads a hole through a mapping while the tmpfs is full.
+
+        Raises:
+            OSError: the tmpfs has too little space.
+        """
+        if self.is_tmpfs():
+            os.posix_fallocate(file.fileno(), 0, size)
+
+    def is_tmpfs(self) -> bool:
+        """Return whether the folder is in a tmpfs."""
+        device = os.fstat(self._descriptor).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+            fields, _, kind = line.partition(" - ")
+            if fields.split()[2] == number:
+                return kind.startswith("tmpfs ")
+        return False
+
+
+def check_platform(path: Path) -> None:
+    """Raise an error unless the system is Linux."""
+    if sys.platform != "linux":
+        raise HotrowError(
+            f"{path} cannot be used for training on {sys.platform}, because only Linux reports "
+            "which pages were written",
+            fix="read its rows with hotrow.Embedding.from_file",
+        )
+
+
+def damaged_file(path: Path, why: str) -> HotrowError:
+    """Return the error for a damaged file."""
+    return HotrowError(f"{path} is damaged ({why})", fix="restore the folder from a backup")
+
+
+def flush(file: IO[bytes]) -> None:
+    """Flush a file to disk."""
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,185 @@
+"""The record of a save, `run.json`, which says which files belong to the save.
+
+The record contains its own checksum, and describes all other files: the shape and dtype of each
+tensor, the name of the save (which the header of each tensor's file repeats), and the length and
+checksum of `rest.pt`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotrow.disk.folder import Folder, damaged_file
+from hotrow.disk.mapped_tensor import DTYPE_NAMES, DTYPES, FORMAT, MAX_BYTES, PAGE, Layout
+from hotrow.errors import HotrowError
+
+RECORD_FILE = "run.json"
+MAX_RECORD_BYTES = 1 << 26  # the record of a ledger with 65,536 steps takes a third of this
+TABLE, STEPS = "weight", "last"  # the names of the table and of the step number of each row
+
+_SAVE_NAME = re.compile("[0-9a-f]{32}")
+_TENSOR_NAME = re.compile("[a-z][a-z0-9_]{0,63}")
+
+
+def new_name() -> str:
+    """Return a unique name for a save."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Record:
+    """The record of a save.
+
+    Attributes:
+        save: the name of the save.
+        previous: the name of the save before it.
+        session: the name in the headers of files that were created after the previous save.
+        tensors: the layout of each file with a tensor.
+        rest: the length and the CRC-32 of `rest.pt`.
+        run: the training run, or None if the table has not been trained.
+        behind: whether rows of the table have missed steps.
+    """
+
+    save: str
+    previous: str
+    session: str
+    tensors: Mapping[str, Layout]
+    rest: tuple[int, int]
+    run: dict[str, Any] | None = None
+    behind: bool = False
+
+    def serialize(self) -> bytes:
+        """Return the contents of `run.json`."""
+        record = {
+            "format": FORMAT,
+            "page": PAGE,
+            "save": self.save,
+            "previous": self.previous,
+            "session": self.session,
+            "tensors": {
+                name: [DTYPE_NAMES[layout.dtype], layout.shape]
+                for name, layout in self.tensors.items()
+            },
+            "rest": self.rest,
+            "run": self.run,
+            "behind": self.behind,
+        }
+        return json.dumps({**record, "checksum": _checksum(record)}).encode()
+
+
+def _checksum(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record, sort_keys=True).encode())
+
+
+def read_record(folder: Folder) -> Record:
+    """Return the record of the last save.
+
+    Raises:
+        HotrowError: the record is missing or damaged, or another version of hotrow wrote it.
+    """
+    path = folder.path / RECORD_FILE
+    try:
+        with folder.open(RECORD_FILE, "rb") as file:
+            data = file.read(MAX_RECORD_BYTES + 1)
+    except FileNotFoundError:
+        raise damaged_file(
+            path, "it is missing; hotrow 0.2 did not write it before the first save"
+        ) from None
+    return parse_record(data, path)
+
+
+def parse_record(data: bytes, path: Path) -> Record:
+    """Return the record with these contents.
+
+    Arguments:
+        data: the contents of `run.json`.
+        path: the file that contains them, for error messages.
+    """
+    if len(data) > MAX_RECORD_BYTES:
+        raise damaged_file(path, f"it has more than {MAX_RECORD_BYTES:,} bytes")
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise damaged_file(path, f"it is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise damaged_file(path, "it does not contain a record")
+    _check_format(record, path)
+    if record.pop("checksum", None) != _checksum(record):
+        raise damaged_file(path, "its checksum does not match its contents")
+    try:
+        return _parse(record)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged_file(path, f"invalid {error}") from None
+
+
+def _check_format(record: dict[str, Any], path: Path) -> None:
+    """Raise an error if hotrow 0.2, a newer version or another system wrote the folder."""
+    if "format" not in record:
+        raise HotrowError(
+            f"{path} was written by hotrow 0.2 or is damaged: this version of hotrow requires "
+            f"{FORMAT!r}, which has checksums",
+            fix="convert the folder as docs/reference/data.md describes",
+        )
+    if record["format"] != FORMAT:
+        raise HotrowError(
+            f"{path} has the format {record['format']!s:.40}, but this version of hotrow reads "
+            f"only {FORMAT!r}",
+            fix="open the folder with the version of hotrow that wrote it",
+        )
+    if record.get("page") != PAGE:
+        raise HotrowError(
+            f"{path} was written on a system with memory pages of {record.get('page')!s:.40} "
+            f"bytes, but here pages have {PAGE} bytes",
+            fix="read its rows with hotrow.Embedding.from_file, and create a new folder",
+        )
+
+
+def _parse(record: dict[str, Any]) -> Record:
+    """Return a record whose checksum matches; a stranger can compute the checksum of anything."""
+    names = save, previous, session = record["save"], record["previous"], record["session"]
+    if not all(isinstance(name, str) and _SAVE_NAME.fullmatch(name) for name in names):
+        raise ValueError("name of a save")
+    rest = record["rest"]
+    if not _are_counts(rest, 2):
+        raise ValueError("length or checksum of rest.pt")
+    run, behind = record["run"], record["behind"]
+    if not isinstance(run, dict | None) or not isinstance(behind, bool):
+        raise ValueError("training run")
+    tensors = _parse_tensors(record["tensors"])
+    return Record(save, previous, session, tensors, (rest[0], rest[1]), run, behind)
+
+
+def _parse_tensors(tensors: Any) -> dict[str, Layout]:
+    layouts = {}
+    for name, (dtype, shape) in dict(tensors).items():
+        if not (_TENSOR_NAME.fullmatch(name) and isinstance(dtype, str) and dtype in DTYPES):
+            raise ValueError("name or dtype of a tensor")
+        if not (_are_counts(shape, len(shape)) and 0 not in shape):
+            raise ValueError(f"shape of {name}")
+        layouts[name] = Layout(name, tuple(shape), DTYPES[dtype])
+        if layouts[name].value_bytes > MAX_BYTES:
+            raise ValueError(f"shape of {name}")
+    table = layouts[TABLE]
+    if len(table.shape) != 2 or not table.dtype.is_floating_point:
+        raise ValueError(f"shape or dtype of {TABLE}")
+    steps = Layout(STEPS, table.shape[:1], DTYPES["I32"])
+    for name, layout in layouts.items():
+        if layout not in (steps, Layout(name, table.shape, table.dtype)):
+            raise ValueError(f"shape or dtype of {name}")
+    return layouts
+
+
+def _are_counts(values: Any, length: int) -> bool:
+    """Return whether `values` is a list of this many non-negative integers."""
+    return (
+        isinstance(values, list)
+        and len(values) == length
+        and all(type(value) is int and value >= 0 for value in values)
+    )

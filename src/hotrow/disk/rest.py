@@ -1,0 +1,77 @@
+"""`rest.pt`, the other data that a user saves together with a table."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from typing import IO, Any
+
+import torch
+
+from hotrow.disk.folder import Folder, damaged_file
+from hotrow.errors import HotrowError
+
+REST_FILE = "rest.pt"
+_CHUNK = 1 << 20
+
+
+def serialize_rest(rest: Any) -> bytes:
+    """Serialize `rest` with `torch.save`, and check that `torch.load` can read it.
+
+    Raises:
+        HotrowError: `torch.load(weights_only=True)` cannot read the result.
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(rest, buffer)
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+    except Exception as error:
+        raise HotrowError(
+            "rest cannot be saved, because torch.load(weights_only=True) could not read it "
+            f"({error_summary(error)})",
+            fix="use only tensors, numbers, strings, and lists, tuples and dicts of these",
+        ) from None
+    return buffer.getvalue()
+
+
+def describe_rest(data: bytes) -> tuple[int, int]:
+    """Return the length and the CRC-32 of `rest.pt`."""
+    return len(data), zlib.crc32(data)
+
+
+def read_rest(folder: Folder, expected: tuple[int, int]) -> Any:
+    """Return the contents of `rest.pt`.
+
+    Arguments:
+        folder: the folder of the file.
+        expected: the length and the CRC-32 of the file.
+
+    Raises:
+        HotrowError: the file is missing or damaged.
+    """
+    path = folder.path / REST_FILE
+    try:
+        with folder.open(REST_FILE, "rb") as file:
+            if _describe(file) != expected:
+                raise damaged_file(path, "it does not belong to the last save, or has changed")
+            file.seek(0)
+            return torch.load(file, weights_only=True)
+    except FileNotFoundError:
+        raise damaged_file(path, "it is missing") from None
+    except (OSError, HotrowError):
+        raise
+    except Exception as error:  # raised by zipfile, pickle or torch
+        raise damaged_file(path, error_summary(error)) from None
+
+
+def _describe(file: IO[bytes]) -> tuple[int, int]:
+    length = checksum = 0
+    while data := file.read(_CHUNK):
+        length, checksum = length + len(data), zlib.crc32(data, checksum)
+    return length, checksum
+
+
+def error_summary(error: Exception) -> str:
+    """Return the type of an error and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else '':.100}"

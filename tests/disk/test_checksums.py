@@ -1,0 +1,227 @@
+"""Every damaged page is found before its values are used, and a full tmpfs is an error."""
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hotrow
+from hotrow import HotrowError, disk
+from hotrow.disk.folder import Folder
+from tests.disk.folders import COLUMNS, ROWS, make_folder, read_values, snapshot, train
+
+TENSORS = ["weight", "exp_avg", "exp_avg_sq", "last"]
+MISMATCH = "is damaged .the checksum of rows {} does not match"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "t")
+
+
+def flip(path, offset, bit=0):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        (value,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+def flip_row(folder, name, row):
+    """Flip a bit of a row's value."""
+    with disk.open(folder) as store:
+        (layout,) = (file.layout for file in store.files() if file.layout.name == name)
+    row_bytes = layout.value_bytes // ROWS
+    flip(folder / layout.file_name, layout.first_page * 4096 + row * row_bytes + 2)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_flipped_bit_is_found_when_its_rows_are_first_read(folder, name):
+    flip_row(folder, name, 3)
+    rows = "0 to 699" if name == "last" else "0 to 204"
+    text = f"{name}.safetensors {MISMATCH.format(rows)}"
+    with pytest.raises(HotrowError, match=text):
+        disk.verify(folder)
+    with disk.open(folder) as store:
+        ids = torch.tensor([3])
+        for read in (
+            lambda: store.layer(ids),
+            lambda: F.embedding(ids, store.layer.weight),
+            lambda: F.embedding_bag(ids[None], store.layer.weight),
+            lambda: store.layer(ids.int()),
+            lambda: store.layer.weight.sum(),
+            lambda: store.layer.weight[3],
+            lambda: store.layer.state_dict(),
+            lambda: store.table.settle(),
+        ):
+            with pytest.raises(HotrowError, match=text):
+                read()
+            with torch.no_grad(), pytest.raises(HotrowError, match=text):
+                read()
+        if name != "last":
+            store.layer(torch.tensor([600])).sum().backward()  # on another page
+
+
+def test_a_gradient_without_a_lookup_does_not_use_damaged_rows(folder):
+    with disk.open(folder) as store:
+        store.layer(torch.tensor([3])).sum().backward()
+        gradient = store.layer.weight.grad
+    flip_row(folder, "exp_avg", 3)
+    with disk.open(folder) as store:
+        optimizer = hotrow.optim.Adam(store.layer.parameters(), lr=0.05)
+        store.layer.weight.grad = gradient
+        with pytest.raises(HotrowError, match=r"exp_avg.safetensors is damaged"):
+            optimizer.step()
+
+
+def test_reads_of_the_optimizer_state_are_checked(folder):
+    with disk.open(folder) as store:
+        store.table.settle()  # no row is stale, so a read of the state doesn't settle rows
+        store.save()
+    flip_row(folder, "exp_avg", 3)
+    with disk.open(folder) as store:
+        with pytest.raises(HotrowError, match=r"exp_avg.safetensors is damaged"):
+            store.table.lag.state["exp_avg"]
+        with pytest.raises(HotrowError, match=r"exp_avg.safetensors is damaged"):
+            train(store, range(1)).state_dict()
+
+
+@pytest.mark.parametrize("offset", [0, 8, 30, 100, 4000, 4096, 4099])
+def test_flipped_bits_in_the_header_and_the_checksums_are_found(folder, offset):
+    flip(folder / "weight.safetensors", offset)
+    with pytest.raises(HotrowError, match=r"weight.safetensors is damaged"):
+        disk.verify(folder)
+
+
+def test_flipped_bits_in_the_other_files_are_found(folder):
+    for name in ("run.json", "rest.pt"):
+        size = (folder / name).stat().st_size
+        for offset in range(0, size, 7):
+            flip(folder / name, offset)
+            with pytest.raises(HotrowError, match=name):
+                disk.open(folder)
+            flip(folder / name, offset)
+    disk.open(folder).close()
+
+
+def test_a_save_does_not_hide_damage_in_the_rows_beside_its_changes(folder):
+    with disk.open(folder) as store:
+        flip_row_of_open_folder = next(f.layout for f in store.files() if f.layout.name == "weight")
+        flip(folder / "weight.safetensors", flip_row_of_open_folder.first_page * 4096 + 62)
+        before = snapshot(folder)
+        store.table.raw_data[200] = 1.0  # on the same page, and not checked
+        with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
+            store.save()
+        assert snapshot(folder) == before
+
+
+def test_checks_can_be_switched_off(folder):
+    flip_row(folder, "weight", 3)
+    with disk.open(folder, verify=False) as store:
+        store.layer(torch.tensor([3]))
+        store.save()
+
+
+def test_zeros_need_no_space_and_are_checked(tmp_path):
+    with disk.create(tmp_path / "t", 1_000_000, 64) as store:
+        store.layer(torch.tensor([500_000])).sum().backward()
+        hotrow.optim.Adam(store.layer.parameters()).step()
+        store.save()
+    path = tmp_path / "t" / "weight.safetensors"
+    assert path.stat().st_blocks * 512 < 100_000
+    assert disk.verify(tmp_path / "t") == 3 * 256_000_000 + 4_000_000
+    with disk.open(tmp_path / "t") as store:
+        layout = store.files()[0].layout
+    flip(path, layout.first_page * 4096 + 3_000_000)  # in a hole
+    with pytest.raises(HotrowError, match=MISMATCH.format("11,712 to 11,727")):
+        disk.verify(tmp_path / "t")
+
+
+def test_values_replaced_by_a_hole_are_found(folder):
+    with disk.open(folder) as store:
+        layout = store.files()[0].layout
+    content = (folder / "weight.safetensors").read_bytes()
+    with open(folder / "weight.safetensors", "r+b") as file:
+        file.truncate(layout.first_page * 4096)
+        file.truncate(layout.file_bytes)
+    assert len(content) == layout.file_bytes
+    with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
+        disk.verify(folder)
+
+
+def test_training_reads_and_checks_only_the_pages_of_its_rows(folder):
+    with disk.open(folder) as store:
+        calls = []
+        check_rows = store.check_rows
+        store.check_rows = lambda rows: (calls.append(rows), check_rows(rows))
+        train(store, range(4, 8))
+        store.save()
+        assert calls
+        assert all(rows is not None for rows in calls)
+
+
+def test_rows_wider_than_a_page_are_checked(tmp_path):
+    with disk.create(tmp_path / "t", 9, 3000, fill=torch.nn.init.normal_) as store:
+        layout = store.files()[0].layout
+    flip(tmp_path / "t" / "weight.safetensors", layout.first_page * 4096 + 4 * 3000 * 4 + 8000)
+    with disk.open(tmp_path / "t") as store:
+        store.layer(torch.tensor([2, 6, 8]))
+        with pytest.raises(HotrowError, match=MISMATCH.format("4 to 4")):
+            store.layer(torch.tensor([4]))
+
+
+# --- A full disk ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def memory_folder():
+    path = Path(tempfile.mkdtemp(dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+def test_a_table_in_a_tmpfs_reserves_its_space(memory_folder, tmp_path):
+    assert Folder(memory_folder).is_tmpfs()
+    make_folder(memory_folder / "t")
+    path = memory_folder / "t" / "weight.safetensors"
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+    with disk.create(memory_folder / "u", 100_000, 5) as store:
+        path = memory_folder / "u" / "weight.safetensors"
+        assert path.stat().st_blocks * 512 >= path.stat().st_size
+        size = path.stat().st_size
+        file = store.files()[0]
+        train_page = file.layout.first_page * 4096
+    os.truncate(path, train_page)  # a copy of the folder can have holes
+    os.truncate(path, size)
+    assert path.stat().st_blocks * 512 < path.stat().st_size
+    disk.open(memory_folder / "u").close()
+    assert path.stat().st_blocks * 512 >= path.stat().st_size
+
+
+def test_a_table_larger_than_its_tmpfs_is_an_error(memory_folder):
+    status = os.statvfs(memory_folder)
+    rows = status.f_blocks * status.f_frsize // 4
+    with pytest.raises(HotrowError, match=r"t could not be created .*No space left"):
+        disk.create(memory_folder / "t", rows, 2)
+    assert not list(memory_folder.iterdir())
+
+
+def test_a_full_disk_while_the_state_is_created_is_an_error(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*arguments):
+        raise full
+
+    with disk.create(tmp_path / "t", ROWS, COLUMNS) as store:
+        with monkeypatch.context() as failing:
+            failing.setattr(Folder, "create", fail)
+            with pytest.raises(HotrowError, match=r"exp_avg.safetensors could not be created"):
+                train(store, range(1))
+        train(store, range(1))
+        store.save()
+    read_values(tmp_path / "t")

@@ -1,0 +1,375 @@
+"""Nothing in a folder makes hotrow write outside of it, and an error names each wrong file."""
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hotrow import HotrowError, disk
+from tests.disk.folders import (
+    ROWS,
+    change_record,
+    equal,
+    make_folder,
+    read_values,
+    snapshot,
+    train,
+)
+
+FILES = [
+    "exp_avg.safetensors",
+    "exp_avg_sq.safetensors",
+    "last.safetensors",
+    "rest.pt",
+    "run.json",
+    "weight.safetensors",
+]
+WHOLE_FILE = (1 << 64) - 1
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_folder(tmp_path / "t")
+
+
+def journal(*writes, magic=b"hotrow journal 2\n"):
+    """Return a journal with a valid hash."""
+    data = magic
+    for name, offset, content in writes:
+        name = name if isinstance(name, bytes) else name.encode()
+        data += struct.pack("<HQQ", len(name), offset, len(content)) + name + content
+    return data + hashlib.sha256(data).digest()
+
+
+def complete_save(folder):
+    """Return the first two writes of a journal, with which a save is complete."""
+    record, rest = (folder / "run.json").read_bytes(), (folder / "rest.pt").read_bytes()
+    return ("run.json", WHOLE_FILE, record), ("rest.pt", WHOLE_FILE, rest)
+
+
+def refuses(folder, text):
+    """Assert that `open` and `verify` raise this error, and that no file changes."""
+    before = snapshot(folder.parent)
+    for function in (disk.open, disk.verify):
+        with pytest.raises(HotrowError, match=text):
+            function(folder)
+    assert snapshot(folder.parent) == before
+
+
+# --- Nothing is written outside of the folder ----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["{outside}", "../outside", "./rest.pt", "rest.pt\0", "lock", ""])
+def test_a_journal_cannot_write_to_other_files(folder, name):
+    outside = folder.parent / "outside"
+    outside.write_text("untouched")
+    name = name.format(outside=outside)
+    for offset in (WHOLE_FILE, 0):
+        (folder / "journal").write_bytes(
+            journal(*complete_save(folder), (name, offset, b"overwritten"))
+        )
+        refuses(folder, "journal is damaged .it changes a file that is not part of the save")
+    (folder / "journal").write_bytes(journal((name, WHOLE_FILE, b"overwritten")))
+    refuses(folder, "journal is damaged .it does not start with run.json")
+
+
+@pytest.mark.parametrize("name", [*FILES, "journal"])
+def test_links_are_never_followed(folder, name):
+    outside = folder.parent / "outside"
+    path = folder / name
+    if path.exists():
+        shutil.move(path, outside)
+    else:
+        outside.write_bytes(journal(*complete_save(folder)))
+    path.symlink_to(outside)
+    refuses(folder, rf"{name} is damaged .it is a symbolic link")
+    path.unlink()
+    os.link(outside, path)
+    refuses(folder, rf"{name} has 2 hard links.*copy the folder with cp -r")
+    path.unlink()
+    path.symlink_to(folder.parent / "none")
+    refuses(folder, rf"{name} is damaged .it is a symbolic link")
+
+
+@pytest.mark.parametrize("name", [*FILES, "journal"])
+def test_pipes_and_folders_are_refused(folder, name):
+    path = folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    refuses(folder, rf"{name} is damaged .it is not a regular file")
+    path.unlink()
+    path.mkdir()
+    refuses(folder, rf"{name} is damaged .it is not a regular file")
+
+
+@pytest.mark.parametrize(
+    "name", ["journal.new", "run.json.new", "rest.pt.new", "weight.safetensors.new", "lock"]
+)
+def test_a_save_replaces_links_with_its_own_files(folder, name):
+    outside = folder.parent / "outside"
+    outside.write_text("untouched")
+    (folder / name).symlink_to(outside)
+    expected = read_values(folder)
+    with disk.open(folder) as store:
+        store.save({"after": 1})
+    assert outside.read_text() == "untouched"
+    assert equal(read_values(folder), {**expected, "rest": {"after": 1}})
+
+
+@pytest.mark.parametrize("name", ["exp_avg.safetensors", "exp_avg.safetensors.new"])
+def test_the_first_step_replaces_links_with_its_own_files(tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.write_text("untouched")
+    with disk.create(tmp_path / "t", ROWS, 5) as store:
+        (tmp_path / "t" / name).symlink_to(outside)
+        train(store, range(2))
+        store.save()
+    assert outside.read_text() == "untouched"
+    read_values(tmp_path / "t")
+
+
+def test_the_folder_itself_may_not_be_a_link(folder):
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    with pytest.raises(HotrowError, match=f"link is a symbolic link.*: open '{folder}'"):
+        disk.open(link)
+    with pytest.raises(HotrowError, match="link already exists"):
+        disk.create(link, 2, 2)
+    with pytest.raises(HotrowError, match=r"run.json is not a folder"):
+        disk.open(folder / "run.json")
+
+
+# --- Journals with a valid hash ------------------------------------------------------------------
+
+
+def test_a_journal_with_nonsense_is_an_error(folder):
+    save = complete_save(folder)
+    huge = struct.pack("<HQQ", 1, 0, 1 << 62) + b"x"
+    for content, text in (
+        (b"", "its checksum does not match"),
+        (b"hotrow journal 2\n", "its checksum does not match"),
+        (journal(), "it does not contain a complete save"),
+        (journal(magic=b"hotrow journal 2\n" + huge), "it ends within a write"),
+        (journal(magic=b"hotrow journal 2\n" + b"x" * 7), "it ends within a write"),
+        (journal((b"\xff" * 9, 0, b"")), "it does not start with run.json"),
+        (journal((b"x" * 60_000, 0, b"")), "it ends within a write"),
+        (journal(("run.json", WHOLE_FILE, b"{" * 99_999)), "it is not JSON"),
+        (journal(("run.json", WHOLE_FILE, b"[" * 99_999)), "it is not JSON"),
+        (journal(("run.json", WHOLE_FILE, b"\xff")), "it is not JSON"),
+        (journal(("run.json", 3, save[0][2])), "it does not start with run.json"),
+        (journal(save[0]), "it does not contain a complete save"),
+        (journal(save[0], ("rest.pt", WHOLE_FILE, b"x")), "it does not contain all of rest.pt"),
+        (journal(save[0], ("rest.pt", 0, save[1][2])), "it does not contain all of rest.pt"),
+        (journal(*save, ("last.safetensors", 1 << 40, b"x")), "it writes beyond the end of last"),
+        (journal(*save, ("last.safetensors", WHOLE_FILE, b"")), "it writes beyond the end of last"),
+        (journal(*save, ("run.json", WHOLE_FILE, b"")), "it changes a file that is not part"),
+    ):
+        (folder / "journal").write_bytes(content)
+        refuses(folder, f"journal is damaged .{text}")
+    (folder / "journal").write_bytes(journal(magic=b"hotrow journal 1\n"))
+    refuses(folder, "another version of hotrow wrote .*journal: open and close the folder once")
+
+
+def test_a_journal_of_another_save_is_refused(folder):
+    other = make_folder(folder.with_name("other"), steps=5)
+    (folder / "journal").write_bytes(journal(*complete_save(other)))
+    refuses(folder, r"\w+.safetensors is damaged .it belongs to another save")
+
+
+# --- Every file belongs to the last save ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_shorter_file_is_refused(folder, name):
+    path = folder / name
+    whole = path.read_bytes()
+    path.unlink()
+    refuses(folder, rf"{name} is damaged .it is missing")
+    for content in (whole[:-1], whole + b"\0", b""):
+        path.write_bytes(content)
+        if name.endswith("safetensors"):
+            text = rf"it has {len(content):,} bytes instead of {len(whole):,}"
+        elif name == "rest.pt":
+            text = "it does not belong to the last save, or has changed"
+        else:
+            text = "it is not JSON"
+        refuses(folder, rf"{name} is damaged .{text}")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_save_is_refused(folder, name):
+    old = folder.with_name("old")
+    shutil.copytree(folder, old)
+    with disk.open(folder) as store:
+        train(store, range(4, 6))
+        store.save({"step": 6})
+    shutil.copy(old / name, folder / name)
+    damaged = "exp_avg.safetensors|weight.safetensors" if name == "run.json" else name
+    why = "it does not belong to the last" if name == "rest.pt" else "it belongs to another save"
+    refuses(folder, rf"({damaged}) is damaged .{why}")
+
+
+def test_a_run_file_that_is_missing_loses_no_data(folder):
+    expected = read_values(folder)
+    saved = (folder / "run.json").read_bytes()
+    (folder / "run.json").unlink()
+    refuses(folder, "run.json is damaged .it is missing")
+    (folder / "run.json").write_bytes(saved)
+    assert equal(read_values(folder), expected)
+
+
+def test_wrong_types_in_the_record_are_named(folder):
+    record = json.loads((folder / "run.json").read_bytes())
+    original = (folder / "run.json").read_bytes()
+    run = record["run"]
+    for changes, text in (
+        ({"save": 3}, "invalid name of a save"),
+        ({"previous": "../x"}, "invalid name of a save"),
+        ({"rest": "abc"}, "invalid length or checksum of rest.pt"),
+        ({"rest": [-1, 2]}, "invalid length or checksum of rest.pt"),
+        ({"behind": None}, "invalid training run"),
+        ({"run": []}, "invalid training run"),
+        ({"run": {}}, "KeyError: 'rule'"),
+        ({"run": None}, "the tensors of the save are not weight"),
+        ({"tensors": None}, "invalid"),
+        ({"tensors": {}}, "invalid 'weight'"),
+        ({"tensors": {"weight": 3}}, "invalid"),
+        ({"tensors": {"../weight": ["F32", [2, 2]]}}, "invalid name or dtype of a tensor"),
+        ({"tensors": {"weight": ["I32", [2, 2]]}}, "invalid shape or dtype of weight"),
+        ({"tensors": {"weight": ["F32", [2]]}}, "invalid shape or dtype of weight"),
+        ({"tensors": {"weight": ["F32", [2, True]]}}, "invalid shape of weight"),
+        ({"tensors": {"weight": ["F32", [2, 0]]}}, "invalid shape of weight"),
+        ({"tensors": {"weight": ["F32", [2, -2]]}}, "invalid shape of weight"),
+        ({"tensors": {"weight": ["F32", [1 << 40, 1 << 40]]}}, "invalid shape of weight"),
+        (
+            {"tensors": {**record["tensors"], "last": ["I32", [7]]}},
+            "invalid shape or dtype of last",
+        ),
+        ({"tensors": {**record["tensors"], "x": record["tensors"]["weight"]}}, "the tensors of"),
+        ({"run": {**run, "rule": "None"}}, "KeyError: 'None'"),
+        ({"run": {**run, "rule": ["Adam"]}}, "TypeError"),
+        ({"run": {**run, "group": 3}}, "AttributeError"),
+        ({"run": {**run, "group": {}}}, "KeyError"),
+        ({"run": {**run, "group": {**run["group"], "lr": {}}}}, "the option 'lr'"),
+        ({"run": {**run, "group": {**run["group"], "betas": 3}}}, "TypeError"),
+        ({"run": {**run, "group": {**run["group"], "lr": "x"}}}, "TypeError"),
+        ({"run": {**run, "start": 0.5}}, "'start' is not an integer from 0"),
+        ({"run": {**run, "settled": 99}}, "'settled' is not an integer from 0 to 4"),
+        ({"run": {**run, "still": 1}}, "'still' is not true or false"),
+        ({"run": {**run, "carried": {"eta": 1.0}}}, "'carried' does not contain"),
+        ({"run": {**run, "carried": []}}, "AttributeError"),
+        ({"run": {**run, "entries": {"0": 1}}}, "an entry of the ledger is not a list of 8"),
+        ({"run": {**run, "entries": [[1.0]]}}, "an entry of the ledger is not a list of 8"),
+        ({"run": {**run, "entries": [["x"] * 8]}}, "an entry of the ledger is not a list of 8"),
+        ({"run": {**run, "entries": [[0.0] * 7 + [None]]}}, "an entry of the ledger is not"),
+    ):
+        (folder / "run.json").write_bytes(original)
+        change_record(folder, **changes)
+        refuses(folder, rf"run.json is damaged \(.*{text}")
+    for content, text in (
+        (b"[1]", "is damaged .it does not contain a record"),
+        (b"null", "is damaged .it does not contain a record"),
+        (b"{", "is damaged .it is not JSON"),
+        (b"[" * 99_999, "is damaged .it is not JSON"),
+        (original.replace(b'"behind": true', b'"behind": false'), "is damaged .its checksum"),
+        (b'{"rule": "Adam"}', "was written by hotrow 0.2 or is damaged.*docs/reference/data.md"),
+        (b"{}", "was written by hotrow 0.2 or is damaged"),
+        (b'{"format": "hotrow.disk 3"}', "has the format hotrow.disk 3, but this version"),
+        (original.replace(b'"page": 4096', b'"page": 65536'), "was written on a .* of 65536 bytes"),
+    ):
+        (folder / "run.json").write_bytes(content)
+        refuses(folder, f"run.json {text}")
+
+
+def test_steps_out_of_range_are_refused_because_kernels_use_them_as_indices(folder):
+    values = disk.mapped_tensor.Layout("last", (ROWS,), torch.int32)
+    path = folder / "last.safetensors"
+    for wrong in (-1, 5, 1 << 30):
+        content = bytearray(path.read_bytes())
+        record = json.loads((folder / "run.json").read_bytes())
+        steps = torch.full((ROWS,), wrong, dtype=torch.int32)
+        disk.mapped_tensor.write_new(disk.folder.Folder(folder), values, record["save"], [steps])
+        with disk.open(folder, verify=False) as store:
+            with pytest.raises(HotrowError, match=r"last.* has values outside of 0..4"):
+                store.layer(torch.tensor([3]))
+            with pytest.raises(HotrowError, match=r"last.* has values outside of 0..4"):
+                store.layer.weight.sum()
+        path.write_bytes(content)
+
+
+# --- One process at a time -----------------------------------------------------------------------
+
+SECOND = """
+import sys
+from hotrow import disk
+try:
+    disk.open(sys.argv[1])
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_second_process_cannot_open_the_folder_whatever_is_deleted(folder):
+    with disk.open(folder) as store:
+        for name in ("lock", "run.json"):
+            (folder / name).unlink(missing_ok=True)
+        command = [sys.executable, "-c", SECOND, str(folder)]
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert "is already open, in this process or another one" in found
+        with pytest.raises(HotrowError, match="is already open"):
+            disk.open(folder)
+        with pytest.raises(HotrowError, match=r"run.json is damaged .it is missing"):
+            store.save()
+
+
+def test_a_store_that_is_collected_releases_its_folder(folder):
+    import gc
+
+    store = disk.open(folder)
+    del store
+    gc.collect()
+    disk.open(folder).close()
+
+
+def test_a_forked_child_does_not_release_the_lock(folder):
+    with disk.open(folder) as store:
+        child = os.fork()
+        if not child:
+            store.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(HotrowError, match="is already open"):
+            disk.open(folder)
+
+
+@pytest.mark.parametrize("replace", [os.unlink, lambda path: os.link(path, f"{path}2")])
+def test_a_file_that_changes_while_the_folder_is_open_stops_the_save(folder, replace):
+    expected = read_values(folder)
+    with disk.open(folder) as store:
+        saved = (folder / "last.safetensors").read_bytes()
+        replace(folder / "last.safetensors")
+        with pytest.raises(HotrowError, match=r"last.safetensors (is damaged|has 2 hard links)"):
+            store.save("too late")
+    (folder / "last.safetensors").unlink(missing_ok=True)
+    (folder / "last.safetensors").write_bytes(saved)
+    assert equal(read_values(folder), expected)
+
+
+def test_a_save_by_another_machine_is_not_overwritten(folder):
+    with disk.open(folder) as store:
+        copy = folder.with_name("copy")
+        shutil.copytree(folder, copy)
+        with disk.open(copy) as other:
+            other.save("by another machine")
+        for name in FILES:
+            (folder / name).write_bytes((copy / name).read_bytes())
+        with pytest.raises(HotrowError, match="contains a save of another process"):
+            store.save()
+    with disk.open(folder) as store:
+        assert store.rest == "by another machine"
