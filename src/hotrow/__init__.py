@@ -7,7 +7,7 @@ from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
 from hotrow.figures.figure import figure
 from hotrow.layers import Embedding, EmbeddingBag, OneHotLinear
-from hotrow.onehot.tensor import one_hot
+from hotrow.onehot.encoding import one_hot
 from hotrow.verify.check import check
 from hotrow.verify.compare import compare
 from hotrow.verify.cost import cost

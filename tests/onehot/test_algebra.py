@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import (
     LargestAllocation,
     assert_alike,
@@ -51,6 +52,23 @@ def expressions(text):
 
 
 EXACT = """
+    (x.cumsum(1) * x).sum(-1)
+    ((x.cumsum(0) - 1) * x).sum(-1)
+    ((torch.cumsum(x, -2) - x) * x).sum(-1)
+    (x.cumsum(1) * 2 < 3) & x.bool()
+    x * (x.cumsum(1) - 1 < 1)
+    x * (x.cumsum(1) > t.n.detach().abs())
+    (x.flatten(0, 1).cumsum(0)[1:] * x.flatten(0, 1)[1:]).sum(-1)
+    x.cumsum(1).transpose(0, 1) * x.transpose(0, 1)
+    (x.cumsum(1) * x.flip(1)).sum(-1)
+    F.pad(x, (0, 0, 1, 0)).cumsum(-2)[..., :-1, :] * x
+    F.pad(x, (0, 0, 0, 1)) @ t.w
+    x.cumsum(1)[x > 0]
+    torch.where(x > 0, x.cumsum(1), 0)
+    x.cumsum(1).gather(-1, torch.tensor([[[1], [2], [3]], [[2], [0], [3]]]))
+    x[0].cumsum(0)[torch.arange(3), torch.tensor([1, 0, 4])]
+    x.gather(-1, torch.tensor([[[1], [2], [4]], [[2], [0], [3]]]))
+    x[0][torch.arange(3), torch.tensor([1, 1, 4])]
     x.amax(1)
     x.amax((0, 1), keepdim=True)
     x.mT.amax(-1)
@@ -225,6 +243,26 @@ EXACT = """
 
 
 FALLBACKS = """
+    (x.cumsum(1) + x.sum(1, keepdim=True)) * x
+    x.cumsum(1).add_(x.flip(0).sum(1, keepdim=True)) * x
+    ((x.cumsum(1) + x.sum(1, keepdim=True))[1:] * x[1:]).sum(-1)
+    x.cumsum(1)
+    x.cumsum(1) - x
+    (x.cumsum(1) - 1)[:, 1:] + 2
+    (x.cumsum(1) + x.sum(1, keepdim=True))[:, 1:]
+    x.cumsum(1) + t.q
+    (x.cumsum(1) * t.q).sum(-1)
+    (x * 0.1).cumsum(1) * x
+    (x * t.n).cumsum(1) * x
+    x.half().cumsum(1) * x
+    x.cumsum(1, dtype=torch.float32) * x
+    x.cumsum(1).sum(1)
+    x.cumsum(1).max(-1)[1]
+    torch.cat([x.cumsum(1), x], -1)
+    x.cumsum(1).gather(-1, torch.full((2, 3, 1), 5))
+    x.gather(-1, torch.full((2, 3, 1), -1))
+    F.pad(x, (1, 0))
+    F.pad(x, (0, 0, 1, 0), value=2)
     F.l1_loss(t.q, x)
     F.mse_loss(t.q, x, weight=t.q.detach().abs())
     F.huber_loss(t.q, x, weight=t.q.detach().abs())
@@ -553,4 +591,7 @@ def test_no_tensor_of_the_size_of_the_one_hot(shape):
         x.sum(tuple(range(len(batch)))).materialize()
         (1 - x).sum(-1)
         (x > 0).logical_not()
+        place = (x.cumsum(0) - 1) * x
+        (place * (place < 2)).sum(-1)
+        ((x.cumsum(-2) - x + x.sum(-2, keepdim=True)) * x).sum(-1)
     assert largest.size <= 8 * 8 * classes

@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hotrow import convert
-from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import assert_alike, outcome
 
 IDS = torch.tensor([2, 0, 1, 3, 3])

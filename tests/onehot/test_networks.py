@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import never_materialized, outcome, twins
 
 __all__ = ["never_materialized"]  # a fixture

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, reject, settings
 
-from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import (
     CLASSES,
     assert_alike,

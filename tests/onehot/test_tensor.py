@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from hotrow import HotrowError
-from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import (
     CLASSES,
     IDS,
@@ -786,7 +787,7 @@ def test_created_inside_vmap():
     """This test runs in a subprocess, because the code once crashed the interpreter."""
     code = """
 import torch, torch.nn.functional as F
-from hotrow.onehot.tensor import one_hot
+from hotrow.onehot.encoding import one_hot
 for body in (lambda o: o, lambda o: o * 2, lambda o: o @ torch.ones(5, 2), lambda o: o.sum(0)):
     ours, dense = (
         torch.vmap(lambda i: body(make(i, 5).float()))(torch.tensor([[1, 0, 4], [2, 2, 3]]))

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hotrow.onehot.tensor import OneHot, one_hot
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 
 IDS = torch.tensor([[1, 0, 4], [2, 2, 3]])
 CLASSES = 5

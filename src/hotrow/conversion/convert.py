@@ -14,8 +14,8 @@ from hotrow.conversion.modules import DIRECTIONS, convert_modules
 from hotrow.conversion.report import report
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
+from hotrow.onehot.encoding import encode
 from hotrow.onehot.registry import graph_functions
-from hotrow.onehot.tensor import encode
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
 

@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 from hotrow.conversion.origins import Record
 from hotrow.conversion.sampling import CallSampler, call_state, saved_tensor_hook
 from hotrow.kernels.tracing import is_compiling, never_compile_alone
+from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import materialize
-from hotrow.onehot.tensor import ClassIndexError, OneHot, encode, encode_or_none
+from hotrow.onehot.tensor import OneHot
 
 _INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
 

@@ -12,6 +12,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field, Part
+from hotrow.onehot.running_count import RunningCount
 from hotrow.onehot.tensor import OneHot
 
 
@@ -32,6 +33,12 @@ def broadcast_parts(x: OneHot, shape: Sequence[int]) -> tuple[list[Part], Layout
     return [part.map(lambda t: t.expand(*batch, t.shape[-1])) for part in x.parts], layout
 
 
+def running_count(x: OneHot) -> RunningCount | None:
+    """Return the running count that x consists of, or None."""
+    part = x._parts[0] if len(x._parts) == 1 and not x.is_modified else None
+    return part if isinstance(part, RunningCount) else None
+
+
 def spans_classes(values: Tensor, layout: Layout) -> bool:
     """Return whether each class has its own value, instead of one value for all classes."""
     missing = len(layout.order) - values.ndim
@@ -42,7 +49,8 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
     """Return the entries of a tensor at the ids.
 
     Args:
-        values: a tensor that can be broadcast to a one-hot with this layout.
+        values: a tensor that can be broadcast to a one-hot with this layout, or a running count of
+            the same shape.
         ids: (*batch, K), the ids of the one-hot.
         layout: the layout of the one-hot.
 
@@ -50,6 +58,10 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
         (*batch, K), or a tensor that can be broadcast to this shape if the values are the same for
         all classes.
     """
+    if isinstance(values, OneHot):
+        count = running_count(values)
+        assert count is not None
+        return count.gather(ids, lambda operand: gather(operand, ids, layout))
     values = values[(None,) * (len(layout.order) - values.ndim)]
     if not spans_classes(values, layout):
         return layout.restore(values)

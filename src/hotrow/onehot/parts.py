@@ -26,6 +26,11 @@ class Field:
     width: int
 
     @property
+    def batch_tensor(self) -> Tensor:
+        """A tensor whose leading axes are the batch axes."""
+        return self.ids
+
+    @property
     def has_one_id(self) -> bool:
         """True if each row has exactly one id."""
         return self.ids.shape[-1] == 1
@@ -88,6 +93,16 @@ class DenseColumns:
     values: Tensor
 
     @property
+    def batch_tensor(self) -> Tensor:
+        """A tensor whose leading axes are the batch axes."""
+        return self.values
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the values exist in memory."""
+        return True
+
+    @property
     def width(self) -> int:
         """The number of columns."""
         return self.values.shape[-1]
@@ -110,17 +125,14 @@ class DenseColumns:
 Part = Field | DenseColumns
 
 
-def batch_tensor(part: Part) -> Tensor:
-    """Return the part's ids or values; their leading axes are the batch axes."""
-    return part.ids if isinstance(part, Field) else part.values
-
-
 def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Return the tensors of the parts, and the layout from which `unflatten` rebuilds the parts."""
+    """Return the stored tensors, and the layout from which `unflatten` rebuilds the parts."""
     tensors: list[Tensor] = []
-    layout: list[tuple[int, bool] | None] = []
+    layout: list[tuple[int, bool] | DenseColumns | None] = []
     for part in parts:
-        if isinstance(part, DenseColumns):
+        if isinstance(part, DenseColumns) and not part.is_stored:
+            layout.append(part)
+        elif isinstance(part, DenseColumns):
             tensors.append(part.values)
             layout.append(None)
         else:
@@ -136,6 +148,8 @@ def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
     for field_layout in layout:
         if field_layout is None:
             parts.append(DenseColumns(next(remaining)))
+        elif isinstance(field_layout, DenseColumns):
+            parts.append(field_layout)
         else:
             width, has_weights = field_layout
             ids = next(remaining)
@@ -156,7 +170,7 @@ def split_gradient(parts: Iterable[Part], gradient: Tensor) -> list[Tensor | Non
         block = gradient[..., start : start + part.width]
         start += part.width
         if isinstance(part, DenseColumns):
-            result.append(block.to(part.values.dtype))
+            result += [block.to(part.values.dtype)] if part.is_stored else []
         elif part.weights is None:
             result.append(None)
         else:

@@ -11,11 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hotrow.errors import HotrowIndexError
-from hotrow.ids import as_ids, check_ids
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gradient import Connect, ConnectLeaf, ZerosProxy, is_transforming
 from hotrow.onehot.layout import Layout, plain_layout
@@ -23,7 +20,6 @@ from hotrow.onehot.parts import (
     DenseColumns,
     Field,
     Part,
-    batch_tensor,
     flatten,
     split_gradient,
     unflatten,
@@ -31,10 +27,6 @@ from hotrow.onehot.parts import (
 from hotrow.onehot.registry import RuleTensor
 
 LOOKUP_ADVANTAGE = 10  # other operations pay off only on one-hots this many times larger
-
-
-class ClassIndexError(HotrowIndexError, RuntimeError):
-    """An id is out of bounds. Like the error that `F.one_hot` raises, this is a RuntimeError."""
 
 
 class OneHot(RuleTensor):
@@ -103,7 +95,7 @@ class OneHot(RuleTensor):
     ) -> OneHot:
         if not torch.is_grad_enabled() and not is_compiling():
             parts, grad_proxy = [part.map(_without_gradient) for part in parts], None
-        first = batch_tensor(parts[0])
+        first = parts[0].batch_tensor
         if layout is None or layout.is_plain:
             width = parts[0].width if len(parts) == 1 else sum(part.width for part in parts)
             sizes, layout = (*first.shape[:-1], width), None
@@ -166,7 +158,7 @@ class OneHot(RuleTensor):
     @property
     def has_many_zeros(self) -> bool:
         """False for a vector or a tensor with at least as many ids as entries, like a batch sum."""
-        stored = sum(batch_tensor(part).numel() for part in self._parts)
+        stored = sum(part.batch_tensor.numel() for part in self._parts)
         return len(self.sizes) > 1 and self.entries > stored
 
     @property
@@ -434,92 +426,3 @@ def _contiguous_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     for size in sizes[:0:-1]:
         strides.append(strides[-1] * max(size, 1))
     return tuple(strides[::-1])
-
-
-def one_hot(
-    ids: Any,
-    num_classes: int = -1,
-    dtype: torch.dtype | None = None,
-    *,
-    requires_grad: bool = False,
-) -> Tensor:
-    """Encode ids as a one-hot tensor that stores only the ids.
-
-    The result equals `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
-    otherwise 0. Multiplying the one-hot by a table looks up the table's rows.
-
-    These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
-    reshaping, permuting, indexing and stacking along the batch, sums, elementwise functions with
-    numbers or dense tensors, comparisons, `where`, masks, products, `einsum`, losses with a
-    one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or a
-    `torch.func` transform, falls back to the dense one-hot and gives torch's result.
-
-    A product differs from the dense product in three cases. A sum of several rows or weights is
-    equal only within rounding. An inf or NaN in an entry that no id selects does not affect the
-    product. A zero may have the opposite sign.
-
-    Args:
-        ids: integers of any shape.
-        num_classes: C, the number of classes; -1 means the largest id plus 1.
-        dtype: the dtype of the one-hot; int64 by default, as in torch.
-        requires_grad: whether to compute the gradient of the one-hot itself, (..., C), for example
-            to search over tokens. The forward pass still looks up rows.
-
-    Returns:
-        A tensor of shape `(*ids.shape, num_classes)` on the device of the ids.
-
-    Raises:
-        HotrowIndexError: an id is not in 0..num_classes-1. As in torch, the error is also a
-            `RuntimeError`.
-        HotrowError: `ids` does not contain integers.
-
-    Cost: one pass over the ids. The one-hot stores only the ids, until an operation falls back to
-    the dense one-hot.
-
-    >>> x = one_hot([2, 0], 3, torch.float32)
-    >>> x
-    tensor([[0., 0., 1.],
-            [1., 0., 0.]])
-    >>> x @ torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    tensor([[5., 6.],
-            [1., 2.]])
-
-    Source: `torch.nn.functional.one_hot`.
-    """
-    ids = as_ids(ids).long()
-    if num_classes == -1 and ids.numel():
-        num_classes = max(int(ids.max()) + 1, 1)
-    if torch._C._are_functorch_transforms_active():  # torch.func can't transform a one-hot's parts
-        result = F.one_hot(check_ids(ids, num_classes, refused_encoding=""), num_classes)
-        result = result.to(dtype or torch.int64)
-    else:
-        result = encode(ids, num_classes, dtype or torch.int64)
-    return result.requires_grad_() if requires_grad else result
-
-
-def encode(ids: Tensor, classes: int, dtype: torch.dtype) -> OneHot:
-    """Return the one-hot of int64 ids."""
-    if classes <= 0:
-        raise ClassIndexError(
-            f"num_classes = {classes}, but a one-hot needs at least 1 class",
-            fix="pass num_classes; it is inferred only if there is at least one id",
-        )
-    try:
-        ids = check_ids(ids, classes, refused_encoding="")
-    except HotrowIndexError as error:
-        problem = error.problem.replace(
-            f"the table has {classes} rows", f"the one-hot has {classes} classes"
-        )
-        raise ClassIndexError(problem, fix=error.fix) from None
-    return OneHot([Field(ids.unsqueeze(-1), None, classes)], dtype)
-
-
-def encode_or_none(ids: Tensor, classes: int) -> OneHot | None:
-    """Return `F.one_hot(ids, classes)` as a `OneHot`, or None to leave the call to torch."""
-    if ids.dtype != torch.int64 or ids.is_meta or ids.is_nested:
-        return None
-    if classes == -1:
-        if not ids.numel():
-            return None
-        classes = int(ids.max()) + 1
-    return encode(ids, classes, torch.int64) if classes > 0 else None

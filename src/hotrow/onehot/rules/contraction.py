@@ -6,13 +6,13 @@ The axes have labels, as in `torch.einsum`:
 - If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.
 - The product of two one-hots with different class axes *counts pairs* of ids.
 
-Lookups, which are products `x @ weight` with a (C, D) weight, are in `products.py`.
+Lookups, which are products `x @ weight` with a (C, D) weight, are in `products.py`. The torch
+functions that contract are in `einsum.py` and `matrix_products.py`.
 """
 
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +23,9 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather_along, gather_from_field
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
-from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import empty_meta, meta_result, sizes_of
-from hotrow.onehot.rules.products import autocast_dtype, look_up_product
+from hotrow.onehot.registry import USE_TORCH, overloads
+from hotrow.onehot.results import sizes_of
+from hotrow.onehot.rules.products import autocast_dtype
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up
 
@@ -77,13 +77,13 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     if not isinstance(operands[0], OneHot):
         operands, labels = operands[::-1], labels[::-1]
     x, other = operands
-    dtypes = {_dtype(t) for t in operands}
+    dtypes = {dtype_of(t) for t in operands}
     dtype = None
     if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
-        dtype = _product_dtype(func, operands)  # autocast affects only products
+        dtype = product_dtype(func, operands)  # autocast affects only products
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
-    if not _is_strided(other):
+    if not is_strided(other):
         return NotImplemented
     if any(0 in sizes_of(t) for t in operands):
         return NotImplemented
@@ -111,27 +111,20 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     return result
 
 
-def _dtype(t: Any) -> torch.dtype:
+def dtype_of(t: Any) -> torch.dtype:
+    """Return the dtype of a one-hot or a dense tensor."""
     return t.cached_dtype if isinstance(t, OneHot) else t.dtype
 
 
-def _product_dtype(func: Any, tensors: Sequence[Any]) -> torch.dtype | None:
+def product_dtype(func: Any, tensors: Sequence[Any]) -> torch.dtype | None:
     """Return the dtype to which autocast converts the tensors for a matrix product, or None."""
-    if func in _KEEP_DTYPES:
+    if func in KEEP_DTYPES:
         return None
     x = next(t for t in tensors if isinstance(t, OneHot))
-    return autocast_dtype(x.cached_device, {_dtype(t) for t in tensors})
+    return autocast_dtype(x.cached_device, {dtype_of(t) for t in tensors})
 
 
-_KEEP_DTYPES = set(overloads("mv", "dot"))  # autocast doesn't apply to them
-
-
-def _check(func: Any, tensors: Sequence[Any]) -> None:
-    """Raise torch's errors for these shapes and dtypes."""
-    dtype = _product_dtype(func, tensors)
-    if dtype is not None:  # autocast doesn't apply to meta tensors
-        tensors = [empty_meta(sizes_of(t), t.stride(), dtype) for t in tensors]
-    meta_result(func, tensors)
+KEEP_DTYPES = set(overloads("mv", "dot"))  # autocast doesn't apply to them
 
 
 def _sizes_match(operands: Sequence[Any], labels: Sequence[str]) -> bool:
@@ -335,187 +328,6 @@ def _aligned(x: _Operand, batch: list[str], dtype: torch.dtype) -> tuple[Tensor,
     return result[0], result[1]
 
 
-# --- The rules -----------------------------------------------------------------------------
-
-
-@rule(torch.einsum, any_layout=True)
-def _(func: Any, equation: Any, *operands: Any) -> Any:
-    if len(operands) == 1 and isinstance(operands[0], list | tuple):
-        operands = tuple(operands[0])
-    if not isinstance(equation, str):
-        return NotImplemented
-    parsed = _parse(equation, operands)
-    if parsed is None:
-        return NotImplemented
-    labels, output = parsed
-    if len(operands) < 2:
-        return NotImplemented
-    remaining, letters = list(operands), list(labels)
-    while len(remaining) > 2:  # contract the first two operands, as torch does
-        later = {*output, *"".join(letters[2:])}
-        kept = "".join(dict.fromkeys(each for each in letters[0] + letters[1] if each in later))
-        remaining[:2] = [_contract_pair(func, remaining[:2], letters[:2], kept)]
-        letters[:2] = [kept]
-        if not isinstance(remaining[0], Tensor):
-            return NotImplemented
-    return _contract_pair(func, remaining, letters, output)
-
-
-def _contract_pair(func: Any, operands: Sequence[Any], labels: Sequence[str], output: str) -> Any:
-    if not any(isinstance(each, OneHot) for each in operands):
-        return torch.einsum(f"{labels[0]},{labels[1]}->{output}", *operands)
-    if is_compiling():
-        return _look_up(operands, labels, output)
-    return _contract_or_look_up(func, operands, labels, output)
-
-
-def _contract_or_look_up(
-    func: Any, operands: Sequence[Any], labels: Sequence[str], output: str
-) -> Any:
-    result = _look_up(operands, labels, output)
-    return contract(func, operands, labels, output) if result is NotImplemented else result
-
-
-def _look_up(operands: Sequence[Any], labels: Sequence[str], output: str) -> Any:
-    """Look up rows, if this is a product of a plain one-hot with a (C, D) or (D, C) weight."""
-    if not isinstance(operands[0], OneHot):
-        operands, labels = operands[::-1], labels[::-1]
-    (x, weight), (batch, other) = operands, (labels[0][:-1], labels[1])
-    one = labels[0][-1:]
-    if not isinstance(x, OneHot) or isinstance(weight, OneHot) or not x.is_plain:
-        return NotImplemented
-    if len(other) != 2 or one not in other or other[0] == other[1]:
-        return NotImplemented
-    columns = other[1] == one
-    kept = other[0] if columns else other[1]
-    if kept in labels[0] or output != batch + kept or len(labels[0]) != len(x.sizes):
-        return NotImplemented
-    return look_up_product(x, weight, columns)
-
-
-def _parse(equation: str, operands: Sequence[Any]) -> tuple[list[str], str] | None:
-    """Return the labels of the operands and the output, or None if they are unsupported."""
-    if "->" not in equation or not all(isinstance(each, Tensor) for each in operands):
-        return None
-    left, output = equation.replace(" ", "").split("->", 1)
-    labels = left.split(",")
-    if len(labels) != len(operands):
-        return None
-    free = [letter for letter in string.ascii_letters if letter not in equation]
-    ellipsis: str | None = None
-    for i, (each, t) in enumerate(zip(labels, operands, strict=True)):
-        if "..." not in each:
-            continue
-        count = len(sizes_of(t)) - len(each.replace("...", ""))
-        if each.count("...") > 1 or not 0 <= count <= len(free):
-            return None
-        letters = "".join(free[:count])
-        if ellipsis is not None and letters != ellipsis:
-            return None  # torch broadcasts these axes
-        ellipsis = letters
-        labels[i] = each.replace("...", letters)
-    if "..." in output:
-        if ellipsis is None or output.count("...") > 1:
-            return None
-        output = output.replace("...", ellipsis)
-    elif ellipsis:
-        return None
-    known = set("".join(labels))
-    if not set(output) <= known or not known <= set(string.ascii_letters):
-        return None
-    return labels, output
-
-
-@rule(*overloads("matmul", "mm", "bmm", "mv", "dot"), Tensor.__matmul__, any_layout=True)
-def _(func: Any, left: Any, right: Any) -> Any:
-    if isinstance(left, OneHot) and left.is_plain and _is_dense(right):
-        result = _multiply_from_right(func, left, right)
-        if result is not NotImplemented:
-            return result
-    if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or is_compiling():
-        return NotImplemented
-    operands = left, right
-    if not all(_is_strided(t) for t in operands):
-        return NotImplemented
-    shapes = [sizes_of(t) for t in operands]
-    if not all(shapes):
-        return NotImplemented
-    _check(func, operands)
-    batch = max((shape[:-2] for shape in shapes), key=len)
-    if any(len(shape) > 2 and shape[:-2] != batch for shape in shapes):
-        return NotImplemented  # torch broadcasts the batch axes
-    letters = string.ascii_letters[: len(batch)]
-    # m, n: rows and columns of the result; k: the contracted axis
-    k, m, n = "XYZ"
-    labels = [
-        k if len(shape) == 1 else letters[: len(shape) - 2] + axes
-        for shape, axes in zip(shapes, (m + k, k + n), strict=True)
-    ]
-    output = letters + (m if len(shapes[0]) > 1 else "") + (n if len(shapes[1]) > 1 else "")
-    return contract(func, operands, labels, output)
-
-
-def _is_strided(t: Tensor) -> bool:
+def is_strided(t: Tensor) -> bool:
+    """Return whether the tensor is a one-hot, or is neither sparse nor nested."""
     return isinstance(t, OneHot) or (t.layout == torch.strided and not t.is_nested)
-
-
-def _is_dense(t: Any) -> bool:
-    return isinstance(t, Tensor) and not isinstance(t, OneHot)
-
-
-def _multiply_from_right(func: Any, x: OneHot, weight: Tensor) -> Any:
-    """Multiply a plain one-hot by a weight on its right side, by looking up rows."""
-    name = func.__name__
-    if name in ("bmm", "dot") or (name == "mm" and len(x.sizes) != 2):
-        return NotImplemented
-    if func in _KEEP_DTYPES and autocast_dtype(x.cached_device, {x.cached_dtype}) is not None:
-        return NotImplemented
-    if weight.ndim == 1 and name != "mm":
-        column = look_up_product(x, weight.unsqueeze(-1))
-        return column.squeeze(-1) if isinstance(column, Tensor) else column
-    return look_up_product(x, weight) if name != "mv" else NotImplemented
-
-
-_MATRIX_PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
-
-
-@rule(*overloads(*_MATRIX_PRODUCTS), any_layout=True)
-def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if isinstance(input, OneHot) or beta != 1 or alpha != 1:
-        return NotImplemented
-    if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
-        return NotImplemented
-    tensors = input, left, right
-    if not all(_is_strided(t) for t in tensors):
-        return NotImplemented
-    _check(func, tensors)
-    product = _MATRIX_PRODUCTS[func.__name__](left, right)
-    return input.to(product.dtype) + product
-
-
-@rule(torch.tensordot, any_layout=True)
-def _(func: Any, a: Any, b: Any, dims: Any = 2, **kwargs: Any) -> Any:
-    if kwargs or not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        return NotImplemented
-    counts = len(sizes_of(a)), len(sizes_of(b))
-    if isinstance(dims, int):
-        pairs = [*zip(range(counts[0] - dims, counts[0]), range(dims), strict=True)]
-    elif isinstance(dims, tuple | list) and len(dims) == 2:
-        axes = [[each] if isinstance(each, int) else list(each) for each in dims]
-        if len(axes[0]) != len(axes[1]) or not all(
-            isinstance(d, int) for d in [*axes[0], *axes[1]]
-        ):
-            return NotImplemented
-        pairs = [(i % counts[0], j % counts[1]) for i, j in zip(*axes, strict=True)]
-    else:
-        return NotImplemented
-    letters = string.ascii_letters[: sum(counts)]
-    if len(letters) < sum(counts):
-        return NotImplemented
-    first, second = list(letters[: counts[0]]), list(letters[counts[0] :])
-    for i, j in pairs:
-        second[j] = first[i]
-    summed = {first[i] for i, _ in pairs}
-    output = "".join(letter for letter in (*first, *second) if letter not in summed)
-    labels = "".join(first), "".join(second)
-    return _contract_or_look_up(func, (a, b), labels, output)

@@ -11,6 +11,7 @@ other entry is `f(fill, other)`, where the fill is usually 0.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +21,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gather import broadcast_parts, gather, gather_from_field, spans_classes
+from hotrow.onehot.gather import (
+    broadcast_parts,
+    gather,
+    gather_from_field,
+    running_count,
+    spans_classes,
+)
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part
-from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import derive, meta_result, meta_tensor, number_of_dtype
+from hotrow.onehot.registry import USE_TORCH, materialize, overloads, rule
+from hotrow.onehot.results import derive, meta_result, meta_tensor, number_of_dtype, sizes_of
 from hotrow.onehot.rules.contraction import contract
 from hotrow.onehot.tensor import OneHot
 
@@ -125,6 +132,14 @@ def elementwise(
         return NotImplemented
     if not all(isinstance(value, Tensor | int | float | None) for value in args):
         return NotImplemented
+    changed = _change_count(func, args, kwargs)
+    if changed is not NotImplemented:
+        return changed
+    counts = [each for each in one_hots if running_count(each)]
+    if counts and len(counts) < len(one_hots):  # gather their entries, as from dense tensors
+        one_hots = [each for each in one_hots if not running_count(each)]
+    else:
+        counts = []
     x = one_hots[0]
     if any(value.layout != torch.strided or value.is_nested for value in dense):
         return NotImplemented
@@ -135,6 +150,14 @@ def elementwise(
     if x.is_too_small:
         return USE_TORCH
     out = meta_result(func, args, kwargs)
+    absorbs = x.fill == 0 and (absorbs or func in _ABSORBING)
+    if counts:
+        if func in _SUMS and args[0] is counts[0] and not kwargs:
+            return _exclude_own_row(x, counts[0], func, out)
+        if not (absorbs or isinstance(source, int | float)) or x.grad_proxy is not None:
+            return NotImplemented
+        if any(each.sizes != out.shape or not each.is_plain for each in (x, *counts)):
+            return NotImplemented
     if len(one_hots) > 1:
         return _combine(func, args, kwargs, out)
     if _SUMS.get(func) == 1 and x.difference is not None and len(args) == 2 and not kwargs:
@@ -149,7 +172,7 @@ def elementwise(
         return NotImplemented  # with a class axis of size 1, broadcasting can't be detected
     takes_one_id = all(isinstance(part, DenseColumns) or part.ids.shape[-1] < 2 for part in parts)
     is_linear = x.fill == 0 and func in _LINEAR and (args[0] is x or func in _PRODUCTS)
-    spanning = [value for value in dense if spans_classes(value, layout)]
+    spanning = [value for value in (*dense, *counts) if spans_classes(value, layout)]
     if func in _SINGULAR and (spanning or x.cached_dtype == torch.bool):
         return NotImplemented
     is_sum = not takes_one_id and not (is_linear and (not spanning or func in _PRODUCTS))
@@ -167,7 +190,6 @@ def elementwise(
 
     if spanning and func in _SUMS and x.fill == 0 and not kwargs and takes_one_id:
         return _add_at_ids(x, parts, layout, args, func, out)
-    absorbs = x.fill == 0 and (absorbs or func in _ABSORBING)
     outside = None
     if not (absorbs and spanning) and not is_compiling():
         if source is None:
@@ -180,7 +202,8 @@ def elementwise(
             return _replace_entries(x, parts, layout, args, kwargs, func, outside, out)
     if spanning and len(parts) > 1:
         return NotImplemented
-    fill = 0 if outside is None else _single_value(outside)
+    has_field = any(isinstance(part, Field) for part in parts)
+    fill = _single_value(outside) if has_field and outside is not None else 0
     if fill is None or (fill != 0 and not takes_one_id):
         return NotImplemented
 
@@ -199,6 +222,44 @@ def elementwise(
     return derive(x, parts, out, run, rounds, fill=fill, layout=layout, factors=dense)
 
 
+def _change_count(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an elementwise function to a running count when its entries are needed."""
+    x, *others = args
+    count = running_count(x) if isinstance(x, OneHot) else None
+    if count is None or not x.is_plain or is_compiling():
+        return NotImplemented
+    operands = [each for each in others if isinstance(each, Tensor)]
+    if any(math.prod(sizes_of(each)) >= x.entries or each.requires_grad for each in operands):
+        return NotImplemented
+    out = meta_result(func, args, kwargs)
+    if tuple(out.shape) != x.sizes:
+        return NotImplemented
+    copies = [materialize(each) if isinstance(each, OneHot) else each for each in operands]
+    copies = [each.detach().clone() for each in copies]  # the caller may overwrite an operand
+
+    def function(entries: Tensor, *values: Tensor) -> Tensor:
+        remaining = iter(values)
+        rest = (next(remaining) if isinstance(each, Tensor) else each for each in others)
+        result: Tensor = func(entries, *rest, **kwargs)
+        return result
+
+    part = count.apply(function, *copies)
+    return OneHot([part], out.dtype, None, None, x.origins, out.stride())
+
+
+def _exclude_own_row(x: OneHot, counts: OneHot, func: Callable[..., Any], out: Tensor) -> Any:
+    """Return `x.cumsum(dim) - x`, or NotImplemented if this isn't such a difference."""
+    count, field = running_count(counts), x.field
+    if _SUMS[func] > 0 or count is None or field is None or count.dtype != out.dtype:
+        return NotImplemented
+    is_same = _are_same_ids(count.field.ids, field.ids) and count.field.weights is field.weights
+    if not is_same or count.change is not None or count.is_exclusive or count.is_moved:
+        return NotImplemented
+    if x.sizes != counts.sizes or not (x.is_plain and counts.is_plain):
+        return NotImplemented
+    return OneHot([count.exclusive()], out.dtype, None, None, x.origins, out.stride())
+
+
 def _fill_tensor(x: OneHot, count: int) -> Tensor:
     return torch.full((1,) * count, x.fill, dtype=x.cached_dtype, device=x.cached_device)
 
@@ -206,7 +267,7 @@ def _fill_tensor(x: OneHot, count: int) -> Tensor:
 def _is_short(parts: list[Part]) -> bool:
     """Return whether all parts are fields with so few ids per row that they can be compared."""
     return all(
-        isinstance(part, Field) and part.ids.shape[-1] ** 2 <= _MAX_COMPARED for part in parts
+        isinstance(part, Field) and part.ids.shape[-1] ** 2 <= MAX_COMPARED for part in parts
     )
 
 
@@ -334,7 +395,7 @@ def _arranged(result: Tensor, out: Tensor) -> Tensor:
     return like.copy_(result)
 
 
-_MAX_COMPARED = 64  # the maximum number of pairs of ids per row to compare
+MAX_COMPARED = 64  # the maximum number of pairs of ids per row to compare
 
 
 def _combine(
@@ -367,7 +428,7 @@ def _combine(
         fill = func(_fill_tensor(x, out.ndim), _fill_tensor(other, out.ndim)).item()
     elif x.fill or other.fill:
         return NotImplemented
-    elif func in _ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= _MAX_COMPARED:
+    elif func in _ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= MAX_COMPARED:
         found = gather_from_field(other_field, 0, field.ids, other.cached_dtype)
         result = Field(field.ids, func(weights, found), field.width)
     elif func in _SUMS and out.dtype != torch.bool and have_one_id:
@@ -415,7 +476,9 @@ def _(func: Any, input: Any, mask: Any) -> Any:
 
 def select(input: Any, mask: Any) -> Any:
     """Return the entries of a dense tensor where a one-hot mask is true, in order."""
-    if isinstance(input, OneHot) or not isinstance(mask, OneHot) or not mask.is_plain:
+    if isinstance(input, OneHot) and not (input.is_plain and running_count(input)):
+        return NotImplemented
+    if not isinstance(mask, OneHot) or not mask.is_plain:
         return NotImplemented
     field = mask.field
     if field is None or not field.has_one_id or mask.cached_dtype != torch.bool:

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.parts import Field, batch_tensor
-from hotrow.onehot.registry import overloads, rule
-from hotrow.onehot.results import derive_view, map_batch, meta_tensor
-from hotrow.onehot.rules.elementwise import select
+from hotrow.onehot.gather import gather, gather_from_field
+from hotrow.onehot.parts import Field
+from hotrow.onehot.registry import USE_TORCH, overloads, rule
+from hotrow.onehot.results import derive_view, map_batch, meta_result, meta_tensor
+from hotrow.onehot.rules.elementwise import MAX_COMPARED, select
+from hotrow.onehot.rules.scatter import is_range
+from hotrow.onehot.running_count import RunningCount
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances, map_instances
 
@@ -103,8 +106,13 @@ def _(func: Any, x: Any, index: Any) -> Any:
     if not isinstance(x, OneHot):
         return select(x, index)
     if any(True for _ in find_instances(index, OneHot)):
-        return NotImplemented
+        return select(x, index)
     indices = index if isinstance(index, tuple) else (index,)
+    if len(indices) == len(x.sizes) == 2 and all(isinstance(each, Tensor) for each in indices):
+        rows, ids = indices
+        if is_range(rows, x.sizes[0]) and ids.ndim == 1:  # x[arange(N), ids]
+            entries = _entries_at(x, ids.unsqueeze(-1))
+            return entries.squeeze(-1) if isinstance(entries, Tensor) else entries
     used = sum(_axis_count(each) for each in indices)
     count = len(x.sizes)
     if any(each is Ellipsis for each in indices):
@@ -130,11 +138,39 @@ def _(func: Any, x: Any, index: Any) -> Any:
     def transform(t: Tensor) -> Tensor:
         return t[indices]
 
-    first = transform(batch_tensor(x.parts[0]))
+    first = transform(x.parts[0].batch_tensor)
     out = torch.empty((*first.shape[:-1], x.sizes[-1]), dtype=x.cached_dtype, device="meta")
     if all(isinstance(each, int | slice) or each in (None, Ellipsis) for each in indices):
         out = meta_tensor(x)[indices]  # a view
     return map_batch(x, out, transform, transform, list(find_instances(indices, Tensor)))
+
+
+@rule(*overloads("gather"))
+def _(func: Any, input: Any, dim: Any, index: Any) -> Any:
+    """Return the entries at ids along the class axis."""
+    if not isinstance(input, OneHot) or isinstance(index, OneHot) or not isinstance(dim, int):
+        return NotImplemented
+    out = meta_result(func, (input, dim, index))
+    return _entries_at(input, index) if dim % out.ndim == out.ndim - 1 else NotImplemented
+
+
+def _entries_at(x: OneHot, ids: Tensor) -> Any:
+    """Return the entries at (*batch, K) ids, or NotImplemented."""
+    part = x.parts[0] if len(x.parts) == 1 else None
+    if ids.dtype != torch.int64 or ids.shape[:-1] != x.sizes[:-1] or x.grad_proxy is not None:
+        return NotImplemented
+    if ids.device != x.cached_device or not ids.numel() or is_compiling():
+        return NotImplemented
+    if int(ids.min()) < 0 or int(ids.max()) >= x.sizes[-1]:
+        return NotImplemented  # torch raises
+    if x.is_too_small:
+        return USE_TORCH
+    if isinstance(part, Field) and part.ids.shape[-1] * ids.shape[-1] <= MAX_COMPARED:
+        x.record_use(torch.gather)
+        return gather_from_field(part, 0, ids, x.cached_dtype)
+    if isinstance(part, RunningCount):
+        return gather(x, ids, x.axis_layout)
+    return NotImplemented
 
 
 def _axis_count(index: Any) -> int:

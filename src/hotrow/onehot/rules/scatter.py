@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.gather import gather_along
+from hotrow.onehot.gather import gather_along, running_count
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import overloads, rule
@@ -73,14 +73,15 @@ def _(func: Any, x: Any, index: Any, value: Any) -> Any:
         return NotImplemented
     if not isinstance(ids, Tensor) or ids.shape != x.sizes[:1] or ids.dtype != torch.int64:
         return NotImplemented
-    if not _is_range(rows, x.sizes[0]) or ids.device != x.cached_device or is_compiling():
+    if not is_range(rows, x.sizes[0]) or ids.device != x.cached_device or is_compiling():
         return NotImplemented
     if ids.numel() and (int(ids.min()) < -x.sizes[1] or int(ids.max()) >= x.sizes[1]):
         return NotImplemented  # torch raises an error
     return x.scatter_(1, (ids % x.sizes[1]).unsqueeze(1), 1)
 
 
-def _is_range(rows: Any, count: int) -> bool:
+def is_range(rows: Any, count: int) -> bool:
+    """Return whether an index selects each of `count` rows once, in order."""
     if isinstance(rows, range | list):
         return list(rows) == list(range(count))
     if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.shape != (count,):
@@ -150,8 +151,10 @@ _SIGNS = {
 @rule(*_SIGNS, any_layout=True)
 def _(func: Any, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Add a one-hot to a dense tensor in place, or subtract it."""
+    if isinstance(input, OneHot):
+        return _add_to_count(input, other, alpha * _SIGNS[func])
     field = other.field if isinstance(other, OneHot) else None
-    if isinstance(input, OneHot) or field is None or not _fits(input, other):
+    if field is None or not _fits(input, other):
         return NotImplemented
     is_number = isinstance(alpha, int | float) and not isinstance(alpha, bool)
     if not is_number or other.cached_dtype != input.dtype or input.dtype == torch.bool:
@@ -161,6 +164,21 @@ def _(func: Any, input: Any, other: Any, *, alpha: Any = 1) -> Any:
     weights = field.weights_or_ones(input.dtype) * (alpha * _SIGNS[func])
     values = weights.permute(other.axis_layout.order)
     return _scattered(func, Tensor.scatter_add_, input, other, field, values)
+
+
+def _add_to_count(x: OneHot, other: Any, factor: Any) -> Any:
+    """Add numbers, such as the counts of another one-hot, to a running count in place."""
+    if running_count(x) is None or factor not in (1, -1) or isinstance(factor, bool):
+        return NotImplemented
+    if x._dense is not None or x._parent is not None or x.has_views or x.needs_grad:
+        return NotImplemented
+    result = x + other if factor == 1 else x - other
+    if not isinstance(result, OneHot) or running_count(result) is None:
+        return NotImplemented
+    if result.cached_dtype != x.cached_dtype or result.sizes != x.sizes:
+        return NotImplemented
+    x._parts = result.parts
+    return x
 
 
 def _fits(dense: Any, x: OneHot) -> bool:

@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout, split_layout
 from hotrow.onehot.parts import Field, Part, merge_fields
 from hotrow.onehot.registry import overloads, rule
-from hotrow.onehot.results import Transform, derive_view, map_batch, meta_tensor
+from hotrow.onehot.results import Transform, derive, derive_view, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
@@ -132,6 +133,26 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
         return repeated
 
     return map_batch(x, out, transform, transform)
+
+
+@rule(F.pad)
+def _(
+    func: Any, input: OneHot, pad: Any, mode: str = "constant", value: float | None = None
+) -> Any:
+    """Add rows of zeros along batch axes, such as the first row of an exclusive `cumsum`."""
+    pad = tuple(pad)
+    if mode != "constant" or value not in (None, 0) or len(pad) < 2 or any(pad[:2]):
+        return NotImplemented
+    if not all(isinstance(each, int) for each in pad) or is_compiling():
+        return NotImplemented
+    out = func(meta_tensor(input), pad)
+    field = input.field
+    if field is None or not out.numel():
+        return NotImplemented
+    weights = func(field.weights_or_ones(input.cached_dtype), pad)
+    return derive(
+        input, [Field(func(field.ids, pad), weights, field.width)], out, lambda t: func(t, pad)
+    )
 
 
 @rule(Tensor.expand, Tensor.expand_as, *overloads("broadcast_to"))

@@ -1,0 +1,151 @@
+"""The cumulative sum of a one-hot along a batch axis, of which only some entries are computed."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.parts import DenseColumns, Field
+
+# Returns the entries of an operand that belong to the entries of a running count.
+Pick = Callable[[Tensor], Tensor]
+Change = Callable[[Tensor, Pick], Tensor]
+
+
+class RunningCount(DenseColumns):
+    """Columns that count ids: entry (row, c) is the number of ids equal to c up to this row.
+
+    A mixture of experts computes the place of a token in its expert this way. It needs only the
+    entries at the ids, and a binary search finds each of them. `values` computes all entries.
+
+    The rows along the axis of the sum form a group, and a row's number is
+    `group * length + position`. Sorting the ids by group, id and position puts the ids that an
+    entry counts next to each other.
+
+    Attributes:
+        field: the one-hot.
+        axis: the batch axis of the sum.
+        dtype: the dtype of the sum.
+        keys: (M,), a sorted number for each id: `(group * width + id) * length + position`.
+        totals: (M + 1,) the sum of the weights of the first ids; None if all weights are 1.
+        rows: (*batch, 1), the row numbers, in any order.
+        is_moved: whether `rows` are in a different order than in the field.
+        is_exclusive: whether a row's own ids don't count.
+        change: an elementwise function that is applied to the counts, or None.
+        has_operands: whether this function reads tensors, whose rows are those of `rows`.
+
+    Args:
+        field: the one-hot; its weights are integers whose sum the dtype represents exactly.
+        axis: the batch axis of the sum.
+        dtype: the dtype of the sum.
+    """
+
+    field: Field
+    axis: int
+    dtype: torch.dtype
+    keys: Tensor
+    totals: Tensor | None
+    rows: Tensor
+    is_moved: bool
+    is_exclusive: bool
+    change: Change | None
+    has_operands: bool
+
+    def __init__(self, field: Field, axis: int, dtype: torch.dtype) -> None:
+        batch, device = field.ids.shape[:-1], field.ids.device
+        length, groups = batch[axis], math.prod(batch) // max(batch[axis], 1)
+        others = [size for i, size in enumerate(batch) if i != axis]
+        rows = torch.arange(groups * length, device=device).reshape(*others, length, 1)
+        rows = rows.movedim(-2, axis)
+        keys, order = _keys(rows, field.ids, length, field.width).flatten().sort()
+        totals = None
+        if field.weights is not None:
+            sums = field.weights.expand(field.ids.shape).flatten()[order].double().cumsum(0)
+            totals = torch.cat([sums.new_zeros(1), sums])
+        self._set(
+            field=field, axis=axis, dtype=dtype, keys=keys, totals=totals, rows=rows,
+            is_moved=False, is_exclusive=False, change=None, has_operands=False,
+        )  # fmt: skip
+
+    def _set(self, **attributes: object) -> None:
+        vars(self).update(attributes)  # the base class is frozen
+
+    @property
+    def batch_tensor(self) -> Tensor:
+        """A tensor whose leading axes are the batch axes."""
+        return self.rows
+
+    @property
+    def is_stored(self) -> bool:
+        """False, because `values` are computed on first use."""
+        return False
+
+    @property
+    def width(self) -> int:
+        """The number of columns."""
+        return self.field.width
+
+    @functools.cached_property
+    def values(self) -> Tensor:
+        """All entries, (*batch, width)."""
+        values = self.field.to_dense(self.dtype).cumsum_(self.axis)
+        if self.is_exclusive:
+            weights = self.field.weights_or_ones(self.dtype).to(self.dtype)
+            values.scatter_add_(-1, self.field.ids, -weights)
+        if self.is_moved:
+            values = values.movedim(self.axis, -2).reshape(-1, self.width)[self.rows[..., 0]]
+        return values if self.change is None else self.change(values, lambda t: t)
+
+    def gather(self, ids: Tensor, pick: Pick) -> Tensor:
+        """Return the entries at (*batch, K) ids; `pick` returns the entries of an operand there."""
+        length = self.field.ids.shape[self.axis]
+        last = _keys(self.rows, ids, length, self.width).contiguous()
+        first = (last - self.rows % length).contiguous()
+        stop = torch.searchsorted(self.keys, last, right=not self.is_exclusive)
+        start = torch.searchsorted(self.keys, first)
+        counts = stop - start if self.totals is None else self.totals[stop] - self.totals[start]
+        counts = counts.to(self.dtype)
+        return counts if self.change is None else self.change(counts, pick)
+
+    def apply(self, function: Callable[..., Tensor], *operands: Tensor) -> RunningCount:
+        """Apply an elementwise function to the entries and to tensors of the same shape."""
+        before = self.change
+
+        def change(entries: Tensor, pick: Pick) -> Tensor:
+            entries = entries if before is None else before(entries, pick)
+            return function(entries, *map(pick, operands))
+
+        return self._replace(change=change, has_operands=self.has_operands or bool(operands))
+
+    def exclusive(self) -> RunningCount:
+        """Return the sums without the row's own ids."""
+        return self._replace(is_exclusive=True)
+
+    def map(self, transform: Callable[[Tensor], Tensor]) -> DenseColumns:
+        """Apply `transform`, which must keep the last axis, to the rows."""
+        rows = transform(self.rows)
+        if self.has_operands and rows is not self.rows:
+            return super().map(transform)
+        return self._replace(rows=rows, is_moved=self.is_moved or rows is not self.rows)
+
+    def to(
+        self, dtype: torch.dtype, device: torch.device | None, copy: bool = False
+    ) -> DenseColumns:
+        """Convert the entries to this dtype, and move them to this device."""
+        if device is not None and device != self.keys.device:
+            return super().to(dtype, device, copy)
+        return self.apply(lambda t: t.to(dtype))
+
+    def _replace(self, **changes: object) -> RunningCount:
+        other = RunningCount.__new__(RunningCount)
+        other._set(**{k: v for k, v in vars(self).items() if k != "values"} | changes)
+        return other
+
+
+def _keys(rows: Tensor, ids: Tensor, length: int, width: int) -> Tensor:
+    """Return the number by which the ids of these rows are sorted."""
+    return (rows // length * width + ids) * length + rows % length
