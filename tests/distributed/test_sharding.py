@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import hotrow
+from hotrow import vocabulary
 from hotrow.distributed import look_up, shard
 from tests.support.distributed_training import (
     OPTIMIZERS,
@@ -526,3 +527,72 @@ def test_using_a_shard_as_the_whole_table_raises():
     for load, transform in rank_processes(2).run(use_a_part_as_the_whole, 2):
         assert "weight has 5 rows in the state dict, but the sharded table has 10" in load
         assert "cannot be looked up inside a torch.func transform" in transform
+
+
+# --- Growing and shrinking -----------------------------------------------------------------------
+
+SIZES = 10, 17, 40, 7, 3, 9
+
+
+def train_with_changing_rows(count, name):
+    """Train and resize; every rank trains on the same batch, so the average is that batch's."""
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(SIZES[0], 3, padding_idx=1), min_entries=0)
+    if count:
+        shard(layer, mesh_of_all(count))
+    weight = layer.weight
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for rows in SIZES:
+        if count:
+            torch.manual_seed(dist.get_rank())  # all ranks get the new rows of the first rank
+        if rows != SIZES[0]:
+            new = torch.randn(max(0, rows - layer.num_embeddings), 3, generator=generator)
+            rank = dist.get_rank() if count else 0
+            vocabulary.resize(layer, rows, optimizer, init=new + rank)
+        for _ in range(3):
+            ids = torch.randperm(rows, generator=generator)[:3]
+            factors = torch.randn(3, 3, generator=generator)
+            optimizer.zero_grad()
+            (layer(ids) * factors).sum().backward()
+            optimizer.step()
+        assert layer.weight is weight
+        assert weight.lag.ledger.length > 3 or rows == SIZES[0]
+        optimizer.zero_grad()
+    return state_values(layer, optimizer)
+
+
+@pytest.mark.parametrize(  # with a power of two, averaging the ranks' equal gradients is exact
+    ("name", "count"), grid([("AdamW", 2), ("AdamW", 4), ("Rprop", 2)], lambda name, n: n == 2)
+)
+def test_rows_move_between_ranks_when_a_table_changes_its_size(name, count):
+    expected = train_with_changing_rows(0, name)
+    for found in rank_processes(count).run(train_with_changing_rows, count, name):
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same_bits(found[key], value)
+
+
+def change_a_sharded_table_in_unsupported_ways(count):
+    layer = shard(hotrow.convert(nn.Embedding(6, 2), min_entries=0), mesh_of_all(count))
+    texts = [
+        error_text(vocabulary.take, layer, [0, 1]),
+        error_text(vocabulary.freeze, layer, [0]),
+        error_text(vocabulary.resize, layer, 7 + dist.get_rank()),
+    ]
+    layer(torch.tensor([1])).sum().backward()
+    texts.append(error_text(vocabulary.resize, layer, 7))
+    return texts, layer.weight.shards.rows
+
+
+def test_unsupported_changes_raise_on_every_rank():
+    messages = (
+        "take is not supported for a sharded table",
+        "freeze is not supported for a sharded table",
+        "the ranks run different operations",
+        "the sharded table has a gradient for its old rows",
+    )
+    for texts, rows in rank_processes(2).run(change_a_sharded_table_in_unsupported_ways, 2):
+        assert rows == 6
+        for text, message in zip(texts, messages, strict=True):
+            assert message in text

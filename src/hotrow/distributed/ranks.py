@@ -62,6 +62,20 @@ class Ranks:
             raise error
         return [value for value, _ in answers]
 
+    def agree_on_rows(
+        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+    ) -> Tensor:
+        """Return the rows of the first rank.
+
+        Raises:
+            HotrowError: on every rank, if any rank passed `failure` or the operations differ.
+        """
+        self.exchange_counts(operation, [0] * self.count, failure)
+        assert rows is not None
+        rows = rows.contiguous()
+        dist.broadcast(rows, group=self.group, group_src=0)
+        return rows
+
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
         """Return the norm of a tensor that is split over the ranks, given this rank's norm."""
         if math.isinf(order):

@@ -141,12 +141,11 @@ class _Replicas:
             self.prepare_look_up(table, error)
         raise error
 
-    def agree_on_rows(self, operation: str, rows: Tensor) -> Tensor:
+    def agree_on_rows(
+        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+    ) -> Tensor:
         """Return the rows of the first rank; raise on every rank if the operations differ."""
-        self.ranks.exchange_counts(f"{operation} of {self.path}", [0] * self.ranks.count)
-        rows = rows.contiguous()
-        dist.broadcast(rows, group=self.ranks.group, group_src=0)
-        return rows
+        return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
     def settle_together(self, table: Table) -> None:
         """Settle all rows, or close the `RowLag`, if another rank did so after the last step.

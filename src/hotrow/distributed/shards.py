@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import torch
@@ -18,6 +18,7 @@ from hotrow.ids import check_ids, normalize_padding
 from hotrow.table.functional import local_embedding
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table, needs_gradient
+from hotrow.table.row_change import RowChange
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,23 @@ class Shards:
     @property
     def local_slice(self) -> slice:
         """The rows of this rank as a slice of all rows."""
-        begin = self.ranks.rank * self.rows_per_rank
+        return self.slice_of(self.ranks.rank)
+
+    def slice_of(self, rank: int) -> slice:
+        """Return the rows of a rank as a slice of all rows."""
+        begin = rank * self.rows_per_rank
         return slice(min(begin, self.rows), min(begin + self.rows_per_rank, self.rows))
+
+    def resize(self, count: int) -> tuple[Shards, RowChange]:
+        """Return the shards of a table with `count` rows, and the exchange of rows."""
+        new = replace(self, rows=count)
+        return new, ShardedRowChange(self.rows, count, old=self, new=new)
+
+    def agree_on_rows(
+        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+    ) -> Tensor:
+        """Return the rows of the first rank; raise on every rank if the operations differ."""
+        return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
     def to_global(self, rows: Tensor) -> Tensor:
         """Return the DTensor whose local part is `rows`, in the same memory."""
@@ -83,6 +99,54 @@ class Shards:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distinct ids (R,), each id's position among them, and their rows (R, D)."""
         return fetch([LookUpRequest(table, ids, padding_idx, max_norm, norm_type)])[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedRowChange(RowChange):
+    """A change of the number of rows, in which ranks exchange rows.
+
+    Attributes:
+        old_count: see `RowChange`; the counts refer to the rows of all ranks.
+        new_count: see `RowChange`.
+        old: the shards before the change.
+        new: the shards after it.
+    """
+
+    old: Shards
+    new: Shards
+
+    def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
+        """Return the new rows of this rank, given its old rows and all added rows."""
+        ranks, local_slice = self.old.ranks, self.new.local_slice
+        kept = slice(0, min(self.old_count, self.new_count))
+        mine = _intersect(self.old.local_slice, kept)
+        sent = rows[: mine.stop - mine.start].contiguous()
+        counts = [
+            [_length(mine, self.new.slice_of(rank)) for rank in range(ranks.count)],
+            [
+                _length(_intersect(self.old.slice_of(rank), kept), local_slice)
+                for rank in range(ranks.count)
+            ],
+        ]
+        (received,) = ranks.all_to_all([sent], [counts[0]], [counts[1]])
+        begin = max(local_slice.start, kept.stop)
+        new = rows.new_empty((max(0, local_slice.stop - begin), *rows.shape[1:]))
+        if len(new):
+            first = begin - self.old_count
+            new[:] = added[first : first + len(new)] if isinstance(added, Tensor) else added
+        return torch.cat([received, new])
+
+
+def _intersect(a: slice, b: slice) -> slice:
+    """Return the rows that two slices have in common."""
+    begin = max(a.start, b.start)
+    return slice(begin, max(begin, min(a.stop, b.stop)))
+
+
+def _length(a: slice, b: slice) -> int:
+    """Return the number of rows that two slices have in common."""
+    common = _intersect(a, b)
+    return int(common.stop - common.start)
 
 
 @dataclass(frozen=True)

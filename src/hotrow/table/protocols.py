@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hotrow.errors import HotrowError
 from hotrow.kernels.batch import DistinctIds
+from hotrow.table.row_change import RowChange
 
 _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
 
@@ -53,6 +54,11 @@ class Distribution(Protocol[_Table]):
     def fail(self, table: _Table, error: HotrowError) -> NoReturn:
         """Raise the error of a lookup in every process."""
 
+    def agree_on_rows(
+        self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
+    ) -> Tensor:
+        """Return the rows of the first process, after a check that all run this operation."""
+
 
 class Shards(Distribution[_Table], Protocol[_Table]):
     """A table whose rows are split among processes; see `hotrow.distributed.shards.Shards`."""
@@ -71,6 +77,9 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
+    def resize(self, count: int) -> tuple[Shards[_Table], RowChange]:
+        """Return the shards of a table with `count` rows, and how each process's rows change."""
+
     def to_global(self, rows: Tensor) -> Tensor:
         """Return a DTensor whose local part is `rows`, for a checkpoint."""
 
@@ -83,9 +92,6 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
 
     def prepare_look_up(self, table: _Table, failure: HotrowError | None = None) -> None:
         """Check that every process makes this lookup; if not, raise an error in every process."""
-
-    def agree_on_rows(self, operation: str, rows: Tensor) -> Tensor:
-        """Return the rows of the first process, after a check that all run this operation."""
 
     def settle_together(self, table: _Table) -> None:
         """Settle all rows if any process has done so, so that all replicas have identical bits."""

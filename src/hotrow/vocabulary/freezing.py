@@ -94,6 +94,11 @@ def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tens
             "hotrow.optim",
         )
     check_storage(table)
+    if table.shards is not None:
+        raise HotrowError(
+            f"{operation} is not supported for a sharded table",
+            fix="freeze rows only in tables that one rank stores completely",
+        )
     rows = as_ids(ids)
     check_range(rows, layers.row_count)
     rows = torch.unique(rows.reshape(-1).long()).to(table.device)

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from hotrow.errors import HotrowError
 from hotrow.layers import OneHotLinear
-from hotrow.table.parameter import Table
+from hotrow.table.parameter import Table, table_row_count
 from hotrow.table.row_change import RowChange
 
 Embeddings = nn.Embedding, nn.EmbeddingBag
@@ -37,7 +37,7 @@ class VocabularyLayers:
     @property
     def row_count(self) -> int:
         """V, the number of rows."""
-        return self.weight.shape[self.columns]
+        return self.weight.shape[1] if self.columns else table_row_count(self.weight)
 
     @property
     def parameters(self) -> list[tuple[nn.Parameter, bool]]:

@@ -71,6 +71,11 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
             matches.append((old, new))
     for parameter in [*trained, *(new for _, new in matches)]:
         check_storage(parameter)
+        if isinstance(parameter, Table) and parameter.shards is not None:
+            raise HotrowError(
+                f"reconnect does not support the sharded {tuple(parameter.shape)} table",
+                fix="resize it with hotrow.vocabulary.resize",
+            )
     complete: list[tuple[str, Callable[[], None]]] = []
     for old, new in matches:
         change = RowChange(len(old), len(new))

@@ -15,6 +15,7 @@ from hotrow.ids import as_ids, check_count
 from hotrow.table.autograd import replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
+from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
 from hotrow.vocabulary.layers import Embeddings, VocabularyLayers, find_layers
 from hotrow.vocabulary.states import check_owner, prepare_change, unwrap
@@ -65,8 +66,8 @@ def resize(
 
     Raises:
         HotrowError: before anything changes, if the layer has no such weight, the optimizer does
-            not train it, the weight is sharded or on disk, or a removed row is frozen or is the
-            padding row.
+            not train it, the weight is on disk, or a removed row is frozen or is the padding row. A
+            sharded or replicated table raises it on every rank.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
     As a result, many small growths together copy each row about once. Unused capacity takes no
@@ -176,15 +177,57 @@ def _change(
     init: Init | None,
 ) -> None:
     """Change the rows of the weight, the biases and their state."""
-    weight = layers.weight
-    check_owner(optimizer, weight)
-    check_storage(weight)
-    _check_dropped_rows(layers, change)
-    added = _added_rows(layers, change, init)
-    if isinstance(weight, Table) and weight.replicas is not None:
-        added = weight.replicas.agree_on_rows(_describe(change), added)
+    weight, failure, added = layers.weight, None, None
+    try:
+        check_owner(optimizer, weight)
+        check_storage(weight)
+        _check_shards(weight, change)
+        _check_dropped_rows(layers, change)
+        added = _added_rows(layers, change, init)
+    except HotrowError as error:
+        failure = error
+    try:
+        added = _agree_on_rows(weight, _describe(change), added, failure)
+    finally:
+        failure = None  # the error's traceback refers to the weight
+    shards = weight.shards if isinstance(weight, Table) else None
+    if shards is not None:
+        shards, change = shards.resize(change.new_count)
     prepare_parameters(layers.parameters, change, added, optimizer)()
+    if isinstance(weight, Table):
+        weight.distribute(shards=shards)
     layers.set_row_count(change)
+
+
+def _agree_on_rows(
+    weight: nn.Parameter, operation: str, rows: Tensor | None, failure: HotrowError | None
+) -> Tensor:
+    """Return the added rows of the first rank; raise the failure of any rank on every rank."""
+    if isinstance(weight, Table):
+        distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
+        for distribution in distributions:
+            if distribution is not None:
+                rows = distribution.agree_on_rows(operation, rows, failure)
+    if failure is not None:
+        raise failure
+    assert rows is not None
+    return rows
+
+
+def _check_shards(weight: nn.Parameter, change: RowChange) -> None:
+    if not isinstance(weight, Table) or weight.shards is None:
+        return
+    if change.sources is not None:
+        raise HotrowError(
+            "take is not supported for a sharded table",
+            fix="save a checkpoint with torch.distributed.checkpoint, load and change it in one "
+            "process, and shard the result again",
+        )
+    if weight.grad is not None:
+        raise HotrowError(
+            "the sharded table has a gradient for its old rows",
+            fix="call optimizer.zero_grad() before you resize the table",
+        )
 
 
 def prepare_parameters(
@@ -228,16 +271,8 @@ def _describe(change: RowChange) -> str:
 
 
 def check_storage(weight: nn.Parameter) -> None:
-    """Raise an error if this process doesn't have all rows of the weight in memory."""
-    if not isinstance(weight, Table):
-        return
-    if weight.shards is not None:
-        raise HotrowError(
-            "the rows of a sharded table cannot change, because each rank stores a part of them",
-            fix="save a checkpoint with torch.distributed.checkpoint, load and resize it in one "
-            "process, and shard the result again",
-        )
-    if weight.backing is not None:
+    """Raise an error if the weight is on disk."""
+    if isinstance(weight, Table) and weight.backing is not None:
         raise HotrowError(
             "the rows of a table on disk cannot change",
             fix="create a larger table with hotrow.disk.create, and copy the rows in blocks",
