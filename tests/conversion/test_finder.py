@@ -104,6 +104,14 @@ def assert_same_model(text):
     self.linear((x[..., None] - 3 == torch.arange(5)).float())
     self.linear((x[..., None] + 9 == torch.arange(5)).float())
     self.linear((x.reshape(-1, 1) == torch.arange(5)).float())
+    self.linear((x[..., None].float() == torch.arange(5)).float())
+    self.linear((x[..., None].half() == torch.arange(5.0)).float())
+    self.linear((x[..., None] == torch.arange(5.0)).float())
+    self.linear((x[..., None] - 0.5 == torch.arange(5.0)).float())
+    self.linear((x[..., None] / 0 == torch.arange(5)).float())
+    self.linear(torch.zeros(2, 5).scatter_(1, x[:, :1], 0.5))
+    self.linear(torch.zeros(2, 5).scatter_(1, x, 0.5))
+    self.linear(torch.zeros(2, 5).scatter_(1, x[:1].expand(2, -1), self.table[:2, :3]))
     self.linear(torch.zeros(2, 3, 5).scatter_(-1, x[..., None], 1))
     self.linear(torch.zeros(2, 3, 5).scatter_(2, x.unsqueeze(2), 1.0))
     self.linear(torch.zeros(2, 3, 5).scatter(-1, x[..., None], 1))
@@ -259,7 +267,7 @@ def test_other_code_gives_the_same_results(text):
     [
         "self.linear((2 * self.eye)[x])",
         "self.linear((x[..., None] == torch.tensor([0, 1, 2, 2, 4])).float())",
-        "self.linear((x[..., None].float() == torch.arange(5)).float())",
+        "self.linear((x[..., None].float() == torch.arange(1, 6)).float())",
         "self.linear(self.eye[x, :])",
         "F.one_hot(x.int(), 5)",
     ],

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.parts import Field
 from hotrow.onehot.tensor import OneHot
 from tests.support.onehots import (
     LargestAllocation,
@@ -52,6 +53,22 @@ def expressions(text):
 
 
 EXACT = """
+    x[..., 2] * t.n[..., 0]
+    x[0][:, 1] + t.n[0, :, 0]
+    (x * t.n).select(-1, -1).sum()
+    x[1:, :, 3] > 0
+    (x.bool() | x.flip(0).bool()).any(-1)
+    x.bool() | x.flip(0).bool()
+    x.bool() & ~x.flip(0).bool()
+    (~x.bool() & x.flip(0).bool()).sum((0, 1))
+    x * (1 - x.flip(0))
+    x.bool().any(-1)
+    (x[..., 1:] > 0).any(-1, keepdim=True)
+    (~x.bool()).mT.any(1)
+    torch.addmm(t.v[0], x[0], t.w, beta=2, alpha=-3)
+    torch.kron(x[0], t.v[0])
+    torch.kron(t.v[0], x[0])
+    torch.kron(x[0], t.v[0]) @ torch.ones(20, 2, dtype=t.v.dtype)
     (x.cumsum(1) * x).sum(-1)
     ((x.cumsum(0) - 1) * x).sum(-1)
     ((torch.cumsum(x, -2) - x) * x).sum(-1)
@@ -243,6 +260,22 @@ EXACT = """
 
 
 FALLBACKS = """
+    torch.baddbmm(t.v, x, t.u, beta=0)
+    x[..., 2]
+    x[..., 2].reshape(-1)
+    x[..., 2][0]
+    (x * t.n)[..., 1].exp()
+    (x * t.n)[..., 1] * t.n[..., 0]
+    (1 - x)[..., 1] + 1
+    x[[1, 0], :, 2]
+    x[0, :, 2]
+    x[..., 7]
+    x.bool().all(-1)
+    (x * 2 - x.flip(0)).any(-1)
+    torch.kron(x, t.v)
+    torch.kron(x[0], x[1])
+    torch.addmm(t.v[0].long(), x[0].long(), t.w.long(), beta=2)
+    torch.zeros(2, 5).scatter(1, torch.tensor([[1], [2]]), 0.5)
     (x.cumsum(1) + x.sum(1, keepdim=True)) * x
     x.cumsum(1).add_(x.flip(0).sum(1, keepdim=True)) * x
     ((x.cumsum(1) + x.sum(1, keepdim=True))[1:] * x[1:]).sum(-1)
@@ -302,6 +335,47 @@ def test_fallback_and_its_gradients_match_torch(run):
             gradients = torch.autograd.grad(result, leaves.all(), cotangent, materialize_grads=True)
         found.append((result.detach(), *gradients))
     assert_alike(found[1], found[0], strides=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool], ids=str)
+@pytest.mark.parametrize("scale", [None, 3, 0], ids=str)
+def test_sparse_tensor_matches_torch(dtype, scale, never_materialized):
+    dense, ours = twins(dtype)
+    n = Leaves(dtype).n if scale == 3 else scale
+    theirs, found = (x.to_sparse() if scale is None else (x * n).to_sparse() for x in (dense, ours))
+    assert found.is_coalesced()
+    assert torch.equal(found.indices(), theirs.indices())
+    assert_alike(found.values(), theirs.values())
+    if dtype == torch.float64:
+        weight = torch.randn(5, 4, dtype=dtype)
+        assert torch.equal(torch.sparse.mm(ours[0].to_sparse(), weight), dense[0] @ weight)
+
+
+MULTI_HOT = """
+    F.binary_cross_entropy_with_logits(t.q, x)
+    F.binary_cross_entropy(t.q.sigmoid(), x)
+    F.mse_loss(t.q, x)
+    torch.maximum(x, t.q)
+    torch.where(x > 0, t.q, t.q * 2)
+    t.q - x
+"""
+
+
+@pytest.mark.parametrize("last", [3, 1], ids=["distinct", "repeated"])
+@expressions(MULTI_HOT)
+def test_multi_hot_target_matches_torch(run, last):
+    ids = torch.tensor([[[1, 0], [4, 1], [2, 0]], [[2, 4], [3, 1], [1, last]]])
+    found = []
+    no_ids = Field(torch.zeros(2, 3, 0, dtype=torch.int64), None, 5)
+    for x in (torch.zeros(2, 3, 5, dtype=torch.float64), OneHot([no_ids], torch.float64)):
+        y = x.scatter(-1, ids, 1.0)
+        assert type(y) is type(x)
+        leaves = Leaves(requires_grad=True)
+        result = to_dense(run(y, leaves))
+        (gradient,) = torch.autograd.grad(result.pow(2).sum(), [leaves.q])
+        found.append((result.detach(), gradient))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 STRAIGHT_THROUGH = """

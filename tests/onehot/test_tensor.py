@@ -335,6 +335,23 @@ def test_parameter_made_from_a_one_hot():
     y = torch.cat([x]); x.zero_(); y @ W
     y = torch.stack([x, x]); x.zero_(); y @ W
     y = x.mul(2); y.zero_(); x @ W
+    x[..., 1].zero_(); x @ W
+    x[..., 1] += 2; x @ W
+    y = x[..., 1]; y + 1; y.add_(1); x @ W, y, y[0]
+    y = x[..., 1]; y + 1; x.zero_(); y + 1, y, y.sum()
+    y = x[..., 1]; y.view(6)[0] = 5; x @ W, y
+    y = x[..., 1].unsqueeze(0); y.sum(); y.mul_(3); x @ W
+    y = x[..., 1]; y.numpy()[0] = 7; x @ W, y.sum()
+    y = x[..., 1]; z = y[0]; z.fill_(4); x @ W, y * 1
+    y = x.select(-1, 2)[1:]; y.exp(); y[:] = 3; x @ W
+    y = x[..., 1]; y.detach().zero_(); x @ W
+    y = x[..., 1]; torch.add(y, 1, out=y); x @ W
+    y = x.cumsum(1); x.zero_(); y * 1, y.sum(0)
+    y = x.cumsum(1); y.zero_(); x @ W, y * x
+    y = x.cumsum(1); z = y[0]; z.add_(1); y * x, z.sum()
+    y = x.cumsum(1); y.add_(1); y * x
+    y = x.cumsum(1); z = y[:, 1:]; y.add_(x.sum(1, keepdim=True)); z * x[:, 1:], y * x
+    y = x.cumsum(1); c = x.sum(0).sum(0); z = y + c; c.zero_(); z * x
     """
 )
 def test_in_place_writes_take_effect(run):

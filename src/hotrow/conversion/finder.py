@@ -26,8 +26,6 @@ from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
-_INTEGER_DTYPES = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-
 
 class Finder(TorchFunctionMode):
     """A torch function mode that finds one-hots during a method call of a converted model.
@@ -170,17 +168,21 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
     ):
         return None
     count = classes.numel()
-    if count < 2 or not {ids.dtype, classes.dtype} <= _INTEGER_DTYPES or classes.ndim > ids.ndim:
+    if count < 2 or torch.bool in (ids.dtype, classes.dtype) or classes.ndim > ids.ndim:
         return None
+    dtype = torch.result_type(ids, classes)  # torch compares in this dtype
+    if dtype.is_complex or (dtype.is_floating_point and count > 2 / torch.finfo(dtype).eps):
+        return None  # the dtype does not represent every class
     classes = classes.reshape(-1)
     if classes[0] != 0 or classes[-1] != count - 1 or ids.device != classes.device:
         return None
     if not torch.equal(classes, torch.arange(count, dtype=classes.dtype, device=classes.device)):
         return None
-    ids = ids.long()
-    inside = (ids >= 0) & (ids < count)
+    ids = ids.to(dtype)
+    inside = (ids >= 0) & (ids < count) & (ids == ids.floor())
+    ids = ids.nan_to_num().clamp(0, count - 1).long()
     weights = None if bool(inside.all()) else inside
-    return OneHot([Field(ids.clamp(0, count - 1), weights, count)], torch.bool)
+    return OneHot([Field(ids, weights, count)], torch.bool)
 
 
 def _gumbel_softmax(

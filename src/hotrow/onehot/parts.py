@@ -56,6 +56,11 @@ class Field:
             return self.weights
         return self.ids.new_ones((), dtype=dtype).expand(self.ids.shape)
 
+    def has_repeats(self) -> bool:
+        """Return whether any row has two equal ids."""
+        ids = self.ids.sort(-1).values
+        return bool((ids[..., 1:] == ids[..., :-1]).any())
+
     def without_repeats(self, dtype: torch.dtype) -> Field:
         """Return an equal field in which only one of each row's equal ids has a nonzero weight."""
         weights, count = self.weights_or_ones(dtype), self.ids.shape[-1]

@@ -91,6 +91,10 @@ class RuleTensor(Tensor):
         """Return the dense tensor that this tensor represents."""
         raise NotImplementedError
 
+    def column(self) -> Tensor | None:
+        """Return the values of a column that has no memory in common with its one-hot, or None."""
+        raise NotImplementedError
+
     def materialize_for_write(self) -> Tensor:
         """Return the dense tensor for an in-place operation."""
         raise NotImplementedError
@@ -152,17 +156,37 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     dense: dict[int, RuleTensor] = {}
 
     def convert(x: RuleTensor) -> Tensor:
-        tensor = (
-            x.materialize_for_write() if any(x is each for each in written) else x.materialize()
-        )
+        is_written = any(x is each for each in written)
+        tensor = x.materialize_for_write() if is_written else x.materialize()
         dense[id(tensor)] = x
         return tensor
 
+    columns = [column for x in tensors if not written and (column := x.column()) is not None]
+    if columns:
+        remaining = iter(columns)
+        arguments = map_instances(
+            (args, kwargs),
+            RuleTensor,
+            lambda x: x.materialize() if x.column() is None else next(remaining),
+        )
+        result = func(*arguments[0], **arguments[1])
+        if not _shares_memory(result, columns):
+            return result
     arguments = map_instances((args, kwargs), RuleTensor, convert)
     result = func(*arguments[0], **arguments[1])
     for x in written:
         x.connect_all()
     return dense.get(id(result), result)
+
+
+def _shares_memory(result: Any, tensors: list[Tensor]) -> bool:
+    """Return whether writing to the result would change one of the tensors."""
+    addresses = {t.untyped_storage().data_ptr() for t in tensors}
+    return any(
+        t.layout != torch.strided or t.untyped_storage().data_ptr() in addresses
+        for t in find_instances(result, Tensor)
+        if not isinstance(t, RuleTensor)
+    )
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[RuleTensor]:

@@ -275,6 +275,25 @@ class OneHot(RuleTensor):
             connected: Tensor = ConnectLeaf.apply(self._dense.detach(), self)  # type: ignore[no-untyped-call]
         return connected
 
+    def column(self) -> Tensor | None:
+        """Return the values of a column of a one-hot that is not dense, or None.
+
+        Code that only reads a column uses these values. Code that writes to the column uses
+        `materialize`, which returns a view of the one-hot's dense tensor.
+        """
+        part = self._parts[0]
+        is_separate = self._parent is not None and self._dense is None and self.is_plain
+        if not is_separate or len(self._parts) > 1 or not isinstance(part, DenseColumns):
+            return None
+        if (
+            not part.is_stored
+            or self.is_modified
+            or self.has_own_grad
+            or self.grad_proxy is not None
+        ):
+            return None
+        return part.values
+
     def materialize_for_write(self) -> Tensor:
         """Return the dense tensor for an in-place operation, which autograd then records."""
         if self._parent is not None:

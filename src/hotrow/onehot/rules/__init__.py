@@ -12,6 +12,7 @@ from hotrow.onehot.rules import (
     einsum,
     elementwise,
     indexing,
+    kron,
     losses,
     matrix_products,
     networks,
@@ -20,6 +21,7 @@ from hotrow.onehot.rules import (
     running_counts,
     scatter,
     shapes,
+    sparse,
     storage,
 )
 
@@ -30,6 +32,7 @@ __all__ = [
     "einsum",
     "elementwise",
     "indexing",
+    "kron",
     "losses",
     "matrix_products",
     "networks",
@@ -38,5 +41,6 @@ __all__ = [
     "running_counts",
     "scatter",
     "shapes",
+    "sparse",
     "storage",
 ]

@@ -47,6 +47,7 @@ _ABSORBING = _PRODUCTS | {
     *overloads("logical_and", "bitwise_and"),
     *(Tensor.__and__, Tensor.__rand__),
 }
+_UNIONS = {*overloads("logical_or", "bitwise_or"), Tensor.__or__, Tensor.__ror__}
 _SUMS = {
     **dict.fromkeys((*overloads("add"), Tensor.__add__), 1),
     **dict.fromkeys((*overloads("sub", "subtract"), Tensor.__sub__), -1),
@@ -299,10 +300,10 @@ def _replace_entries(
 ) -> Any:
     """Return `outside` with the entries at the ids replaced by the function's values."""
     field = parts[0]
-    if len(parts) > 1 or not isinstance(field, Field) or field.ids.shape[-1] > 1:
+    if len(parts) > 1 or not isinstance(field, Field) or x.grad_proxy is not None:
         return NotImplemented
-    if x.grad_proxy is not None:
-        return NotImplemented
+    if not field.has_one_id and (not field.ids.shape[-1] or field.has_repeats()):
+        return NotImplemented  # an entry would be written twice
     x.record_use(func)
     weights = field.weights_or_ones(x.cached_dtype)
     values = func(*(_entries(each, x, field.ids, weights, layout) for each in args), **kwargs)
@@ -426,11 +427,16 @@ def _combine(
         values = func(weights, other_field.weights_or_ones(other.cached_dtype))
         result = Field(field.ids, values.expand(field.ids.shape), field.width)
         fill = func(_fill_tensor(x, out.ndim), _fill_tensor(other, out.ndim)).item()
-    elif x.fill or other.fill:
+    elif func in _ABSORBING and x.fill and not other.fill:
+        return _combine(func, args[::-1], kwargs, out)
+    elif x.fill or (other.fill and not (func in _ABSORBING and other_field.has_one_id)):
         return NotImplemented
     elif func in _ABSORBING and field.ids.shape[-1] * other_field.ids.shape[-1] <= MAX_COMPARED:
-        found = gather_from_field(other_field, 0, field.ids, other.cached_dtype)
+        found = gather_from_field(other_field, other.fill, field.ids, other.cached_dtype)
         result = Field(field.ids, func(weights, found), field.width)
+    elif func in _UNIONS and x.cached_dtype == other.cached_dtype == torch.bool:
+        both = torch.cat([weights, other_field.weights_or_ones(torch.bool)], -1)
+        result = Field(torch.cat([field.ids, other_field.ids], -1), both, field.width)
     elif func in _SUMS and out.dtype != torch.bool and have_one_id:
         other_weights = other_field.weights_or_ones(other.cached_dtype) * _SUMS[func]
         both = torch.cat([weights.to(out.dtype), other_weights.to(out.dtype)], -1)

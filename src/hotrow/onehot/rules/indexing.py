@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather, gather_from_field
-from hotrow.onehot.parts import Field
+from hotrow.onehot.parts import DenseColumns, Field
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
 from hotrow.onehot.results import derive_view, map_batch, meta_result, meta_tensor
 from hotrow.onehot.rules.elementwise import MAX_COMPARED, select
@@ -57,6 +57,9 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
     """Slice along the class axis, if every slice consists of whole parts or of a single field."""
+    if func.__name__ == "select":
+        index = kwargs.get("index", args[1] if len(args) > 1 else None)
+        return _column(x, index, out) if isinstance(index, int) else NotImplemented
     if func.__name__ not in ("narrow", "split", "chunk"):
         return NotImplemented
     widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
@@ -93,6 +96,23 @@ def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
     return derive_view(x, chosen, out, transform, transform) if chosen else None
 
 
+def _column(x: OneHot, index: int, out: Tensor) -> Any:
+    """Return a single column: a view of x that computes its values from the ids."""
+    field, index = x.field, index % x.sizes[-1]
+    if field is None or len(x.sizes) < 2 or x.grad_proxy is not None or is_compiling():
+        return NotImplemented
+    if x.is_too_small:
+        return USE_TORCH
+    ids = torch.full((1,), index, device=x.cached_device)
+    values = gather_from_field(field, 0, ids, x.cached_dtype).squeeze(-1)
+
+    def view(t: Tensor) -> Tensor:
+        return t.select(-1, index)
+
+    x.record_use(torch.select)
+    return derive_view(x, [DenseColumns(values)], out, view, view)
+
+
 def _slice_field(field: Field, start: int, stop: int, x: OneHot) -> Field:
     """Return columns of a field; an id outside of them gets the weight 0."""
     is_inside = (field.ids >= start) & (field.ids < stop)
@@ -125,6 +145,9 @@ def _(func: Any, x: Any, index: Any) -> Any:
     last: Any = slice(None)
     if used == count:
         *batch_indices, last = indices
+        if isinstance(last, int) and all(isinstance(each, slice) for each in batch_indices):
+            column = _column(x, last, meta_tensor(x)[..., last])
+            return column[tuple(batch_indices)] if isinstance(column, OneHot) else column
         if not isinstance(last, slice) or any(each is None for each in batch_indices[-1:]):
             return NotImplemented
         indices = tuple(batch_indices)

@@ -68,16 +68,22 @@ _MATRIX_PRODUCTS = {"addmm": torch.mm, "baddbmm": torch.bmm}
 
 @rule(*overloads(*_MATRIX_PRODUCTS), any_layout=True)
 def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    if isinstance(input, OneHot) or beta != 1 or alpha != 1:
+    if isinstance(input, OneHot) or not all(isinstance(n, int | float) for n in (alpha, beta)):
         return NotImplemented
+    if beta == 0:
+        return NotImplemented  # torch ignores the input, even if it is NaN
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
         return NotImplemented
     tensors = input, left, right
     if not all(is_strided(t) for t in tensors):
         return NotImplemented
+    if not input.is_floating_point() and (alpha != 1 or beta != 1):
+        return NotImplemented
     _check(func, tensors)
     product = _MATRIX_PRODUCTS[func.__name__](left, right)
-    return input.to(product.dtype) + product
+    product = product if alpha == 1 else product * alpha
+    input = input.to(product.dtype)
+    return (input if beta == 1 else input * beta) + product
 
 
 def _check(func: Any, tensors: Sequence[Any]) -> None:

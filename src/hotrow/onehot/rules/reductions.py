@@ -132,6 +132,8 @@ def _sum_classes(
 def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
     """Combine the rows of a batch into a multi-hot, in which equal ids count once."""
     dims = _axes(dim, len(x.sizes))
+    if func.__name__ == "any" and dims == set(x.axis_layout.class_axes):
+        return _any_class(x, func, dim, keepdim)
     if x.field is None or x.fill != 0 or x.needs_grad or is_compiling():
         return NotImplemented
     if not dims or dims & set(x.axis_layout.class_axes) or x.cached_dtype == torch.uint8:
@@ -150,6 +152,23 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
     return OneHot(
         [field], out.dtype, None, None, x.origins, out.stride(), layout=total._axis_layout
     )
+
+
+def _any_class(x: OneHot, func: Any, dim: Any, keepdim: bool) -> Any:
+    """Return whether each row has an entry that is not zero."""
+    field = x.field
+    if field is None or field.ids.shape[-1] == 0 or x.is_modified or is_compiling():
+        return NotImplemented
+    if not field.has_one_id and x.cached_dtype != torch.bool:
+        return NotImplemented  # weights of the same id may cancel
+    if x.is_too_small:
+        return USE_TORCH
+    out = meta_result(func, (x, dim, keepdim))
+    found = field.weights_or_ones(x.cached_dtype).bool().any(-1)
+    if x.fill != 0 and x.width > 1:
+        found = torch.ones_like(found)
+    x.record_use(func)
+    return x.axis_layout.arrange(found.unsqueeze(-1)).reshape(out.shape).to(out.dtype)
 
 
 @rule(*overloads("argmax"))

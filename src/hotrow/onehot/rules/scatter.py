@@ -97,18 +97,23 @@ def _mark_as_one_hot(zeros: OneHot) -> None:
 
 def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
     """Return the weights of the scattered ids; None if all weights are 1."""
+    count, is_bool = index.shape[-1], x.cached_dtype == torch.bool
+    if count > _MAX_COMPARED or (is_bool and (count > 1 or isinstance(src, Tensor) or src != 1)):
+        return NotImplemented
+    if not isinstance(src, Tensor | int | float):
+        return NotImplemented
+    # An entry that is written twice keeps one of the values, but the weights of equal ids add up.
+    repeated = None
+    if count > 1:
+        repeated = (index.unsqueeze(-1) == index.unsqueeze(-2)).tril(-1).any(-1)
+        repeated = repeated if bool(repeated.any()) else None
     if isinstance(src, Tensor):
-        fits = src.shape == index.shape and src.dtype == x.cached_dtype and index.shape[-1] == 1
-        return src.clone() if fits and x.cached_dtype != torch.bool else NotImplemented
-    if not isinstance(src, int | float) or src != 1:
-        return NotImplemented
-    if index.shape[-1] < 2:
+        fits = src.shape == index.shape and src.dtype == x.cached_dtype and repeated is None
+        return src.clone() if fits else NotImplemented
+    if src == 1 and repeated is None:
         return None
-    if index.shape[-1] > _MAX_COMPARED or x.cached_dtype == torch.bool:
-        return NotImplemented
-    # An entry that is written twice must be 1, not 2.
-    repeated = (index.unsqueeze(-1) == index.unsqueeze(-2)).tril(-1).any(-1)
-    return (~repeated).to(x.cached_dtype) if bool(repeated.any()) else None
+    number = number_of_dtype(src, x.cached_dtype).to(index.device).expand(index.shape)
+    return number.clone() if repeated is None else number.masked_fill(repeated, 0)
 
 
 @rule(*overloads("masked_fill_"), any_layout=True)

@@ -1,0 +1,31 @@
+"""Conversion to a sparse tensor, which also stores only the ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.kernels.tracing import is_compiling
+from hotrow.onehot.registry import USE_TORCH, rule
+from hotrow.onehot.tensor import OneHot
+
+
+@rule(Tensor.to_sparse)
+def _(func: Any, x: OneHot) -> Any:
+    field = x.field
+    if field is None or not field.has_one_id or len(x.sizes) < 2 or is_compiling():
+        return NotImplemented
+    if x.grad_proxy is not None or x.is_modified or 0 in x.sizes:
+        return NotImplemented
+    if x.is_too_small:
+        return USE_TORCH
+    x.record_use(func)
+    ids = field.ids[..., 0]
+    weights = field.weights_or_ones(x.cached_dtype)[..., 0]
+    places = (weights != 0).nonzero().unbind(-1)  # torch stores no zeros
+    indices = torch.stack([*places, ids[places]])
+    return torch.sparse_coo_tensor(
+        indices, weights[places], x.sizes, is_coalesced=True, check_invariants=False
+    )
