@@ -188,6 +188,18 @@ def page(record: dict[str, Any]) -> str:
             f"a step sends {min(ratios):.0f} to {max(ratios):.0f} times fewer bytes than an "
             "all-reduce of dense gradients."
         ),
+        "{{attacks}}": (
+            "`python -m benchmarks.durability` attacks tables and counts what is lost: "
+            + ", ".join(_describe_attack(each) for each in record["attacks"])
+            + "."
+        ),
+        "{{checks}}": (
+            f"a step takes {record['checks']['first_use_ratio']:.2f} times as long with checksums "
+            "as without if it uses pages for the first time, and "
+            f"{record['checks']['later_use_ratio']:.2f} times as long later. `hotrow disk verify` "
+            f"checks {record['checks']['verify_gigabytes_per_second']:.1f} GB per second if the "
+            "files are in the page cache."
+        ),
         "{{disk}}": (
             f"training a {last['table_bytes'] / 1e9:.1f} GB table, whose Adam state is twice as "
             f"large, needs {last['peak_resident_bytes'] / 1e9:.1f} GB of memory and "
@@ -200,6 +212,16 @@ def page(record: dict[str, Any]) -> str:
         assert text.count(mark) == 1, f"{TEXT.name} must contain {mark} exactly once"
         text = text.replace(mark, part)
     return text
+
+
+def _describe_attack(result: dict[str, Any]) -> str:
+    names = {
+        "kills": "{:,} killed processes lost {:,} saves",
+        "flips": "{:,} flipped bits changed {:,} values without an error",
+        "full": "{:,} full disks lost {:,} saves",
+        "ranks": "{:,} killed ranks left {:,} others waiting",
+    }
+    return names[result["attack"]].format(result["tried"], result["lost"])
 
 
 def write_page(record: dict[str, Any], folder: Path) -> None:
@@ -231,6 +253,8 @@ def main() -> None:
         return
     command = [sys.executable, "-m", "benchmarks.scale"]
     record: dict[str, Any] = {"environment": describe_environment(1), "network": [], "disk": []}
+    previous = json.loads(RECORD.read_text())
+    record |= {key: previous[key] for key in ("attacks", "checks")}  # from benchmarks.durability
     for mode in ("shard", "replicate"):
         for count in (2, 3):
             inner = " ".join([*command, "network", mode, str(count)])

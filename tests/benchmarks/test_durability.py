@@ -1,0 +1,56 @@
+"""The attacks on tables on disk and on ranks lose nothing, and would notice a loss."""
+
+import os
+import random
+import subprocess
+import sys
+
+from benchmarks import durability
+from hotrow.disk import store
+from tests.support.exhaustive import exhaustive
+from tests.support.paths import ROOT
+
+
+def lost(attack, count, **options):
+    results = list(attack(count, random.Random(count), **options))
+    assert len(results) == count
+    return sum(results)
+
+
+@exhaustive
+def test_killed_processes_lose_no_save():
+    assert not lost(durability.kills, 60)
+
+
+@exhaustive
+def test_flipped_bits_are_found():
+    assert not lost(durability.flips, 100)
+    assert lost(durability.flips, 20, verify=False) > 5
+
+
+@exhaustive
+def test_full_disks_lose_no_save():
+    namespace = [] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    command = [*namespace, sys.executable, "-m", "benchmarks.durability", "full", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "full: 20 tried, 0 lost\n", done.stderr
+
+
+@exhaustive
+def test_no_rank_waits_for_a_killed_rank():
+    assert not lost(durability.ranks, 4)
+
+
+@exhaustive
+def test_the_attack_notices_saves_without_a_journal(monkeypatch):
+    def write_in_place(folder, writes):
+        for name, offset, data in writes:
+            with folder.open(name, "r+b") as file:
+                if offset == (1 << 64) - 1:
+                    file.truncate()
+                else:
+                    file.seek(offset)
+                file.write(data)
+
+    monkeypatch.setattr(store, "commit", write_in_place)
+    assert lost(durability.kills, 60)
