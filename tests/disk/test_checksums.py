@@ -1,5 +1,6 @@
 """Every damaged page is found before its values are used, and a full tmpfs is an error."""
 
+import copy
 import errno
 import os
 import shutil
@@ -89,6 +90,21 @@ def test_reads_of_the_optimizer_state_are_checked(folder):
             store.table.lag.state["exp_avg"]
         with pytest.raises(HotrowError, match=r"exp_avg.safetensors is damaged"):
             train(store, range(1)).state_dict()
+
+
+def test_reads_of_an_untrained_table_are_checked(tmp_path):
+    make_folder(tmp_path / "t", steps=0)
+    flip_row(tmp_path / "t", "weight", 3)
+    for read in (
+        lambda store: store.layer(torch.tensor([3])),
+        lambda store: store.layer.weight.sum(),
+        lambda store: store.layer.state_dict(),
+        lambda store: copy.deepcopy(store.layer),
+    ):
+        with disk.open(tmp_path / "t") as store:
+            with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
+                read(store)
+            store.save()  # nothing has changed
 
 
 @pytest.mark.parametrize("offset", [0, 8, 30, 100, 4000, 4096, 4099])

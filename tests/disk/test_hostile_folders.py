@@ -65,7 +65,9 @@ def refuses(folder, text):
 # --- Nothing is written outside of the folder ----------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["{outside}", "../outside", "./rest.pt", "rest.pt\0", "lock", ""])
+@pytest.mark.parametrize(
+    "name", ["{outside}", "../outside", "./rest.pt", "rest.pt\0", "lock", "weight", ""]
+)
 def test_a_journal_cannot_write_to_other_files(folder, name):
     outside = folder.parent / "outside"
     outside.write_text("untouched")

@@ -211,7 +211,6 @@ class RowLag:
 
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
-        self.table.check_files(rows)
         with _ExclusiveAccess(self):
             step_count = self.ledger.length
             settles_all = rows is None
@@ -362,7 +361,7 @@ def step_together(steps: Sequence[_Step]) -> None:
     )
     for lag, _, _ in steps:
         if lag.has_stale_rows and lag._has_alias():
-            lag.settle(None)
+            lag.settle_all()
 
 
 def _share_new_ledgers(steps: Sequence[_Step]) -> None:
