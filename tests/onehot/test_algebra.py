@@ -615,6 +615,12 @@ def test_empty_batch_matches_torch(run):
     t.v.mT.bfloat16() @ x
     torch.baddbmm(torch.zeros(2, 4, 5), t.v.mT.bfloat16(), x)
     torch.einsum("bnc,bnd->bcd", x.bfloat16(), t.v)
+    F.kl_div(t.q.bfloat16().log_softmax(-1), x.bfloat16(), reduction="sum")
+    F.binary_cross_entropy_with_logits(t.q.bfloat16(), x.bfloat16())
+    F.mse_loss(t.q.bfloat16(), x.bfloat16())
+    F.cross_entropy(t.q.bfloat16().flatten(0, 1), x.bfloat16().flatten(0, 1) * 0.5 + 0.25)
+    torch.addmm(t.v[0], x[0], t.w, beta=2, alpha=-3)
+    torch.kron(x[0], t.v[0]) @ torch.ones(20, 2)
     """
 )
 def test_autocast_matches_torch(run):

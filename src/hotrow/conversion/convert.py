@@ -63,12 +63,12 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
         min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
             default. Below 100,000 entries, plain PyTorch is about as fast. With fused
             Adam or AdamW, it is just as fast up to 500,000 entries, so pass 500_000.
-            A one-hot with N rows and C columns has N x C entries. Until a model creates a one-hot
-            with at least `min_entries` entries, hotrow searches only some calls to the model for
-            one-hots: the first 8, then every 64th, and each call whose input is larger than in all
-            earlier searches. Under `torch.compile`, all one-hot products become lookups. If
-            converted modules with different `min_entries` are nested, the value of the module that
-            you call applies.
+            A one-hot with N rows and C columns has N x C entries. Until a product becomes a lookup,
+            or a model creates a one-hot with 10 times as many entries, hotrow searches only some
+            calls to the model for one-hots: the first 8, then every 64th, and each call whose input
+            is larger than in all earlier searches. Under `torch.compile`, all one-hot products
+            become lookups. If converted modules with different `min_entries` are nested, the value
+            of the module that you call applies.
 
     Returns:
         `model` itself.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.conversion.sampling import call_state
-from hotrow.onehot.tensor import OneHot
+from hotrow.onehot.tensor import LOOKUP_ADVANTAGE, OneHot
 from hotrow.table.stack import location_of
 
 
@@ -61,8 +61,8 @@ class Origin:
     def record_one_hot(self, x: OneHot) -> None:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
-        if x.entries >= self.min_entries:
-            _search_always()
+        if x.entries >= LOOKUP_ADVANTAGE * self.min_entries:
+            _search_always()  # any use may be faster, not only a product
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:

@@ -63,6 +63,8 @@ def _(
         return NotImplemented
     if tuple(input.shape) != target.sizes or input.dtype != target.cached_dtype:
         return NotImplemented
+    if _is_autocast_to_float32(input):
+        return NotImplemented
     if func in _OF_DIFFERENCE and (weight is not None or not input.is_floating_point()):
         return NotImplemented
     if reduction == "batchmean" and func is not F.kl_div:
@@ -80,7 +82,7 @@ def _(
     if func is F.binary_cross_entropy_with_logits and len(tensors) == 2:
         margins = _margins(input, target)
         if margins is not None:
-            return _reduced(-F.logsigmoid(margins), reduction)
+            return _reduced(F.softplus(margins, threshold=_SOFTPLUS_LIMIT), reduction)
     losses = elementwise(_pointwise(func, options), tuple(tensors), {}, absorbs=absorbs)
     if losses is NotImplemented or losses is USE_TORCH or reduction == "none":
         return losses
@@ -89,36 +91,47 @@ def _(
     return _reduced(losses, reduction)
 
 
-class _NegateOutside(torch.autograd.Function):
-    """Negate all entries except those that the ids select along an axis."""
+def _is_autocast_to_float32(input: Tensor) -> bool:
+    """Return whether autocast may compute the loss in float32, which its parts would not be."""
+    device = input.device.type
+    return input.dtype.itemsize < 4 and device != "meta" and torch.is_autocast_enabled(device)
+
+
+_SOFTPLUS_LIMIT = 50  # softplus(x) is x for larger x, even in float64
+
+
+class _NegateAtIds(torch.autograd.Function):
+    """Negate the entries that the ids select along an axis; the ids of a row are distinct."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.axis = axis
-        return (-values).scatter_(axis, ids, values.gather(axis, ids))
+        return values.scatter(axis, ids, -values.gather(axis, ids))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        negated = _NegateOutside.apply(gradient, *ctx.saved_tensors, ctx.axis)  # type: ignore[no-untyped-call]
+        negated = _NegateAtIds.apply(gradient, *ctx.saved_tensors, ctx.axis)  # type: ignore[no-untyped-call]
         return negated, None, None
 
 
 def _margins(input: Tensor, target: OneHot) -> Tensor | None:
-    """Return the input, negated where the target is 0, or None if the rule does not apply.
+    """Return the input, negated where the target is 1, or None if the rule does not apply.
 
-    The binary cross entropy of a logit l is -logsigmoid(l) for the target 1, and -logsigmoid(-l)
-    for the target 0.
+    The binary cross entropy of a logit l is softplus(-l) for the target 1, and softplus(l) for the
+    target 0.
     """
     field, layout = target.field, target.axis_layout
-    if field is None or field.weights is not None or not field.has_one_id or target.fill != 0:
+    if field is None or field.weights is not None or target.fill != 0:
+        return None
+    if not field.ids.shape[-1] or (not field.has_one_id and field.has_repeats()):
         return None
     if target.grad_proxy is not None or target.is_modified or len(layout.classes) > 1:
         return None
     if target.is_too_small or is_compiling() or is_transforming() or not input.numel():
         return None
     target.record_use(F.binary_cross_entropy_with_logits)
-    margins: Tensor = _NegateOutside.apply(  # type: ignore[no-untyped-call]
+    margins: Tensor = _NegateAtIds.apply(  # type: ignore[no-untyped-call]
         input, field.ids.permute(layout.order), layout.class_axes[0]
     )
     return margins
@@ -142,6 +155,8 @@ def _(
     if size_average is not None or reduce is not None or reduction not in _REDUCTIONS[:3]:
         return NotImplemented
     if tuple(input.shape) != target.sizes or input.dtype != target.cached_dtype:
+        return NotImplemented
+    if _is_autocast_to_float32(input):
         return NotImplemented
     if ignore_index >= 0:
         return NotImplemented  # torch raises an error
