@@ -1,77 +1,91 @@
-"""Time the uses of a one-hot, with and without hotrow, in one process.
+"""Benchmark the uses of a one-hot, before and after `convert`, in one process.
 
-    python -m benchmarks.onehots
+    python -m benchmarks.onehots --records benchmarks/records
 
-Each use runs forward and backward on the same numbers, with a one-hot from `F.one_hot` and with one
-from `hotrow.one_hot`. The results are compared before timing starts. The table shows both times and
-the sum of all memory that a run allocates.
+Each use is the forward method of a model. It runs forward and backward, plain and converted with
+the default `min_entries`. The results and gradients are compared before timing starts. The plain
+and the converted model take turns. The peak is the largest sum of the memory that a run has
+allocated and not yet freed.
 """
 
 from __future__ import annotations
 
-import functools
-import statistics
-import sys
+import copy
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+import typer
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import hotrow
-from hotrow.onehot.tensor import OneHot
+from benchmarks import record_files
+from hotrow.bench.percentiles import percentiles
 
 SIZES = ((64, 200_000), (8_192, 1_000), (64, 1_600))  # rows of the one-hot, classes
-COLUMNS = 16
+COLUMNS, EXPERTS, SECONDS = 16, 8, 1.5
 
 
-class Numbers:
-    """The operands of one size: a dense tensor of the one-hot's shape, a table, and rows."""
+class Numbers(nn.Module):
+    """The ids and operands of one size."""
 
     def __init__(self, rows: int, classes: int) -> None:
-        torch.manual_seed(0)
-        self.ids = torch.randint(classes, (rows,))
-        self.other_ids = torch.randint(100, (rows,))
-        self.classes = classes
-        self.dense = torch.randn(rows, classes, requires_grad=True)
-        self.table = torch.randn(classes, COLUMNS, requires_grad=True)
-        self.rows = torch.randn(rows, COLUMNS, requires_grad=True)
-        self.weights = torch.randn(classes, requires_grad=True)
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
 
-    def leaves(self) -> list[Tensor]:
-        """Return the tensors that require grad."""
-        return [self.dense, self.table, self.rows, self.weights]
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator))
+
+        def ids(count: int, *shape: int) -> Tensor:
+            return torch.randint(count, shape, generator=generator)
+
+        self.rows_count, self.classes = rows, classes
+        self.ids, self.few_ids = ids(classes, rows), ids(EXPERTS, rows)
+        self.label_ids = ids(classes // 4, rows, 4) * 4 + torch.arange(4)  # distinct in each row
+        self.dense, self.table = normal(rows, classes), normal(classes, COLUMNS)
+        self.rows, self.weights = normal(rows, COLUMNS), normal(classes)
+        self.experts = normal(classes, EXPERTS, COLUMNS)
+
+    def one_hot(self) -> Tensor:
+        """Return the one-hot of the ids."""
+        return F.one_hot(self.ids, self.classes)
+
+    def forward(self, use: Callable[[Numbers], Tensor]) -> Tensor:
+        """Run a use."""
+        return use(self)
 
 
-Encode = Callable[[Tensor, int], Tensor]
+def _multi_hot(n: Numbers) -> Tensor:
+    return torch.zeros(n.rows_count, n.classes).scatter_(1, n.label_ids, 1)
 
 
-def _float(encode: Encode, n: Numbers) -> Tensor:
-    return encode(n.ids, n.classes).float()
+def _few(n: Numbers) -> Tensor:
+    return F.one_hot(n.few_ids, EXPERTS).float()
 
 
-USES: dict[str, Callable[[Encode, Numbers], Tensor]] = {
-    "x @ table": lambda e, n: _float(e, n) @ n.table,
-    "x.T @ rows": lambda e, n: _float(e, n).T @ n.rows,
-    "rows.T @ x": lambda e, n: n.rows.T @ _float(e, n),
-    "x.sum(0), x.mean(0)": lambda e, n: _float(e, n).sum(0) + _float(e, n).mean(0),
-    "perplexity": lambda e, n: _perplexity(_float(e, n).mean(0)),
-    "(q * x).sum(1)": lambda e, n: (n.dense * _float(e, n)).sum(1),
-    "q[x.bool()]": lambda e, n: n.dense[e(n.ids, n.classes).bool()],
-    "where(x > 0, q, 0).sum(1)": lambda e, n: torch.where(_float(e, n) > 0, n.dense, 0).sum(1),
-    "(weights * x).sum(1)": lambda e, n: (n.weights * _float(e, n)).sum(1),
-    "cross_entropy(q, x)": lambda e, n: F.cross_entropy(n.dense, _float(e, n)),
-    "cross_entropy(q, smoothed x)": lambda e, n: F.cross_entropy(
-        n.dense, _float(e, n) * 0.9 + 0.1 / n.classes
-    ),
-    "bce_with_logits(q, x)": lambda e, n: F.binary_cross_entropy_with_logits(n.dense, _float(e, n)),
-    "mse_loss(q, x)": lambda e, n: F.mse_loss(n.dense, _float(e, n)),
-    "q - x": lambda e, n: n.dense - _float(e, n),
-    "dice": lambda e, n: _dice(n.dense, _float(e, n)),
-    "x.T @ y (counts)": lambda e, n: _float(e, n).T @ e(n.other_ids, 100).float(),
-}
+def _places(n: Numbers) -> Tensor:
+    x = n.one_hot()
+    return ((x.cumsum(0) - 1) * x).sum(1)
+
+
+def _dispatch(n: Numbers) -> Tensor:
+    mask = n.one_hot().float().unsqueeze(-1) * _few(n).unsqueeze(1)
+    return torch.einsum("sec,sm->ecm", mask, n.rows)
+
+
+def _combine(n: Numbers) -> Tensor:
+    mask = n.one_hot().float().unsqueeze(-1) * _few(n).unsqueeze(1)
+    return torch.einsum("sec,ecm->sm", mask, n.experts)
+
+
+def _straight_through(n: Numbers) -> Tensor:
+    p = n.dense.softmax(-1)
+    x = F.one_hot(p.argmax(-1), n.classes).float()
+    return (x - p.detach() + p) @ n.table
 
 
 def _perplexity(share: Tensor) -> Tensor:
@@ -82,59 +96,112 @@ def _dice(p: Tensor, x: Tensor) -> Tensor:
     return (2 * (p * x).sum(0) / (p.sum(0) + x.sum(0) + 1e4)).mean()
 
 
-def main() -> int:
-    """Print the table."""
-    print(
-        f"{'use':30} {'size':>16} {'torch ms':>9} {'hotrow ms':>9} {'ratio':>7} {'MB':>7} {'MB':>7}"
-    )
+def _x(n: Numbers) -> Tensor:
+    return n.one_hot().float()
+
+
+USES: dict[str, Callable[[Numbers], Tensor]] = {
+    "x @ table": lambda n: _x(n) @ n.table,
+    "x.T @ rows": lambda n: _x(n).T @ n.rows,
+    "rows.T @ x": lambda n: n.rows.T @ _x(n),
+    "x.mean(0), perplexity": lambda n: _perplexity(_x(n).mean(0)),
+    "x.T @ y (pairs)": lambda n: _x(n).T @ _few(n),
+    "(q * x).sum(1)": lambda n: (n.dense * _x(n)).sum(1),
+    "q[x.bool()]": lambda n: n.dense[n.one_hot().bool()],
+    "where(x > 0, q, 0).sum(1)": lambda n: torch.where(_x(n) > 0, n.dense, 0).sum(1),
+    "(weights * x).sum(1)": lambda n: (n.weights * _x(n)).sum(1),
+    "x[:, 0] * q[:, 0]": lambda n: _x(n)[:, 0] * n.dense[:, 0],
+    "(x.cumsum(0) - 1) * x": _places,
+    "dispatch to experts": _dispatch,
+    "combine from experts": _combine,
+    "cross_entropy(q, x)": lambda n: F.cross_entropy(n.dense, _x(n)),
+    "cross_entropy(q, smoothed x)": lambda n: F.cross_entropy(
+        n.dense, _x(n) * 0.9 + 0.1 / n.classes
+    ),
+    "bce_with_logits(q, x)": lambda n: F.binary_cross_entropy_with_logits(n.dense, _x(n)),
+    "bce_with_logits(q, multi-hot)": lambda n: F.binary_cross_entropy_with_logits(
+        n.dense, _multi_hot(n)
+    ),
+    "mse_loss(q, x)": lambda n: F.mse_loss(n.dense, _x(n)),
+    "q - x": lambda n: n.dense - _x(n),
+    "dice": lambda n: _dice(n.dense, _x(n)),
+    "straight-through @ table": _straight_through,
+}
+
+
+def main(
+    records: Annotated[str | None, typer.Option(help="Write the record to this folder.")] = None,
+) -> None:
+    """Measure all uses, print them, and write the record."""
+    measured = []
     for rows, classes in SIZES:
-        numbers = Numbers(rows, classes)
+        plain = Numbers(rows, classes)
+        converted = hotrow.convert(copy.deepcopy(plain))
         for name, use in USES.items():
-            runs = [
-                functools.partial(_step, use, encode, numbers)
-                for encode in (F.one_hot, hotrow.one_hot)
-            ]
-            for theirs, ours in zip(runs[0](), runs[1](), strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-            dense, ids = _time(runs)
-            memory = [_memory(run) for run in runs]
+            result = {
+                "use": name,
+                "rows": rows,
+                "classes": classes,
+                **_measure(plain, converted, use),
+            }
+            measured.append(result)
+            ratio = result["torch"]["median_ms"] / result["hotrow"]["median_ms"]
+            peaks = (result[side]["peak_bytes"] / 1e6 for side in ("torch", "hotrow"))
             print(
-                f"{name:30} {f'{rows:,} x {classes:,}':>16} {dense:9.2f} {ids:9.2f} "
-                f"{dense / ids:6.1f}x {memory[0]:7.1f} {memory[1]:7.1f}",
+                f"{name:30} {f'{rows:,} x {classes:,}':>16} {ratio:8.2f}x "
+                + " ".join(f"{peak:9.2f} MB" for peak in peaks),
                 flush=True,
             )
-    return 0
+    if records is not None:
+        record = {
+            "workload": "onehots",
+            "about": "uses of a one-hot, before and after convert",
+            "uses": measured,
+            "environment": record_files.describe_environment(torch.get_num_threads()),
+        }
+        record_files.write(record, Path(records))
 
 
-def _step(use: Callable[[Encode, Numbers], Tensor], encode: Encode, n: Numbers) -> list[Tensor]:
+def _measure(plain: nn.Module, converted: nn.Module, use: Any) -> dict[str, Any]:
+    """Compare the results of both models, and return the time and the peak memory of each."""
+    sides = {"torch": plain, "hotrow": converted}
+    for theirs, ours in zip(_step(plain, use), _step(converted, use), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    deadline = time.perf_counter() + SECONDS
+    while len(times["torch"]) < 3 or (time.perf_counter() < deadline and len(times["torch"]) < 200):
+        for name, model in sides.items():
+            start = time.perf_counter()
+            _step(model, use)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {
+        name: percentiles(times[name]) | {"peak_bytes": _peak(model, use)}
+        for name, model in sides.items()
+    }
+
+
+def _step(model: nn.Module, use: Any) -> list[Tensor]:
     """Run forward and backward; return the result and the gradients."""
-    result = use(encode, n)
-    result = result.materialize() if isinstance(result, OneHot) else result
+    result = model(use)
     if not result.requires_grad:
         return [result]
-    gradients = torch.autograd.grad(result, n.leaves(), torch.ones_like(result), allow_unused=True)
-    return [result, *(each for each in gradients if each is not None)]
+    leaves = list(model.parameters())
+    gradients = torch.autograd.grad(result, leaves, torch.ones_like(result), allow_unused=True)
+    return [result.detach(), *(each.to_dense() for each in gradients if each is not None)]
 
 
-def _time(runs: list[Callable[[], object]]) -> list[float]:
-    """Return the median time of each run in ms; the runs take turns."""
-    times: list[list[float]] = [[] for _ in runs]
-    deadline = time.perf_counter() + 4
-    while (time.perf_counter() < deadline and len(times[0]) < 40) or len(times[0]) < 3:
-        for run, found in zip(runs, times, strict=True):
-            start = time.perf_counter()
-            run()
-            found.append(1e3 * (time.perf_counter() - start))
-    return [statistics.median(found) for found in times]
-
-
-def _memory(run: Callable[[], object]) -> float:
-    """Return the sum of all memory that a run allocates, in MB."""
+def _peak(model: nn.Module, use: Any) -> int:
+    """Return the largest number of bytes that a run has allocated and not yet freed."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        run()
-    total = sum(max(event.self_cpu_memory_usage, 0) for event in found.events())
-    return total / 1e6
+        _step(model, use)
+    events = found.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    total = peak = 0
+    for _, change in changes:
+        total += change
+        peak = max(peak, total)
+    return peak
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

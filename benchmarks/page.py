@@ -43,6 +43,7 @@ def make_page(records: dict[str, Record]) -> str:
         "tables": "\n\n".join(tables),
         "startup": "\n\n".join(others),
         "models": models_table(ordered),
+        "onehots": onehots_table(records["onehots"]["uses"]),
         "machines": machines_list(records),
     }
     text = TEXT.read_text(encoding="utf-8")
@@ -171,6 +172,23 @@ def models_table(records: dict[str, Record]) -> str:
     head = ["model", "before, ms", "after, ms", "speedup"]
     head += ["extra memory before, MB", "after, MB", "time and memory goals"]
     return markdown_table(head, rows)
+
+
+def onehots_table(uses: list[dict[str, Any]]) -> str:
+    """Return the table of the uses of a one-hot, with the speedup and the memory of each size."""
+    sizes = list(dict.fromkeys((each["rows"], each["classes"]) for each in uses))
+    rows: dict[str, list[str]] = {}
+    for each in uses:
+        row = rows.setdefault(each["use"], [f"`{each['use']}`"])
+        row.append(speedup(each["torch"]["median_ms"] / each["hotrow"]["median_ms"]))
+        if (each["rows"], each["classes"]) != sizes[-1]:
+            peaks = (number(each[side]["peak_bytes"] / 1e6) for side in ("torch", "hotrow"))
+            row.append(" → ".join(peaks))
+    head = ["use"]
+    for i, (count, classes) in enumerate(sizes):
+        head.append(f"{count:,} x {classes:,}")
+        head += ["peak, MB"] if i < len(sizes) - 1 else []
+    return markdown_table(head, list(rows.values()))
 
 
 def machines_list(records: dict[str, Record]) -> str:
