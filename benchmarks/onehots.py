@@ -33,7 +33,7 @@ COLUMNS, EXPERTS, SECONDS, WARMUPS = 16, 8, 1.5, 10
 class Numbers(nn.Module):
     """The ids and operands of one size."""
 
-    def __init__(self, rows: int, classes: int) -> None:
+    def __init__(self, rows: int, classes: int, use: Callable[[Numbers], Tensor]) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
 
@@ -43,6 +43,7 @@ class Numbers(nn.Module):
         def ids(count: int, *shape: int) -> Tensor:
             return torch.randint(count, shape, generator=generator)
 
+        self.use = use
         self.rows_count, self.classes = rows, classes
         self.ids, self.few_ids = ids(classes, rows), ids(EXPERTS, rows)
         self.label_ids = ids(classes // 4, rows, 4) * 4 + torch.arange(4)  # distinct in each row
@@ -54,9 +55,9 @@ class Numbers(nn.Module):
         """Return the one-hot of the ids."""
         return F.one_hot(self.ids, self.classes)
 
-    def forward(self, use: Callable[[Numbers], Tensor]) -> Tensor:
-        """Run a use."""
-        return use(self)
+    def forward(self, ids: Tensor) -> Tensor:
+        """Run the use; the argument tells `convert` the size of the batch."""
+        return self.use(self)
 
 
 def _multi_hot(n: Numbers) -> Tensor:
@@ -135,13 +136,12 @@ def main(
     """Measure all uses, print them, and write the record."""
     measured = []
     for rows, classes in SIZES:
-        plain = Numbers(rows, classes)
         for name, use in USES.items():
             result = {
                 "use": name,
                 "rows": rows,
                 "classes": classes,
-                **_measure(plain, use),
+                **_measure(Numbers(rows, classes, use)),
             }
             measured.append(result)
             ratio = result["torch"]["median_ms"] / result["hotrow"]["median_ms"]
@@ -161,30 +161,30 @@ def main(
         record_files.write(record, Path(records))
 
 
-def _measure(plain: nn.Module, use: Any) -> dict[str, Any]:
+def _measure(plain: Numbers) -> dict[str, Any]:
     """Compare the results of both models, and return the time and the peak memory of each."""
     converted = hotrow.convert(copy.deepcopy(plain))
     sides = {"torch": plain, "hotrow": converted}
-    for theirs, ours in zip(_step(plain, use), _step(converted, use), strict=True):
+    for theirs, ours in zip(_step(plain), _step(converted), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     for _ in range(WARMUPS):  # the first calls search for one-hots
-        _step(converted, use)
+        _step(converted)
     times: dict[str, list[float]] = {name: [] for name in sides}
     deadline = time.perf_counter() + SECONDS
     while len(times["torch"]) < 3 or (time.perf_counter() < deadline and len(times["torch"]) < 200):
         for name, model in sides.items():
             start = time.perf_counter()
-            _step(model, use)
+            _step(model)
             times[name].append(1e3 * (time.perf_counter() - start))
     return {
-        name: percentiles(times[name]) | {"peak_bytes": _peak(model, use)}
+        name: percentiles(times[name]) | {"peak_bytes": _peak(model)}
         for name, model in sides.items()
     }
 
 
-def _step(model: nn.Module, use: Any) -> list[Tensor]:
+def _step(model: Any) -> list[Tensor]:
     """Run forward and backward; return the result and the gradients."""
-    result = model(use)
+    result = model(model.ids)
     if not result.requires_grad:
         return [result]
     leaves = list(model.parameters())
@@ -192,10 +192,10 @@ def _step(model: nn.Module, use: Any) -> list[Tensor]:
     return [result.detach(), *(each.to_dense() for each in gradients if each is not None)]
 
 
-def _peak(model: nn.Module, use: Any) -> int:
+def _peak(model: Any) -> int:
     """Return the largest number of bytes that a run has allocated and not yet freed."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        _step(model, use)
+        _step(model)
     events = found.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     total = peak = 0

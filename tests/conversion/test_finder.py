@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint
 
@@ -937,6 +938,55 @@ def test_torch_compile_with_each_pattern(text):
             assert (one.grad is None) == (two.grad is None)
             if one.grad is not None:
                 torch.testing.assert_close(two.grad.to_dense(), one.grad)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "self.linear(y)",
+        "(y * 2) @ self.table",
+        "(y * self.table[:1, :1]) @ self.table",
+        "y.view(2, 3, 5).sum(1) @ self.table",
+        "y.mean(0) @ self.table",
+        "y.double().float() @ self.table",
+        "torch.cat([y, y], -1) @ torch.cat([self.table, self.table])",
+        "torch.einsum('nc,cd->nd', y, self.table)",
+        "y[1:].unsqueeze(0) @ self.table",
+        "torch.addmm(self.table[:1], y, self.table)",
+        "y.repeat(2, 1) @ self.table",
+        "torch.stack([y, y]) @ self.table",
+        "y.sum(-1)",
+        "y.sum(0) @ self.table",
+        "y.argmax(-1)",
+        "(y * (self.table @ self.table.T)[x.flatten()]).sum(-1)",
+    ],
+)
+def test_compiled_graph_keeps_the_ids(text):
+    allocations = graph_sizes(f"y = F.one_hot(x.flatten(), 5).float(); {text}", zeros="scatter")
+    assert not allocations
+
+
+@pytest.mark.parametrize("text", ["y.T @ y", "y.cumsum(0) * y", "y.softmax(-1)"])
+def test_compiled_graph_of_other_operations_is_dense(text):
+    assert graph_sizes(f"y = F.one_hot(x.flatten(), 5).float(); {text}", zeros="scatter")
+
+
+def graph_sizes(text, zeros):
+    """Return the sizes of the dense one-hots in the compiled forward pass."""
+    torch._dynamo.reset()
+    found = []
+
+    def compiler(graph, inputs):
+        nodes = [node for node in graph.graph.nodes if zeros in str(node.target)]
+        found.extend(node.meta["val"].numel() for node in nodes)
+        return graph.forward
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=lambda graph, _: graph.forward)
+    model = with_forward(text)()
+    other = convert(copy.deepcopy(model))
+    compiled = torch.compile(other, fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(IDS), model(IDS))
+    return found
 
 
 def test_report_lists_only_one_hots():
