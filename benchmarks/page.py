@@ -180,7 +180,7 @@ def onehots_table(uses: list[dict[str, Any]]) -> str:
     rows: dict[str, list[str]] = {}
     for each in uses:
         row = rows.setdefault(each["use"], [f"`{each['use']}`"])
-        row.append(speedup(each["torch"]["median_ms"] / each["hotrow"]["median_ms"]))
+        row.append(speedup(each["hotrow"]["median_ms"] / each["torch"]["median_ms"]))
         if (each["rows"], each["classes"]) != sizes[-1]:
             peaks = (number(each[side]["peak_bytes"] / 1e6) for side in ("torch", "hotrow"))
             row.append(" → ".join(peaks))

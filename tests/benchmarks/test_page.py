@@ -124,6 +124,7 @@ def test_an_inconclusive_comparison_is_reported(found):
 
 
 def test_every_machine_has_one_line(found):
+    found = {name: record for name, record in found.items() if name != "onehots"}
     (line,) = page.machines_list(found).splitlines()
     commits = {record["environment"]["commit"] for record in found.values()}
     assert all(line.count(commit) == 1 for commit in commits)
