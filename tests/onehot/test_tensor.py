@@ -281,6 +281,18 @@ def test_parameter_made_from_a_one_hot():
 # --- In-place writes -----------------------------------------------------------------------
 
 
+def test_compiled_function_of_a_running_count_or_a_column_matches_torch():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda count, x, column: (count * x).sum(-1) + column, backend="eager")
+    for ids in (IDS, IDS.flip(0), IDS * 0):
+        dense, ours = twins(ids=ids)
+        results = [
+            run(x.cumsum(1), x, x[..., 1])
+            for run, x in ((compiled, ours), (compiled._torchdynamo_orig_callable, dense))
+        ]
+        torch.testing.assert_close(*results)
+
+
 @statements(
     """
     x[0, 0] = 3.0; x @ W

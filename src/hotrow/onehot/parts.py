@@ -131,14 +131,12 @@ Part = Field | DenseColumns
 
 
 def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Return the stored tensors, and the layout from which `unflatten` rebuilds the parts."""
+    """Return the stored tensors, and the layout from which `unflatten` rebuilds stored parts."""
     tensors: list[Tensor] = []
-    layout: list[tuple[int, bool] | DenseColumns | None] = []
+    layout: list[tuple[int, bool] | None] = []
     for part in parts:
-        if isinstance(part, DenseColumns) and not part.is_stored:
-            layout.append(part)
-        elif isinstance(part, DenseColumns):
-            tensors.append(part.values)
+        if isinstance(part, DenseColumns):
+            tensors += [part.values] if part.is_stored else []
             layout.append(None)
         else:
             tensors += [part.ids] if part.weights is None else [part.ids, part.weights]
@@ -153,8 +151,6 @@ def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
     for field_layout in layout:
         if field_layout is None:
             parts.append(DenseColumns(next(remaining)))
-        elif isinstance(field_layout, DenseColumns):
-            parts.append(field_layout)
         else:
             width, has_weights = field_layout
             ids = next(remaining)

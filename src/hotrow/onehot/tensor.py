@@ -405,7 +405,7 @@ class OneHot(RuleTensor):
         )  # fmt: skip
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        tensors, layout = flatten(self.parts)
+        tensors, layout = flatten(tuple(map(_with_stored_values, self.parts)))
         if self._grad_proxy is not None:
             tensors.append(self._grad_proxy)
         names = [f"_tensor_{i}" for i in range(len(tensors))]
@@ -434,6 +434,12 @@ class OneHot(RuleTensor):
 
 def _without_gradient(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad else tensor
+
+
+def _with_stored_values(part: Part) -> Part:
+    if isinstance(part, Field) or part.is_stored:
+        return part
+    return DenseColumns(part.values)  # because torch.compile can't trace a running count
 
 
 def _same_gradient(gradient: Tensor) -> list[Tensor | None]:
