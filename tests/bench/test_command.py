@@ -136,7 +136,7 @@ def test_rows_that_are_not_equal_exit_1(run, monkeypatch, tmp_path):
 def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
     table = 4 * 300 * 8
     # There is enough memory only for the first peers.
-    monkeypatch.setattr(measurement, "free_memory", lambda: 8 * table)
+    monkeypatch.setattr(measurement, "free_memory", lambda device: 8 * table)
     code, out, _ = run(*SMALL)
     assert code == 0
     text = one_line(out)
@@ -148,6 +148,8 @@ def test_a_peer_that_does_not_fit_is_not_measured(run, monkeypatch):
     ("words", "problem", "fix"),
     [
         (["--rows", "many"], "--rows 'many' is not an integer from 1 to", "1_000_000"),
+        (["--device", "tpu"], "--device 'tpu' is not supported", "use cpu or cuda"),
+        (["--device", "cuda:99"], "--device cuda:99: torch finds", "use --device cpu"),
         (["--rows", "0"], "--rows '0' is not an integer from 1 to 2,147,483,647", "1000000"),
         (["--columns", "-3"], "--columns '-3' is not an integer", ""),
         (["--ids", "1.5"], "--ids '1.5' is not an integer", ""),
@@ -199,7 +201,7 @@ def test_the_peers_of_a_large_table_and_the_default(run, monkeypatch):
         raise JobError("noted")
 
     monkeypatch.setattr(bench, "run_job", note)
-    monkeypatch.setattr(bench, "free_memory", lambda: 1e12)
+    monkeypatch.setattr(bench, "free_memory", lambda device: 1e12)
     run()
     run("--rows", "10", "--columns", "1000000")
     default, wide = requested

@@ -91,7 +91,7 @@ def test_the_budget_has_all_tables_and_the_largest_step():
 
 def test_a_peer_that_does_not_fit_is_not_measured(monkeypatch):
     # Each table fits alone, but the two together do not.
-    monkeypatch.setattr(measurement, "free_memory", lambda: 5 * 4 * 300 * 8)
+    monkeypatch.setattr(measurement, "free_memory", lambda device: 5 * 4 * 300 * 8)
     record = Measurement(ADAMW).run()
     expected = "MemoryError: the peer needs about 28.8 kB, but 19.2 kB are free"
     assert record["peers"]["torch sparse"]["error"] == expected
@@ -102,7 +102,7 @@ def test_a_peer_that_cannot_be_built_needs_no_memory(monkeypatch):
         raise ModuleNotFoundError("not here")
 
     types = PEER_TYPES | {"absent": PeerType("absent", build, install_command="pip install it")}
-    monkeypatch.setattr(measurement, "free_memory", lambda: 7 * 4 * 300 * 8)
+    monkeypatch.setattr(measurement, "free_memory", lambda device: 7 * 4 * 300 * 8)
     workload = replace(ADAMW, peers=(HOTROW, PeerConfig("absent"), SPARSE))
     peers = Measurement(workload, types).run()["peers"]
     assert [name for name, peer in peers.items() if "error" in peer] == ["absent"]

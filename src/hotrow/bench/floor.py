@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 
 import torch
 from torch import nn
 
 import hotrow.optim
+from hotrow.bench.clock import Clock
 
 COPY_BYTES = 128 << 20  # several times the size of the caches
 
@@ -46,17 +46,21 @@ def state_count(optimizer_name: str) -> int:
 class CopySpeed:
     """The machine's copy speed, measured between the peers' turns."""
 
-    def __init__(self) -> None:
-        self.source, self.target = (torch.ones(COPY_BYTES, dtype=torch.uint8) for _ in range(2))
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.source, self.target = (
+            torch.ones(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2)
+        )
         self.seconds: list[float] = []
 
     def measure(self, times: int = 5) -> None:
         """Make an untimed copy, then time `times` copies."""
         for number in range(times + 1):
-            begin = time.perf_counter()
+            clock = Clock(self.device)
             self.target.copy_(self.source)
+            clock.mark()
             if number:
-                self.seconds.append(time.perf_counter() - begin)
+                self.seconds += clock.seconds()
 
     def bytes_per_second(self) -> float:
         """Return the median number of bytes read and written per second."""

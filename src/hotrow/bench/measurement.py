@@ -45,6 +45,7 @@ def case_of(workload: TableWorkload, config: PeerConfig = HOTROW) -> Case:
         workload.columns,
         config.ids or workload.ids,
         getattr(torch, workload.dtype),
+        workload.device,
     )
 
 
@@ -71,10 +72,10 @@ class Measurement:
         most_ids = max(case.ids for case in self.cases.values())
         random = torch.Generator().manual_seed(1)
         self.gradient = torch.randn(most_ids, workload.columns, generator=random).to(
-            self.cases[HOTROW.name].dtype
+            workload.device, self.cases[HOTROW.name].dtype
         )
         self.thread_count = torch.get_num_threads()
-        self.copy_speed = floor.CopySpeed()
+        self.copy_speed = floor.CopySpeed(workload.device)
 
     def run(self) -> Record:
         """Measure all peers and return the record, without the environment.
@@ -105,6 +106,7 @@ class Measurement:
             "columns": workload.columns,
             "ids": workload.ids,
             "dtype": workload.dtype,
+            "device": workload.device,
             "zipf_exponent": workload.zipf_exponent,
             "distinct_ids_per_step": self.distinct_ids(HOTROW.name),
             "warmup_steps": workload.warmup_steps,
@@ -120,7 +122,7 @@ class Measurement:
         A peer's memory is estimated in advance, because much of that memory is allocated only
         during a step.
         """
-        budget = memory.MemoryBudget(free_memory())
+        budget = memory.MemoryBudget(free_memory(self.workload.device))
         references: dict[Any, Tensor] = {}
         for number, (name, config) in enumerate(self.configs.items()):
             share = WARMUP_SHARE * number / len(self.configs)
@@ -142,7 +144,7 @@ class Measurement:
         peer = peer_type.build(case, self.peers)
         self.peers[name], self.results[name]["label"] = peer, peer.label
         self.warm_up(name, peer, references)
-        if memory.is_supported():
+        if case.device == "cpu" and memory.is_supported():
             memory.make_state_resident(peer)
             peer.zero_grad()
             peak = memory.measure_peak(functools.partial(self.run_steps, name, peer, 1))
@@ -176,9 +178,9 @@ class Measurement:
             self.run_steps(name, peer, steps)
             return
         case, rows = self.cases[name], equality.sample_rows(self.batches[name])
-        initial = peer.read(rows)
+        initial = peer.read(rows.to(case.device)).cpu()
         if case.task == "forward":
-            table = initial_weight(case)[rows]
+            table = initial_weight(case).cpu()[rows]
             comparison = equality.compare_rows(initial, table, lambda dtype: table.to(dtype))
             comparison["equal"] = torch.equal(initial, table)
             self.run_steps(name, peer, steps)
@@ -186,7 +188,9 @@ class Measurement:
             if case.task == "gradient":
                 steps = 1
             self.run_steps(name, peer, steps)
-            values = peer.read(rows) if case.task == "step" else peer.gradient(rows)
+            places = rows.to(case.device)
+            read = peer.read if case.task == "step" else peer.gradient
+            values = read(places).cpu()
 
             @functools.cache
             def draw_ids() -> list[Tensor]:
@@ -195,7 +199,7 @@ class Measurement:
             def train_dense(dtype: torch.dtype) -> Tensor:
                 key = peer.counterpart, case, steps, dtype
                 if key not in references:
-                    gradient = self.gradient[: case.ids]
+                    gradient = self.gradient[: case.ids].cpu()
                     references[key] = equality.train_rows(
                         peer.counterpart, initial, rows, draw_ids(), gradient, dtype
                     )
@@ -221,7 +225,8 @@ class Measurement:
             # Draw ids before the steps so that the drawing is not timed.
             for begin in range(0, count, 32):
                 first = self.next_batch[name] + begin
-                for ids in [self.batches[name][first + k] for k in range(min(32, count - begin))]:
+                batches = [self.batches[name][first + k] for k in range(min(32, count - begin))]
+                for ids in [ids.to(self.workload.device) for ids in batches]:
                     seconds = peer.step(ids, gradient)
                     times.append({part: 1e3 * value for part, value in seconds.items()})
         finally:

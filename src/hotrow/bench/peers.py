@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hotrow
+from hotrow.bench.clock import Clock
 from hotrow.bench.floor import state_count
 from hotrow.table.parameter import Table
 
@@ -34,6 +33,7 @@ class Case:
     columns: int
     ids: int
     dtype: torch.dtype = torch.float32
+    device: str = "cpu"
 
     @property
     def table_bytes(self) -> int:
@@ -44,7 +44,7 @@ class Case:
 def initial_weight(case: Case) -> Tensor:
     """Return the initial table, the same for every peer."""
     weight = torch.empty(case.rows, case.columns, dtype=case.dtype)
-    return weight.uniform_(generator=torch.Generator().manual_seed(0))
+    return weight.uniform_(generator=torch.Generator().manual_seed(0)).to(case.device)
 
 
 class GivenGradient(torch.autograd.Function):
@@ -93,20 +93,18 @@ class Peer:
         names = TASK_PARTS[self.case.task]
         if names == ("forward",):
             return {"forward": self.forward_only(ids)}
-        gradients = [gradient.clone()]
-        times = [time.perf_counter()]
+        gradients, clock = [gradient.clone()], Clock(self.case.device)
         self.zero_grad()
-        times.append(time.perf_counter())
+        clock.mark()
         output = self.forward(ids)
-        times.append(time.perf_counter())
+        clock.mark()
         GivenGradient.apply(output, gradients).backward()  # type: ignore[no-untyped-call]
         del output
-        times.append(time.perf_counter())
+        clock.mark()
         if self.optimizer:
             self.optimizer.step()
-            times.append(time.perf_counter())
-        seconds = [end - begin for begin, end in itertools.pairwise(times)]
-        return dict(zip(names, seconds, strict=True))
+            clock.mark()
+        return dict(zip(names, clock.seconds(), strict=True))
 
     def zero_grad(self) -> None:
         """Release the gradient."""
@@ -115,9 +113,10 @@ class Peer:
     @torch.no_grad()
     def forward_only(self, ids: Tensor) -> float:
         """Return the time of the lookup in seconds."""
-        begin = time.perf_counter()
+        clock = Clock(self.case.device)
         self.forward(ids)
-        return time.perf_counter() - begin
+        clock.mark()
+        return clock.seconds()[0]
 
     def forward(self, ids: Tensor) -> Tensor:
         """Look up the rows of the ids, (N,) -> (N, D)."""
@@ -165,7 +164,7 @@ class OneHot(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Multiply the one-hots of the ids by the table, (N,) -> (N, D)."""
         rows = len(self.weight)
-        one_hot = torch.zeros(len(ids), rows, dtype=self.weight.dtype)
+        one_hot = self.weight.new_zeros(len(ids), rows)
         output: Tensor = one_hot.scatter_(1, ids[:, None], 1) @ self.weight
         return output
 

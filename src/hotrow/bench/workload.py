@@ -56,6 +56,7 @@ class TableWorkload:
     peers: tuple[PeerConfig, ...]
     task: str = "step"
     dtype: str = "float32"
+    device: str = "cpu"
     zipf_exponent: float | None = ZIPF_EXPONENT  # None: uniform ids
     warmup_steps: int = 500
     dense_warmup_steps: int = 2

@@ -87,13 +87,17 @@ def bench_command(
         str | None,
         typer.Option(help="Number of threads. Default: torch's.", metavar="N"),
     ] = None,
+    device: Annotated[
+        str, typer.Option(help="Device: cpu, or cuda for an NVIDIA GPU.", metavar="DEVICE")
+    ] = "cpu",
     json: Annotated[
         str | None,
         typer.Option(help="Also write all results to this file as JSON.", metavar="FILE"),
     ] = None,
 ) -> None:
     """Run the benchmark and print a report; exit with 1 if hotrow differs from dense training."""
-    workload = make_workload(rows, columns, ids, optimizer, dtype, zipf, uniform)
+    check_device(device)
+    workload = make_workload(rows, columns, ids, optimizer, dtype, zipf, uniform, device)
     thread_count = (
         torch.get_num_threads()
         if threads is None
@@ -119,6 +123,7 @@ def make_workload(
     dtype: str,
     zipf: str | None,
     uniform: bool,
+    device: str = "cpu",
 ) -> TableWorkload:
     """Return the workload that these options describe.
 
@@ -155,10 +160,24 @@ def make_workload(
         id_count,
         tuple(peers),
         dtype=dtype,
+        device=device,
         zipf_exponent=None if uniform else parse_exponent(zipf),
         warmup_steps=200,
         dense_steps_per_turn=min(max(dense_steps, 1), MAX_STEPS_PER_TURN),
     )
+
+
+def check_device(device: str) -> None:
+    """Raise HotrowError unless the device is cpu, or a GPU that torch can use."""
+    kind, _, index = device.partition(":")
+    is_valid = device == "cpu" or (kind == "cuda" and (not index or index.isdecimal()))
+    if not is_valid:
+        raise HotrowError(f"--device {device!r:.60} is not supported", fix="use cpu or cuda")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise HotrowError(
+            f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices",
+            fix="use --device cpu, or install torch with CUDA on a computer with an NVIDIA GPU",
+        )
 
 
 def parse_count(option: str, text: str, most: int) -> int:
@@ -203,7 +222,7 @@ def check_memory(workload: TableWorkload) -> None:
     # Each row needs memory for its probability and last step.
     batch = case.ids * (4 * case.columns * case.dtype.itemsize + 64) + 24 * case.rows
     try:
-        memory.MemoryBudget(free_memory()).check(table_and_state, step + batch)
+        memory.MemoryBudget(free_memory(case.device)).check(table_and_state, step + batch)
     except MemoryError as error:
         raise HotrowError(
             f"--rows {case.rows:,} --columns {case.columns:,} --ids {case.ids:,} with "

@@ -121,7 +121,7 @@ class _Replicas:
 
     def _gather(self, gradient: RowGradient) -> RowGradient:
         """Gather the row gradients of all ranks in rank order, divided by the number of ranks."""
-        ranks, storage = self.ranks, gradient.merge().row_storage
+        ranks, storage = self.ranks, gradient.merge().row_storage.drop_empty()
         operation = f"average the gradient of {self.path}"
         counts = ranks.exchange_counts(operation, [len(storage.ids)] * ranks.count)
         id_dtype = torch.int32 if gradient.count < 2**31 else torch.int64

@@ -6,9 +6,36 @@ can replace them and run the code for GPUs on CPU tensors.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+
+import torch
 from torch import Tensor
+
+TRITON_DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
 def is_on_cpu(tensor: Tensor) -> bool:
     """Return whether Python and compiled code can read the tensor's memory directly."""
     return tensor.is_cpu
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether Triton kernels can run on the tensor's device."""
+    return tensor.is_cuda and _has_triton()
+
+
+def has_triton_kernels(rows: Tensor) -> bool:
+    """Return whether the Triton kernels support the tensor's device, dtype and layout."""
+    return is_on_gpu(rows) and rows.dtype in TRITON_DTYPES and rows.is_contiguous()
+
+
+def is_capturing(tensor: Tensor) -> bool:
+    """Return whether launches on the tensor's GPU are recorded in a CUDA graph, and don't run."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+@functools.cache
+def _has_triton() -> bool:
+    """Return whether Triton is installed; the CUDA versions of torch for Linux require it."""
+    return torch.version.hip is None and importlib.util.find_spec("triton") is not None

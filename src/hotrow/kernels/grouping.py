@@ -15,6 +15,7 @@ from torch import Tensor
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients, GroupedIds
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
+from hotrow.kernels.triton.batch import DeviceIds
 
 COMPILED_DTYPES = torch.float32, torch.float64  # the gradient dtypes that compiled code sums
 
@@ -32,6 +33,8 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
     """
     if ids.is_meta:  # meta tensors have no values, so assume that all ids are distinct
         return DistinctIds(ids.long().reshape(-1), ids.long())
+    if devices.is_on_gpu(ids):
+        return DeviceIds.copy(ids, row_count)
     if not devices.is_on_cpu(ids):
         return DistinctIds(*torch.unique(ids.long(), return_inverse=True))
     shape, size, flat = ids.shape, ids.numel(), ids

@@ -1,7 +1,8 @@
 """Choose the kernels for a table, and use them to settle, update or look up rows.
 
-`cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU.
-`default/` has plain torch kernels for all other tables. `grouping.py` groups ids.
+`cpu/` has compiled kernels for contiguous float32, float64 and bfloat16 tables on the CPU, and
+`triton/` for contiguous tables on NVIDIA GPUs. `default/` has plain torch kernels for all other
+tables. `grouping.py` groups ids.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Protocol, Self
 
+import torch
 from torch import Tensor
 
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.cpu import operators as cpu
 from hotrow.kernels.default import operators as default
+from hotrow.kernels.grouping import sum_by_row
 from hotrow.kernels.program import Program, Steps
+from hotrow.kernels.triton import operators as gpu
+from hotrow.kernels.triton.batch import DeviceIds
+from hotrow.kernels.triton.id_check import BadId, id_check
 
 
 class RowOperators(Protocol):
@@ -39,15 +45,18 @@ class RowOperators(Protocol):
     def with_program(self, program: Program) -> Self:
         """Return the kernels of another program for the same rows."""
 
-    def settle(self, rows: Tensor, steps: Steps) -> None:
-        """Apply the missed steps of the distinct `rows` (R,) int64, with a zero gradient."""
+    def settle(self, rows: Tensor | None, steps: Steps) -> None:
+        """Apply the missed steps of the distinct `rows` (R,) int64, with a zero gradient.
+
+        If `rows` is None, apply the missed steps of all rows.
+        """
 
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
         """Return the settled rows selected by the ids, (..., D).
 
         The compiled kernels store a row only if they replay more than two steps for it. The next
         optimizer step settles the other rows again, which costs less than writing them twice. The
-        plain torch kernels store all rows.
+        plain torch kernels store all rows, and the Triton kernels store none.
         """
 
     @classmethod
@@ -74,9 +83,40 @@ def prepare(
         slots: the tensors of the optimizer state, each (V, D).
         row_steps: (V,) integer, the number of steps applied to each row.
     """
-    compiled = is_compiled(table) and all(map(is_compiled, slots))
-    kernels = cpu.CompiledRows if compiled else default.TorchRows
-    return kernels(program, table, slots, row_steps)
+    if is_compiled(table) and all(map(is_compiled, slots)):
+        return cpu.CompiledRows(program, table, slots, row_steps)
+    if all(map(devices.has_triton_kernels, (table, *slots))):
+        return gpu.TritonRows(program, table, slots, row_steps)
+    return default.TorchRows(program, table, slots, row_steps)
+
+
+def read_rows(table: Tensor, ids: DeviceIds) -> Tensor:
+    """Return `table[ids]`, (..., D), for a table with Triton kernels and without stale rows.
+
+    The kernel checks the ids; see `take_bad_id`.
+    """
+    return gpu.read_rows(table, ids)
+
+
+def take_bad_id(device: torch.device) -> BadId | None:
+    """Return the first id out of range in look-ups on a GPU, and forget it; None if there is none.
+
+    No kernel changes a row from such a look-up until this function returns it. Python learns of the
+    id when the kernel has run; this function doesn't wait for kernels.
+    """
+    return id_check(device).take_error()
+
+
+def merge_rows(grads: GroupedGradients) -> GroupedGradients:
+    """Return gradients with the gradients of each id summed, so that each id occurs once.
+
+    See `grouping.sum_by_row`. On a GPU with Triton kernels, the result still has N rows, because
+    only the device knows how many ids are distinct. Rows that are not needed are 0, and their id is
+    -1. Such a GPU adds more than 32 gradients of a row in chunks of 32.
+    """
+    if devices.has_triton_kernels(grads.values):
+        return gpu.merge(grads)
+    return GroupedGradients(grads.ids, sum_by_row(grads))
 
 
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:

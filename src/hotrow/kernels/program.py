@@ -41,6 +41,11 @@ def skip_idle_steps_batch(
     return w, slots, torch.ones(len(w), dtype=torch.bool, device=w.device)
 
 
+def no_changes(step: int) -> tuple[slice, ...]:
+    """Return no slices, for closed forms without arrays."""
+    return ()
+
+
 class FastForward(NamedTuple):
     """The functions that apply many idle steps to a row at once.
 
@@ -55,16 +60,23 @@ class FastForward(NamedTuple):
         compute_factors: `compute_factors(t, end_step, coefficients, factors)`, compiled by numba.
             It sets the factors that `apply` needs, which are the same for all rows at step t.
         factor_count: the number of factors, which are float64.
+        form: the name of the function in `triton/closed_forms.py` that does the same on a GPU.
+        formulas: the functions for single elements that `form` calls.
+        changed_since: `changed_since(step)`, which returns a slice for each array among the
+            coefficients: the items that have changed since the coefficients up to `step`.
     """
 
     apply: Callable[..., Any]
     apply_batch: Callable[..., Any] | None = None
     compute_factors: Callable[..., Any] = no_factors
     factor_count: int = 0
+    form: str = "replay"
+    formulas: tuple[Callable[..., Any], ...] = ()
+    changed_since: Callable[[int], tuple[slice, ...]] = no_changes
 
 
 REPLAY = FastForward(no_fast_forward)
-SKIP_IDLE_STEPS = FastForward(skip_idle_steps, skip_idle_steps_batch)
+SKIP_IDLE_STEPS = FastForward(skip_idle_steps, skip_idle_steps_batch, form="skip")
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,8 +109,12 @@ class Steps(NamedTuple):
         entries: (at least step_count, width) float64, the scalars of each step.
         coefficients: the data that `fast_forward` needs in addition to the row.
         step_count: the total number of steps applied to each row after a kernel has run.
+        end_step: the last step, counted from the start, that is applied as an idle step.
+        copies: the ledger's copies on other devices, by device and dtype.
     """
 
     entries: NDArray[np.float64]
     coefficients: tuple[Any, ...]
     step_count: int
+    end_step: int
+    copies: dict[Any, Any]

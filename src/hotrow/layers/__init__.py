@@ -8,7 +8,8 @@ Known limits:
 
 - `torch.fx.symbolic_trace` and `torch.jit.script` don't support the id checks, but `torch.export`
   and `torch.compile` do.
-- On a GPU, the id checks synchronize with the CPU, so a CUDA graph can't capture them.
+- On a GPU, the id checks of these layers synchronize with the CPU, so a CUDA graph can't capture
+  them. Lookups in a table check ids on the GPU; see the guide "Train on a GPU".
 - The id checks have no DTensor sharding rule, so they don't work in tensor-parallel layers.
 """
 

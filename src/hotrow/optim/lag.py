@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
+from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
-from hotrow.kernels.program import FROZEN
+from hotrow.kernels.program import FROZEN, Program
 from hotrow.optim import updater
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
@@ -26,6 +27,7 @@ from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
 from hotrow.table.autograd import StorageUses, storage_use_count
 from hotrow.table.parameter import Table
+from hotrow.table.reading import raise_earlier_error
 from hotrow.table.row_change import RowChange
 from hotrow.table.stack import caller_stack_level
 
@@ -111,6 +113,11 @@ class RowLag:
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
+        self._captured_rows: RowUpdater | None = None  # in a CUDA graph
+        self._captured_program: Program | None = None
+        self._is_on_gpu = devices.is_on_gpu(self.values)
+        if self._is_on_gpu:
+            self.ledger.allow_undo()
         self.alias_steps = 0  # the number of consecutive steps with a live alias so far
         dict.update(state, loaded, **self.slots, **self.scalar_tensors)
         state.lag = self
@@ -211,13 +218,11 @@ class RowLag:
 
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
+        self.raise_earlier_error()
         with _ExclusiveAccess(self):
             step_count = self.ledger.length
-            settles_all = rows is None
-            if rows is None:
-                rows = (self.row_steps < step_count).nonzero()[:, 0]
             self._rows().settle(rows)
-            if settles_all:
+            if rows is None:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
@@ -233,6 +238,17 @@ class RowLag:
                 return updater.look_up(ids)
         with _ExclusiveAccess(self):
             return self._rows().look_up(ids)
+
+    def raise_earlier_error(self) -> None:
+        """Raise the error of an earlier look-up on the table's GPU; see `raise_bad_id`."""
+        if self._is_on_gpu:
+            raise_earlier_error(self.values.device)
+
+    def undo_stopped_steps(self) -> None:
+        """Forget the steps that an id out of range stopped on the device."""
+        self.ledger.undo_stopped_steps()
+        self.settled_steps = min(self.settled_steps, self.ledger.length)
+        self.write_scalars(self.ledger.torch_scalars(self.group_options))
 
     def peek(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D), without storing them."""
@@ -329,6 +345,29 @@ class RowLag:
         if table is not None and table.lag is self:
             table.lag = None
 
+    def prepare_capture(self) -> None:
+        """Make the steps on the GPU ready for a CUDA graph."""
+        self._rows().reserve(MAX_LEDGER_ENTRIES)
+
+    def prepare_replay(self, group: ParamGroup) -> None:
+        """Check that the next step may be the replay of a captured step, and upload the ledger.
+
+        Raises:
+            HotrowError: the step was not captured, or its memory or its options have changed.
+        """
+        self.raise_earlier_error()
+        if self.has_stale_rows and self._has_alias():
+            self.settle(None)
+        rows = self._rows()
+        is_same = rows is self._captured_rows and self.accepts(group)
+        if not (is_same and rows.upload() is self._captured_program):
+            raise HotrowError(
+                f"the step of a {tuple(self.values.shape)} table cannot be replayed: it was not "
+                "captured, or the table, its state or an option has changed since then",
+                fix="take a step without a graph, call optimizer.prepare_capture(), and capture "
+                "the step again",
+            )
+
 
 _Step = tuple[RowLag, ParamGroup, GroupedGradients]
 
@@ -339,6 +378,11 @@ def step_together(steps: Sequence[_Step]) -> None:
     Arguments:
         steps: (lag, parameter group, gradients) for each table that takes the step.
     """
+    if devices.is_capturing(steps[0][0].values):
+        _capture_together(steps)
+        return
+    for lag, _, _ in steps:
+        lag.raise_earlier_error()
     _share_new_ledgers(steps)
     by_ledger: dict[tuple[int, int], list[_Step]] = {}
     for each in steps:
@@ -364,12 +408,42 @@ def step_together(steps: Sequence[_Step]) -> None:
             lag.settle_all()
 
 
+def _capture_together(steps: Sequence[_Step]) -> None:
+    """Launch the kernels of a step that becomes part of a CUDA graph.
+
+    The kernels read the step from the ledger on the GPU; `record_replay` records each step there.
+    """
+    by_ledger: dict[int, list[_Step]] = {}
+    for each in steps:
+        by_ledger.setdefault(id(each[0].ledger), []).append(each)
+    for same_ledger in by_ledger.values():
+        rows = [(lag._rows(), grads) for lag, _, grads in same_ledger]
+        updater.step_together(rows, is_recorded=False)
+        for lag, _, _ in same_ledger:
+            lag._captured_rows = lag._rows()
+            lag._captured_program = lag._captured_rows.program
+
+
+def record_replay(lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
+    """Record the step that the replay of a CUDA graph takes next, for each table in the graph."""
+    for lag, group in lags:
+        lag.prepare_replay(group)
+    ledgers = {id(lag.ledger): (lag.ledger, group) for lag, group in lags}
+    with _ExclusiveAccess(*(lag for lag, _ in lags)):
+        for ledger, group in ledgers.values():
+            ledger.record_step(group)
+        for lag, group in lags:
+            lag._rows().upload_entry()
+            lag.write_scalars(lag.ledger.torch_scalars(group))
+
+
 def _share_new_ledgers(steps: Sequence[_Step]) -> None:
     """Give tables that take their first step together the same ledger."""
     shared: dict[Hashable, Ledger] = {}
     for lag, group, _ in steps:
         if not lag.ledger.length:
-            ledger = shared.setdefault((id(group), lag.ledger.initial_scalars(group)), lag.ledger)
+            key = id(group), lag.values.device, lag.ledger.initial_scalars(group)
+            ledger = shared.setdefault(key, lag.ledger)
             if ledger is not lag.ledger:
                 lag.ledger.table_count -= 1
                 lag.ledger = ledger

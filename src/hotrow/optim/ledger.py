@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program, Steps
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
+
+UNDO_STEPS = 256  # a device runs at most about 1,000 kernels behind Python
 
 
 class Ledger:
@@ -59,6 +62,10 @@ class Ledger:
         self._entries = np.empty((0, 0))
         self._programs: dict[FastForward, Program] = {}
         self._prepared: dict[tuple[int, int, torch.dtype], tuple[Program, Steps]] = {}
+        self._copies: dict[Any, Any] = {}  # on other devices
+        self._options = {key: value for key, value in group.items() if key != "params"}
+        self._exact, self._has_scalars = exact, False
+        self._undo: deque[tuple[int, ScalarState, bool]] | None = None
         self.table_count = 1
 
     def accepts(self, group: ParamGroup) -> bool:
@@ -78,26 +85,51 @@ class Ledger:
             dict(self.scalar_state),
         )
         result.closed_form = copy.deepcopy(self.closed_form)
-        result._entries, result._programs, result._prepared = self._entries.copy(), {}, {}
+        result._entries, result._copies = self._entries.copy(), {}
+        result._programs, result._prepared = {}, {}
+        result._undo = copy.copy(self._undo)
         result.table_count = table_count
         self.table_count -= table_count
         return result
 
     def record_step(self, group: ParamGroup) -> None:
         """Append the entry for the next step, with the hyperparameters of an accepted group."""
-        if not self.length:  # as in torch, the initial scalars depend on the first step's lr
+        if not self._has_scalars:  # as in torch, the initial scalars depend on the first step's lr
             self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
             self.initial_state = {}  # drop the references to the table's tensors
+            self._has_scalars = True
+        if self._undo is not None:
+            self._undo.append((self.length, dict(self.scalar_state), self.idle_rows_unchanged))
         step = self.start_step + self.length + 1
         entry = self.rule.ledger_entry(group, step, self.scalar_state)
         self.append(tuple(map(float, entry)))
         # Rows may skip all missed steps only if none of these steps changes an idle row.
         self.idle_rows_unchanged = self.idle_rows_unchanged and self.rule.idle_rows_unchanged(group)
 
+    def allow_undo(self) -> None:
+        """Keep what `undo_stopped_steps` needs, for the steps that a GPU may not have run yet."""
+        self._undo = self._undo or deque(maxlen=UNDO_STEPS)
+
+    def undo_stopped_steps(self) -> None:
+        """Remove the last steps, which no row took because of an id out of range.
+
+        This function waits for the device.
+        """
+        length = min((int(copy.clock) for copy in self._copies.values()), default=self.length)
+        for step, scalars, idle_rows_unchanged in self._undo or ():
+            if step == length < self.length:
+                self.scalar_state, self.idle_rows_unchanged = scalars, idle_rows_unchanged
+                self.length = length
+                self.closed_form = None if self._exact else self.rule.closed_form(self._options)
+                self._copies, self._prepared = {}, {}
+                break
+        if self._undo is not None:
+            self._undo.clear()
+
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
         """Return the scalars of torch's state after the last entry."""
         scalars = self.scalar_state
-        if not self.length:
+        if not self._has_scalars:
             scalars = self.rule.initial_scalars(group, self.initial_state)
         public = {name: value for name, value in scalars.items() if not name.startswith("_")}
         if not self.rule.has_step_count:
@@ -146,7 +178,8 @@ class Ledger:
             width = self._entries.shape[1]
             program = Program(self.rule.update, self.flags, width, fast_forward)
             self._programs[fast_forward] = program
-        return program, Steps(self.entries(), coefficients or (), step_count)
+        steps = Steps(self.entries(), coefficients or (), step_count, end_step, self._copies)
+        return program, steps
 
     def _form(self, group: ParamGroup) -> tuple[Any, ...]:
         return *self.rule.flags(group), *self.rule.initial_slots(group)

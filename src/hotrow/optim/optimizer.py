@@ -17,9 +17,10 @@ from torch import Tensor
 from torch._C._autograd import _profiler_enabled
 
 from hotrow.errors import HotrowError
+from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import RowLag, step_together
+from hotrow.optim.lag import RowLag, record_replay, step_together
 from hotrow.optim.misuse import check_sparse_gradients, has_hooks
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
@@ -340,6 +341,43 @@ class RowOptimizer(_Optimizer):
     def _close_lag(table: Table) -> None:
         if table.lag is not None:
             table.lag.close()
+
+    def prepare_capture(self) -> None:
+        """Prepare the tables for capturing a step in a CUDA graph (`torch.cuda.graph`).
+
+        Call this method after at least one step with a gradient for each table. It reserves memory
+        for 65,536 steps.
+
+        Raises:
+            HotrowError: a table has taken no row step on a GPU with Triton.
+        """
+        for _, lag in self._gpu_lags():
+            lag.prepare_capture()
+
+    def prepare_replay(self) -> None:
+        """Record the next step, with the current learning rate, before you replay its graph.
+
+        Raises:
+            HotrowError: the graph doesn't fit the tables, their state or the options any more.
+        """
+        with PostponedSignals(), torch.no_grad():
+            record_replay([(lag, numeric_group(group)) for group, lag in self._gpu_lags()])
+            self._count += 1
+
+    def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
+        """Return the lag of each table that has a gradient."""
+        lags = []
+        for group, table in self._tables():
+            lag = table.lag
+            if table.grad is None:
+                continue
+            if not (isinstance(lag, RowLag) and devices.has_triton_kernels(table.raw_rows)):
+                raise HotrowError(
+                    f"a step on a {tuple(table.shape)} table cannot be captured in a CUDA graph",
+                    fix="put the table on a GPU with Triton, and take one step without a graph",
+                )
+            lags.append((group, lag))
+        return lags
 
     def settle(self) -> None:
         """Apply all missed steps to every table, as reading the table does.

@@ -9,7 +9,8 @@ from torch import Tensor
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.operators import RowOperators, prepare
 from hotrow.kernels.operators import step_together as step_rows_together
-from hotrow.kernels.program import Steps
+from hotrow.kernels.program import Program, Steps
+from hotrow.kernels.triton.operators import TritonRows
 from hotrow.optim.ledger import Ledger
 
 
@@ -48,11 +49,17 @@ class RowUpdater:
         return self._operators, steps
 
     @property
+    def program(self) -> Program:
+        """The program of the latest operation."""
+        assert self._operators is not None
+        return self._operators.program
+
+    @property
     def looks_up_atomically(self) -> bool:
         """Whether `look_up` changes rows without running Python signal handlers in between."""
         return self._ready_steps == self.ledger.length and self._ready[0].is_atomic
 
-    def settle(self, rows: Tensor, step_count: int | None = None) -> None:
+    def settle(self, rows: Tensor | None, step_count: int | None = None) -> None:
         """Apply the missed steps to `rows`, as dense training with zero gradients does.
 
         For each row, apply the rule with g = 0 for entries `row_steps[row]` to `step_count - 1`,
@@ -61,7 +68,7 @@ class RowUpdater:
         The cost is proportional to R and, without a closed form, to the number of missed steps.
 
         Arguments:
-            rows: (R,) int64, distinct, from 0 to V - 1.
+            rows: (R,) int64, distinct, from 0 to V - 1; None for all rows.
             step_count: the total number of steps applied to each row after the call. Defaults to
                 the length of the ledger.
         """
@@ -84,16 +91,45 @@ class RowUpdater:
         operators, steps = self._ready
         return operators.look_up(ids, steps)
 
+    def reserve(self, step_count: int) -> None:
+        """Copy all steps to the GPU, with room for more, before a CUDA graph is captured."""
+        self._prepare_look_up()
+        operators, steps = self._ready
+        assert isinstance(operators, TritonRows)
+        operators.upload(steps)
+        operators.reserve(steps, step_count)
 
-def step_together(tables: Sequence[tuple[RowUpdater, GroupedGradients]]) -> None:
+    def upload(self) -> Program:
+        """Copy the steps that are new to the GPU, and return the current program."""
+        end_step = self.ledger.length
+        operators, steps = self._prepare(end_step, end_step)
+        assert isinstance(operators, TritonRows)
+        operators.upload(steps)
+        return operators.program
+
+    def upload_entry(self) -> None:
+        """Copy the last entry to the GPU, before the graph that applies it is replayed."""
+        step_count = self.ledger.length
+        operators, steps = self._prepare(step_count - 1, step_count)
+        assert isinstance(operators, TritonRows)
+        operators.upload(steps)
+
+
+def step_together(
+    tables: Sequence[tuple[RowUpdater, GroupedGradients]], is_recorded: bool = True
+) -> None:
     """Settle the rows of each batch, and apply the ledger's last entry with the rows' gradients.
 
     The updaters share a ledger. The caller must have recorded the entry before the call. Each row's
-    gradients are summed in the table's dtype.
+    gradients are summed in the table's dtype. If not `is_recorded`, the kernels become part of a
+    CUDA graph, and the entry is recorded before each replay.
     """
     step_count = tables[0][0].ledger.length
+    end_step = step_count - 1 if is_recorded else step_count
     step_rows_together(
-        [(*updater._prepare(step_count - 1, step_count), grads) for updater, grads in tables]
+        [(*updater._prepare(end_step, step_count), grads) for updater, grads in tables]
     )
+    if not is_recorded:
+        return
     for updater, _ in tables:
         updater._prepare_look_up()

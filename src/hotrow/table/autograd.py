@@ -21,6 +21,7 @@ from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
+from hotrow.kernels.triton.batch import DeviceIds
 from hotrow.table.gradient import RowGradient
 
 
@@ -126,12 +127,16 @@ def row_gradient(
         options: the options of the lookup.
     """
     shape, columns = options.shape, options.columns
+    if isinstance(ids, Tensor) and devices.is_on_gpu(ids):
+        ids = find_distinct(ids, shape[1 if columns else 0])
     rows = gradient.reshape(-1, shape[0 if columns else 1]) if gradient.ndim != 2 else gradient
     if options.scale_by_frequency:
         if not isinstance(ids, DistinctIds):
             ids = find_distinct(ids, shape[1 if columns else 0])
         rows = rows / _frequencies(ids)
-    if options.padding_idx >= 0:
+    if options.padding_idx >= 0 and isinstance(ids, DeviceIds):
+        ids = ids.without(options.padding_idx)
+    elif options.padding_idx >= 0:
         ids = ids.ids() if isinstance(ids, DistinctIds) else ids
         indices = (ids != options.padding_idx).nonzero()[:, 0]
         ids, rows = ids[indices], rows[indices]
@@ -140,6 +145,8 @@ def row_gradient(
 
 def _frequencies(ids: DistinctIds) -> Tensor:
     """Return how often each id occurs, (N, 1)."""
+    if isinstance(ids, DeviceIds):
+        return ids.frequencies().unsqueeze(-1)
     inverse = ids.inverse.reshape(-1)
     return inverse.bincount()[inverse].unsqueeze(-1)
 

@@ -17,8 +17,10 @@ from torch.utils._pytree import tree_map
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
-from hotrow.kernels.grouping import group, sum_by_row
+from hotrow.kernels.grouping import group
+from hotrow.kernels.operators import merge_rows
 from hotrow.kernels.tracing import never_compile_alone
+from hotrow.kernels.triton.batch import DeviceIds
 from hotrow.table.protocols import GradientShards
 
 aten = torch.ops.aten
@@ -41,8 +43,21 @@ class _RowStorage:
 
     @property
     def ids(self) -> Tensor:
-        """The ids, (N,) int64."""
+        """The ids, (N,) int64. On a GPU, -1 stands for an id without a row."""
         return self.batch.ids() if isinstance(self.batch, DistinctIds) else self.batch
+
+    def drop_empty(self) -> _RowStorage:
+        """Drop the rows with the id -1. On a GPU, this waits for the device."""
+        if isinstance(self.batch, DeviceIds):
+            indices = (self.batch.flat >= 0).nonzero()[:, 0]
+            self.batch, self.rows = self.batch.ids()[indices], self.rows[indices]
+            self.version = self.rows._version
+        return self
+
+    def has_all_rows(self, count: int) -> bool:
+        """Return whether all `count` rows are stored, in order."""
+        is_known = self.is_merged and not isinstance(self.batch, DeviceIds)
+        return is_known and len(self.ids) == count
 
     def transpose_if_columns(self, dense: Tensor) -> Tensor:
         """Convert between (V, D) and the gradient's shape; the result is a view."""
@@ -97,17 +112,17 @@ class RowGradient(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shape = " x ".join(map(str, self.shape))
-        return f"RowGradient({shape}, {len(self.ids)} rows, {self.rows.dtype})"
+        return f"RowGradient({shape}, {len(self.rows)} rows, {self.rows.dtype})"
 
     @property
     def ids(self) -> Tensor:
         """The ids, (N,) int64, which are distinct once `merge` has been called."""
-        return self.row_storage.ids
+        return self.row_storage.drop_empty().ids
 
     @property
     def rows(self) -> Tensor:
         """(N, D), in the gradient's dtype."""
-        return self.row_storage.rows
+        return self.row_storage.drop_empty().rows
 
     @property
     def count(self) -> int:
@@ -118,21 +133,24 @@ class RowGradient(Tensor):
         """Sum the rows with the same id, in place and in batch order."""
         storage = self.row_storage
         if not storage.is_merged:
-            grouped = self.group()
-            ids, rows = grouped.ids.rows, sum_by_row(grouped)
-            if len(ids) == self.count:  # all rows are stored, so store them in order
-                ids, places = ids.sort()
-                rows = rows[places]
+            merged = merge_rows(self.group())
+            ids: Tensor | DistinctIds = merged.ids
+            rows = merged.values
+            if not isinstance(ids, DeviceIds):
+                ids = merged.ids.rows
+                if len(ids) == self.count:  # all rows are stored, so store them in order
+                    ids, places = ids.sort()
+                    rows = rows[places]
             storage.batch, storage.rows, storage.is_merged = ids, rows, True
         return self
 
     def group(self) -> GroupedGradients:
         """Return the rows grouped by id, whether or not they have been summed."""
         storage = self.row_storage
-        if storage.is_merged:
+        if storage.is_merged and not isinstance(storage.batch, DeviceIds):
             inverse = torch.arange(len(storage.ids), device=storage.ids.device)
             return GroupedGradients(DistinctIds(storage.ids, inverse), storage.rows)
-        if storage.rows._version != storage.version:
+        if storage.rows._version != storage.version and not storage.is_merged:
             raise HotrowError(
                 "the gradient of a lookup's output was changed in place after backward, but it "
                 "shares memory with the table's gradient",
@@ -143,12 +161,15 @@ class RowGradient(Tensor):
         return group(storage.batch, storage.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
-        """Add the gradient of a later batch, whose ids are distinct, in place.
+        """Add the gradient of a later batch, whose ids are distinct except for -1, in place.
 
         As in torch, each batch is summed before it is added to the earlier batches.
         """
         storage = self.merge().row_storage
-        if len(storage.ids) == self.count:  # all rows are stored, so add in place to update views
+        if storage.has_all_rows(self.count):  # add in place to update views
+            if devices.is_on_gpu(ids):
+                indices = (ids >= 0).nonzero()[:, 0]
+                ids, rows = ids[indices], rows[indices]
             storage.rows.index_add_(0, ids, rows)
             return
         storage.batch, storage.rows = torch.cat([storage.ids, ids]), torch.cat([storage.rows, rows])
@@ -156,15 +177,15 @@ class RowGradient(Tensor):
 
     def as_dense(self) -> Tensor:
         """Return the dense gradient as a plain tensor."""
-        storage = self.merge().row_storage
+        storage = self.merge().row_storage.drop_empty()
         zeros = storage.rows.new_zeros(self.count, storage.rows.shape[1])
         zeros[storage.ids] = storage.rows
         return storage.transpose_if_columns(zeros)
 
     def store_all_rows(self) -> Tensor:
         """Store all V rows and return them; writing to them changes the gradient."""
-        storage = self.merge().row_storage
-        if len(storage.ids) < self.count:
+        storage = self.merge().row_storage.drop_empty()
+        if not storage.has_all_rows(self.count):
             # Make the rows contiguous, so that `view(-1)` works.
             storage.rows = storage.transpose_if_columns(self.as_dense().contiguous())
             storage.batch = torch.arange(self.count, device=storage.rows.device)
@@ -172,7 +193,10 @@ class RowGradient(Tensor):
 
     def with_rows(self, rows: Tensor) -> RowGradient:
         """Return a gradient with the same ids and different rows."""
-        ids, storage = self.ids.to(rows.device), self.row_storage
+        storage = self.row_storage
+        ids = storage.batch
+        if isinstance(ids, Tensor):
+            ids = ids.to(rows.device)
         result = RowGradient(ids, rows, self.shape, storage.is_merged, columns=storage.columns)
         result.row_storage.shards = storage.shards
         return result
@@ -269,7 +293,7 @@ def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     if not isinstance(gradient, RowGradient) or not _keeps_zero(func, args, kwargs):
         return NotImplemented
-    rows = func(gradient.merge().rows, *args[1:], **kwargs)
+    rows = func(gradient.merge().row_storage.rows, *args[1:], **kwargs)
     return gradient if func in _IN_PLACE else gradient.with_rows(rows)
 
 
@@ -285,7 +309,7 @@ def _norm(func: Any, args: Any, kwargs: Any) -> Any:
                 fix="use a positive order and no dimension",
             )
         return NotImplemented
-    rows = gradient.merge().rows
+    rows = gradient.merge().row_storage.rows
     if rows.numel():
         result = func(rows.reshape(-1), *args[1:], **kwargs)
     else:  # torch raises an error for the infinity norm of an empty tensor
@@ -297,7 +321,7 @@ def _any(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     if gradient.row_storage.shards is not None:
         return NotImplemented  # only this rank's rows are known here
-    return func(gradient.merge().rows)
+    return func(gradient.merge().row_storage.rows)
 
 
 def _foreach(function: Any) -> Callable[..., Any]:
@@ -319,16 +343,16 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
     if not isinstance(gradient, RowGradient):  # add the rows to a dense gradient
         assert isinstance(other, RowGradient)
         target = gradient if func is aten.add_.Tensor else gradient.clone()
-        storage = other.merge().row_storage
+        storage = other.merge().row_storage.drop_empty()
         storage.transpose_if_columns(target).index_add_(0, storage.ids, storage.rows)
         return target
     if func is aten.add.Tensor:
         if not isinstance(other, RowGradient):
             return NotImplemented
-        gradient = gradient.merge().with_rows(gradient.rows)
+        gradient = gradient.merge().with_rows(gradient.row_storage.rows)
     if isinstance(other, RowGradient) and other.row_storage.columns == gradient.row_storage.columns:
-        other.merge()
-        gradient.append(other.ids, other.rows)
+        storage = other.merge().row_storage
+        gradient.append(storage.ids, storage.rows)
     else:  # another use of the table, such as a tied output head, has a gradient for all rows
         dense = other.as_dense() if isinstance(other, RowGradient) else other
         rows = gradient.row_storage.transpose_if_columns(dense)
@@ -338,7 +362,7 @@ def _add(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _copy(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
-    return gradient.with_rows(gradient.rows.clone())
+    return gradient.with_rows(gradient.row_storage.rows.clone())
 
 
 def _alias(func: Any, args: Any, kwargs: Any) -> Any:
@@ -347,21 +371,25 @@ def _alias(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _to(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0].merge()
-    rows = gradient.rows.to(dtype=kwargs.get("dtype"), device=kwargs.get("device"), copy=True)
+    if kwargs.get("device") is not None:
+        gradient.row_storage.drop_empty()
+    rows = gradient.row_storage.rows.to(
+        dtype=kwargs.get("dtype"), device=kwargs.get("device"), copy=True
+    )
     return gradient.with_rows(rows)
 
 
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     storage = gradient.row_storage
-    if len(storage.ids) == gradient.count:  # all rows are stored, so write in place to update views
+    if storage.has_all_rows(gradient.count):  # write in place to update views
         return NotImplemented
     storage.batch, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient
 
 
 def _unscale(func: Any, args: Any, kwargs: Any) -> Any:
-    plain = [g.merge().rows if isinstance(g, RowGradient) else g for g in args[0]]
+    plain = [g.merge().row_storage.rows if isinstance(g, RowGradient) else g for g in args[0]]
     func(plain, *args[1:], **kwargs)
     for gradient in args[0]:
         if isinstance(gradient, RowGradient) and gradient.row_storage.shards is not None:

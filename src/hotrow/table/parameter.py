@@ -353,6 +353,11 @@ def frozen_tables() -> list[Table]:
     return [table for table in list(_tables.values()) if table.frozen is not None]
 
 
+def all_tables() -> list[Table]:
+    """Return all tables in this process."""
+    return list(_tables.values())
+
+
 def table_count() -> int:
     """Return the number of tables in this process."""
     return len(_tables)

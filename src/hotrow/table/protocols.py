@@ -44,6 +44,9 @@ class Lag(Protocol):
     def close(self) -> None:
         """Settle all rows, then detach the lag from the table."""
 
+    def undo_stopped_steps(self) -> None:
+        """Forget the steps that an id out of range stopped on the device."""
+
 
 class Distribution(Protocol[_Table]):
     """The processes that store rows of the same table."""

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from hotrow.errors import HotrowError
-from hotrow.ids import ID_DTYPES, check_range
+from hotrow.ids import ID_DTYPES, check_dtype, check_range, is_readable, raise_bad_id
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds
 from hotrow.kernels.grouping import find_distinct
-from hotrow.kernels.operators import select_rows
-from hotrow.table.parameter import Table, needs_gradient
+from hotrow.kernels.operators import read_rows, select_rows
+from hotrow.kernels.triton.batch import DeviceIds
+from hotrow.table.autograd import measure_engine_references
+from hotrow.table.parameter import Table, all_tables, needs_gradient
 
 # If the result of a lookup has at least this many bytes, the compiled kernel is faster than torch.
 MIN_COMPILED_BYTES = 1 << 23
@@ -99,6 +101,46 @@ def stale_row_reader(
     return None
 
 
+def _has_gpu_reader(table: Table, ids: Tensor) -> bool:
+    """Return whether a Triton kernel can read the rows and check the ids."""
+    is_plain = table.replicas is None and is_readable(ids) and not ids.is_nested
+    return is_plain and devices.has_triton_kernels(table.raw_rows)
+
+
+def _gpu_reader(
+    table: Table, ids: Tensor, row_count: int
+) -> tuple[Callable[[], Tensor], DistinctIds]:
+    """Do the same as `row_reader`, without waiting for the GPU."""
+    check_dtype(ids, "input")
+    if ids.device != table.device:
+        raise HotrowError(
+            f"input is on {ids.device}, but the table is on {table.device}",
+            fix=f"use input.to({str(table.device)!r})",
+        )
+    raise_earlier_error(table.device)
+    batch = DeviceIds.unchecked(ids, row_count)
+
+    def read() -> Tensor:
+        lag = table.lag
+        is_stale = lag is not None and lag.has_stale_rows
+        values = lag.look_up(batch) if lag and is_stale else read_rows(table.raw_rows, batch)
+        raise_earlier_error(table.device)  # if the kernel has already run
+        return values
+
+    return read, batch
+
+
+def raise_earlier_error(device: torch.device) -> None:
+    """Raise the error of an earlier look-up on a GPU, after undoing the steps that it stopped."""
+    try:
+        raise_bad_id(device)
+    except HotrowError:
+        for table in all_tables():
+            if table.lag is not None and table.device == device:
+                table.lag.undo_stopped_steps()
+        raise
+
+
 def row_reader(
     table: Table, ids: Tensor, max_norm: float | None, norm_type: float, is_trained: bool
 ) -> tuple[Callable[[], Tensor], Tensor | DistinctIds]:
@@ -117,10 +159,14 @@ def row_reader(
         The function, and the ids (or their `DistinctIds` if these have been computed).
     """
     columns, lag = table.columns, table.lag
+    if not devices.is_on_cpu(table):
+        measure_engine_references(table.device)  # a table may have moved since `Table.adopt`
     if columns:
         table.set_layout()
     row_count = table.shape[columns]
     is_stale = lag is not None and lag.has_stale_rows
+    if devices.is_on_gpu(table) and max_norm is None and _has_gpu_reader(table, ids):
+        return _gpu_reader(table, ids, row_count)
     checks_later = (
         max_norm is None
         and table.replicas is None

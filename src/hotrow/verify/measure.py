@@ -85,8 +85,13 @@ def _time_turn(work: Callable[[], object]) -> list[float]:
     return times
 
 
-def free_memory() -> int:
-    """Return how many bytes this process can still allocate on this system and in its cgroup."""
+def free_memory(device: str = "cpu") -> int:
+    """Return how many bytes this process can still allocate on this system and in its cgroup.
+
+    For a GPU, return how many bytes are free on the GPU.
+    """
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info(device)[0])
     return min([psutil.virtual_memory().available, *_cgroup_free_memory()])
 
 

@@ -65,7 +65,9 @@ class _Kernel:
         scratch_threads, _, scratch_columns = self._scratch[0].shape
         if scratch_threads < threads or scratch_columns < columns:
             self._make_scratch(max(threads, scratch_threads), max(columns, scratch_columns))
-        arguments = task, self._no_items, tables, *steps, *self._scratch
+        entries, coefficients, step_count, *_ = steps
+        scratch = self._scratch
+        arguments = task, self._no_items, tables, entries, coefficients, step_count, *scratch
         if self._has_run:
             run_on_threads(self._function, arguments, threads)
             return
@@ -122,8 +124,10 @@ class CompiledRows:
         result._set_program(program)
         return result
 
-    def settle(self, rows: Tensor, steps: Steps) -> None:
+    def settle(self, rows: Tensor | None, steps: Steps) -> None:
         """See `operators.RowOperators`."""
+        if rows is None:
+            rows = (self._tensors[-1] < steps.step_count).nonzero()[:, 0]
         rows = rows.contiguous()
         self._set_batch(rows.data_ptr(), 0, len(rows), 0)
         self.kernel.run(plans.SETTLE, self._plans, len(rows), self._columns, steps)

@@ -32,8 +32,10 @@ class TorchRows:
         """See `operators.RowOperators`."""
         return TorchRows(program, *self.target)
 
-    def settle(self, rows: Tensor, steps: Steps) -> None:
+    def settle(self, rows: Tensor | None, steps: Steps) -> None:
         """See `operators.RowOperators`."""
+        if rows is None:
+            rows = (self.target[-1] < steps.step_count).nonzero()[:, 0]
         if len(rows):
             advance_rows(self.program, *self.target, rows, None, steps)
 

@@ -41,7 +41,7 @@ def advance_rows(
     steps: Steps,
 ) -> None:
     """Apply each row's missed steps up to `steps.step_count`; the last step uses `grads`."""
-    entries, coefficients, step_count = steps
+    entries, coefficients, step_count, *_ = steps
     sorted_steps, order = row_steps[rows].sort(stable=True)
     rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)
     # Rows that have reached the step count, such as frozen rows, come last.

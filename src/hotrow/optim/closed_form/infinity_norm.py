@@ -50,9 +50,8 @@ def sums_around_eps(u: Any, t: Any, end_step: Any, coefficients: Any) -> Any:
     """Return `(above, below)`, as numbers or arrays, for elements whose norm reaches eps."""
     sums, _, b1, b2, eps, _ = coefficients
     e = np.floor(np.log(np.maximum(u / eps, 1.0)) / -np.log(b2))
-    e = np.minimum(e, end_step - t)
-    s = t + np.int64(e)
-    return sums[t, 0] - (b1 / b2) ** e * sums[s, 0], b1**e * sums[s, 1]
+    e = np.int64(np.minimum(e, end_step - t))
+    return sums[t, 0] - (b1 / b2) ** e * sums[t + e, 0], b1**e * sums[t + e, 1]
 
 
 def norm_limit(gap: Any, coefficients: Any) -> Any:
@@ -97,7 +96,15 @@ class InfinityNormSums(MissedStepSums):
     @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
-        return FastForward(fast_forward, self.fast_forward_batch, compute_factors, 4)
+        return FastForward(
+            fast_forward,
+            self.fast_forward_batch,
+            compute_factors,
+            4,
+            "infinity norm",
+            (apply_sums,),
+            self.changed_since,
+        )
 
     def last_coefficient(self, dtype: torch.dtype) -> int:
         """Return the window, the number of missed steps that can move a row."""

@@ -133,7 +133,20 @@ class LinearRecurrence:
     @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
-        return FastForward(fast_forward, self.fast_forward_batch, compute_factors, self.size**2)
+        return FastForward(
+            fast_forward,
+            self.fast_forward_batch,
+            compute_factors,
+            self.size**2,
+            "linear",
+            changed_since=self.changed_since,
+        )
+
+    def changed_since(self, step: int) -> tuple[slice, ...]:
+        """See `FastForward.changed_since`."""
+        is_old = step < self.entry_count
+        first_block = int(self.block_starts[step]) if is_old else self.block_count
+        return slice(first_block, self.block_count), slice(step, self.entry_count)
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype

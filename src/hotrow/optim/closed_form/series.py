@@ -145,7 +145,15 @@ class PowerSeries(MissedStepSums):
     @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
-        return FastForward(fast_forward, self.fast_forward_batch, compute_factors, FACTOR_COUNT)
+        return FastForward(
+            fast_forward,
+            self.fast_forward_batch,
+            compute_factors,
+            FACTOR_COUNT,
+            "series",
+            (apply_series, is_inexact),
+            self.changed_since,
+        )
 
     def last_coefficient(self, dtype: torch.dtype) -> float:
         """Return the tolerance, the largest allowed remainder relative to the move or to w."""

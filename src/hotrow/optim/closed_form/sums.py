@@ -28,6 +28,11 @@ class MissedStepSums(ABC):
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
         self.window = 0  # how many missed steps can move a row; 0 if the moves shrink too slowly
         self.sums = np.zeros((64, width))
+        self.max_window = 0  # the largest window so far
+
+    def changed_since(self, step: int) -> tuple[slice, ...]:
+        """See `FastForward.changed_since`."""
+        return (slice(max(0, step + 1 - self.max_window), self.entry_count + 1),)
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
@@ -58,6 +63,7 @@ class MissedStepSums(ABC):
             self.window = max(
                 2, math.ceil(math.log(NEGLIGIBLE_FACTOR) / math.log(max(ratio, 1e-10)))
             )
+        self.max_window = max(self.max_window, self.window)
         return np.arange(max(self.window, 1), 0, -1)
 
     @abstractmethod

@@ -69,7 +69,7 @@ class RpropClosedForm:
     @functools.cached_property
     def fast_forward(self) -> FastForward:
         """See `ClosedForm.fast_forward`."""
-        return FastForward(fast_forward, self.fast_forward_batch)
+        return FastForward(fast_forward, self.fast_forward_batch, form="rprop")
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype

@@ -1,0 +1,7 @@
+"""Check and measure hotrow on an NVIDIA GPU: `make gpu`, or `python -m benchmarks.gpu`.
+
+checks.py  one function for each promise; each raises an error if the promise is broken
+times.py   a training step of hotrow and of torch's optimizers, with equality checked first
+
+The package needs torch with CUDA, Triton, numpy and numba, but no other package and no network.
+"""

@@ -1,0 +1,412 @@
+"""The promises of a table on a GPU; each function raises an error if its promise is broken.
+
+`tests/gpu` runs the same functions.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.kernels.triton.operators import TritonRows
+from hotrow.optim.lag import RowLag
+from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
+
+ROWS, COLUMNS, IDS, STEPS = 500, 37, 64, 80
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
+    ("Adam", {"weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("Adamax", {}),
+    ("Adagrad", {}),
+    ("Adadelta", {}),
+    ("RMSprop", {"centered": True, "momentum": 0.9}),
+    ("ASGD", {}),
+    ("Rprop", {}),
+]
+
+
+class NotApplicableError(Exception):
+    """A check that needs another machine."""
+
+
+def make_table(
+    name: str,
+    options: dict[str, Any],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cuda",
+    rows: int = ROWS,
+) -> tuple[nn.Embedding, Any]:
+    """Return an embedding with a table, and hotrow's optimizer."""
+    layer = hotrow.convert(initial_layer(rows).to(device, dtype), min_entries=0)
+    assert isinstance(layer.weight, Table)
+    return layer, getattr(hotrow.optim, name)(layer.parameters(), **options)
+
+
+def initial_layer(rows: int = ROWS) -> nn.Embedding:
+    """Return an embedding with the same values in each call."""
+    torch.manual_seed(0)
+    return nn.Embedding(rows, COLUMNS)
+
+
+def batches(steps: int = STEPS, device: str = "cuda", rows: int = ROWS) -> Iterator[Any]:
+    """Yield ids, most of them frequent, and the gradients of their rows."""
+    random = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        ids = (torch.rand(IDS, generator=random) ** 4 * rows * 0.8).long()
+        yield ids.to(device), torch.randn(IDS, COLUMNS, generator=random).to(device)
+
+
+def train(layer: nn.Embedding, optimizer: Any, given: Any, after: Any = None) -> None:
+    """Train on batches with given gradients."""
+    for ids, gradient in given:
+        optimizer.zero_grad()
+        layer(ids).backward(gradient.to(layer.weight.dtype))
+        if after is not None:
+            after(layer)
+        optimizer.step()
+
+
+def train_table(
+    name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32, device: str = "cuda"
+) -> Tensor:
+    """Return the table after training with hotrow."""
+    layer, optimizer = make_table(name, options, dtype, device)
+    train(layer, optimizer, batches(device=device))
+    if device == "cuda":
+        lag = layer.weight.lag
+        assert isinstance(lag, RowLag)
+        assert lag._updater is not None
+        assert isinstance(lag._updater._operators, TritonRows), "other kernels ran"
+        assert name in ("SGD", "Adagrad") or lag.has_stale_rows, "every step settled all rows"
+    return layer.weight.detach().clone()
+
+
+def train_dense(
+    name: str, options: dict[str, Any], dtype: torch.dtype, device: str = "cuda"
+) -> Tensor:
+    """Return the weight after dense training with torch."""
+    layer = initial_layer().to(device, dtype)
+    optimizer = getattr(torch.optim, name)(layer.parameters(), **options)
+    for ids, gradient in batches(device=device):
+        # The dense gradient is summed on the CPU, because torch's sums on a GPU vary.
+        dense = torch.zeros(ROWS, COLUMNS, dtype=dtype)
+        dense.index_add_(0, ids.cpu(), gradient.cpu().to(dtype))
+        layer.weight.grad = dense.to(device)
+        optimizer.step()
+    return layer.weight.detach().clone()
+
+
+def assert_no_worse(ours: Tensor, rival: Tensor, truth: Tensor) -> None:
+    """Assert that our error is at most torch's error plus 2 ulp."""
+    error, allowed = (float((each.double() - truth).abs().max()) for each in (ours, rival))
+    allowed += 2 * torch.finfo(ours.dtype).eps * float(truth.abs().max())
+    assert error <= allowed, f"error {error:.3g} exceeds {allowed:.3g}"
+
+
+def each_optimizer_is_no_worse_than_torch() -> str:
+    """Three ways: float32 on the GPU, torch in float32, and torch in float64."""
+    for name, options in OPTIMIZERS:
+        truth = train_dense(name, options, torch.float64)
+        rival = train_dense(name, options, torch.float32)
+        try:
+            assert_no_worse(train_table(name, options), rival, truth)
+        except AssertionError as error:
+            raise AssertionError(f"{name} {options}: {error}") from None
+    return f"passed: {len(OPTIMIZERS)} optimizers"
+
+
+def bits_compared_with_the_cpu() -> str:
+    """Count the values whose bits differ from hotrow's on the CPU."""
+    found = []
+    for name, options in OPTIMIZERS:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            gpu = train_table(name, options, dtype).cpu()
+            cpu = train_table(name, options, dtype, "cpu")
+            differ = int((gpu != cpu).sum())
+            if differ:
+                found.append(f"{name} {options} {dtype}: {differ} of {gpu.numel()} differ")
+    return "; ".join(found) or "passed: all bits are equal"
+
+
+def low_precision_is_no_worse_than_torch() -> str:
+    """Compare bfloat16 and float16 three ways."""
+    for name, options in OPTIMIZERS:
+        for dtype in (torch.bfloat16, torch.float16):
+            chosen = options if name in ("SGD", "ASGD", "Rprop") else options | {"eps": 1e-4}
+            truth = train_dense(name, chosen, torch.float64)
+            rival = train_dense(name, chosen, dtype)
+            try:
+                assert_no_worse(train_table(name, chosen, dtype), rival, truth)
+            except AssertionError as error:
+                raise AssertionError(f"{name} {chosen} {dtype}: {error}") from None
+    return "passed"
+
+
+def results_are_deterministic() -> None:
+    """Train twice, and compare the bits."""
+    for name, options in OPTIMIZERS[:6]:
+        first, second = (train_table(name, options) for _ in range(2))
+        assert torch.equal(first, second), f"{name}: two runs differ"
+
+
+def duplicates_add_in_chunks_of_32() -> None:
+    """Compare sums with those of the promised order, computed on the CPU."""
+    random = torch.Generator().manual_seed(0)
+    ids = torch.cat([torch.full((70_000,), 3), torch.randint(0, 20, (2000,), generator=random)])
+    ids = ids[torch.randperm(len(ids), generator=random)]
+    gradient = torch.randn(len(ids), COLUMNS, generator=random)
+    layer = hotrow.convert(nn.Embedding(20, COLUMNS).cuda(), min_entries=0)
+    with torch.no_grad():
+        layer.weight.zero_()
+    optimizer = hotrow.optim.SGD(layer.parameters(), lr=1.0, maximize=True)
+    layer(ids.cuda()).backward(gradient.cuda())
+    optimizer.step()
+    found = layer.weight.detach().cpu()
+    for row in range(20):
+        own = gradient[ids == row]
+        chunks = torch.zeros(-(-len(own) // 32), 32, COLUMNS)
+        chunks.view(-1, COLUMNS)[: len(own)] = own
+        sums = torch.zeros(len(chunks), COLUMNS)
+        for k in range(32):  # adding a 0 at the end of the last chunk changes nothing
+            sums += chunks[:, k]
+        total = torch.zeros(COLUMNS)
+        for each in sums:
+            total += each
+        assert torch.equal(found[row], total), f"row {row} of {len(own)} gradients"
+
+
+@contextmanager
+def refuse_waits() -> Iterator[None]:
+    """Raise an error if the CPU waits for the GPU."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def a_step_never_waits() -> None:
+    """Train with torch's check for synchronization, also with clipping and accumulation."""
+    clip = functools.partial(clip_gradients)
+    for name, options in OPTIMIZERS[:6]:
+        for after in (None, clip):
+            layer, optimizer = make_table(name, options)
+            train(layer, optimizer, batches(5))
+            given = list(batches(3))
+            with refuse_waits():
+                train(layer, optimizer, given, after)
+
+
+def clip_gradients(layer: nn.Embedding) -> None:
+    """Clip the gradient's norm."""
+    nn.utils.clip_grad_norm_(layer.parameters(), 0.5)
+
+
+def a_bad_id_raises_and_changes_nothing() -> None:
+    """Look up an id out of range, and compare the table with the table before."""
+    layer, optimizer = make_table("AdamW", {})
+    twin, other = make_table("AdamW", {})
+    train(layer, optimizer, batches(5))
+    train(twin, other, batches(5))
+    try:
+        train(layer, optimizer, [(torch.tensor([1, ROWS + 3], device="cuda"), torch.ones(2, 1))])
+        torch.cuda.synchronize()
+        layer(torch.tensor([1], device="cuda"))
+    except HotrowError as error:
+        message = str(error)
+    else:
+        message = "no error"
+    assert f"input[1] = {ROWS + 3}" in message, message
+    train(layer, optimizer, batches(3))
+    train(twin, other, batches(3))
+    assert torch.equal(layer.weight.detach(), twin.weight.detach())
+
+
+def a_graph_replays_steps() -> None:
+    """Capture a step in a CUDA graph, replay it, and compare with steps without a graph."""
+    for name, options in OPTIMIZERS:
+        layer, optimizer = make_table(name, options)
+        twin, other = make_table(name, options)
+        given = list(batches(20))
+        base_lr = optimizer.param_groups[0]["lr"]
+        static_ids, static_gradient = (each.clone() for each in given[0])
+
+        def step(layer: Any = layer, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            layer(static_ids).backward(static_gradient)  # noqa: B023
+            optimizer.step()
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            train(layer, optimizer, given[:3])
+        torch.cuda.current_stream().wait_stream(side)
+        train(twin, other, given[:3])
+        optimizer.prepare_capture()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for t, (ids, gradient) in enumerate(given[3:]):
+            for each in (optimizer, other):
+                each.param_groups[0]["lr"] = base_lr * (1 + t % 3)
+            static_ids.copy_(ids)
+            static_gradient.copy_(gradient)
+            optimizer.prepare_replay()
+            graph.replay()
+            train(twin, other, [(ids, gradient)])
+        assert torch.equal(layer.weight.detach(), twin.weight.detach()), name
+
+
+def an_alias_shows_dense_values() -> None:
+    """Keep `weight.data` during training, and compare it with the table."""
+    layer, optimizer = make_table("AdamW", {})
+    train(layer, optimizer, batches(3))
+    alias = layer.weight.data
+    train(layer, optimizer, batches(3))
+    assert torch.equal(alias, layer.weight.detach())
+    del alias
+    train(layer, optimizer, batches(3))
+    lag = layer.weight.lag
+    assert lag is not None
+    assert lag.has_stale_rows
+
+
+def backward_keeps_rows_unmerged() -> None:
+    """Check the reference counts that show whether other code holds the gradient."""
+    layer, _ = make_table("AdamW", {})
+    for ids, gradient in batches(2):
+        layer.zero_grad()
+        (layer(ids) * 1).backward(gradient)
+        grad = layer.weight.grad
+        assert isinstance(grad, RowGradient)
+        assert not grad.row_storage.is_merged, "backward merged the gradient"
+
+
+def accumulation_and_scaling() -> None:
+    """Accumulate two batches under a GradScaler with autocast; compare with the CPU."""
+    found = []
+    for device in ("cuda", "cpu"):
+        layer, optimizer = make_table("AdamW", {}, device=device)
+        scaler = torch.amp.GradScaler(device, init_scale=8.0)
+        given = list(batches(6, device))
+        for (ids, gradient), (more, again) in zip(given[::2], given[1::2], strict=True):
+            optimizer.zero_grad()
+            with torch.autocast(device, dtype=torch.bfloat16):
+                output = layer(ids), layer(more)
+            scaler.scale((output[0] * gradient).sum() + (output[1] * again).sum()).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        found.append(layer.weight.detach().cpu())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+def state_dicts_move_between_devices() -> None:
+    """Train on the GPU, continue on the CPU, and the other way around."""
+    reference = train_table("AdamW", {}, device="cpu")
+    for first, second in (("cuda", "cpu"), ("cpu", "cuda")):
+        layer, optimizer = make_table("AdamW", {}, device=first)
+        given = list(batches(device="cpu"))
+        train(layer, optimizer, [(i.to(first), g.to(first)) for i, g in given[: STEPS // 2]])
+        saved = copy.deepcopy((layer.state_dict(), optimizer.state_dict()))
+        layer, optimizer = make_table("AdamW", {}, device=second)
+        layer.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        train(layer, optimizer, [(i.to(second), g.to(second)) for i, g in given[STEPS // 2 :]])
+        torch.testing.assert_close(layer.weight.detach().cpu(), reference, rtol=1e-5, atol=1e-6)
+
+
+def a_model_moves_after_convert() -> None:
+    """Convert on the CPU, move to the GPU, and train."""
+    layer = hotrow.convert(initial_layer(), min_entries=0).to("cuda")
+    assert isinstance(layer.weight, Table)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    train(layer, optimizer, batches())
+    expected = train_table("AdamW", {})
+    assert torch.equal(layer.weight.detach(), expected)
+
+
+def steps_on_another_stream() -> None:
+    """Train on a stream that is not the default."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = train_table("AdamW", {})
+    torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(found, train_table("AdamW", {}))
+
+
+def a_compiled_model_trains() -> None:
+    """Train a model under torch.compile."""
+    found = []
+    for compiled in (False, True):
+        layer, optimizer = make_table("AdamW", {})
+        model: Any = torch.compile(layer) if compiled else layer
+        for ids, gradient in batches(10):
+            optimizer.zero_grad()
+            (model(ids) * gradient).sum().backward()
+            optimizer.step()
+        found.append(layer.weight.detach().clone())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
+def tables_on_a_second_gpu() -> None:
+    """Train on a GPU that is not the current one."""
+    if torch.cuda.device_count() < 2:
+        raise NotApplicableError("there is one GPU")
+    layer, optimizer = make_table("AdamW", {}, device="cuda:1")
+    train(layer, optimizer, batches(device="cuda:1"))
+    assert torch.equal(layer.weight.detach().cpu(), train_table("AdamW", {}).cpu())
+
+
+def ids_beyond_a_block() -> None:
+    """Train a wide table, which needs several blocks of columns, against torch."""
+    torch.manual_seed(0)
+    layer = hotrow.convert(nn.Embedding(50, 5000).cuda(), min_entries=0)
+    dense = nn.Embedding(50, 5000).cuda()
+    with torch.no_grad():
+        dense.weight.copy_(layer.weight)
+    optimizers = hotrow.optim.AdamW(layer.parameters()), torch.optim.AdamW(dense.parameters())
+    for t in range(10):
+        ids = torch.tensor([t, 0, t], device="cuda")
+        for module, optimizer in zip((layer, dense), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(ids).pow(2).sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(layer.weight.detach(), dense.weight.detach(), rtol=1e-5, atol=1e-6)
+
+
+CHECKS: tuple[Callable[[], str | None], ...] = (
+    each_optimizer_is_no_worse_than_torch,
+    bits_compared_with_the_cpu,
+    low_precision_is_no_worse_than_torch,
+    results_are_deterministic,
+    duplicates_add_in_chunks_of_32,
+    a_step_never_waits,
+    a_bad_id_raises_and_changes_nothing,
+    a_graph_replays_steps,
+    an_alias_shows_dense_values,
+    backward_keeps_rows_unmerged,
+    accumulation_and_scaling,
+    state_dicts_move_between_devices,
+    a_model_moves_after_convert,
+    steps_on_another_stream,
+    a_compiled_model_trains,
+    tables_on_a_second_gpu,
+    ids_beyond_a_block,
+)

@@ -1,0 +1,88 @@
+"""Check ids on the device, and raise the error later, without waiting for the device.
+
+A look-up of an id out of range writes its number and the position to `bad_id`. All later kernels
+then leave every row unchanged, so the table and the optimizer state stay as they were. The kernel
+also sets `has_bad_id`, in memory that Python can read while the device is running. Python raises
+the error when it next uses a table on this device.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotrow.kernels.triton.batch import DeviceIds
+
+NO_BAD_ID = 2**63 - 1
+POSITION_BITS = 40  # a look-up has fewer ids than 2**40
+_LookUp = tuple[int, torch.Size, int, weakref.ref[Tensor] | None]
+KEPT_LOOK_UPS = 256  # for how many look-ups the error can name the id
+
+
+class IdCheck:
+    """The range check of all look-ups on one device.
+
+    Attributes:
+        bad_id: (1,) int64 on the device: `number << 40 | position` of the first bad id, or
+            NO_BAD_ID.
+        has_bad_id: (1,) int32 in pinned memory: 1 if there is a bad id.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.bad_id = torch.full((1,), NO_BAD_ID, dtype=torch.int64, device=device)
+        self.has_bad_id = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._has_bad_id = self.has_bad_id.numpy()
+        self._count = 0
+        self._look_ups: deque[_LookUp] = deque(maxlen=KEPT_LOOK_UPS)
+
+    def start(self, batch: DeviceIds, row_count: int) -> int:
+        """Return the number of a new look-up of ids in a table with `row_count` rows."""
+        self._count += 1
+        self._look_ups.append((self._count, batch.shape, row_count, batch.original))
+        return self._count
+
+    def take_error(self) -> BadId | None:
+        """Return the first bad id and forget it, or None if there is none so far.
+
+        This function waits for the device only if there is a bad id.
+        """
+        if not self._has_bad_id[0]:
+            return None
+        number, position = divmod(int(self.bad_id), 1 << POSITION_BITS)
+        self.bad_id.fill_(NO_BAD_ID)
+        self._has_bad_id[0] = 0
+        for kept, shape, row_count, ids in self._look_ups:
+            if kept == number:
+                return BadId(position, shape, row_count, None if ids is None else ids())
+        return BadId(position, None, None, None)
+
+
+class BadId(NamedTuple):
+    """An id out of range.
+
+    Attributes:
+        position: the position in the flattened batch.
+        shape: the shape of the batch, or None if the look-up is too long ago.
+        row_count: the number of rows of the table, or None.
+        ids: the caller's batch, or None if it no longer exists.
+    """
+
+    position: int
+    shape: torch.Size | None
+    row_count: int | None
+    ids: Tensor | None
+
+
+_checks: dict[torch.device, IdCheck] = {}
+
+
+def id_check(device: torch.device) -> IdCheck:
+    """Return the check of the look-ups on a device."""
+    check = _checks.get(device)
+    if check is None:
+        check = _checks[device] = IdCheck(device)
+    return check

@@ -1,0 +1,101 @@
+"""The ledger's copy on a device, to which each step appends, without an upload of the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hotrow.kernels.program import FastForward, Steps
+
+START_CAPACITY = 1024  # steps
+COMPUTE_DTYPES = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
+
+
+class DeviceLedger:
+    """The entries and the closed form's coefficients on a device.
+
+    Attributes:
+        clock: (1,) int32, the number of steps applied so far. Only kernels change it.
+        entries: (capacity, width), in the dtype of the arithmetic.
+        numbers: (8,) float64, the scalars among the coefficients.
+        arrays: the arrays among the coefficients.
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, COMPUTE_DTYPES[dtype]
+        self.clock = torch.zeros(1, dtype=torch.int32, device=device)
+        self.entries = torch.empty(0, 0, dtype=self._dtype, device=device)
+        self.numbers = torch.zeros(8, dtype=torch.float64, device=device)
+        self.arrays: tuple[Tensor, ...] = ()
+        self._entry_count, self._end_step = 0, 0
+        self._numbers: tuple[float, ...] = ()
+        self._fast_forward: FastForward | None = None
+        self.capacity = START_CAPACITY
+
+    def start(self, step_count: int) -> None:
+        """Set the clock of a copy that is made after some steps."""
+        self.clock.fill_(step_count)
+
+    def update(self, steps: Steps, fast_forward: FastForward) -> None:
+        """Append the entries and the coefficients that are new since the last call."""
+        entries = steps.entries
+        if len(entries) > self._entry_count:
+            self.entries = self._fit(self.entries, len(entries), entries.shape[1:])
+            self.capacity = max(self.capacity, 2 * len(entries))
+            self._upload(self.entries, entries, slice(self._entry_count, len(entries)))
+            self._entry_count = len(entries)
+        if fast_forward is not self._fast_forward:
+            self._fast_forward, self._end_step, self._numbers, self.arrays = fast_forward, 0, (), ()
+        if not steps.coefficients or (self._end_step == steps.end_step and self._numbers):
+            return
+        arrays = [each for each in steps.coefficients if isinstance(each, np.ndarray)]
+        numbers = tuple(
+            float(each) for each in steps.coefficients if not isinstance(each, np.ndarray)
+        )
+        if numbers != self._numbers:
+            self._upload(self.numbers, np.array(numbers), slice(0, len(numbers)))
+        if not self.arrays:
+            self.arrays = tuple(
+                torch.empty(0, dtype=torch.from_numpy(array[:0]).dtype, device=self._device)
+                for array in arrays
+            )
+        changes = fast_forward.changed_since(self._end_step)
+        self.arrays = tuple(
+            self._fit(copy, change.stop, array.shape[1:])
+            for copy, array, change in zip(self.arrays, arrays, changes, strict=True)
+        )
+        for copy, array, change in zip(self.arrays, arrays, changes, strict=True):
+            self._upload(copy, array, change)
+        self._end_step, self._numbers = steps.end_step, numbers
+
+    def reserve(self, step_count: int) -> None:
+        """Make room for this many steps, so that the memory doesn't move while graphs use it."""
+        self.capacity = 2 * step_count + 64  # a linear recurrence has fewer blocks than this
+        tensors = self.entries, *self.arrays
+        self.entries, *arrays = (self._fit(each, self.capacity, each.shape[1:]) for each in tensors)
+        self.arrays = tuple(arrays)
+
+    def _fit(self, copy: Tensor, length: int, shape: tuple[int, ...]) -> Tensor:
+        """Return the copy with room for `length` items, which may move it."""
+        if length <= len(copy) and copy.shape[1:] == shape:
+            return copy
+        larger = copy.new_zeros(max(self.capacity, length), *shape)
+        if copy.shape[1:] == shape:
+            larger[: len(copy)] = copy
+        return larger
+
+    def _upload(self, copy: Tensor, values: NDArray[Any], change: slice) -> None:
+        """Copy the changed items to the device, without waiting for it."""
+        part = torch.from_numpy(values[change])
+        source = torch.empty(part.shape, dtype=copy.dtype, pin_memory=self._device.type == "cuda")
+        source.copy_(part)
+        copy[change].copy_(source, non_blocking=True)
