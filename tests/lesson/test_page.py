@@ -237,6 +237,7 @@ ACTIONS = {
     "product-next": "#product-list",
     "product-play": "#product-list",
     "product-all": "#product-count",
+    "meaning-one": "#meaning-map",
     "gradient-repeat": "#gradient-sums",
     "gradient-remove": "#gradient-sums",
 }
@@ -365,7 +366,7 @@ def test_nothing_plays_with_reduced_motion(open_page: Open) -> None:
 # --- the claims of the lesson -----------------------------------------------------------------
 
 
-def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
+def test_rows_outside_the_batch_move_with_momentum_and_adam_and_settling_agrees(
     open_page: Open,
 ) -> None:
     page = open_page().page
@@ -374,8 +375,9 @@ def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
         expected = "Step 4 changed rows 1, 3," if moved else "Step 4 changed no row outside its"
         assert page.inner_text("#step-moved").startswith(expected)
         last = page.locator("#step-rows tbody td:last-child")
-        away = "untouched, but changed" if moved else "untouched, not changed"
-        expect(last).to_have_text(["untouched, not changed", away, "in the batch", away])
+        still = "not in the batch, not changed"
+        away = "not in the batch, but changed" if moved else still
+        expect(last).to_have_text([still, away, "in the batch", away])
         skipped = "NOT equal: 10 of 20" if moved else "Equal: 20 of 20"
         assert page.inner_text("#step-skipped").startswith(skipped)
         assert page.inner_text("#step-verdict").startswith("Equal: 20 of 20 values")
@@ -391,7 +393,7 @@ def test_untouched_rows_move_with_momentum_and_adam_and_settling_agrees(
         page.check(f"#rule-{rule}")
         assert "w keeps changing" in page.inner_text("#step-idle")
         type_into(page, option, "0")
-        assert "an untouched row does not change" in page.inner_text("#step-idle")
+        assert "a row outside the batch does not change" in page.inner_text("#step-idle")
         assert page.inner_text("#step-moved") == "Step 4 changed no row outside its batch."
 
 
@@ -1102,6 +1104,91 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     snapshots = page.evaluate("[snapshots[0][7], snapshots[100][7]]")
     assert rows == [", ".join(map(format_number, row)) for row in snapshots]
     assert page.evaluate("document.activeElement.id") == "noun-7"
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_one_sentence_moves_one_row(open_page: Open, lang: str) -> None:
+    page = open_page(f"lang={lang}&learned=10&noun=7").page
+    places = """() => NOUNS.map((_, k) => document.querySelector(`#noun-${k} circle`))
+        .map(e => e.getAttribute("cx") + " " + e.getAttribute("cy"))"""
+    before = page.evaluate(places)
+    assert page.inner_text("#meaning-alone") == ""
+    sentence = page.evaluate("sentenceText(firstSentence(7))")
+    assert sentence in page.inner_text("#meaning-one")
+    page.click("#meaning-one")
+    after = page.evaluate(places)
+    assert [k for k in range(20) if before[k] != after[k]] == [7]
+    values = "{n: 20, moved: 1, still: 19, learned: 10, sentence, word: nounText(7)}"
+    line = page.evaluate(f"sentence => say('meaning.alone', {values})", sentence)
+    assert page.inner_text("#meaning-alone") == line
+    # Python makes the same step.
+    space: dict[str, Any] = {}
+    exec(page.text_content("#meaning-code") or "", space)
+    shown = page.evaluate("sections.find(each => each.id === 'meaning').result(state).shown")
+    torch.testing.assert_close(
+        space["embedding"].weight.detach(), torch.tensor(shown), rtol=0, atol=1e-5
+    )
+    changed = (space["embedding"].weight != space["before"]).any(1)
+    assert changed.nonzero().flatten().tolist() == [7]
+    outside = page.evaluate(
+        """() => [0, 1, 3, 10, 30, 100].flatMap((learned) => NOUNS.map((_, noun) => {
+             change({learned, noun}, null);
+             change({alone: "yes"}, null);
+             const [circle] = document.querySelectorAll(`#noun-${noun} circle`);
+             const [x, y] = ["cx", "cy"].map(name => Number(circle.getAttribute(name)));
+             return x > 7 && x < 633 && y > 7 && y < 383 ? null : [learned, noun, x, y];
+           })).filter(Boolean)"""
+    )
+    assert outside == []
+    page.fill("#meaning-slider", "11")  # the next choice ends the view
+    assert page.inner_text("#meaning-alone") == ""
+
+
+def test_the_verdict_counts_neighbors_of_the_same_group(open_page: Open) -> None:
+    page = open_page("lang=en&learned=100").page
+    groups = torch.tensor(page.evaluate("NOUNS.map((_, k) => groupOf(k))"))
+    for learned in (0, 100):
+        distances = torch.cdist(*2 * [torch.tensor(page.evaluate(f"snapshots[{learned}]"))])
+        near = distances.fill_diagonal_(torch.inf).topk(3, largest=False).indices
+        same = int((groups[near] == groups[:, None]).sum())
+        page.evaluate(f"change({{learned: {learned}}}, null)")
+        assert page.inner_text("#meaning-verdict").endswith(f"{same} at step {learned}.")
+    assert "own group (animals, food, people or vehicles)" in page.inner_text("#meaning-verdict")
+
+
+def test_shares_are_rounded_but_never_to_all(open_page: Open) -> None:
+    page = open_page().page
+    shares = page.evaluate("[1, 4, 45, 1000, 50257, 1000000].map(share)")
+    assert shares == ["0%", "75%", "97.78%", "99.9%", "99.998%", "99.9999%"]
+
+
+def test_a_press_on_a_slider_clears_a_text_selection(open_page: Open) -> None:
+    page = open_page().page
+    page.evaluate("getSelection().selectAllChildren(document.querySelector('main'))")
+    slider = page.locator("#waste-slider")
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 3, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    for n in range(1, 9):
+        page.mouse.move(box["x"] + n * box["width"] / 8, box["y"] + box["height"] / 2)
+    page.mouse.up()
+    assert page.inner_text("#waste-now") == "V = 50,257"
+    assert page.evaluate("getSelection().toString()") == ""
+
+
+@pytest.mark.parametrize("lang", lesson.LANGUAGES)
+def test_tables_use_the_free_width_before_they_scroll(open_page: Open, lang: str) -> None:
+    page = open_page(f"lang={lang}", width=1280).page
+    scrolling = page.evaluate(
+        """() => [...document.querySelectorAll(".fold .wide:has(> table)")]
+            .filter(e => !e.parentElement.matches(".pair") && e.scrollWidth > e.clientWidth)
+            .filter(e => e.clientWidth < e.closest("section").clientWidth + 150)
+            .map(e => e.id)"""
+    )
+    assert scrolling == []
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
 
 
 def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:

@@ -124,6 +124,7 @@ const fields = {
   vocabulary: whole(4, 50_257),
   learned: whole(0, 100),
   noun: whole(0, 19),
+  alone: choice("no", "yes"), // one step on the word's first sentence
   linear: choice("copied", "own"),
   upstream: reals((state) => state.ids.length * columns(state)),
   rule: choice("sgd", "momentum", "adam"),
@@ -177,6 +178,7 @@ function defaults(table) {
     vocabulary: 4,
     learned: 0,
     noun: 0,
+    alone: "no",
     linear: "copied",
     upstream: counting(table.ids.length, width),
     rule: "adam",
@@ -219,6 +221,7 @@ function fitted(state, before) {
     factors: state.factors.length === height
       ? state.factors
       : oneHot(placesOf(state.table, [state.ids[0]]), height)[0],
+    alone: state.learned === before.learned && state.noun === before.noun ? state.alone : "no",
     pick: Math.min(state.pick, state.ids.length - 1),
     column: Math.min(state.column, width - 1),
     shown: all && before.table.rows.length !== height ? height : Math.min(state.shown, height),

@@ -34,6 +34,8 @@ function idsCode(table, ids) {
   return `ids = torch.tensor(${listed(placesOf(table, ids))})`;
 }
 
+const importHotrow = () => `import hotrow  # ${say("python.install")}`;
+
 function setting(state) {
   return lines(
     "import torch",

@@ -48,7 +48,7 @@ sections.push({
     );
   },
 
-  code: ({ V, D, N }) => lines("import hotrow", "", `cost = hotrow.cost(${V}, ${D}, ${N})`, "print(cost)"),
+  code: ({ V, D, N }) => lines(importHotrow(), "", `cost = hotrow.cost(${V}, ${D}, ${N})`, "print(cost)"),
 });
 
 const sizeAt = (name, place) => Math.round(TOPS[name] ** (Number(place) / 1000));
@@ -57,8 +57,13 @@ const amount = (name, n) => (name === "bytes_written" ? `${count(n)} (${bytes(n)
 
 const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a) / Number(b)).toPrecision(3)))} ×`);
 
-// (V - 1) / V as a percentage, rounded down so that it never shows 100 %.
-const share = (V) => `${(Math.floor((1e6 * (V - 1)) / V) / 1e4).toFixed(4).replace(/\.?0+$/, "")}%`;
+// (V - 1) / V as a percentage, rounded to two decimals, or to more if it would show 100%.
+function share(V) {
+  const percent = (100 * (V - 1)) / V;
+  let decimals = 2;
+  while (Number(percent.toFixed(decimals)) === 100) decimals += 1;
+  return `${Number(percent.toFixed(decimals))}%`;
+}
 
 // The curve and points of one method: [V, amount] pairs from the formulas, or measured times.
 function series(way, { V, D, N, figure }) {

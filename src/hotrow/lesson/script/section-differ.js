@@ -68,7 +68,7 @@ sections.push({
     if (state.case === "range") {
       return lines(
         "import torch",
-        "import hotrow",
+        importHotrow(),
         "",
         `layer = hotrow.Embedding(${table.V}, ${columns(state)})`,
         "try:",

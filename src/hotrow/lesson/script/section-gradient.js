@@ -46,7 +46,7 @@ sections.push({
     find("gradient-remove").disabled = ids.length === 1;
     put(find("gradient-full"), full ? say("gradient.full", { most: LIMITS.ids }) : "");
     put(find("gradient-sums"), sums(table, ids, above, gradient, column));
-    verdict("gradient-verdict", compared, state, { multiplies: false });
+    verdict("gradient-verdict", compared, state, { opening: "equal.gradient", multiplies: false });
   },
 
   code: (state) =>

@@ -33,7 +33,10 @@ sections.push({
   },
 
   // The written-out sum stands before the question.
-  intro: ({ table, ids, pick }) => put(find("layer-sum"), ...sumOf(table, ids[pick])),
+  intro({ table, ids, pick }) {
+    put(find("layer-first"), say("layer.first", { word: wordName(table, ids[pick]) }));
+    put(find("layer-sum"), ...sumOf(table, ids[pick]));
+  },
 
   draw(state, { looked, output }) {
     const { table, ids, pick, layout } = state;
@@ -68,6 +71,8 @@ sections.push({
     const read = table.rows[table.labels.indexOf(id)].map(unbroken).concat(isExcerpt(table) ? "…" : []);
     const name = { id: idName(table, id), row: id };
     put(find("layer-note"), layout === "rows" ? say("layer.rows", { ...name, values: listed(read) }) : say("layer.columns", name));
+    // The lookup has nothing to compare with the row that it returns.
+    find("layer-verdict").hidden = layout === "rows";
     verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state, { opening: "equal.row" });
   },
 

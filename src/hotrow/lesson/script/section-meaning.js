@@ -25,6 +25,7 @@ const SENTENCES = [ // [word, verb] as indices
 ].map(([noun, verb]) => [NOUNS.indexOf(noun), VERBS.indexOf(verb)]);
 const SEED = 1;
 const LEARNING_RATE = 2;
+const RATE_ALONE = 1; // for one sentence; with a larger rate, a word could leave the map
 const STEPS = 100;
 const mapSize = () =>
   narrow.matches ? { width: 330, height: 400, margin: 40 } : { width: 640, height: 390, margin: 26 };
@@ -48,6 +49,26 @@ function chances(row, weight) {
   return sizes.map((size) => size / total);
 }
 
+// Return the loss of the sentences, and the table and weight after one step of SGD on them.
+function sgdStep(table, weight, sentences, rate) {
+  let loss = 0;
+  const [up, across] = [zeros(NOUNS.length, 2), zeros(VERBS.length, 2)];
+  for (const [noun, verb] of sentences) {
+    const guess = chances(table[noun], weight);
+    loss -= Math.log(guess[verb]) / sentences.length;
+    guess.forEach((chance, k) => {
+      const error = (chance - Number(k === verb)) / sentences.length;
+      for (const j of [0, 1]) {
+        up[noun][j] += error * weight[k][j];
+        across[k][j] += error * table[noun][j];
+      }
+    });
+  }
+  const moved = (rows, gradient) =>
+    rows.map((row, k) => row.map((value, j) => f32(value - rate * gradient[k][j])));
+  return { loss, table: moved(table, up), weight: moved(weight, across) };
+}
+
 // Return the table (words x 2) before training and after each step.
 function trainings() {
   const random = torchRandom(SEED);
@@ -55,24 +76,10 @@ function trainings() {
   let weight = split(random(VERBS.length * 2), 2);
   const tables = [table];
   for (let step = 0; step <= STEPS; step++) {
-    let loss = 0;
-    const [up, across] = [zeros(NOUNS.length, 2), zeros(VERBS.length, 2)];
-    for (const [noun, verb] of SENTENCES) {
-      const guess = chances(table[noun], weight);
-      loss -= Math.log(guess[verb]) / SENTENCES.length;
-      guess.forEach((chance, k) => {
-        const error = (chance - Number(k === verb)) / SENTENCES.length;
-        for (const j of [0, 1]) {
-          up[noun][j] += error * weight[k][j];
-          across[k][j] += error * table[noun][j];
-        }
-      });
-    }
-    losses.push(loss);
+    const next = sgdStep(table, weight, SENTENCES, LEARNING_RATE);
+    losses.push(next.loss);
     outputs.push(weight);
-    const moved = (rows, gradient) =>
-      rows.map((row, k) => row.map((value, j) => f32(value - LEARNING_RATE * gradient[k][j])));
-    [table, weight] = [moved(table, up), moved(weight, across)];
+    ({ table, weight } = next);
     if (step < STEPS) tables.push(table);
   }
   return tables;
@@ -97,6 +104,10 @@ const nounText = (k) => say("meaning.nouns").split(" ")[k];
 
 const verbText = (k) => say("meaning.verbs").split(" ")[k];
 
+const sentenceText = ([noun, verb]) => say("meaning.sentence", { noun: nounText(noun), verb: verbText(verb) });
+
+const firstSentence = (noun) => [noun, verbsOf(noun)[0]];
+
 const MOST_GUESSES = 4;
 
 // The likeliest verbs after a word, with a mark at those that follow it in the sentences.
@@ -114,18 +125,24 @@ function guesses(table, learned, noun) {
 
 sections.push({
   id: "meaning",
-  uses: ["learned", "noun"],
+  uses: ["learned", "noun", "alone"],
 
-  result({ learned }) {
+  result({ learned, noun, alone }) {
     snapshots ??= trainings();
-    return { table: snapshots[learned] };
+    const table = snapshots[learned];
+    return { table, shown: alone === "yes" ? sgdStep(table, outputs[learned], [firstSentence(noun)], RATE_ALONE).table : table };
   },
 
-  draw({ learned, noun }, { table }) {
+  draw({ learned, noun, alone }, { table, shown }) {
     find("meaning-slider").max = String(STEPS);
     put(find("meaning-now"), say("meaning.now", { learned, loss: losses[learned].toFixed(2) }));
     nameTrainButton();
-    drawMap(table, noun);
+    drawMap(table, noun, shown);
+    const sentence = sentenceText(firstSentence(noun));
+    put(find("meaning-one"), say("meaning.one", { sentence }));
+    const still = shown.filter((row, k) => row.every((value, j) => sameBits(value, table[k][j]))).length;
+    const told = { sentence, learned, word: nounText(noun), n: NOUNS.length, moved: NOUNS.length - still, still };
+    put(find("meaning-alone"), alone === "yes" ? say("meaning.alone", told) : "");
     put(find("meaning-every"), say("meaning.every", { n: SENTENCES.length }));
     const near = nearest(table, noun);
     put(
@@ -151,12 +168,12 @@ sections.push({
         n: SENTENCES.length,
         seed: SEED,
         word: nounText(noun),
-        sentences: several(verbsOf(noun).map((verb) => say("meaning.sentence", { noun: nounText(noun), verb: verbText(verb) }))),
+        sentences: several(verbsOf(noun).map((verb) => sentenceText([noun, verb]))),
       }),
     );
   },
 
-  code: ({ learned }) =>
+  code: ({ learned, noun, alone }) =>
     lines(
       "import torch",
       "",
@@ -173,20 +190,33 @@ sections.push({
       "    loss = torch.nn.functional.cross_entropy(scores, verbs)",
       "    loss.backward()",
       "    optimizer.step()",
+      ...(alone === "yes" ? aloneCode(firstSentence(noun)) : []),
       "print(embedding.weight)",
     ),
 });
 
-// Draw every word at the coordinates in its row. The layers are halos of the labels, dots and
+const aloneCode = ([noun, verb]) => [
+  "before = embedding.weight.detach().clone()",
+  `optimizer.param_groups[0]["lr"] = ${RATE_ALONE}`,
+  "optimizer.zero_grad()",
+  `score = torch.nn.functional.linear(embedding(torch.tensor([${noun}])), output)`,
+  `torch.nn.functional.cross_entropy(score, torch.tensor([${verb}])).backward()`,
+  "optimizer.step()",
+  'print((embedding.weight != before).any(1).sum(), "row changed")',
+];
+
+// Draw every word at the coordinates in its row. A line joins the places of a word that one
+// sentence has moved: from its row in `table` to its row in `shown`. The layers are halos of the labels, dots and
 // labels, so that nothing covers a dot.
-function drawMap(table, noun) {
+function drawMap(table, noun, shown = table) {
   const { width, height, margin } = mapSize();
   // Both axes have the same scale, so that distances on the screen are distances between rows.
   const rows = snapshots.at(-1).concat(snapshots[0]);
   const [across, up] = [0, 1].map((j) => Math.max(...rows.map((row) => Math.abs(row[j]))));
   const scale = Math.min((width / 2 - margin) / across, (height / 2 - margin) / up);
   const near = nearest(table, noun);
-  const points = table.map(([x, y]) => [width / 2 + x * scale, height / 2 - y * scale]);
+  const place = ([x, y]) => [width / 2 + x * scale, height / 2 - y * scale];
+  const points = shown.map(place);
   const labels = placeLabels(points, NOUNS.map((_, k) => labelWidth(k)), { width, height, size: letterSize(), dot: CHOSEN_DOT, before: lastLabels });
   lastLabels = labels;
   const name = (k) => `h${groupOf(k)}${k === noun ? " chosen" : near.includes(k) ? " near" : ""}`;
@@ -210,6 +240,8 @@ function drawMap(table, noun) {
     const [[x1, y1], [x2, y2]] = [points[noun], points[k]];
     return svg("line", { x1, y1, x2, y2, class: "thread" });
   });
+  const [[x1, y1], [x2, y2]] = [place(table[noun]), points[noun]];
+  const path = svg("line", { x1, y1, x2, y2, class: "path" });
   // A label that is not next to its dot gets a line to it.
   const leaders = points.flatMap(([x, y], k) => {
     const { box, distance } = labels[k];
@@ -222,7 +254,7 @@ function drawMap(table, noun) {
     svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": say("meaning.map") },
       svg("line", { x1: 0, x2: width, y1: height / 2, y2: height / 2 }),
       svg("line", { x1: width / 2, x2: width / 2, y1: 0, y2: height }),
-      ...threads, ...leaders, ...all.map((k) => text(k, "halo")), ...points.map(dot), ...all.map((k) => text(k, "label"))),
+      path, ...threads, ...leaders, ...all.map((k) => text(k, "halo")), ...points.map(dot), ...all.map((k) => text(k, "label"))),
   );
 }
 
@@ -282,4 +314,10 @@ find("meaning-map").addEventListener("keydown", (event) => {
   chooseNoun(event);
 });
 
-narrow.addEventListener("change", () => snapshots && drawMap(snapshots[state.learned], state.noun));
+actions["meaning-one"] = (button) => change({ alone: "yes" }, button);
+
+narrow.addEventListener("change", () => {
+  if (!snapshots) return;
+  const section = sections.find(({ id }) => id === "meaning");
+  section.draw(state, section.result(state));
+});

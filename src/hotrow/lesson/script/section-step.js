@@ -77,7 +77,7 @@ sections.push({
     const steps = batches.slice(0, taken).map((ids) => `    ${listed(placesOf(table, ids))},\n`);
     return lines(
       "import torch",
-      "import hotrow",
+      importHotrow(),
       "",
       heldNote(table),
       tableCode(table),
@@ -99,7 +99,7 @@ sections.push({
       "",
       "dense = train(layer(), torch.optim)",
       "later = train(hotrow.convert(layer(), min_entries=0), hotrow.optim)",
-      "print(dense, (dense - later).abs().max())",
+      "print(dense, torch.allclose(dense, later))  # hotrow combines missed steps: last bits can differ",
     );
   },
 });

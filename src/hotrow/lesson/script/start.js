@@ -32,8 +32,6 @@ function documents() {
 }
 
 const MODEL = [
-  "import torch",
-  "import hotrow",
   "",
   "model = torch.nn.Sequential(torch.nn.Embedding(10_000, 64), torch.nn.Linear(64, 2))",
   "model = hotrow.convert(model)",
@@ -49,7 +47,7 @@ sections.push({
   id: "model",
   result: () => null,
   draw: documents,
-  code: () => lines(...MODEL),
+  code: () => lines("import torch", importHotrow(), ...MODEL),
 });
 
 for (const section of sections) {
@@ -66,6 +64,8 @@ document.querySelectorAll("[data-lang]").forEach((button) => {
 });
 document.addEventListener("input", ({ target }) => (typing = target.type === "text" ? target : null), true);
 document.addEventListener("change", () => (typing = null), true);
+// If a slider lies in a text selection, a press on it would drag the text instead.
+document.addEventListener("pointerdown", ({ target }) => target.type === "range" && getSelection().removeAllRanges(), true);
 document.addEventListener("focusout", () => (typing = null));
 document.addEventListener("input", onInput);
 document.addEventListener("change", onInput);
