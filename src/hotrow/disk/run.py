@@ -82,9 +82,8 @@ class SavedRun:
         try:
             lag = RowLag(self._rule, table, group, RowState())
             ledger = Ledger(lag.ledger.rule, group, start_step=run["start"])
-            for entry in run["entries"]:
-                ledger.append(tuple(map(float, entry)))
-            ledger.scalar_state, ledger.idle_rows_unchanged = run["carried"], run["still"]
+            entries = [tuple(map(float, entry)) for entry in run["entries"]]
+            ledger.restore(entries, run["carried"], run["still"])
             if ledger.length:
                 ledger.steps(ledger.length, ledger.length, table.dtype)
             lag.ledger, lag.settled_steps = ledger, run["settled"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,18 @@ class Ledger:
         self._entries[n] = entry
         self.length = n + 1
         self._prepared.clear()
+
+    def restore(
+        self,
+        entries: Iterable[tuple[float, ...]],
+        scalar_state: ScalarState,
+        idle_rows_unchanged: bool,
+    ) -> None:
+        """Give a new ledger the steps of one that was saved, and what follows from them."""
+        for entry in entries:
+            self.append(entry)
+        self.scalar_state, self.idle_rows_unchanged = scalar_state, idle_rows_unchanged
+        self._has_scalars = self.length > 0
 
     def entries(self) -> NDArray[np.float64]:
         """Return a view of all entries, (steps, width)."""
