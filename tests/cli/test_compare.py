@@ -66,6 +66,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "latin1.txt").write_bytes("naïve".encode("latin-1"))
     (folder / "words.txt").write_text("the same\n", encoding="utf-8")
     (folder / "ids.txt").write_text("1, 2\n3 x\n")
+    (folder / "no-ids.txt").touch()
     (folder / "not-a-tokenizer.json").write_text("{}")
     save_tokenizer(WORDS, folder / "words.json")
     save_tokenizer(WORDS | {"more": 4}, folder / "larger.json")
@@ -112,6 +113,7 @@ INCOMPLETE = (
 )
 WHOLE = "ids must be whole numbers of at most 18 digits, separated by commas or spaces"
 MAY_READ = "check the path and the permissions"
+REGULAR = "pass the path of a regular file"
 SIZE = "use a size such as 500MB or 2GiB"
 LONG = "x" * 300
 
@@ -154,7 +156,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         "the table: absent.safetensors cannot be read (No such file or directory)\n",
         MAY_READ,
     ),
-    ("--table . --ids 1", "the table: . cannot be read (Is a directory)\n", MAY_READ),
+    ("--table . --ids 1", "the table: . is a folder, not a regular file\n", REGULAR),
     *(
         (f"--table {name} --ids 1", f"{name} cannot be read as a safetensors file (", INCOMPLETE)
         for name in (
@@ -244,8 +246,8 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         f"{ONE} --tokenizer words.json --text-file .",
-        "the text: . cannot be read (Is a directory)\n",
-        MAY_READ,
+        "the text: . is a folder, not a regular file\n",
+        REGULAR,
     ),
     (
         f"{ONE} --tokenizer words.json --text-file latin1.txt",
@@ -268,6 +270,25 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         (f"{option} 1", f"{option} needs a table\n", "add --table model.safetensors")
         for option in ("--ids", "--text", "--tensor", "--tokenizer")
     ),
+    # a comparison of nothing
+    *(
+        (
+            f"{ONE} {ids}",
+            "0 ids in a 4 x 5 table have no values to compare\n",
+            "pass at least one id",
+        )
+        for ids in (
+            "--ids ''",
+            "--ids ' ,\n'",
+            "--ids-file no-ids.txt",
+            "--text '' --tokenizer words.json",
+        )
+    ),
+    (
+        "--table no-columns.safetensors --ids 1,2",
+        "2 ids in a 4 x 0 table have no values to compare\n",
+        "pass a table with at least one column",
+    ),
     # the budget
     *(
         (f"--budget {shlex.quote(value)}", f"--budget {value!r} is not a size\n", SIZE)
@@ -284,7 +305,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         "absent/page.html cannot be written: there is no",
         "create it first",
     ),
-    ("--html .", ". is a folder\n", "pass the path of a file"),
+    ("--html .", ". is a folder, not a regular file\n", REGULAR),
 ]
 
 
@@ -347,8 +368,9 @@ def test_the_path_of_the_page_is_checked_before_any_work(
     def work(*_: object) -> None:
         raise AssertionError("work started before the path was checked")
 
-    for name in ("read_table", "read_tokenizer", "read_text"):
+    for name in ("read_table", "read_text"):
         monkeypatch.setattr(files, name, work)
+    monkeypatch.setattr(cli_compare, "open_tokenizer", work)
     monkeypatch.setattr(cli_compare, "compare", work)
     assert run(*ONE.split(), "--ids-file", "ids.txt", "--html", place).code == 2
 
@@ -419,20 +441,6 @@ def test_without_arguments_it_compares_two_examples_within_80_columns(tmp_path: 
     assert "\x1b" not in found.out
     assert not re.search(r"[ \t]$", found.out, re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_ids_are_equal(run: Run) -> None:
-    found = run(*ONE.split(), "--ids", "")
-    assert (found.code, found.err) == (0, "")
-    assert "4 x 5 float32, 0 ids" in found.out
-    assert "output    equal, 0 of 0 values bit for bit" in found.out
-
-
-@pytest.mark.parametrize("ids", ["", "1,2"])
-def test_a_table_without_columns_is_equal(run: Run, ids: str) -> None:
-    found = run("--table", "no-columns.safetensors", "--ids", ids)
-    assert (found.code, found.err) == (0, "")
-    assert "output    equal, 0 of 0 values bit for bit" in found.out
 
 
 def test_a_nan_in_an_unselected_row_is_reported(run: Run) -> None:

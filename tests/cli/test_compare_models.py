@@ -421,7 +421,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     (
         "@built --inputs text.safetensors",
         "text.safetensors cannot be read as a safetensors file (",
-        "is the file complete? Write it with safetensors.torch.save_file",
+        "is the file complete? hotrow never opens pickled files (.pt, .bin); save the tensors with",
     ),
     (
         "@built --inputs mixed.safetensors",

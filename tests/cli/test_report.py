@@ -294,9 +294,6 @@ def test_the_page_has_no_scripts_and_no_links(example_a: Comparison) -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "ids", "figures"),
     [
-        (4, 5, [], 0),
-        (4, 0, [1, 2], 0),
-        (0, 3, [], 0),
         (4, 5, [2], 2),
         (4, 5, [2, 2], 3),
         (1, 1, [0, 0, 0], 3),
@@ -304,9 +301,6 @@ def test_the_page_has_no_scripts_and_no_links(example_a: Comparison) -> None:
         (300, 40, list(range(200)), 5),
     ],
     ids=[
-        "no ids",
-        "no columns",
-        "no rows",
         "one id",
         "a duplicate id",
         "one row",
@@ -325,4 +319,4 @@ def test_tables_of_every_size_have_a_report_and_figures(
     assert [caption.split(".")[0] for caption in captions] == [
         f"Figure {number}" for number in range(1, figures + 1)
     ]
-    assert ("How it works" in page) == bool(figures)
+    assert "How it works" in page

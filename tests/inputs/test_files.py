@@ -14,13 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 import hotrow
 from hotrow import HotrowError
 from hotrow.inputs import files
+from hotrow.inputs.tokenizer import open_tokenizer
 
 MIB = 1 << 20
 
@@ -123,7 +121,12 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("read", [files.read_table, lambda p: files.read_tokenizer(p, 4, "it")])
+def read_tokenizer(path: Path) -> None:
+    with open_tokenizer(path, None, "it"):
+        pass
+
+
+@pytest.mark.parametrize("read", [files.read_table, read_tokenizer])
 def test_pickle_raises_and_is_never_executed(tmp_path: Path, read: object) -> None:
     path, sprung = tmp_path / "model.pt", tmp_path / "sprung"
     torch.save({"w": Trap(sprung)}, path)
@@ -236,56 +239,6 @@ def test_error_names_the_first_byte_that_is_not_utf_8(
         files.read_text(path)
 
 
-# --- tokenizers -------------------------------------------------------------------------------
-
-VOCABULARY = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
-
-
-def tokenizer_file(folder: Path, **changes: object) -> Path:
-    tokenizer = Tokenizer(WordLevel(VOCABULARY, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.enable_truncation(max_length=3)
-    tokenizer.enable_padding(length=10, pad_token="[UNK]")
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(json.loads(tokenizer.to_str()) | changes))
-    return path
-
-
-@pytest.mark.parametrize(
-    "text", ["the same numbers the same numbers", "the", ""], ids=["long", "short", "empty"]
-)
-def test_tokenizer_neither_truncates_nor_pads(tmp_path: Path, text: str) -> None:
-    reader = files.read_tokenizer(tokenizer_file(tmp_path), 4, "the table")
-    tokens = files.tokenize(reader, text)
-    assert tokens.ids == [VOCABULARY[word] for word in text.split()]
-    assert tokens.texts == tuple(text.split())
-
-
-def test_token_of_an_id_outside_the_vocabulary_is_a_question_mark(tmp_path: Path) -> None:
-    reader = files.read_tokenizer(tokenizer_file(tmp_path), 4, "the table")
-    texts = files.token_texts(reader, [3, 7, -1, 2**40])
-    assert texts == ("numbers", "?", "?", "?")
-
-
-def test_tokenizer_with_more_ids_than_table_rows_raises(tmp_path: Path) -> None:
-    path = tokenizer_file(tmp_path)
-    with pytest.raises(HotrowError, match=r"ids up to 3, but wte has 3 rows \(valid ids: 0\.\.2\)"):
-        files.read_tokenizer(path, 3, "wte")
-    added = {"id": 4, "content": "<x>", "special": True, "normalized": False}
-    added |= {"single_word": False, "lstrip": False, "rstrip": False}
-    path = tokenizer_file(tmp_path, added_tokens=[added])
-    with pytest.raises(HotrowError, match="has ids up to 4, but wte has 4 rows"):
-        files.read_tokenizer(path, 4, "wte")
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"type": "Magic"}}', "\x80"])
-def test_invalid_tokenizer_file_raises(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text(text, encoding="latin-1")
-    with pytest.raises(HotrowError, match="cannot be read as a tokenizer"):
-        files.read_tokenizer(path, 4, "the table")
-
-
 # --- writing ----------------------------------------------------------------------------------
 
 
@@ -343,6 +296,6 @@ def test_write_follows_a_symbolic_link(tmp_path: Path) -> None:
 def test_pipe_or_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(HotrowError, match="pipe is not a regular file"):
+    with pytest.raises(HotrowError, match="pipe is a pipe, not a regular file"):
         files.write_text(path, "new")
     assert path.is_fifo()

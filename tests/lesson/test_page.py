@@ -17,8 +17,8 @@ from hotrow import lesson
 from hotrow.errors import HotrowError
 from hotrow.figures.figure import figure
 from hotrow.inputs import examples
-from hotrow.inputs.files import Tokens
 from hotrow.inputs.text import format_number
+from hotrow.inputs.tokenizer import Tokens
 from hotrow.lesson.page import escape_json
 from tests.support.browser import OpenPage, RecordedPage
 from tests.support.exhaustive import exhaustive, grid
@@ -742,7 +742,7 @@ def test_values_beyond_float32_raise_and_rounding_is_reported() -> None:
 def test_random_rows_are_not_presented_as_the_users_table(
     open_recorded: OpenPage, tmp_path: Path
 ) -> None:
-    own = lesson.user_excerpt(Tokens([3], ("a",)), vocabulary=list("abcdefghijklmnopq"))
+    own = lesson.user_excerpt(Tokens([3], ("a",)), row_count=17)
     timing = lesson.Timing(V=30_000_000, D=8, N=8, matmul_ms=2.0, lookup_ms=1.0)
     (tmp_path / "page.html").write_text(lesson.build_page("en", own, [timing]), encoding="utf-8")
     page = open_recorded((tmp_path / "page.html").as_uri()).page

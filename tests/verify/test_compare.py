@@ -49,10 +49,10 @@ def test_different_gradient_or_table_is_not_equal():
     assert found.check.notes
 
 
-def test_empty_ids_are_equal():
-    found = compare(torch.randn(6, 3), [])
-    assert found
-    assert found.check.agreements[0].value_count == 0
+@pytest.mark.parametrize(("columns", "ids"), [(3, []), (0, [1, 2]), (0, [])])
+def test_comparison_of_no_values_raises(columns, ids):
+    with pytest.raises(HotrowError, match="have no values to compare"):
+        compare(torch.randn(6, columns), ids)
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.999])

@@ -20,6 +20,7 @@ from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
 from hotrow.inputs import examples, files, loader
 from hotrow.inputs.text import escape_unprintable
+from hotrow.inputs.tokenizer import open_tokenizer
 from hotrow.verify.compare import Comparison, compare
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.comparison import ModelComparison
@@ -219,17 +220,15 @@ def _compare_file(
     with terminal.show_progress() as report_progress:
         report_progress("reading", 0, 1)
         name, values = files.read_table(table, tensor)
-        reader = None
-        if tokenizer is not None:
-            reader = files.read_tokenizer(tokenizer, len(values), f"the table {name}")
+        ids = [] if source.is_text else files.parse_ids(source.content, source.option)
         texts: tuple[str, ...] | None = None
-        if source.is_text and reader is not None:
-            tokens = files.tokenize(reader, source.content)
-            ids, texts = tokens.ids, tokens.texts
-        else:
-            ids = files.parse_ids(source.content, source.option)
-            if reader is not None:
-                texts = files.token_texts(reader, ids)
+        if tokenizer is not None:
+            with open_tokenizer(tokenizer, len(values), f"the table {name}") as reader:
+                if source.is_text:
+                    tokens = reader.encode(source.content)
+                    ids, texts = tokens.ids, tokens.texts
+                else:
+                    texts = reader.token_texts(ids)
         title = f"{name} in {Path(table).name}"
         return compare(
             values, ids, tokens=texts, title=title, budget=byte_limit, progress=report_progress

@@ -15,6 +15,7 @@ from hotrow.cli.options import TableFile, TensorName, TokenizerFile
 from hotrow.errors import HotrowError
 from hotrow.inputs import files
 from hotrow.inputs.text import escape_unprintable
+from hotrow.inputs.tokenizer import open_tokenizer
 
 # A line with only \b keeps the line breaks of the following paragraph.
 LEARN_HELP = """Open the interactive lesson: why an embedding is a linear layer over one-hot input.
@@ -119,16 +120,19 @@ def _read_excerpt(
     if tokenizer is None:
         return lesson.user_excerpt(None, values, title=title)
     rows = None if values is None else len(values)
-    reader = files.read_tokenizer(tokenizer, rows, f"the table {name}")
-    size = max(reader.get_vocab().values(), default=-1) + 1 if rows is None else rows
-    vocabulary = files.token_texts(reader, list(range(size)))
-    tokens = None if text is None else files.tokenize(reader, text)
-    return lesson.user_excerpt(tokens, values, vocabulary=vocabulary, title=title)
+    with open_tokenizer(tokenizer, rows, f"the table {name}") as reader:
+        return lesson.user_excerpt(
+            None if text is None else reader.encode(text),
+            values,
+            row_count=reader.largest_id + 1,
+            token_texts=reader.token_texts,
+            title=title,
+        )
 
 
 def _read_timings(path: str) -> list[lesson.Timing]:
     """Read the times from the output of `hotrow compare --json`."""
-    text = files.read_text(path)
+    text = files.read_text(path, files.MAX_JSON_BYTES)
     try:
         return lesson.times.from_comparisons(json.loads(text))
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -14,7 +15,7 @@ from hotrow.cli.check import CHECK_HELP, check_command
 from hotrow.cli.compare import COMPARE_HELP, compare_command
 from hotrow.cli.disk import disk_app
 from hotrow.cli.learn import LEARN_HELP, learn_command
-from hotrow.cli.terminal import BROKEN, UNUSABLE
+from hotrow.cli.terminal import BROKEN, UNUSABLE, write_output
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import escape_unprintable
 
@@ -29,7 +30,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"hotrow {hotrow.__version__}")
+        write_output(f"hotrow {hotrow.__version__}")
         raise typer.Exit
 
 
@@ -67,21 +68,44 @@ def run_app(app: typer.Typer) -> None:
     """Run the app and exit with its exit code; print errors without a traceback."""
     try:
         sys.exit(app(standalone_mode=True))
+    except SystemExit:
+        raise
     except HotrowError as error:
-        code = _print_error(f"Error: {error.problem}", error.fix, UNUSABLE)
-    except Exception as error:
+        code = _print_error(error, UNUSABLE)
+    except OSError as error:
+        # The readers and writers of files handle their errors. An error without a file's name comes
+        # from a standard stream.
+        output = error.filename is None
+        code = _print_error(
+            HotrowError(
+                f"the {'output cannot be written' if output else 'system reports an error'} "
+                f"({error.strerror or error})",
+                fix="redirect it to a file on a disk with free space" if output else None,
+            ),
+            UNUSABLE,
+        )
+    except BaseException as error:  # a panic in Rust code is not an Exception
         if os.environ.get("HOTROW_DEBUG"):
             raise
         code = _print_error(
-            f"internal error in hotrow: {type(error).__name__}: {error}",
-            "set HOTROW_DEBUG=1 to see the traceback, and please report this error",
+            HotrowError(
+                f"internal error in hotrow: {type(error).__name__}: {error}",
+                fix="set HOTROW_DEBUG=1 to see the traceback, and please report this error",
+            ),
             BROKEN,
         )
     sys.exit(code)
 
 
-def _print_error(problem: str, fix: str | None, code: int) -> int:
-    lines = [*problem.splitlines(), *([] if fix is None else [f"  try: {fix}"])]
-    for line in lines:
-        print(escape_unprintable(line), file=sys.stderr)
+def _print_error(error: HotrowError, code: int) -> int:
+    prefix = "Error: " if code == UNUSABLE else ""
+    lines = [
+        *f"{prefix}{error.problem}".splitlines(),
+        *([] if error.fix is None else [f"  try: {error.fix}"]),
+    ]
+    text = "".join(f"{escape_unprintable(line)}\n" for line in lines)
+    # If standard error can't be written, the exit code must still be right.
+    with suppress(OSError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
     return code

@@ -146,8 +146,6 @@ def print_report(comparison: Comparison, console: Console) -> None:
 def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
     """Draw "lookup" and "product" figures of the compared table and ids."""
     ids = comparison.ids.tolist()
-    if not ids or not comparison.table.shape[1]:
-        return []
     tokens = comparison.tokens
 
     def draw(kind: str, places: list[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,12 +13,22 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from hotrow.errors import HotrowError
+
 EQUAL, DIFFERENT, UNUSABLE, BROKEN = 0, 1, 2, 3
 PROGRESS_DELAY = 2.0  # seconds
+_MIN_COLUMNS, _MAX_COLUMNS = 40, 240  # limits for the width of a report
 
 
 def write_output(text: str) -> None:
-    """Write to standard output; escape unencodable characters, and ignore a closed pipe."""
+    """Write to standard output; escape unencodable characters, and ignore a closed pipe.
+
+    Raises:
+        HotrowError: standard output is closed.
+        OSError: it can't be written.
+    """
+    if sys.stdout is None:
+        raise HotrowError("standard output is closed", fix="redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -27,9 +38,20 @@ def write_output(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _make_console(*, stderr: bool = False) -> Console:
+    """Return a console of a reasonable size.
+
+    rich would take any number from the environment variables COLUMNS and LINES: it prints nothing
+    in 0 columns, and fails for digits that `int` doesn't accept.
+    """
+    columns, lines = shutil.get_terminal_size()
+    width = min(max(columns, _MIN_COLUMNS), _MAX_COLUMNS)
+    return Console(stderr=stderr, highlight=stderr, width=width, height=lines)
+
+
 def render(show: Callable[[Console], None]) -> str:
     """Return the text that `show` prints to a console."""
-    console = Console(highlight=False)
+    console = _make_console()
     with console.capture() as found:
         show(console)
     return "\n".join(line.rstrip() for line in found.get().rstrip().split("\n"))
@@ -38,7 +60,7 @@ def render(show: Callable[[Console], None]) -> str:
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar after two seconds, if standard error is a terminal."""
-    console = Console(stderr=True)
+    console = _make_console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import json
 import os
 import re
-import tempfile
-from dataclasses import dataclass
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from hotrow.errors import HotrowError
+from hotrow.inputs.regular_file import (
+    check_regular,
+    open_regular,
+    path_of_descriptor,
+    read_regular,
+    read_standard_input,
+    reader_errors,
+)
 from hotrow.inputs.text import elide, escape_unprintable
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+MAX_TEXT_BYTES = 64_000_000
+MAX_JSON_BYTES = 16_000_000
+_MAX_RUN_BYTES = 1 << 26  # the limit of hotrow.disk for its run.json
 # Valid table dtypes, as safetensors names them.
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 _MAX_LISTED = 40  # maximum number of candidates in an error message
 _ID = re.compile("-?[0-9]{1,18}")  # 18 digits fit in an int64
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """The tokens of a text, as ids and as strings."""
-
-    ids: list[int]
-    texts: tuple[str, ...]
 
 
 def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor]:
@@ -47,32 +50,54 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
         HotrowError: the file can't be read, it has no table with this name, or `tensor` is None and
             the file doesn't have exactly one table.
     """
-    from safetensors import SafetensorError, safe_open
+    with open_safetensors(path, "the table", "save the tensor") as file:
+        _check_settled(Path(path))
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        name = _choose_table(
+            {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()},
+            tensor,
+            Path(path),
+        )
+        return name, file.get_tensor(name)
 
-    path = _check_readable(path, "the table")
-    _check_settled(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            name = _choose_table(
-                {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()},
-                tensor,
-                path,
-            )
-            return name, file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise HotrowError(
-            f"{path} cannot be read as a safetensors file ({error})",
-            fix="is the file complete? hotrow never opens pickled files (.pt, .bin); "
-            "save the tensor with safetensors.torch.save_file",
-        ) from None
+
+@contextmanager
+def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
+    """Open a safetensors file and yield safetensors' reader; its failures become `HotrowError`.
+
+    Args:
+        path: the file.
+        what: the role of the file, for error messages.
+        fix: what to save with safetensors.torch.save_file, for error messages.
+    """
+    from safetensors import safe_open
+
+    with (
+        open_regular(path, what) as descriptor,
+        reader_errors(
+            f"{path} cannot be read as a safetensors file",
+            "is the file complete? hotrow never opens pickled files (.pt, .bin); "
+            f"{fix} with safetensors.torch.save_file",
+        ),
+        safe_open(path_of_descriptor(descriptor, path), framework="pt") as file,
+    ):
+        yield file
 
 
 def _check_settled(path: Path) -> None:
     """Raise `HotrowError` if the file is from a `hotrow.disk` folder and some rows are stale."""
-    run = path.with_name("run.json")
-    unfinished = path.with_name("journal").exists()
-    if unfinished or (run.exists() and json.loads(run.read_bytes()).get("behind")):
+    folder = path.resolve().parent  # a link to the table has no such files beside it
+    run, behind = folder / "run.json", False
+    if os.path.lexists(run):
+        fix = "restore it from a backup; if it isn't from hotrow.disk, move the table elsewhere"
+        with reader_errors(f"{run}, a file beside the table, is damaged", fix):
+            content = json.loads(read_regular(run, "a file beside the table", _MAX_RUN_BYTES))
+        if not isinstance(content, dict):
+            raise HotrowError(
+                f"{run}, a file beside the table, does not contain a training run", fix=fix
+            )
+        behind = bool(content.get("behind"))
+    if behind or os.path.lexists(folder / "journal"):
         raise HotrowError(
             f"{path} is in a hotrow.disk folder, and some rows of its table are not up to date",
             fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
@@ -119,14 +144,13 @@ def _choose_table(
     raise HotrowError(f"{path} has {len(tables)} tables; name one with --tensor:{listing}")
 
 
-def read_text(path: str | Path) -> str:
+def read_text(path: str | Path, limit: int = MAX_TEXT_BYTES) -> str:
     """Return the text of a UTF-8 file, or of standard input for "-"."""
-    name = "standard input" if str(path) == "-" else str(path)
-    try:
-        with open(0 if str(path) == "-" else path, "rb", closefd=str(path) != "-") as file:
-            data = file.read()
-    except OSError as error:
-        raise _unreadable_error("the text", name, error) from None
+    what = "the text"
+    if str(path) == "-":
+        name, data = "standard input", read_standard_input(what, limit)
+    else:
+        name, data = str(path), read_regular(path, what, limit)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,115 +175,99 @@ def parse_ids(text: str, source: str) -> list[int]:
     return ids
 
 
-def read_tokenizer(path: str | Path, rows: int | None, table: str) -> Tokenizer:
-    """Read a tokenizer.json file. If `rows` isn't None, check that the table has a row for each id.
-
-    Truncation and padding are turned off, so the tokens cover the whole text and nothing else.
-    """
-    from tokenizers import Tokenizer
-
-    path = _check_readable(path, "the tokenizer")
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the tokenizers library raises a plain Exception
-        raise HotrowError(
-            f"{path} cannot be read as a tokenizer ({error})",
-            fix="pass a tokenizer.json file written by the tokenizers library",
-        ) from None
-    largest = max(tokenizer.get_vocab().values(), default=-1)
-    if rows is not None and largest >= rows:
-        raise HotrowError(
-            f"{path} has ids up to {largest:,}, but {table} has {rows:,} rows "
-            f"(valid ids: 0..{rows - 1:,})",
-            fix="use a table and a tokenizer from the same model",
-        )
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def tokenize(tokenizer: Tokenizer, text: str) -> Tokens:
-    """Return the tokens of a text, including special tokens that the tokenizer adds."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # arguments in invalid UTF-8 contain surrogates
-        raise HotrowError(
-            f"the text is not valid Unicode: character {error.start:,} is {text[error.start]!r}",
-            fix="pass UTF-8 text",
-        ) from None
-    encoding: Any = tokenizer.encode(text)
-    return Tokens(list(encoding.ids), tuple(encoding.tokens))
-
-
-def token_texts(tokenizer: Tokenizer, ids: list[int]) -> tuple[str, ...]:
-    """Return the token of each id, or "?" for an id that is not in the vocabulary."""
-    tokens = {id: token for token, id in tokenizer.get_vocab().items()}
-    return tuple(tokens.get(id, "?") for id in ids)
-
-
 def check_writable(path: str | Path) -> None:
     """Raise `HotrowError` if the path can't be written. Call this before any expensive work."""
-    target = Path(path).absolute()
-    folder = target.parent
-    if target.is_dir():
-        raise HotrowError(f"{path} is a folder", fix="pass the path of a file")
-    if not folder.is_dir():
-        raise HotrowError(
-            f"{path} cannot be written: there is no folder {folder}", fix="create it first"
-        )
-    # os.replace would replace a device or a pipe with a file.
-    if target.exists() and not target.is_file():
-        raise HotrowError(
-            f"{path} is not a regular file", fix="pass the path of a regular file or a new file"
-        )
-    if not all(os.access(each, os.W_OK) for each in (folder, target) if each.exists()):
-        raise HotrowError(
-            f"{path} cannot be written: no permission",
-            fix="change the permissions, or choose another path",
-        )
+    _find_target(path)
 
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8; see `write_bytes`."""
-    write_bytes(path, text.encode())
+    # A lone surrogate, which UTF-8 can't encode, is an error that names the file.
+    with _write_errors(path):
+        data = text.encode()
+    write_bytes(path, data)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file atomically, by renaming a temporary file in the target's folder."""
-    check_writable(path)
-    target = Path(path).resolve()  # if the path is a symbolic link, write to its target
-    try:
-        with tempfile.NamedTemporaryFile(
-            dir=target.parent, prefix=".hotrow-", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            try:
+    """Write a file so that an interruption leaves the old file or the new one.
+
+    The data goes to a temporary file in the same folder, which then gets the name of the target.
+    The new file keeps the permissions of the old one.
+
+    Raises:
+        HotrowError: the path can't be written.
+    """
+    target, permissions = _find_target(path)
+    temporary = target.with_name(f".hotrow-{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    flags |= getattr(os, "O_BINARY", 0)
+    with _write_errors(path):
+        descriptor = os.open(temporary, flags, 0o666)  # the umask applies
+        try:
+            with open(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
-                # Give the private temporary file the default permissions of a new file.
-                umask = os.umask(0)
-                os.umask(umask)
-                os.chmod(temporary, 0o666 & ~umask)
-                os.replace(temporary, target)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise HotrowError(f"{path} cannot be written ({error.strerror})") from None
+                if permissions is not None:
+                    os.chmod(temporary, permissions)
+                os.fsync(descriptor)
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
 
 
-def _check_readable(path: str | Path, what: str) -> Path:
-    """Return the path after checking that the file can be opened for reading."""
+def _find_target(path: str | Path) -> tuple[Path, int | None]:
+    """Return the file to replace, and its permissions if it exists; follow symbolic links.
+
+    If the file exists, it is opened for writing without a change. So the system refuses a link that
+    another user has put into a shared folder, which it can't do when a file is only replaced.
+    """
+    permissions = None
+    with _write_errors(path):
+        try:
+            flags = os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)
+            descriptor = os.open(path, flags)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            # Opening a folder or a pipe for writing fails with a less helpful error.
+            check_regular(os.stat(path), str(path))
+            raise
+        else:
+            try:
+                status = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+            check_regular(status, str(path))
+            permissions = stat.S_IMODE(status.st_mode)
+        target = Path(path).resolve()
+        if target.is_dir():  # an empty path
+            check_regular(target.stat(), str(path) or "''")
+        if not target.parent.is_dir():
+            raise HotrowError(
+                f"{path} cannot be written: there is no folder {target.parent}",
+                fix="create it first",
+            )
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    return target, permissions
+
+
+@contextmanager
+def _write_errors(path: str | Path) -> Iterator[None]:
+    """Raise `HotrowError` for the errors of functions that write to the path."""
     try:
-        with open(path, "rb"):
-            return Path(path)
-    except OSError as error:
-        raise _unreadable_error(what, path, error) from None
-
-
-def _unreadable_error(what: str, path: str | Path, error: OSError) -> HotrowError:
-    return HotrowError(
-        f"{what}: {path} cannot be read ({error.strerror})",
-        fix="check the path and the permissions",
-    )
+        yield
+    except PermissionError:
+        raise HotrowError(
+            f"{path} cannot be written: no permission",
+            fix="change the permissions, or choose another path",
+        ) from None
+    # RuntimeError: a loop of symbolic links, in Python before 3.13. UnicodeError (a ValueError): a
+    # name in invalid UTF-8.
+    except (OSError, RuntimeError, ValueError) as error:
+        if isinstance(error, HotrowError):
+            raise
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise HotrowError(f"{path} cannot be written ({why})", fix="choose another path") from None

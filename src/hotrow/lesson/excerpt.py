@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_ids
 from hotrow.inputs import examples
-from hotrow.inputs.files import Tokens
 from hotrow.inputs.tables import check_table
 from hotrow.inputs.text import elide, escape_unprintable
+from hotrow.inputs.tokenizer import Tokens
 
 MAX_IDS, MAX_ROWS, MAX_COLUMNS = 12, 16, 5
 _TOKEN_COLUMNS = 20
@@ -124,7 +124,8 @@ def user_excerpt(
     tokens: Tokens | None,
     table: Tensor | None = None,
     *,
-    vocabulary: Sequence[str] | None = None,
+    row_count: int = 0,
+    token_texts: Callable[[Sequence[int]], Sequence[str]] | None = None,
     title: str = "",
 ) -> Excerpt:
     """Return the part of the user's ids and rows that fits on a page.
@@ -132,18 +133,20 @@ def user_excerpt(
     Args:
         tokens: the ids and texts of the user's tokens; None to show the first rows.
         table: the user's (V, D) table. If it is None, the rows are random, and the page says so.
-        vocabulary: the text of each id, for rows that are not selected.
+        row_count: the number of rows if there is no table.
+        token_texts: returns the text of each id, for rows that are not selected.
         title: where the table comes from.
 
     Raises:
         HotrowError: there is no id, row or column; an id is out of range; a value in the excerpt
             overflows float32.
 
-    Cost: one pass over all values of the table, to find any inf or nan outside the excerpt.
+    Cost: one pass over all values of the table, to find any inf or nan outside the excerpt. The
+    memory doesn't depend on the number of rows.
     """
     if table is not None:
         check_table(table, "table")
-    V = len(table) if table is not None else len(vocabulary or ())
+    V = len(table) if table is not None else row_count
     D = table.shape[1] if table is not None else MAX_COLUMNS
     if V == 0 or D == 0:
         raise HotrowError(f"the table is {V} x {D}, but the page needs both rows and columns")
@@ -153,19 +156,22 @@ def user_excerpt(
     check_ids(as_ids(all_ids), V)
     ids = all_ids[:MAX_IDS]
     labels = _add_neighbours(ids, V)
-    non_finite_rows = [] if table is None else _find_non_finite_rows(table.detach(), labels)
+    non_finite_count, first_non_finite = (
+        (0, None) if table is None else _find_non_finite_rows(table.detach(), labels)
+    )
     if table is None:
         generator = torch.Generator().manual_seed(123)
         rows = torch.randn(len(labels), MAX_COLUMNS, generator=generator)
     else:
         rows = _float32_excerpt(table.detach(), labels)
     texts = None
-    if tokens is not None or vocabulary is not None:
+    if tokens is not None or token_texts is not None:
         text_by_id = dict(zip(all_ids, tokens.texts, strict=True)) if tokens is not None else {}
-        token_texts = (
-            text_by_id.get(id) or (vocabulary[id] if vocabulary else "") for id in labels
+        others = token_texts(labels) if token_texts is not None else [""] * len(labels)
+        texts = tuple(
+            elide(escape_unprintable(text_by_id.get(id) or other), _TOKEN_COLUMNS)
+            for id, other in zip(labels, others, strict=True)
         )
-        texts = tuple(elide(escape_unprintable(text), _TOKEN_COLUMNS) for text in token_texts)
     return Excerpt(
         "own",
         V,
@@ -177,8 +183,8 @@ def user_excerpt(
         title=escape_unprintable(title),
         omitted_count=len(all_ids) - len(ids),
         random=table is None,
-        non_finite_count=len(non_finite_rows),
-        first_non_finite=next(iter(non_finite_rows), None),
+        non_finite_count=non_finite_count,
+        first_non_finite=first_non_finite,
         rounded=table is not None and table.dtype == torch.float64,
     )
 
@@ -198,9 +204,12 @@ def _float32_excerpt(table: Tensor, labels: list[int]) -> Tensor:
     return rows
 
 
-def _find_non_finite_rows(table: Tensor, labels: list[int]) -> list[int]:
-    """Read the table in chunks; return the ids of rows with an inf or nan outside the excerpt."""
-    found: list[int] = []
+def _find_non_finite_rows(table: Tensor, labels: list[int]) -> tuple[int, int | None]:
+    """Read the table in chunks to find rows with an inf or nan outside the excerpt.
+
+    Return their number, and the id of the first one.
+    """
+    count, first = 0, None
     stored = set(labels)
     height = max(1, _CHUNK // table.shape[1])
     for start in range(0, len(table), height):
@@ -208,8 +217,9 @@ def _find_non_finite_rows(table: Tensor, labels: list[int]) -> list[int]:
         for place in (~part.isfinite()).any(1).nonzero().flatten().tolist():
             outside = 0 if start + place not in stored else MAX_COLUMNS
             if not part[place, outside:].isfinite().all():
-                found.append(start + place)
-    return found
+                count += 1
+                first = start + place if first is None else first
+    return count, first
 
 
 def _add_neighbours(ids: list[int], V: int) -> list[int]:

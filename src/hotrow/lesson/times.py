@@ -9,7 +9,7 @@ from typing import Any
 
 from hotrow.errors import HotrowError
 from hotrow.figures.cost import MAX_MS, MIN_MS, is_time
-from hotrow.inputs.files import write_text
+from hotrow.inputs.files import MAX_JSON_BYTES, read_text, write_text
 from hotrow.lesson.location import cache_folder
 
 _NAME = "times.json"
@@ -84,7 +84,7 @@ def save_times(timings: Iterable[Timing]) -> None:
 def load_times() -> list[Timing]:
     """Load the times that `save_times` wrote; return an empty list if they can't be read."""
     try:
-        content = json.loads((cache_folder() / _NAME).read_text("utf-8"))
+        content = json.loads(read_text(cache_folder() / _NAME, MAX_JSON_BYTES))
         return [Timing(**each) for each in content]
     except (OSError, RuntimeError, ValueError, TypeError, HotrowError, RecursionError):
         return []

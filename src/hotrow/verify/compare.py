@@ -149,7 +149,8 @@ def compare(
         A `Comparison`. It is true if both methods agree, and prints as a report.
 
     Raises:
-        HotrowError: the table or the ids are invalid, or the budget is too small for a single id.
+        HotrowError: the table or the ids are invalid, there is no id or no column, or the budget is
+            too small for a single id.
         HotrowIndexError: an id is out of range.
 
     Cost: several runs of both methods. `hotrow.cost(V, D, N)` gives the cost of one run.
@@ -174,6 +175,13 @@ def compare(
         raise HotrowError(f"budget is {budget!r}, but it must be an int, in bytes")
     rows, columns = table.shape
     ids = check_ids(as_ids(ids), rows).reshape(-1)
+    if not len(ids) or not columns:
+        raise HotrowError(
+            f"{len(ids)} ids in a {rows:,} x {columns:,} table have no values to compare",
+            fix="pass at least one id, or a text with at least one token"
+            if columns
+            else "pass a table with at least one column",
+        )
     if isinstance(tokens, str):
         raise HotrowError("tokens is a str, but it must be a list of str, one for each id")
     if tokens is not None and len(tokens) != len(ids):

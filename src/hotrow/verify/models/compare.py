@@ -130,6 +130,12 @@ def _compare_trial(trial: Trial, report: Progress, steps: int, seconds: float) -
             "compare",
             fix="compare a module that returns tensors, or tuples, dicts or dataclasses of tensors",
         )
+    if not any(each.numel() for name, each in expected.items() if name.startswith("output")):
+        raise HotrowError(
+            f"{trial.name} returns only empty tensors for these inputs "
+            f"({trial.inputs.description}), so there is nothing to compare",
+            fix="pass inputs with at least one element",
+        )
     report("converted", 2, steps)
     converted = trial.make_converted()
     with _InternalErrors():

@@ -1,0 +1,105 @@
+"""Run a tokenizer in a process of its own, with limits on memory and processor time.
+
+A tokenizer file can crash the tokenizers library, let it run forever or take all memory: its
+regular expressions may backtrack, and its normalizers may multiply the text. tokenizer.py starts
+this file as a script. The script imports nothing from hotrow, so it starts in a tenth of a second.
+
+Every message is its length in 8 bytes, followed by its bytes. The first message is the tokenizer
+file; all others are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from typing import Any, BinaryIO
+
+CPU_SECONDS = 60
+MEMORY_BYTES = 4_000_000_000
+_MAX_REPLY_BYTES = MEMORY_BYTES // 8
+_LENGTH = struct.Struct(">Q")
+
+
+def write_message(file: BinaryIO, message: bytes) -> None:
+    """Write a message and flush it."""
+    file.write(_LENGTH.pack(len(message)))
+    file.write(message)
+    file.flush()
+
+
+def read_message(file: BinaryIO) -> bytes | None:
+    """Read a message; return None if the other process has closed the pipe."""
+    head = file.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(head)
+    message = file.read(length)
+    return message if len(message) == length else None
+
+
+def _limit_resources() -> None:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return
+    for kind, limit in (
+        (resource.RLIMIT_CPU, CPU_SECONDS),
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        try:
+            # At the hard limit of processor time, the signal doesn't tell the cause.
+            resource.setrlimit(kind, (soft, hard))
+        except (ValueError, OSError):  # macOS has no limit on memory
+            continue
+
+
+def _answer(tokenizer: Any, request: dict[str, Any]) -> dict[str, Any]:
+    if "text" in request:
+        encoding = tokenizer.encode(request["text"])
+        return {"ids": encoding.ids, "tokens": encoding.tokens}
+    # Ids outside 0..2**32 - 1 can't be in the vocabulary, and the library rejects them.
+    tokens = [tokenizer.id_to_token(id) if 0 <= id < 2**32 else None for id in request["ids"]]
+    return {"tokens": ["?" if token is None else token for token in tokens]}
+
+
+def _load(content: bytes) -> tuple[Any, dict[str, Any]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, {"largest_id": max(tokenizer.get_vocab().values(), default=-1)}
+
+
+def _main() -> None:
+    _limit_resources()
+    requests = sys.stdin.buffer
+    # Anything that the library prints must not end up among the replies.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    tokenizer = None
+    while (message := read_message(requests)) is not None:
+        try:
+            if tokenizer is None:
+                tokenizer, reply = _load(message)
+            else:
+                reply = _answer(tokenizer, json.loads(message))
+            content = json.dumps(reply).encode()
+            if len(content) > _MAX_REPLY_BYTES:
+                raise ValueError("the tokens take too much memory")
+        except KeyboardInterrupt:
+            raise
+        # A panic in Rust code doesn't derive from Exception, and its class can't be imported.
+        except BaseException as error:
+            content = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
+        write_message(replies, content)
+
+
+if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _main()

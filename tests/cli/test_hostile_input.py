@@ -1,0 +1,265 @@
+"""Test that hostile files, names, streams and environments end with exit code 2 and a message."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.support.command_line import Run, save_tokenizer
+
+TABLE = "compare --table one.safetensors"
+LONG = "n" * 300
+
+
+@pytest.fixture
+def run(run_hotrow: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    save_file({"w": torch.randn(4, 5)}, tmp_path / "one.safetensors")
+    save_tokenizer({"[UNK]": 0, "the": 1}, tmp_path / "words.json")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    (tmp_path / "full").symlink_to("/dev/full")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "folder").mkdir()
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+    (tmp_path / "models.py").write_text(
+        "import torch\ndef build(): return torch.nn.Embedding(3, 2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return run_hotrow
+
+
+READERS = {
+    "table": "compare --ids 1 --table",
+    "ids": f"{TABLE} --ids-file",
+    "text": f"{TABLE} --tokenizer words.json --text-file",
+    "tokenizer": f"{TABLE} --ids 1 --tokenizer",
+    "inputs": "compare models:build --inputs",
+    "lesson's table": "learn --no-open --table",
+    "lesson's tokenizer": "learn --no-open --text x --tokenizer",
+    "lesson's times": "learn --no-open --times",
+}
+REASONS = {
+    "fifo": "is a pipe, not a regular file",
+    "endless": "is a device, not a regular file",
+    "full": "is a device, not a regular file",
+    "folder": "is a folder, not a regular file",
+    "loop": "cannot be read (Too many levels of symbolic links)",
+    LONG: "cannot be read (File name too long)",
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("name", REASONS, ids=[name[:8] for name in REASONS])
+def test_only_regular_files_are_read(run: Run, tmp_path: Path, reader: str, name: str) -> None:
+    path = name
+    if reader == "inputs":  # the name must end with .pt
+        path = f"{name}.pt"
+        if name == "fifo":
+            os.mkfifo(path)
+        else:
+            (tmp_path / path[:200]).symlink_to(tmp_path / name)
+            path = path if name == LONG else path[:200]
+    found = run(*READERS[reader].split(), path)
+    assert (found.code, found.out) == (2, "")
+    assert f"{path} {REASONS[name]}\n" in found.err
+
+
+@pytest.mark.parametrize(
+    ("reader", "limit"),
+    [
+        ("ids", "64 MB"),
+        ("text", "64 MB"),
+        ("tokenizer", "256 MB"),
+        ("lesson's tokenizer", "256 MB"),
+        ("lesson's times", "16 MB"),
+    ],
+)
+def test_file_that_is_too_large_is_an_error_that_names_the_limit(
+    run: Run, reader: str, limit: str
+) -> None:
+    before = psutil.Process().memory_info().rss
+    found = run(*READERS[reader].split(), "huge")
+    assert (found.code, found.out) == (2, "")
+    assert f"huge is larger than {limit}, the limit for this kind of file\n" in found.err
+    assert psutil.Process().memory_info().rss - before < 10_000_000
+
+
+RUN_FILES: dict[str, Callable[[Path], object]] = {
+    "invalid": lambda path: path.write_text("{"),
+    "null": lambda path: path.write_text("null"),
+    "list": lambda path: path.write_text("[1]"),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "long number": lambda path: path.write_text("9" * 5000),
+    "not UTF-8": lambda path: path.write_bytes(b'{"behind": "\xff"}'),
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+    "loop": lambda path: path.symlink_to("run.json"),
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("command", [f"{TABLE} --ids 1", "learn --no-open --table one.safetensors"])
+@pytest.mark.parametrize("kind", RUN_FILES)
+def test_damaged_run_file_beside_the_table_is_an_error(
+    run: Run, tmp_path: Path, kind: str, command: str
+) -> None:
+    RUN_FILES[kind](tmp_path / "run.json")
+    found = run(*command.split())
+    assert (found.code, found.out) == (2, "")
+    assert f"{tmp_path / 'run.json'}" in found.err
+    assert "file beside the table" in found.err
+
+
+def test_stale_table_is_not_read_through_a_link(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"behind": true}')
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "one.safetensors")
+    found = run("compare", "--ids", "1", "--table", "folder/link")
+    assert found.code == 2
+    assert "some rows of its table are not up to date" in found.err
+
+
+@pytest.mark.parametrize("command", [f"{TABLE} --ids 1 --html", "learn --save", "bench --json"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("loop", "cannot be written (Too many levels of symbolic links)"),
+        (LONG, "cannot be written (File name too long)"),
+        ("one.safetensors/x", "cannot be written (Not a directory)"),
+        ("fifo", "is a pipe, not a regular file"),
+        ("full", "is a device, not a regular file"),
+        ("folder", "is a folder, not a regular file"),
+        ("", "'' is a folder, not a regular file"),
+        ("\udcff/\udcfe", "there is no folder"),
+    ],
+    ids=lambda value: value.encode("ascii", "backslashreplace").decode()[:12],
+)
+def test_output_with_an_impossible_name_is_an_error(
+    run: Run, command: str, name: str, reason: str
+) -> None:
+    found = run(*command.split(), name)
+    assert (found.code, found.out) == (2, "")
+    assert reason in found.err
+
+
+@pytest.mark.parametrize("option", ["--threads", "--rows", "--columns", "--ids"])
+@pytest.mark.parametrize("digits", [30, 5000])
+def test_count_of_many_digits_is_an_error(run: Run, option: str, digits: int) -> None:
+    found = run("bench", option, "1" * digits)
+    assert (found.code, found.out) == (2, "")
+    assert f"{option} '111" in found.err
+    assert "is not an integer from 1 to" in found.err
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "-5", "²", "", "9" * 30, "x"])
+def test_report_is_complete_for_any_width_of_the_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("LINES", columns)
+    found = run(*TABLE.split(), "--ids", "1")
+    assert (found.code, found.err) == (0, "")
+    assert "none of the zeros" in " ".join(found.out.split())
+    assert max(map(len, found.out.splitlines())) <= 240
+
+
+# Run several commands in one process, each with other standard streams.
+STREAMS = """
+import os, sys
+from hotrow.cli import main as cli
+for line in sys.argv[1].splitlines():
+    redirection, _, command = line.partition(" ")
+    if os.fork() == 0:
+        for stream in filter(None, redirection.split(",")):
+            number, _, path = stream.partition(">")
+            os.close(int(number))
+            if path:
+                assert os.open(path, os.O_RDWR) == int(number)
+            else:
+                setattr(sys, ("stdin", "stdout", "stderr")[int(number)], None)
+        sys.argv = ["hotrow", *command.split()]
+        cli.main()
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+"""
+
+
+def test_streams_that_cannot_be_used_are_errors(run: Run, tmp_path: Path) -> None:
+    full = "output cannot be written (No space left on device)"
+    cases = [
+        (f"1>/dev/full {TABLE} --ids 1", full),
+        (f"1>/dev/full {TABLE} --ids 1 --json", full),
+        ("1>/dev/full learn --no-open", full),
+        ("1>/dev/full learn --print-path", full),
+        ("1>/dev/full --help", full),
+        ("1>/dev/full --version", full),
+        ("1>/dev/full check --help", full),
+        (f"1> {TABLE} --ids 1", "standard output is closed"),
+        (f"0> {TABLE} --ids-file -", "standard input is closed"),
+        (f"0>/dev/zero {TABLE} --ids-file -", "standard input is larger than 64 MB"),
+        ("2>/dev/full compare --table absent", ""),
+        ("2>/dev/full compare --no-such-option", ""),
+        ("2> compare --table absent", ""),
+        ("1>/dev/full,2>/dev/full --help", ""),
+    ]
+    commands = "\n".join(command for command, _ in cases)
+    done = subprocess.run(
+        [sys.executable, "-c", STREAMS, commands], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["2"] * len(cases), done.stderr
+    problems = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    expected = [problem for _, problem in cases if problem]
+    assert len(problems) == len(expected), done.stderr
+    for problem, reason in zip(problems, expected, strict=True):
+        assert reason in problem
+
+
+def test_memory_of_the_lesson_does_not_depend_on_the_largest_id(run: Run, tmp_path: Path) -> None:
+    save_tokenizer({"[UNK]": 0, "the": 30_000_000}, tmp_path / "sparse.json")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found = run("learn", "--no-open", "--text", "the", "--tokenizer", "sparse.json")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert (found.code, found.err) == (0, "")
+    assert peak - before < 20_000  # in kB
+    page = (tmp_path / "cache" / "hotrow" / "learn-own.html").read_text()
+    assert '"V":30000001,' in page
+    assert '"tokens":["?","the"]' in page
+
+
+# Kill processes that replace a page again and again, and count the pages that are neither.
+KILLS = """
+import os, signal, sys, time
+from pathlib import Path
+from hotrow.inputs import files
+path = Path(sys.argv[1])
+pages = ["a" * 3_000_000, "b" * 3_000_000]
+lost = temporary = 0
+for number in range(30):
+    path.write_text(pages[0])
+    child = os.fork()
+    while child == 0:
+        files.write_text(path, pages[1])
+        files.write_text(path, pages[0])
+    time.sleep(0.005 + 0.001 * number)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    lost += path.read_text() not in pages
+    for each in set(path.parent.iterdir()) - {path}:
+        temporary += each.name.startswith(".hotrow-")
+        each.unlink()
+print(f"30 killed, {lost} lost, interrupted: {temporary > 0}")
+"""
+
+
+def test_killed_write_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLS, tmp_path / "page.html"], capture_output=True, text=True
+    )
+    assert done.stdout == "30 killed, 0 lost, interrupted: True\n", done.stderr
