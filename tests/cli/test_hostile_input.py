@@ -163,9 +163,10 @@ def test_count_of_many_digits_is_an_error(run: Run, option: str, digits: int) ->
 def test_report_is_complete_for_any_width_of_the_terminal(
     run: Run, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    monkeypatch.setenv("LINES", columns)
-    found = run(*TABLE.split(), "--ids", "1")
+    with monkeypatch.context() as patch:  # pytest reads these variables too
+        patch.setenv("COLUMNS", columns)
+        patch.setenv("LINES", columns)
+        found = run(*TABLE.split(), "--ids", "1")
     assert (found.code, found.err) == (0, "")
     assert "none of the zeros" in " ".join(found.out.split())
     assert max(map(len, found.out.splitlines())) <= 240
