@@ -174,6 +174,7 @@ def untouched_rows_stay(monkeypatch):
     real = RowUpdater.settle
 
     def settle(self, rows):
+        rows = torch.arange(len(self.row_steps)) if rows is None else rows
         real(self, rows[self.row_steps[rows] > 0])
 
     monkeypatch.setattr(RowUpdater, "settle", settle)

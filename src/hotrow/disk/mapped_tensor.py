@@ -151,7 +151,7 @@ def _zero_checksum(length: int) -> int:
 def check_file(folder: Folder, layout: Layout, saves: Iterable[str]) -> None:
     """Check the length of a file, and that one of these saves wrote its header.
 
-    While a journal is replayed, the header can have sectors of two saves.
+    While a journal is replayed, the header can contain sectors from two saves.
 
     Raises:
         HotrowError: the file is missing, has another length, or belongs to another save.

@@ -40,7 +40,7 @@ class SavedRun:
         step_count: the number of steps in the ledger.
 
     Raises:
-        ValueError: a value has a wrong type or is out of range.
+        ValueError: a value has the wrong type or is out of range.
     """
 
     def __init__(self, run: Run) -> None:

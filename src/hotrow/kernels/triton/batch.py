@@ -1,4 +1,4 @@
-"""The ids of a batch that stay on the device, so that nothing waits for them."""
+"""Keep the ids of a batch on the device, so that the CPU does not wait for them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def advance_series(
 
 @triton.jit
 def multiply_block(block, product, n: tl.constexpr):
-    """Return the product of a block of steps in memory, (n, n + 1), and earlier steps."""
+    """Return the product of a block of steps, (n, n + 1) in memory, with the earlier steps."""
     result = ()
     for a in tl.static_range(n):
         distance = product[0] * 0
