@@ -128,7 +128,8 @@ def test_one_hots_are_looked_up(example, width):
     assert len(re.findall(rf"^\(the model\)  {where}$", run(example).stdout, re.MULTILINE)) == 1
 
 
-@pytest.mark.parametrize("example", grid(ALL, "recommender".__eq__))
+@exhaustive
+@pytest.mark.parametrize("example", ALL)
 def test_a_different_optimizer_fails(example):
     done = run(example, OTHER.format(example=example))
     assert done.returncode == 1, done.stdout + done.stderr
@@ -175,6 +176,7 @@ def test_both_languages_show_the_same_commands():
 STREAM = ["--days=3", "--steps=12", "--rows=800", "--width=8", "--batch=512", "--lr=0.03"]
 
 
+@exhaustive
 def test_a_growing_table_reaches_the_result_of_training_again():
     done = python("stream.py", *STREAM)
     assert done.returncode == 0, done.stderr

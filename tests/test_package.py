@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import hotrow
+from tests.support.exhaustive import exhaustive
 from tests.support.paths import ROOT
 
 
@@ -59,6 +60,7 @@ def test_version():
     assert released[0] == hotrow.__version__
 
 
+@exhaustive
 def test_the_wheel_works_alone(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run(

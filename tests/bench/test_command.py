@@ -89,6 +89,7 @@ def test_the_report_has_times_memory_floor_and_equality(run, tmp_path):
     assert "than torch's fastest dense AdamW (" in text  # the fastest optimizer varies
 
 
+@exhaustive
 @pytest.mark.parametrize("time", [0.00123456, 0.0987654, 98765.4])
 def test_long_numbers_fit_into_one_line(run, tmp_path, time):
     path = tmp_path / "bench.json"
@@ -104,6 +105,7 @@ def test_long_numbers_fit_into_one_line(run, tmp_path, time):
         assert re.search(rf"\n  {label}( +{cell}){{4}} +{cell}-{cell} ", text), text
 
 
+@exhaustive
 def test_sparse_sgd_trains_the_same_model(run):
     code, out, _ = run(*SMALL, "--optimizer", "SGD", "--uniform")
     assert code == 0

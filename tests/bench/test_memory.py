@@ -10,6 +10,7 @@ from hotrow.bench.batches import Batches
 from hotrow.bench.measurement import Measurement
 from hotrow.bench.peers import PEER_TYPES, Case, PeerType, estimate_bytes
 from hotrow.bench.workload import HOTROW, PeerConfig, TableWorkload
+from tests.support.exhaustive import exhaustive
 
 # torch warns about its own sparse gradients.
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
@@ -21,6 +22,7 @@ ADAMW = TableWorkload(
 )  # fmt: skip
 
 
+@exhaustive
 @SUPPORTED
 def test_memory_includes_a_gradient_as_large_as_the_table():
     rows, table = 200_000, 200_000 * 64 * 4  # 51 MB

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.command_line import Run, save_tokenizer
+from tests.support.exhaustive import exhaustive
 
 TABLE = "compare --table one.safetensors"
 LONG = "n" * 300
@@ -192,6 +193,7 @@ for line in sys.argv[1].splitlines():
 """
 
 
+@exhaustive
 def test_streams_that_cannot_be_used_are_errors(run: Run, tmp_path: Path) -> None:
     full = "output cannot be written (No space left on device)"
     cases = [

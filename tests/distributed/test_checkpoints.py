@@ -28,7 +28,7 @@ from tests.support.distributed_training import (
     train_rank,
     train_single_process,
 )
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.ranks import RankProcesses, rank_processes
 from tests.support.tolerance import assert_same_bits
 
@@ -194,6 +194,7 @@ def kill_a_rank(count, path):
     return "no error"
 
 
+@exhaustive
 def test_a_killed_rank_ends_the_step_on_the_others_and_keeps_the_checkpoint(tmp_path):
     processes = RankProcesses(3)
     try:

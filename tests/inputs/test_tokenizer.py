@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from hotrow import HotrowError
 from hotrow.inputs import tokenizer_process
 from hotrow.inputs.tokenizer import open_tokenizer
+from tests.support.exhaustive import exhaustive
 
 VOCABULARY = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
@@ -103,6 +104,7 @@ def test_tokenizer_without_its_unknown_token_is_an_error(tmp_path: Path) -> None
         encode(path, "the other")
 
 
+@exhaustive
 def test_tokenizer_that_multiplies_the_text_runs_out_of_memory_alone(tmp_path: Path) -> None:
     double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
     normalizer = {"type": "Sequence", "normalizers": [double] * 60}

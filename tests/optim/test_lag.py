@@ -20,6 +20,7 @@ import hotrow
 from hotrow import HotrowError
 from hotrow.optim.lag import RowLag
 from tests.optim.test_optimizer import COLUMNS, ROWS, batches, dense_model, table_model, train
+from tests.support.exhaustive import exhaustive
 from tests.support.tolerance import assert_same_bits
 
 # Decay moves every row at every step. Missed steps are replayed, so the bits don't depend on when
@@ -223,6 +224,7 @@ def test_a_full_ledger_is_replaced_by_a_new_one(monkeypatch):
     assert int(optimizer.state[layers[0].weight]["step"]) == 12
 
 
+@exhaustive
 def test_two_optimizers_can_alternate():
     found = []
     for make, package in ((table_model, hotrow.optim), (dense_model, torch.optim)):

@@ -13,7 +13,7 @@ import hotrow.optim
 from hotrow import HotrowError
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits
 
 ROWS, COLUMNS = 200, 5
@@ -363,6 +363,7 @@ def test_a_resumed_run_has_the_same_bits(name, options):
     assert_same_bits(resumed[0].weight.data, layers[0].weight.data)
 
 
+@exhaustive
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["NAdam", "ASGD"])
 def test_the_scalars_of_a_loaded_state_have_the_same_bits_as_torchs(name, dtype):

@@ -21,7 +21,7 @@ from hotrow.optim.closed_form.series import LOG_FACTOR, TERMS
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.updater import RowUpdater, step_together
 from hotrow.verify.sameness import SCALES
-from tests.support.exhaustive import grid
+from tests.support.exhaustive import exhaustive, grid
 from tests.support.tolerance import assert_no_worse, assert_same_bits, assert_same_numbers
 from tests.support.training import (
     RULES,
@@ -308,22 +308,24 @@ def test_coupled_decay_is_replayed_in_plain_torch(name, uncompiled):
         assert_same_bits(found, expected)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("name", "kwargs"),
-    grid(CLOSED_FORMS, lambda name, _: name in ("SGD", "Rprop")),
+    CLOSED_FORMS,
     ids=label,
 )
 def test_long_gaps_in_bfloat16_are_no_worse_than_torch(name, kwargs):
     assert_three_way(name, kwargs, exact=False, dtype=torch.bfloat16, **LONG_RUN)
 
 
+@exhaustive
 @pytest.mark.skipif(
     np.finfo(np.longdouble).eps >= np.finfo(np.float64).eps,
     reason="needs a long double wider than float64",
 )
 @pytest.mark.parametrize(
     ("name", "kwargs"),
-    grid(CLOSED_FORMS, lambda name, _: name in ("SGD", "Rprop", "NAdam")),
+    CLOSED_FORMS,
     ids=label,
 )
 def test_long_gaps_in_float64_are_no_worse_than_torch(name, kwargs, uncompiled):

@@ -80,6 +80,7 @@ def test_a_compiled_kernel_is_loaded_without_the_compiler(filled):
     assert done.stdout.split()[-2:] == ["True", "False"]
 
 
+@exhaustive
 def test_code_compiled_from_other_sources_is_not_used(tmp_path):
     shutil.copytree(SOURCES, tmp_path / "hotrow", ignore=shutil.ignore_patterns("__pycache__"))
     script = """
