@@ -163,13 +163,13 @@ def normalize_padding(padding_idx: int | None, rows: int) -> int:
 
 
 def check_count(name: str, value: int) -> int:
-    """Return the count as an int. Raise `HotrowError` unless it is an int of 0 or more."""
+    """Return the count as an int. Raise `HotrowError` unless it is a non-negative int."""
     try:
         count = operator.index(value)
     except TypeError:
         count = -1
     if isinstance(value, bool) or count < 0:
-        raise HotrowError(f"{name} = {value!r}, but it must be an int of 0 or more")
+        raise HotrowError(f"{name} = {value!r}, but it must be a non-negative int")
     return count
 
 
@@ -270,7 +270,7 @@ def _check_range(ids: Tensor, rows: int, name: str) -> None:
 
 
 def raise_bad_id(device: torch.device) -> None:
-    """Raise the error of an earlier look-up on a GPU, if there is one; see `take_bad_id`."""
+    """Raise the error of an earlier lookup on a GPU, if there is one; see `take_bad_id`."""
     bad_id = take_bad_id(device)
     if bad_id is None:
         return
@@ -282,8 +282,8 @@ def raise_bad_id(device: torch.device) -> None:
         place = torch.unravel_index(torch.tensor(position), shape)
         index, table = ", ".join(str(int(each)) for each in place), f"a table of {row_count} rows"
     raise HotrowIndexError(
-        f"an earlier look-up in {table} had an id out of range: input[{index}]",
-        fix="check the ids on the CPU before the look-up to find the batch",
+        f"an earlier lookup in {table} had an id out of range: input[{index}]",
+        fix="check the ids on the CPU before the lookup to find the batch",
     )
 
 

@@ -86,7 +86,7 @@ def test_the_budget_has_all_tables_and_the_largest_step():
         budget.check(table, step)
         budget.reserve(table, step)
     for table, step, left in ((1, 1, 1), (1, 30, 30), (0, 31, 30)):
-        with pytest.raises(MemoryError, match=f"about {table + step} B, but {left} B are free"):
+        with pytest.raises(MemoryError, match=f"about {table + step} B, but only {left} B is free"):
             budget.check(table, step)
     budget.check(0, 30)
 
@@ -95,7 +95,7 @@ def test_a_peer_that_does_not_fit_is_not_measured(monkeypatch):
     # Each table fits alone, but the two together do not.
     monkeypatch.setattr(measurement, "free_memory", lambda device: 5 * 4 * 300 * 8)
     record = Measurement(ADAMW).run()
-    expected = "MemoryError: the peer needs about 28.8 kB, but 19.2 kB are free"
+    expected = "MemoryError: the peer needs about 28.8 kB, but only 19.2 kB is free"
     assert record["peers"]["torch sparse"]["error"] == expected
 
 

@@ -66,7 +66,7 @@ def test_empty_sizes_cost_nothing():
 
 @pytest.mark.parametrize("bad", [-1, 2.0, True, "4", None])
 def test_invalid_counts_raise(bad):
-    with pytest.raises(HotrowError, match=r"D = .*, but it must be an int of 0 or more"):
+    with pytest.raises(HotrowError, match=r"D = .*, but it must be a non-negative int"):
         cost(4, bad, 3)
 
 

@@ -8,7 +8,7 @@ peers.py        hotrow, torch's optimizers and the one-hot matmul behind one int
 equality.py     compare a peer's rows with dense training
 floor.py        the bytes that a step must move, and the machine's copy speed
 memory.py       the peak memory of a step, and the memory that a peer needs
-clock.py        measure the parts of a step on the CPU or on a GPU
+clock.py        time the parts of a step on the CPU or on a GPU
 percentiles.py  medians and percentiles of times
 measurement.py  compare, measure and time all peers, which take turns (A B A B)
 process.py      run a measurement in a child process with its own settings

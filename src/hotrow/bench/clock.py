@@ -1,4 +1,4 @@
-"""Measure the parts of a step on the CPU or on a GPU."""
+"""Time the parts of a step on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Clock:
-    """Measure the parts of a step: with CUDA events on a GPU, otherwise with Python's clock."""
+    """Time the parts of a step: with CUDA events on a GPU, otherwise with Python's clock."""
 
     def __init__(self, device: str) -> None:
         self._is_cpu = device == "cpu"

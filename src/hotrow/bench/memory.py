@@ -1,8 +1,8 @@
 """The peak memory of a step (Linux with glibc only), and the memory that peers need.
 
 The peak memory of a step is the process's peak resident memory during the step minus its resident
-memory between steps, without gradients. Linux reports the process's peak as VmHWM. Writing 5 to
-/proc/self/clear_refs resets this peak.
+memory between steps, when no gradients exist. Linux reports the process's peak as VmHWM. Writing 5
+to /proc/self/clear_refs resets this peak.
 """
 
 from __future__ import annotations
@@ -84,14 +84,15 @@ class MemoryBudget:
         """Raise an error if another peer does not fit in memory.
 
         Raises:
-            MemoryError: the peer does not fit; the message says how much it needs and what is free.
+            MemoryError: the peer does not fit; the message says how much memory it needs and how
+                much is free.
         """
         # Leave room for the largest step of the other peers.
         left = self.free_bytes - max(self.step_bytes - step_bytes, 0.0)
         if table_and_state_bytes + step_bytes > left:
             needed = format_size(table_and_state_bytes + step_bytes)
             raise MemoryError(
-                f"the peer needs about {needed}, but {format_size(max(left, 0))} are free"
+                f"the peer needs about {needed}, but only {format_size(max(left, 0))} is free"
             )
 
     def reserve(self, table_and_state_bytes: float, step_bytes: float) -> None:

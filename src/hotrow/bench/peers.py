@@ -50,7 +50,7 @@ def initial_weight(case: Case) -> Tensor:
 class GivenGradient(torch.autograd.Function):
     """A loss with a given gradient, which replaces the other layers of a model.
 
-    As in a real model, backward owns the only reference to that gradient.
+    As in a real model, the backward pass owns the only reference to that gradient.
     """
 
     @staticmethod
@@ -249,8 +249,8 @@ class PeerType:
     Attributes:
         about: a one-line description.
         build: a function that builds the peer, given its case and the existing peers.
-        gradient_tables: the peak memory of a step on top of table and state, as a multiple of the
-            table's size.
+        gradient_tables: the peak memory of a step in addition to the table and its state, as a
+            multiple of the table's size.
         install_command: the command that installs the package of this peer, if it needs one.
     """
 

@@ -73,8 +73,8 @@ def run_app(app: typer.Typer) -> None:
     except HotrowError as error:
         code = _print_error(error, UNUSABLE)
     except OSError as error:
-        # The readers and writers of files handle their errors. An error without a file's name comes
-        # from a standard stream.
+        # Code that reads or writes a file handles its own errors, so an error without a file name
+        # comes from a standard stream.
         output = error.filename is None
         code = _print_error(
             HotrowError(
@@ -104,7 +104,7 @@ def _print_error(error: HotrowError, code: int) -> int:
         *([] if error.fix is None else [f"  try: {error.fix}"]),
     ]
     text = "".join(f"{escape_unprintable(line)}\n" for line in lines)
-    # If standard error can't be written, the exit code must still be right.
+    # The exit code must be right even if writing to standard error fails.
     with suppress(OSError, AttributeError):
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -25,7 +25,7 @@ def write_output(text: str) -> None:
 
     Raises:
         HotrowError: standard output is closed.
-        OSError: it can't be written.
+        OSError: standard output can't be written.
     """
     if sys.stdout is None:
         raise HotrowError("standard output is closed", fix="redirect it to a file or to /dev/null")
@@ -41,8 +41,8 @@ def write_output(text: str) -> None:
 def _make_console(*, stderr: bool = False) -> Console:
     """Return a console of a reasonable size.
 
-    rich would take any number from the environment variables COLUMNS and LINES: it prints nothing
-    in 0 columns, and fails for digits that `int` doesn't accept.
+    By itself, rich accepts any value of the environment variables COLUMNS and LINES: it prints
+    nothing if the width is 0, and fails for digits that `int` doesn't accept.
     """
     columns, lines = shutil.get_terminal_size()
     width = min(max(columns, _MIN_COLUMNS), _MAX_COLUMNS)

@@ -64,11 +64,11 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             default. Below 100,000 entries, plain PyTorch is about as fast. With fused
             Adam or AdamW, it is just as fast up to 500,000 entries, so pass 500_000.
             A one-hot with N rows and C columns has N x C entries. Until a product becomes a lookup,
-            or a model creates a one-hot with 10 times as many entries, hotrow searches only some
-            calls to the model for one-hots: the first 8, then every 64th, and each call whose input
-            is larger than in all earlier searches. Under `torch.compile`, all one-hot products
-            become lookups. If converted modules with different `min_entries` are nested, the value
-            of the module that you call applies.
+            or the model creates a one-hot with 10 times `min_entries` entries, hotrow searches only
+            some calls to the model for one-hots. It searches the first 8 calls, then every 64th
+            call, and each call whose input is larger than in all earlier searches. Under
+            `torch.compile`, all one-hot products become lookups. If converted modules with
+            different `min_entries` are nested, the value of the module that you call applies.
 
     Returns:
         `model` itself.
@@ -108,7 +108,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 
 
 def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
-    """Return whether a tensor outside of the model holds the whole storage of a trainable weight.
+    """Return whether a tensor outside of the model shares the whole storage of a trainable weight.
 
     An example is a pretrained tensor that is still in scope. Every step would have to keep such a
     tensor up to date. Storage that the model itself, another process or a larger buffer shares is

@@ -172,7 +172,7 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
         return None
     dtype = torch.result_type(ids, classes)  # torch compares in this dtype
     if dtype.is_complex or (dtype.is_floating_point and count > 2 / torch.finfo(dtype).eps):
-        return None  # the dtype does not represent every class
+        return None  # the dtype can't represent every class index
     classes = classes.reshape(-1)
     if classes[0] != 0 or classes[-1] != count - 1 or ids.device != classes.device:
         return None

@@ -62,7 +62,7 @@ class Origin:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
         if x.entries >= LOOKUP_ADVANTAGE * self.min_entries:
-            _search_always()  # any use may be faster, not only a product
+            _search_always()  # every operation on it may be faster, not only products
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:

@@ -1,8 +1,8 @@
-"""The folder of a table, which may come from a stranger and contain anything.
+"""The folder of a table, whose contents are never trusted.
 
-`Folder` opens the folder once and reaches its files only through that descriptor. It never follows
-a symbolic link, and opens only regular files that have no other name. So nothing in a folder can
-make hotrow read or write a file outside of it.
+`Folder` opens the folder once and accesses its files only through the resulting descriptor. It
+never follows a symbolic link, and opens only regular files that have no other name. So the contents
+of a folder can never make hotrow read or write a file outside of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Folder:
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def lock(self) -> None:
-        """Lock the folder. The lock has no file of its own, so nobody can delete it.
+        """Lock the folder. The lock is on the folder itself, so there is no lock file to delete.
 
         Raises:
             HotrowError: the folder is already open.
@@ -84,7 +84,7 @@ class Folder:
         return open(name, mode, opener=self._open)
 
     def _open(self, name: str, flags: int) -> int:
-        if not flags & os.O_EXCL:  # opening a device or a pipe could already have an effect
+        if not flags & os.O_EXCL:  # merely opening a device or a pipe can have side effects
             self._check_regular(name, os.stat(name, dir_fd=self._descriptor, follow_symlinks=False))
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK
         descriptor = os.open(name, flags, 0o666, dir_fd=self._descriptor)
@@ -134,8 +134,8 @@ class Folder:
     def reserve(self, file: IO[bytes], size: int) -> None:
         """Reserve space for a file in a tmpfs.
 
-        Other file systems don't need space to read the holes of a sparse file. A tmpfs does, and
-        would kill a process that reads a hole through a mapping while the tmpfs is full.
+        Other file systems don't need space to read the holes of a sparse file. A tmpfs does: if it
+        is full, Linux kills a process that reads a hole through a mapping.
 
         Raises:
             OSError: the tmpfs has too little space.

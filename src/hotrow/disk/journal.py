@@ -98,14 +98,14 @@ def replay_journal(folder: Folder) -> bool:
 
 
 class _Journal:
-    """An open journal, which may contain anything."""
+    """An open journal, whose contents are not trusted."""
 
     def __init__(self, folder: Folder, file: IO[bytes]) -> None:
         self.folder, self.file, self.path = folder, file, folder.path / JOURNAL
         self.end = os.fstat(file.fileno()).st_size - _HASH_BYTES
 
     def check(self) -> None:
-        """Check the hash and every write, and that the files are those that the writes change."""
+        """Check the hash, every write, and that the writes belong to the files in the folder."""
         self._check_hash()
         record = None
         targets = set()

@@ -41,7 +41,7 @@ FORMAT = "hotrow.disk 2"  # version 1 (hotrow 0.2) had no checksums
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
-MAX_BYTES = 1 << 60  # of the values of a file
+MAX_BYTES = 1 << 60  # the maximum size of the values in a file
 _SECTOR = 512  # a disk writes each sector completely or not at all
 _CHUNK_PAGES = 256  # the number of pages per read when the whole file is checked
 _PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
@@ -154,7 +154,7 @@ def check_file(folder: Folder, layout: Layout, saves: Iterable[str]) -> None:
     While a journal is replayed, the header can contain sectors from two saves.
 
     Raises:
-        HotrowError: the file is missing, has another length, or belongs to another save.
+        HotrowError: the file is missing, has the wrong length, or belongs to another save.
     """
     path = folder.path / layout.file_name
     try:
@@ -315,8 +315,8 @@ class MappedTensor:
 
         Arguments:
             save: the name of the save.
-            check: whether to check the old values of these pages. The new values come from them, so
-                the new checksums would hide their damage.
+            check: whether to check the old values of these pages. The new values are computed from
+                the old ones, so the new checksums would hide any damage to the old values.
 
         Raises:
             HotrowError: the checksum of a page does not match its old values.

@@ -1,4 +1,4 @@
-"""The record of a save, `run.json`, which says which files belong to the save.
+"""The record of a save, `run.json`, which lists the files that belong to the save.
 
 The record contains its own checksum, and describes all other files: the shape and dtype of each
 tensor, the name of the save (which the header of each tensor's file repeats), and the length and
@@ -22,7 +22,7 @@ from hotrow.errors import HotrowError
 
 RECORD_FILE = "run.json"
 MAX_RECORD_BYTES = 1 << 26  # the record of a ledger with 65,536 steps takes a third of this
-TABLE, STEPS = "weight", "last"  # the names of the table and of the step number of each row
+TABLE, STEPS = "weight", "last"  # the tensors with the rows and with each row's last step
 
 _SAVE_NAME = re.compile("[0-9a-f]{32}")
 _TENSOR_NAME = re.compile("[a-z][a-z0-9_]{0,63}")
@@ -142,7 +142,7 @@ def _check_format(record: dict[str, Any], path: Path) -> None:
 
 
 def _parse(record: dict[str, Any]) -> Record:
-    """Return a record whose checksum matches; a stranger can compute the checksum of anything."""
+    """Validate a record. Its checksum matches, but an attacker can compute a valid checksum."""
     names = save, previous, session = record["save"], record["previous"], record["session"]
     if not all(isinstance(name, str) and _SAVE_NAME.fullmatch(name) for name in names):
         raise ValueError("name of a save")

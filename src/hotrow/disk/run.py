@@ -30,7 +30,7 @@ def describe_run(lag: RowLag) -> Run:
 
 
 class SavedRun:
-    """A training run from a record, which may contain anything.
+    """A training run from a record, whose contents are not trusted.
 
     Arguments:
         run: the result of `describe_run`.

@@ -434,7 +434,7 @@ class Store:
             )
 
     def _previous_save(self) -> str:
-        """Return the name of the last save, after finishing it if a full disk interrupted it."""
+        """Return the name of the last save; finish that save if a full disk interrupted it."""
         with _wrap_open_errors(self.folder):
             replay_journal(self._folder)
             save = read_record(self._folder).save

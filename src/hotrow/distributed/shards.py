@@ -103,7 +103,7 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedRowChange(RowChange):
-    """A change of the number of rows, in which ranks exchange rows.
+    """A change in the number of rows, for which the ranks exchange rows.
 
     Attributes:
         old_count: see `RowChange`; the counts refer to the rows of all ranks.

@@ -99,14 +99,14 @@ def _check_measured(measured: Any) -> list[Point]:
         counted = isinstance(V, int) and 1 <= V <= LARGEST
         if not counted or not all(map(is_time, times)):
             raise HotrowError(
-                f"measured[{place}] = {measured[place]!r:.60}, but V must be an int of 1 or more, "
+                f"measured[{place}] = {measured[place]!r:.60}, but V must be a positive int, "
                 f"and times must be in {MIN_MS:g}..{MAX_MS:g} ms"
             )
     return sorted(points)
 
 
 def is_time(value: Any) -> bool:
-    """Whether the value is a valid number of milliseconds."""
+    """Return whether the value is a valid number of milliseconds."""
     return type(value) in (int, float) and MIN_MS <= value <= MAX_MS
 
 

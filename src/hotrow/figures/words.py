@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-Translate = Callable[..., str]  # maps a key and values to a text
+Translate = Callable[..., str]  # maps a key and values to text
 
 WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
     "en": {
@@ -109,7 +109,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
 
 
 def translator(lang: str) -> Translate:
-    """Return a function that looks up texts in a language."""
+    """Return a function that looks up text in a language."""
     return partial(_translate, lang)
 
 

@@ -86,7 +86,7 @@ def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
 
 def _check_settled(path: Path) -> None:
     """Raise `HotrowError` if the file is from a `hotrow.disk` folder and some rows are stale."""
-    folder = path.resolve().parent  # a link to the table has no such files beside it
+    folder = path.resolve().parent  # a link to the table may be in another folder
     run, behind = folder / "run.json", False
     if os.path.lexists(run):
         fix = "restore it from a backup; if it isn't from hotrow.disk, move the table elsewhere"
@@ -182,17 +182,17 @@ def check_writable(path: str | Path) -> None:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file in UTF-8; see `write_bytes`."""
-    # A lone surrogate, which UTF-8 can't encode, is an error that names the file.
+    # A lone surrogate, which UTF-8 can't encode, raises an error that names the file.
     with _write_errors(path):
         data = text.encode()
     write_bytes(path, data)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a file so that an interruption leaves the old file or the new one.
+    """Write a file so that an interruption leaves either the old file or the complete new one.
 
-    The data goes to a temporary file in the same folder, which then gets the name of the target.
-    The new file keeps the permissions of the old one.
+    The data goes to a temporary file in the same folder, which is then renamed to the target. The
+    new file keeps the permissions of the old one.
 
     Raises:
         HotrowError: the path can't be written.
@@ -220,8 +220,9 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def _find_target(path: str | Path) -> tuple[Path, int | None]:
     """Return the file to replace, and its permissions if it exists; follow symbolic links.
 
-    If the file exists, it is opened for writing without a change. So the system refuses a link that
-    another user has put into a shared folder, which it can't do when a file is only replaced.
+    If the file exists, this function opens it for writing, but does not change it. This lets the
+    system reject a link that another user has put into a shared folder. Replacing a file doesn't
+    trigger that check.
     """
     permissions = None
     with _write_errors(path):

@@ -193,8 +193,8 @@ def _read_pt(path: str) -> Any:
 def _is_zip_of_stored_files(descriptor: int, path: str) -> bool:
     """Return whether the file is a zip file, as torch writes since 1.6.
 
-    Raises `HotrowError` if a file in it is compressed, because it could fill the memory. torch
-    doesn't compress.
+    Raises `HotrowError` if a file in the zip file is compressed, because decompressing it could
+    exhaust the memory. torch doesn't compress files.
     """
     with open(descriptor, "rb", closefd=False) as file:
         if not zipfile.is_zipfile(file):
@@ -205,7 +205,7 @@ def _is_zip_of_stored_files(descriptor: int, path: str) -> bool:
 
 
 def _check_contents(inputs: Any, path: str, size: int) -> None:
-    """Raise `HotrowError` if a few bytes stand for a huge tensor or a huge number of objects.
+    """Raise `HotrowError` if a few bytes represent a huge tensor or a huge number of objects.
 
     A tensor can repeat its elements, and a list can contain another list many times.
     """

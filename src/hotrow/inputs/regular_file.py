@@ -28,7 +28,7 @@ _KINDS = {
 def open_regular(path: str | Path, what: str, limit: int | None = None) -> Iterator[int]:
     """Open a regular file for reading, and yield its descriptor.
 
-    The file is opened before its type is checked, so nobody can replace it in between.
+    The file is opened before its type is checked, so it can't be replaced in between.
 
     Args:
         path: the file; symbolic links are followed.
@@ -85,7 +85,7 @@ def check_regular(status: os.stat_result, name: str) -> None:
 def path_of_descriptor(descriptor: int, path: str | Path) -> str:
     """Return a path by which a library can open the same file again.
 
-    The path stays the same file even if somebody replaces the original one. On a system without
+    The path refers to the same file even if the original path is replaced. On a system without
     /dev/fd, this is the original path.
     """
     found = f"/dev/fd/{descriptor}"

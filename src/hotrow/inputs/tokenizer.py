@@ -41,12 +41,13 @@ def open_tokenizer(path: str | Path, rows: int | None, table: str) -> Iterator[T
             while the tokenizer is used, the tokenizer fails or exceeds its limits.
     """
     content = read_regular(path, "the tokenizer", MAX_FILE_BYTES)
-    # With a path that Python would add, a file in the current folder could replace a library.
+    # `-P` keeps Python from adding the script's folder to its search path, where a file could
+    # shadow a library.
     with subprocess.Popen(
         [sys.executable, "-P", tokenizer_process.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # where a panic in Rust code prints a message
+        stderr=subprocess.DEVNULL,  # hides the message that a panic in Rust code prints
     ) as process:
         try:
             tokenizer = Tokenizer(path, process, content)

@@ -1,4 +1,4 @@
-"""Run a tokenizer in a process of its own, with limits on memory and processor time.
+"""Run a tokenizer in a separate process, with limits on memory and processor time.
 
 A tokenizer file can crash the tokenizers library, let it run forever or take all memory: its
 regular expressions may backtrack, and its normalizers may multiply the text. tokenizer.py starts
@@ -52,7 +52,8 @@ def _limit_resources() -> None:
         hard = resource.getrlimit(kind)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
-            # At the hard limit of processor time, the signal doesn't tell the cause.
+            # Keep the hard limit: at the hard limit of processor time, SIGKILL would hide the
+            # cause.
             resource.setrlimit(kind, (soft, hard))
         except (ValueError, OSError):  # macOS has no limit on memory
             continue

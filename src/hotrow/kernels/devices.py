@@ -1,6 +1,6 @@
 """Decide which kernels and checks fit a tensor's device.
 
-All code that depends on the device asks these functions, so that tests on a computer without a GPU
+All code that depends on the device calls these functions, so that tests on a computer without a GPU
 can replace them and run the code for GPUs on CPU tensors.
 """
 

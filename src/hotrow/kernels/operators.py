@@ -99,10 +99,11 @@ def read_rows(table: Tensor, ids: DeviceIds) -> Tensor:
 
 
 def take_bad_id(device: torch.device) -> BadId | None:
-    """Return the first id out of range in look-ups on a GPU, and forget it; None if there is none.
+    """Return the first id out of range in lookups on a GPU, and clear it; None if there is none.
 
-    No kernel changes a row from such a look-up until this function returns it. Python learns of the
-    id when the kernel has run; this function doesn't wait for kernels.
+    After such a lookup, no kernel changes any row until this function returns the id. The id
+    becomes visible here only after the lookup's kernel has run; this function doesn't wait for
+    kernels.
     """
     return id_check(device).take_error()
 
@@ -111,8 +112,8 @@ def merge_rows(grads: GroupedGradients) -> GroupedGradients:
     """Return gradients with the gradients of each id summed, so that each id occurs once.
 
     See `grouping.sum_by_row`. On a GPU with Triton kernels, the result still has N rows, because
-    only the device knows how many ids are distinct. Rows that are not needed are 0, and their id is
-    -1. Such a GPU adds more than 32 gradients of a row in chunks of 32.
+    only the device knows how many ids are distinct. Unused rows are 0, and their id is -1. If an id
+    has more than 32 gradients, the Triton kernels add them in chunks of 32.
     """
     if devices.has_triton_kernels(grads.values):
         return gpu.merge(grads)

@@ -63,7 +63,8 @@ class FastForward(NamedTuple):
         form: the name of the function in `triton/closed_forms.py` that does the same on a GPU.
         formulas: the functions for single elements that `form` calls.
         changed_since: `changed_since(step)`, which returns a slice for each array among the
-            coefficients: the items that have changed since the coefficients up to `step`.
+            coefficients: the items that have changed since the coefficients for `step` were
+            computed.
     """
 
     apply: Callable[..., Any]

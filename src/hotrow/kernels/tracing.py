@@ -15,7 +15,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def never_compile_alone(handler: _Function) -> _Function:
-    """Keep `torch.compile` from compiling a handler of torch's protocols on its own.
+    """Keep `torch.compile` from compiling a handler of torch's protocols separately.
 
     A handler is a `__torch_function__` or `__torch_dispatch__` method. If a loop contains a graph
     break, torch.compile runs the loop in eager mode, but compiles the functions that the loop

@@ -15,7 +15,7 @@ from hotrow.onehot.tensor import OneHot
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """An id is out of bounds. Like the error that `F.one_hot` raises, this is a RuntimeError."""
+    """Raised for an id that is out of bounds; a RuntimeError, like the error of `F.one_hot`."""
 
 
 def one_hot(

@@ -131,7 +131,7 @@ Part = Field | DenseColumns
 
 
 def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
-    """Return the stored tensors, and the layout from which `unflatten` rebuilds stored parts."""
+    """Return the tensors that the parts store, and the structure that `unflatten` needs."""
     tensors: list[Tensor] = []
     layout: list[tuple[int, bool] | None] = []
     for part in parts:
@@ -145,7 +145,7 @@ def flatten(parts: tuple[Part, ...]) -> tuple[list[Tensor], tuple[Any, ...]]:
 
 
 def unflatten(tensors: Iterable[Tensor], layout: tuple[Any, ...]) -> list[Part]:
-    """Rebuild the parts from the result of `flatten`."""
+    """Rebuild the parts from the tensors and the structure that `flatten` returned."""
     remaining = iter(tensors)
     parts: list[Part] = []
     for field_layout in layout:

@@ -55,7 +55,7 @@ class RuleTensor(Tensor):
 
     @property
     def has_many_zeros(self) -> bool:
-        """False for a vector or a tensor with at least as many ids as entries, like a batch sum."""
+        """True if this tensor is not a vector, and has more entries than ids."""
         raise NotImplementedError
 
     @property
@@ -132,7 +132,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     """Run torch's function on the materialized tensors.
 
     An in-place operation returns the one-hot itself. The origins of a one-hot record why it was
-    materialized: the product is small if `too_small` is true; otherwise, no rule applied.
+    materialized: if `too_small` is true, the product was too small for a lookup; otherwise, no rule
+    applied.
     """
     written = _written(func, args, kwargs)
     if is_compiling():
@@ -142,8 +143,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         return written[0] if written and result is not None else result
     if torch.is_grad_enabled() and any(x.is_leaf_or_view_of_leaf for x in written):
         raise RuntimeError(
-            f"{func.__name__} changes a one-hot that requires grad in place: call it under "
-            "torch.no_grad(), or on x.clone()"
+            f"{func.__name__} cannot change a one-hot in place if the one-hot requires grad; call "
+            "it under torch.no_grad(), or on x.clone()"
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
     for x in tensors:

@@ -19,8 +19,9 @@ Change = Callable[[Tensor, Pick], Tensor]
 class RunningCount(DenseColumns):
     """Columns that count ids: entry (row, c) is the number of ids equal to c up to this row.
 
-    A mixture of experts computes the place of a token in its expert this way. It needs only the
-    entries at the ids, and a binary search finds each of them. `values` computes all entries.
+    Mixture-of-experts models use such counts to compute the position of a token within its expert.
+    They need only the entries at the ids, and a binary search finds each of these entries. `values`
+    computes all entries.
 
     The rows along the axis of the sum form a group, and a row's number is
     `group * length + position`. Sorting the ids by group, id and position puts the ids that an
@@ -31,12 +32,12 @@ class RunningCount(DenseColumns):
         axis: the batch axis of the sum.
         dtype: the dtype of the sum.
         keys: (M,), a sorted number for each id: `(group * width + id) * length + position`.
-        totals: (M + 1,) the sum of the weights of the first ids; None if all weights are 1.
+        totals: (M + 1,), the cumulative sums of the weights, from 0; None if all weights are 1.
         rows: (*batch, 1), the row numbers, in any order.
         is_moved: whether `rows` are in a different order than in the field.
-        is_exclusive: whether a row's own ids don't count.
+        is_exclusive: whether to exclude a row's own ids from its counts.
         change: an elementwise function that is applied to the counts, or None.
-        has_operands: whether this function reads tensors, whose rows are those of `rows`.
+        has_operands: whether this function also reads tensors; their rows correspond to `rows`.
 
     Args:
         field: the one-hot; its weights are integers whose sum the dtype represents exactly.

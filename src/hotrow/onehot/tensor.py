@@ -157,7 +157,7 @@ class OneHot(RuleTensor):
 
     @property
     def has_many_zeros(self) -> bool:
-        """False for a vector or a tensor with at least as many ids as entries, like a batch sum."""
+        """True if this tensor is not a vector, and has more entries than ids."""
         stored = sum(part.batch_tensor.numel() for part in self._parts)
         return len(self.sizes) > 1 and self.entries > stored
 
@@ -301,7 +301,7 @@ class OneHot(RuleTensor):
             had_own_grad = parent.has_own_grad
             parent.materialize_for_write()
             if had_own_grad and not parent.has_own_grad:
-                self._dense = None  # it views a tensor that the parent didn't keep
+                self._dense = None  # this view is of a dense tensor that the parent has dropped
         dense = self.materialize(permanent=True)  # some kernels don't increment the version
         if torch.is_grad_enabled() and self.has_own_grad and not self.is_grad_leaf:
             self._dense = dense
@@ -325,7 +325,7 @@ class OneHot(RuleTensor):
             self._dense = self._dense.detach()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
-        """Take the shape and parts of `result`; `change` changes a dense tensor in the same way."""
+        """Take the shape and parts of `result`; `change` reshapes the dense tensor to match."""
         with (
             torch.no_grad(),
             torch._C._DisableTorchDispatch(),
@@ -333,7 +333,7 @@ class OneHot(RuleTensor):
         ):
             change(self)
         if self._dense is not None:
-            change(self._dense)  # a new version, so the dense tensor replaces the parts
+            change(self._dense)  # increments the version, so the dense tensor replaces the parts
         if self._parent is not None:
             parent, view = self._parent
             self._parent = parent, lambda t: change(view(t))

@@ -113,7 +113,7 @@ class RowLag:
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
-        self._captured_rows: RowUpdater | None = None  # in a CUDA graph
+        self._captured_rows: RowUpdater | None = None  # the updater in a captured CUDA graph
         self._captured_program: Program | None = None
         self._is_on_gpu = devices.is_on_gpu(self.values)
         if self._is_on_gpu:
@@ -177,7 +177,7 @@ class RowLag:
             slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
             self._expected_uses = [(StorageUses(self.values), 3), *slots]
             self._updater = updater
-            self._addresses = addresses  # last, because a signal handler may raise an error
+            self._addresses = addresses  # set last, because a signal handler may raise an error
         return updater
 
     @property
@@ -240,12 +240,12 @@ class RowLag:
             return self._rows().look_up(ids)
 
     def raise_earlier_error(self) -> None:
-        """Raise the error of an earlier look-up on the table's GPU; see `raise_bad_id`."""
+        """Raise the error of an earlier lookup on the table's GPU; see `raise_bad_id`."""
         if self._is_on_gpu:
             raise_earlier_error(self.values.device)
 
     def undo_stopped_steps(self) -> None:
-        """Forget the steps that an id out of range stopped on the device."""
+        """Undo the steps that the device did not run because of an id out of range."""
         self.ledger.undo_stopped_steps()
         self.settled_steps = min(self.settled_steps, self.ledger.length)
         self.write_scalars(self.ledger.torch_scalars(self.group_options))
@@ -438,7 +438,7 @@ def record_replay(lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
 
 
 def _share_new_ledgers(steps: Sequence[_Step]) -> None:
-    """Give tables that take their first step together the same ledger."""
+    """Create one shared ledger for tables that take their first step together."""
     shared: dict[Hashable, Ledger] = {}
     for lag, group, _ in steps:
         if not lag.ledger.length:

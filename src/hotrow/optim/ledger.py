@@ -18,7 +18,7 @@ from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
-UNDO_STEPS = 256  # a device runs at most about 1,000 kernels behind Python
+UNDO_STEPS = 256  # a device is at most about 1,000 kernels behind Python
 
 
 class Ledger:
@@ -74,7 +74,7 @@ class Ledger:
         return self._form(group) == self.form
 
     def initial_scalars(self, group: ParamGroup) -> tuple[Any, ...]:
-        """Return the values by which ledgers differ before their first entries."""
+        """Return the values that distinguish this ledger from others before its first entry."""
         scalars = self.rule.initial_scalars(group, self.initial_state)
         return self.start_step, *scalars.items()
 
@@ -108,7 +108,7 @@ class Ledger:
         self.idle_rows_unchanged = self.idle_rows_unchanged and self.rule.idle_rows_unchanged(group)
 
     def allow_undo(self) -> None:
-        """Keep what `undo_stopped_steps` needs, for the steps that a GPU may not have run yet."""
+        """Keep the data to undo any of the steps that a GPU may not have run yet."""
         self._undo = self._undo or deque(maxlen=UNDO_STEPS)
 
     def undo_stopped_steps(self) -> None:
@@ -154,7 +154,7 @@ class Ledger:
         scalar_state: ScalarState,
         idle_rows_unchanged: bool,
     ) -> None:
-        """Give a new ledger the steps of one that was saved, and what follows from them."""
+        """Restore the steps of a saved ledger, and the values that depend on them."""
         for entry in entries:
             self.append(entry)
         self.scalar_state, self.idle_rows_unchanged = scalar_state, idle_rows_unchanged

@@ -236,7 +236,7 @@ class RowOptimizer(_Optimizer):
             step_together(pending_steps)
 
     def _copy_frozen_rows(self, group: ParamGroup, table: Table) -> Callable[[], None]:
-        """Return a function that puts the frozen rows back, after torch's step changed them."""
+        """Return a function that restores the frozen rows after torch's step has changed them."""
 
         def frozen_rows(tensor: Tensor) -> Tensor:
             return (tensor.t() if table.columns else tensor)[table.frozen]
@@ -358,7 +358,7 @@ class RowOptimizer(_Optimizer):
         """Record the next step, with the current learning rate, before you replay its graph.
 
         Raises:
-            HotrowError: the graph doesn't fit the tables, their state or the options any more.
+            HotrowError: the graph no longer matches the tables, their state or the options.
         """
         with PostponedSignals(), torch.no_grad():
             record_replay([(lag, numeric_group(group)) for group, lag in self._gpu_lags()])

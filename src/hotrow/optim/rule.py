@@ -37,7 +37,7 @@ def numeric_group(group: ParamGroup) -> ParamGroup:
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:
-    """Return the entry of a scalar state for the dtype of a scalar in torch's state, if any.
+    """Return a scalar state with the dtype of a scalar in torch's state, or of a new one.
 
     torch's `load_state_dict` casts scalars other than the step count to the parameter's dtype.
     """

@@ -73,7 +73,7 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 
 
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
-    """Give a parameter values and a gradient of another shape, in place.
+    """Replace the values and the gradient of a parameter with ones of a different shape, in place.
 
     Backward passes of earlier forward passes raise an error, because they would produce a gradient
     for the old rows.
@@ -85,7 +85,7 @@ def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | Non
                 old_graph: Any = parameter.expand_as(parameter).grad_fn
             old_graph.next_functions[0][0].register_prehook(_refuse_old_gradient)
             del old_graph
-            # Assigning another dtype makes autograd forget the node of the old shape.
+            # Assigning a different dtype makes autograd drop the node of the old shape.
             dtype = torch.float64 if values.dtype != torch.float64 else torch.float32
             parameter.data = values.new_empty(0, dtype=dtype)
         parameter.data = values
@@ -105,7 +105,7 @@ class LookUpOptions(NamedTuple):
 
     Attributes:
         shape: the table's shape.
-        padding_idx: an id without a gradient; -1 for none.
+        padding_idx: the id that gets no gradient; -1 if there is none.
         scale_by_frequency: whether to divide each row by the number of times its id occurs.
         columns: whether ids select columns.
     """
@@ -220,7 +220,8 @@ class LookUp(torch.autograd.Function):
             # An example is a slice of the gradient of `torch.cat`. The step needs a copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
-        # If other code holds `gradient`, sum the rows before that code can change them.
+        # If other code has a reference to `gradient`, sum the rows before that code can change
+        # them.
         return result if is_exclusive else result.merge(), None, None, None
 
 

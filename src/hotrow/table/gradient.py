@@ -277,8 +277,8 @@ class RowGradient(Tensor):
 def _keeps_zero(func: Any, args: Any, kwargs: Any) -> bool:
     """Return whether an elementwise operation with these arguments maps zero to zero.
 
-    Reading a factor on a GPU would make the CPU wait. Only an infinite or NaN factor maps zero to
-    NaN, so such a factor counts as finite: it changes only the stored rows.
+    Only an infinite or NaN factor maps zero to NaN. Reading a factor from a GPU would make the CPU
+    wait, so a factor on a GPU is assumed to be finite.
     """
     others = [*args[1:], *kwargs.values()]
     tensors = [other for other in others if isinstance(other, Tensor)]

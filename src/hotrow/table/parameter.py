@@ -147,7 +147,7 @@ class Table(nn.Parameter):
             set_trace(trace)
 
     def check_files(self, rows: Tensor | None = None) -> None:
-        """Check that the files of these rows, or of all rows, are undamaged before their use."""
+        """Check that the files of these rows, or of all rows, are undamaged before use."""
         backing = self.__dict__.get("backing")
         if backing is not None and (rows is None or is_readable(rows)):
             backing.check_rows(rows.values() if rows is not None and rows.is_nested else rows)

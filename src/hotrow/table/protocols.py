@@ -45,7 +45,7 @@ class Lag(Protocol):
         """Settle all rows, then detach the lag from the table."""
 
     def undo_stopped_steps(self) -> None:
-        """Forget the steps that an id out of range stopped on the device."""
+        """Undo the steps that the device did not run because of an id out of range."""
 
 
 class Distribution(Protocol[_Table]):
@@ -123,4 +123,4 @@ class Backing(Protocol):
         """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""
 
     def check_rows(self, rows: Tensor | None) -> None:
-        """Check that the files of these rows, or of all rows, are undamaged before their use."""
+        """Check that the files of these rows, or of all rows, are undamaged before use."""

@@ -131,7 +131,7 @@ def _gpu_reader(
 
 
 def raise_earlier_error(device: torch.device) -> None:
-    """Raise the error of an earlier look-up on a GPU, after undoing the steps that it stopped."""
+    """Raise the error of an earlier lookup on a GPU, after undoing the steps that it stopped."""
     try:
         raise_bad_id(device)
     except HotrowError:

@@ -20,7 +20,7 @@ MIN_USED = 4  # a tensor that shrinks below 1 / MIN_USED of its storage gets new
 
 @dataclass(frozen=True)
 class RowChange:
-    """How the rows of a tensor with a row for each id change.
+    """A change to the rows of tensors that have one row for each id.
 
     Attributes:
         old_count: V, the number of rows before the change.
@@ -93,7 +93,7 @@ def _copy(rows: Tensor, count: int, capacity: int | None = None) -> Tensor:
 
 
 def _extend(rows: Tensor, count: int) -> Tensor:
-    """Return the first `count` rows, in the same storage if it is large enough and well used."""
+    """Return the first `count` rows, in the same storage if its size is suitable."""
     size = rows[:1].nbytes
     capacity = rows.untyped_storage().nbytes() // size if size else 0
     fits = count <= capacity <= MIN_USED * count

@@ -27,7 +27,7 @@ _LARGEST_COTANGENT = {
 
 @dataclass(frozen=True)
 class Check:
-    """The result of `check`. It is true if the two sides are equal, and prints as a short report.
+    """The result of `check`. It is truthy if the two sides are equal, and prints as a short report.
 
     Attributes:
         a: the name of the first side.
@@ -128,7 +128,7 @@ def check(
         seed: the seed for c.
 
     Returns:
-        A `Check`. It is true if the sides are equal, and prints as a report.
+        A `Check`. It is truthy if the sides are equal, and prints as a report.
 
     Raises:
         HotrowError: a side has an unsupported type, the sides differ in shape, dtype or device, or

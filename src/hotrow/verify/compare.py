@@ -30,7 +30,7 @@ _ROUNDS = 7
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The result of `compare`. It is true if both methods agree, and prints as a report.
+    """The result of `compare`. It is truthy if both methods agree, and prints as a report.
 
     Attributes:
         title: the title of the report.
@@ -146,7 +146,7 @@ def compare(
         progress: a function called with (the current activity, steps done, total steps).
 
     Returns:
-        A `Comparison`. It is true if both methods agree, and prints as a report.
+        A `Comparison`. It is truthy if both methods agree, and prints as a report.
 
     Raises:
         HotrowError: the table or the ids are invalid, there is no id or no column, or the budget is

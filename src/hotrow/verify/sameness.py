@@ -140,7 +140,9 @@ class Distance:
 
 @dataclass(frozen=True)
 class Sameness:
-    """The result of `measure_sameness`. It is true if the error is within the bound at every scale.
+    """The result of `measure_sameness`.
+
+    It is truthy if the error is within the bound at every scale.
 
     Attributes:
         optimizer: the optimizer's name in torch and hotrow.

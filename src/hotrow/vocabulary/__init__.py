@@ -1,4 +1,4 @@
-"""Vocabularies that change during training: rows that come, go, move and stay frozen.
+"""Change a vocabulary during training: add, drop, move and freeze rows.
 
 Each operation changes a layer in place, together with the optimizer state of its rows. The result
 equals dense training in which the same change is made by hand.

@@ -103,7 +103,7 @@ def _check(arrays: dict[str, Any], options: dict[str, Any]) -> None:
     if len(set(keys)) < len(keys) or len({*keys, *pending}) < len(keys) + len(pending):
         raise ValueError("a key is repeated")
     if len(pending) != len(arrays["pending_counts"]):
-        raise ValueError("pending_counts has another length than pending_keys")
+        raise ValueError("pending_counts and pending_keys have different lengths")
     if arrays["seen"].shape != (2, options["unknown_rows"] + len(keys)):
         raise ValueError(f"seen has shape {arrays['seen'].shape} for {len(keys)} keys")
     if any((arrays[name] < 0).any() for name in ("seen", "pending_counts")):

@@ -1,4 +1,4 @@
-"""The `Vocabulary`, which gives keys rows and grows the layers that store the rows."""
+"""The `Vocabulary`, which assigns rows to keys and grows the layers that store the rows."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ EVICTION = "idle", "count"
 class Vocabulary:
     """Rows for keys: strings or int64 numbers, such as item names or user numbers.
 
-    `admit` returns the ids of a batch of keys for training. It gives new keys rows, so the
-    layers grow. `look_up` returns the ids for evaluation, and changes nothing. `evict` drops
-    the rows of keys that are no longer used. Keys get rows in the order in which they are admitted.
+    `admit` returns the ids of a batch of keys for training. It assigns rows to new keys, so the
+    layers grow. `look_up` returns the ids for evaluation, and changes nothing. `evict` drops the
+    rows of keys that are no longer used. Keys get rows in the order in which they are admitted.
 
     If rows that no batch has touched yet don't move (no weight decay; all optimizers except ASGD),
     training with a growing vocabulary gives the same result as dense training that has all
@@ -46,7 +46,7 @@ class Vocabulary:
             and "hash" uses one of the first `unknown_rows` rows, depending on the key's hash.
         unknown_rows: the number of rows at the start of the layer for unknown keys. Defaults to 0
             for "error", and to 1 for "row".
-        admit_after: `admit` gives a key a row after it has seen the key this many times.
+        admit_after: `admit` assigns a row to a key after it has seen the key this many times.
         init: the values of new rows; see `resize`.
 
     Attributes:
@@ -55,7 +55,7 @@ class Vocabulary:
 
     Raises:
         HotrowError: before anything changes, if an argument is invalid, a key is repeated, the
-            layer has another number of rows, or a key has no row and `unknown` is "error".
+            layer has the wrong number of rows, or a key has no row and `unknown` is "error".
 
     Cost: a batch of 16,384 int64 keys takes about a millisecond, and strings take a few
     milliseconds. In addition to the key itself, each row takes 16 bytes for its counts.
@@ -105,7 +105,8 @@ class Vocabulary:
                     fix="create a layer with that many rows, or call hotrow.vocabulary.resize",
                 )
         self._keys: KeyMap = (TextKeys if key_type is str else IntegerKeys)(first_row, values)
-        # For each row, how often `admit` has seen it, and in which batch it did so last.
+        # For each row, how often `admit` has seen it, and the number of the last batch that
+        # contained it.
         self._seen = np.zeros((2, len(self)), np.int64)
         self._batch_count = 0
         self._pending: Counter[Any] = Counter()
@@ -154,7 +155,7 @@ class Vocabulary:
         return _like(rows, keys)
 
     def admit(self, keys: Any) -> Tensor:
-        """Return the ids of keys, after giving new keys rows.
+        """Return the ids of keys, after assigning rows to new keys.
 
         The layers grow if a key has been seen `admit_after` times. Call this method before the
         forward pass.
@@ -193,7 +194,7 @@ class Vocabulary:
         Args:
             rows: the number of rows to keep, including the rows for unknown keys.
             by: "idle" drops the rows that `admit` has not seen for the longest time, "count" those
-                that it has seen least often. Among equals, older rows go first.
+                that it has seen least often. If rows are tied, older rows are dropped first.
 
         Returns:
             (V,) int64: the new id of each old id, or -1 if its row was dropped.
@@ -229,7 +230,7 @@ class Vocabulary:
         return [keys[row] for row in (order - self.unknown_rows).tolist()]
 
     def _eviction_order(self, by: str) -> Rows:
-        """Return the rows that may be evicted, in the order in which they go."""
+        """Return the rows that may be evicted, in the order in which they would be dropped."""
         may_go = np.arange(len(self)) >= self.unknown_rows
         for layer in self.layers:
             layers = find_layers(layer)
@@ -341,7 +342,7 @@ class Vocabulary:
                 resize(layer, rows, self.optimizer, init=self._init)
 
     def _fill_unknown(self, keys: Any, rows: Rows) -> None:
-        """Replace -1 in `rows` as the policy says."""
+        """Replace each -1 in `rows` according to the policy for unknown keys."""
         positions = np.flatnonzero(rows < 0)
         if not len(positions):
             return

@@ -15,7 +15,7 @@ Rows = NDArray[np.int64]
 
 
 class KeyMap(Protocol):
-    """The keys of a vocabulary; the key number i has row `first_row + i`."""
+    """The keys of a vocabulary; key number i has row `first_row + i`."""
 
     first_row: int
 
@@ -25,7 +25,7 @@ class KeyMap(Protocol):
         """Return the row of each key, or -1 if it has none."""
 
     def append(self, keys: Any) -> None:
-        """Give distinct new keys the next rows."""
+        """Assign the next rows to distinct new keys."""
 
     def select(self, positions: Rows) -> None:
         """Keep the keys at these positions, in this order."""
@@ -34,7 +34,7 @@ class KeyMap(Protocol):
         """Return a part of a batch of keys."""
 
     def hash(self, keys: Any) -> Rows:
-        """Return a number of 0 or more for each key, the same on every machine."""
+        """Return a non-negative number for each key, the same on every machine."""
 
     def to_list(self) -> list[Any]:
         """Return the keys in the order of their rows."""

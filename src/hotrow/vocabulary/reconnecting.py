@@ -19,20 +19,20 @@ from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     """Let an optimizer continue after other code has resized embeddings of its model.
 
-    Call it after code such as `model.resize_token_embeddings(n)` of Hugging Face, which gives
-    the model larger or smaller weights and leaves the optimizer's state behind. The result is the
-    same as with `hotrow.vocabulary.resize`: the first rows keep their state, and new rows
-    begin as the optimizer would begin them now.
+    Call it after code such as Hugging Face's `model.resize_token_embeddings(n)`, which gives the
+    model larger or smaller weights but doesn't update the optimizer's state. The result is the same
+    as with `hotrow.vocabulary.resize`: the first rows keep their state, and new rows get the
+    optimizer's initial state.
 
-    If the model has new parameter objects, the old ones take their values and return to the model,
-    so that the optimizer and its schedulers still refer to them.
+    If the model has new parameter objects, the old ones get the new values and are put back into
+    the model, so that the optimizer and its schedulers still refer to them.
 
     Args:
         model: the model after the change.
-        optimizer: the optimizer of the model before the change, or a wrapper of it.
+        optimizer: the optimizer of the model before the change, or a wrapper around it.
 
     Returns:
-        The names of the parameters that have been connected again.
+        The names of the parameters that have been reconnected.
 
     Raises:
         HotrowError: before anything changes, if a parameter of the optimizer is no longer in
@@ -101,7 +101,7 @@ def _continues(old: Tensor, new: Tensor) -> bool:
 def _prepare_resized_state(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter
 ) -> Callable[[], None] | None:
-    """Return a function that gives a parameter's state the parameter's number of rows.
+    """Return a function that resizes a parameter's state to the parameter's number of rows.
 
     Returns None if they have the same number of rows.
     """

@@ -34,7 +34,7 @@ def resize(
 ) -> _M:
     """Grow or shrink a vocabulary in place, with the optimizer state of its rows.
 
-    The result is the same as if you resize a dense parameter and its optimizer state by hand::
+    The result is the same as if you resized a dense parameter and its optimizer state by hand::
 
         weight = cat([weight, init(new rows)])          or weight[:rows]
         state  = cat([state, the optimizer's initial values])
@@ -52,9 +52,10 @@ def resize(
         layer: an `Embedding`, `EmbeddingBag`, `OneHotLinear` or `Linear` layer of torch or hotrow;
             or a model whose embeddings all share one weight. A large embedding that
             `hotrow.convert` converted keeps the steps that its rows have missed.
-        rows: V, the new number of rows; at least 1. In a `Linear` layer, these are the outputs.
+        rows: V, the new number of rows; at least 1. In a `Linear` layer, this is the number of
+            outputs.
         optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
-            wrapper of it. None if there is none yet.
+            wrapper around it. None if there is none yet.
         model: the model that contains the layer, to find layers that share its weight. You
             can omit it if no other layer does.
         init: the values of the new rows: a function such as `torch.nn.init.normal_`, which gets a
@@ -66,8 +67,8 @@ def resize(
 
     Raises:
         HotrowError: before anything changes, if the layer has no such weight, the optimizer does
-            not train it, the weight is on disk, or a removed row is frozen or is the padding row. A
-            sharded or replicated table raises it on every rank.
+            not train it, the weight is on disk, or a removed row is frozen or is the padding row.
+            For a sharded or replicated table, every rank raises the error.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
     As a result, many small growths together copy each row about once. Unused capacity takes no
@@ -101,7 +102,7 @@ def take(
 ) -> Tensor:
     """Keep, drop and reorder the rows of a vocabulary in place, with their optimizer state.
 
-    The result is the same as if you select rows of a dense parameter and its optimizer state by
+    The result is the same as if you selected rows of a dense parameter and its optimizer state by
     hand::
 
         weight = weight[ids]
@@ -122,8 +123,8 @@ def take(
         translate stored data: `new_ids = remap[old_ids]`.
 
     Raises:
-        HotrowError: before anything changes, if an id is out of range or repeated, and in the cases
-            of `resize`.
+        HotrowError: before anything changes, if an id is out of range or repeated, and in the same
+            cases as `resize`.
 
     Cost: copies the rows of the weight and of its state once. Rows are not settled.
 
@@ -202,7 +203,7 @@ def _change(
 def _agree_on_rows(
     weight: nn.Parameter, operation: str, rows: Tensor | None, failure: HotrowError | None
 ) -> Tensor:
-    """Return the added rows of the first rank; raise the failure of any rank on every rank."""
+    """Return the added rows of the first rank; raise any rank's error on every rank."""
     if isinstance(weight, Table):
         distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
         for distribution in distributions:
@@ -239,8 +240,8 @@ def prepare_parameters(
     """Compute the changed rows of parameters and of their state; return a function to store them.
 
     Arguments:
-        parameters: each with whether ids select its columns. The others follow the first one, and
-            their added rows are 0.
+        parameters: pairs of a parameter and whether ids select its columns. The added rows of the
+            first parameter are `added`; those of the others are 0.
         change: the change.
         added: the added rows of the first parameter.
         optimizer: the optimizer that trains the parameters, or None.

@@ -64,7 +64,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
 
 
 def row_tensors(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Return the tensors of a parameter's state that have a dimension, with spare memory."""
+    """Return the state tensors of a parameter that aren't 0-D, including their spare memory."""
     state = optimizer.state.get(parameter, {})
     values = {name: dict.__getitem__(state, name) for name in state}
     return {k: v for k, v in values.items() if isinstance(v, Tensor) and v.ndim}
@@ -87,7 +87,7 @@ def prepare_state(
         columns: whether ids select columns.
 
     Raises:
-        HotrowError: a tensor of the state has neither the parameter's shape nor no dimension.
+        HotrowError: a state tensor has dimensions, but not the parameter's shape.
     """
     group = group_of(optimizer, parameter)
     initial = {} if group is None else initial_slots(optimizer, group)
@@ -114,7 +114,8 @@ def prepare_change(
 ) -> tuple[Tensor, Callable[[], None]]:
     """Compute the changed rows of a parameter and of its state.
 
-    Added rows get the values with which the optimizer begins, and the parameter's step count.
+    Added rows get the initial values of the optimizer's state, and share the parameter's step
+    count.
 
     Returns:
         The new values of the parameter, and a function that stores the state. Call it after the
@@ -136,7 +137,7 @@ def prepare_change(
 
 
 def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
-    """Return the values with which an optimizer begins; names that are missing begin at 0."""
+    """Return the initial values of an optimizer's state tensors; any missing ones start at 0."""
     for cls in type(optimizer).__mro__:
         if cls in _RULES:
             return _RULES[cls].initial_slots(group)

@@ -81,10 +81,10 @@ def stats(
         evicted: how many keys to list that `Vocabulary.evict` would drop first.
 
     Returns:
-        A `Statistics` object, which prints as text. Rows of a `Vocabulary` are touched once
-        `admit` has seen them. Rows of a layer are touched if their optimizer state has
-        changed; this is not known without a state. A `Vocabulary` counts the batches for
-        which a row was idle, and a table counts the steps that a row has missed.
+        A `Statistics` object, which prints as text. A row of a `Vocabulary` counts as touched once
+        `admit` has seen it. A row of a layer counts as touched if its optimizer state has changed;
+        without an optimizer state, this is not known. A `Vocabulary` counts the batches for which a
+        row was idle, and a table counts the steps that a row has missed.
 
     Cost: reads the optimizer's state once.
 

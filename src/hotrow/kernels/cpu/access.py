@@ -4,7 +4,7 @@ Functions with plural names take tuples with one item per slot. At compile time,
 overload of each function from the argument types.
 """
 # mypy: ignore-errors
-# (numba infers the types of compiled code; mypy cannot check them)
+# numba infers the types in this file when it compiles the code, so mypy can't check them.
 
 from __future__ import annotations
 

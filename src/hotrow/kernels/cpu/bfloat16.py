@@ -5,7 +5,7 @@ operation converts its operands to float32, computes, and rounds the result once
 bfloat16, ties to even.
 """
 # mypy: ignore-errors
-# (numba infers the types of compiled code; mypy cannot check them)
+# numba infers the types in this file when it compiles the code, so mypy can't check them.
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Cache compiled kernels on disk; concurrent processes can share the cache safely."""
 # mypy: ignore-errors
-# (numba's dispatchers have no types)
+# numba's dispatchers have no type annotations.
 
 from __future__ import annotations
 

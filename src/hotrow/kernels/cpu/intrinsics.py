@@ -1,6 +1,6 @@
 """numba intrinsics for fused multiply-add, prefetching, views of memory and thread teams."""
 # mypy: ignore-errors
-# (numba infers the types of compiled code; mypy cannot check them)
+# numba infers the types in this file when it compiles the code, so mypy can't check them.
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def drop_owner(typingctx, array):
 
 @intrinsic
 def view_memory(typingctx, address, shape, dtype):
-    """Return the memory at `address` as a contiguous array; the caller keeps the memory alive.
+    """Return the memory at `address` as a contiguous array; the caller must keep the memory alive.
 
     The array has no reference to an owner. Otherwise numba would update the owner's reference count
     for every row that a loop reads, and threads that update the same count wait for each other.

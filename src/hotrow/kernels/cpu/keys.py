@@ -1,6 +1,6 @@
 """A map from int64 keys to rows, with numba's hash map."""
 # mypy: ignore-errors
-# (numba infers the types of compiled code; mypy cannot check them)
+# numba infers the types in this file when it compiles the code, so mypy can't check them.
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ class _Kernel:
         self._dtype, self._slot_count = dtype, slot_count
         self._factor_count = program.fast_forward.factor_count
         self._source = program.update.__module__
-        # Passes the dtype to the kernel. In memory, bfloat16 values are 16 bits.
+        # The dtype of this empty array tells the kernel the dtype of the table; int16 means
+        # bfloat16.
         self._no_items = np.empty(0, np.int16 if dtype == torch.bfloat16 else COMPUTE_DTYPES[dtype])
         self._scratch: tuple[NDArray[Any], ...] = (np.empty((0, 0, 0)),)
         self._has_run = False

@@ -5,7 +5,7 @@ consists of its bytecode and its cells. The cells therefore contain only module-
 (pickled by name), constants, and a digest of the rule's sources.
 """
 # mypy: ignore-errors
-# (numba infers the types of compiled code; mypy cannot check them)
+# numba infers the types in this file when it compiles the code, so mypy can't check them.
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Importing this module registers the overloads. Fast-math is off. Operations that
 fuse call `fma`; no other operations are fused.
 """
 # mypy: ignore-errors
-# (numba infers the types of compiled code; mypy cannot check them)
+# numba infers the types in this file when it compiles the code, so mypy can't check them.
 
 from __future__ import annotations
 

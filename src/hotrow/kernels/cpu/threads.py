@@ -54,8 +54,8 @@ def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], th
     team = np.zeros(5, np.int64)
     team[MAX_THREADS] = threads
     if threads > 1 and _gomp_parallel:
-        # Start as many threads as torch uses. Otherwise OpenMP would end the extra threads, and
-        # torch's next operation would have to restart them.
+        # Start as many threads as torch uses. Otherwise OpenMP would terminate the extra threads,
+        # and torch's next operation would have to restart them.
         team[TEAM_SIZE], team[GOMP_PARALLEL] = torch.get_num_threads(), _gomp_parallel
         team[JOINED] = -1
     elif threads > 1:

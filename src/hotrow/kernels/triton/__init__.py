@@ -9,6 +9,6 @@ ledger.py        the recorded steps, on the device
 id_check.py      check ids without waiting for the device
 operators.py     launch the kernels
 
-No function in this package waits for the device, except to raise an error or to answer a question
-whose answer Python needs. Triton is imported when a kernel is first launched.
+No function in this package waits for the device, except to raise an error or to return a value that
+Python code needs. Triton is imported when a kernel is first launched.
 """

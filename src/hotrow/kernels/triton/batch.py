@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotrow.kernels.batch import DistinctIds
 
-CHUNK = 32  # how many gradients of an id one program adds
+CHUNK = 32  # the maximum number of gradients of one id that a program adds
 
 
 class DeviceIds(DistinctIds):
@@ -25,7 +25,7 @@ class DeviceIds(DistinctIds):
         flat: (N,) int32 or int64, the ids. The caller must not change them.
         shape: the shape of the batch.
         is_merged: whether no id except -1 occurs twice.
-        source: the ids that the look-up checks and copies to `flat`, or None.
+        source: the ids that the lookup checks and copies to `flat`, or None.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DeviceIds(DistinctIds):
 
     @classmethod
     def unchecked(cls, ids: Tensor, row_count: int) -> DeviceIds:
-        """Return the ids of a look-up, which its kernel checks and copies."""
+        """Return the ids of a lookup, which its kernel checks and copies."""
         source = ids.reshape(-1).contiguous()
         flat = torch.empty(len(source), dtype=id_dtype(row_count), device=ids.device)
         result = cls(flat, ids.shape, source=source)

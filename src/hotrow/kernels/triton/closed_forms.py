@@ -13,7 +13,7 @@ Arguments of each function:
     arrays: pointers to float64 or int64, the arrays among the coefficients.
 """
 # mypy: ignore-errors
-# (Triton compiles these functions; mypy cannot check them)
+# Triton compiles the functions in this file, so mypy can't check their types.
 
 import triton
 import triton.language as tl
@@ -140,7 +140,7 @@ def advance_infinity_norm(w, slots, t, end_step, inside, numbers, arrays, formul
         reaches_eps = (u <= limit) & inside
         if tl.max(reaches_eps.to(tl.int32), 0) > 0:
             ratio = tl.maximum(u.to(tl.float64) / eps, 1.0)
-            # A NaN norm never counts, but its number of steps must be a valid index.
+            # A NaN norm never reaches eps, but its number of steps must still be a valid index.
             ratio = tl.where(reaches_eps, ratio, 1.0)
             steps = tl.minimum(tl.floor(tl.log(ratio) / -tl.log(b2)), gap.to(tl.float64))
             steps = steps.to(tl.int64)

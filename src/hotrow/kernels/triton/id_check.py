@@ -1,9 +1,9 @@
 """Check ids on the device, and raise the error later, without waiting for the device.
 
-A look-up of an id out of range writes its number and the position to `bad_id`. All later kernels
-then leave every row unchanged, so the table and the optimizer state stay as they were. The kernel
-also sets `has_bad_id`, in memory that Python can read while the device is running. Python raises
-the error when it next uses a table on this device.
+If a lookup contains an id out of range, its kernel writes the lookup's number and the id's position
+to `bad_id`. All later kernels then leave every row unchanged, so the table and the optimizer state
+stay as they were. The kernel also sets `has_bad_id`, in memory that Python can read while the
+device is running. Python raises the error when it next uses a table on this device.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor
 from hotrow.kernels.triton.batch import DeviceIds
 
 NO_BAD_ID = 2**63 - 1
-POSITION_BITS = 40  # a look-up has fewer ids than 2**40
+POSITION_BITS = 40  # a lookup has fewer ids than 2**40
 _LookUp = tuple[int, torch.Size, int, weakref.ref[Tensor] | None]
-KEPT_LOOK_UPS = 256  # for how many look-ups the error can name the id
+KEPT_LOOK_UPS = 256  # the number of recent lookups for which the error can name the id
 
 
 class IdCheck:
-    """The range check of all look-ups on one device.
+    """The range check of all lookups on one device.
 
     Attributes:
         bad_id: (1,) int64 on the device: `number << 40 | position` of the first bad id, or
@@ -40,13 +40,13 @@ class IdCheck:
         self._look_ups: deque[_LookUp] = deque(maxlen=KEPT_LOOK_UPS)
 
     def start(self, batch: DeviceIds, row_count: int) -> int:
-        """Return the number of a new look-up of ids in a table with `row_count` rows."""
+        """Return the number of a new lookup in a table with `row_count` rows."""
         self._count += 1
         self._look_ups.append((self._count, batch.shape, row_count, batch.original))
         return self._count
 
     def take_error(self) -> BadId | None:
-        """Return the first bad id and forget it, or None if there is none so far.
+        """Return the first bad id and clear it, or return None if there is none so far.
 
         This function waits for the device only if there is a bad id.
         """
@@ -66,7 +66,7 @@ class BadId(NamedTuple):
 
     Attributes:
         position: the position in the flattened batch.
-        shape: the shape of the batch, or None if the look-up is too long ago.
+        shape: the shape of the batch, or None if the lookup was too long ago.
         row_count: the number of rows of the table, or None.
         ids: the caller's batch, or None if it no longer exists.
     """
@@ -81,7 +81,7 @@ _checks: dict[torch.device, IdCheck] = {}
 
 
 def id_check(device: torch.device) -> IdCheck:
-    """Return the check of the look-ups on a device."""
+    """Return the range check of the lookups on a device."""
     check = _checks.get(device)
     if check is None:
         check = _checks[device] = IdCheck(device)

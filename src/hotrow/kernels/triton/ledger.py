@@ -1,4 +1,4 @@
-"""The ledger's copy on a device, to which each step appends, without an upload of the whole."""
+"""The ledger's copy on a device. Each step appends to it, instead of uploading it again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DeviceLedger:
         self.capacity = START_CAPACITY
 
     def start(self, step_count: int) -> None:
-        """Set the clock of a copy that is made after some steps."""
+        """Set the clock of a copy that is created after some steps have run."""
         self.clock.fill_(step_count)
 
     def update(self, steps: Steps, fast_forward: FastForward) -> None:
@@ -85,7 +85,7 @@ class DeviceLedger:
         self.arrays = tuple(arrays)
 
     def _fit(self, copy: Tensor, length: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the copy with room for `length` items, which may move it."""
+        """Return the copy with room for `length` items; it may move to new memory."""
         if length <= len(copy) and copy.shape[1:] == shape:
             return copy
         larger = copy.new_zeros(max(self.capacity, length), *shape)

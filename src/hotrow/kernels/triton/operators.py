@@ -1,6 +1,6 @@
 """The Triton version of `hotrow.kernels.operators`."""
 # mypy: ignore-errors
-# (Triton has no type annotations for kernels)
+# Triton has no type annotations for kernels.
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hotrow.kernels.triton.ledger import DeviceLedger
 
 MAX_BLOCK = 4096  # columns that one program processes at once
 AHEAD = 8  # gradients that a program loads at once
-ROWS_PER_PROGRAM = 16  # when settling all rows
+ROWS_PER_PROGRAM = 16  # rows that one program processes when all rows are settled
 # Without this option, the compiler would fuse multiplications and additions.
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -75,7 +75,7 @@ class TritonRows:
 
     @property
     def is_atomic(self) -> bool:
-        """See `operators.RowOperators`; a look-up changes no rows."""
+        """See `operators.RowOperators`; a lookup changes no rows."""
         return True
 
     def with_program(self, program: Program) -> TritonRows:
@@ -222,7 +222,7 @@ def read_rows(table: Tensor, batch: DeviceIds) -> Tensor:
 
 
 def sum_chunks(batch: DeviceIds, values: Tensor) -> Tensor:
-    """Return the sums of CHUNK gradients each, of the ids that occur more often than that."""
+    """For each id that occurs more than CHUNK times, sum its gradients in chunks of CHUNK."""
     from hotrow.kernels.triton import rows as kernels
 
     count, columns = values.shape
@@ -239,7 +239,7 @@ def sum_chunks(batch: DeviceIds, values: Tensor) -> Tensor:
 def merge(grads: GroupedGradients) -> GroupedGradients:
     """Return the sums of the gradients of each id, in N rows, without waiting for the device.
 
-    Rows that are not needed are 0, and their id is -1.
+    Unused rows are 0, and their id is -1.
     """
     from hotrow.kernels.triton import rows as kernels
 

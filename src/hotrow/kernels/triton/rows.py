@@ -1,16 +1,16 @@
 """The Triton kernels: look up rows, step on the rows of a batch, and settle rows.
 
-One program handles one row (for a look-up, one id of the batch), a block of columns at a time. The
+One program handles one row (for a lookup, one id of the batch), a block of columns at a time. The
 kernels run for every id of the batch, because only the device knows how many are distinct.
 
 A step adds the gradients of an id that occurs more than CHUNK times in chunks, so that many
 programs share the work. Chunks are counted from the first occurrence, so the sum of a row doesn't
 depend on other ids. No kernel adds floats atomically, so results are the same in each run.
 
-A kernel changes no row if `bad_id` holds an earlier look-up's error.
+A kernel changes no row if `bad_id` contains a bad id from an earlier lookup.
 """
 # mypy: ignore-errors
-# (Triton compiles these functions; mypy cannot check them)
+# Triton compiles the functions in this file, so mypy can't check their types.
 
 import triton
 import triton.language as tl
@@ -108,7 +108,7 @@ def look_up(
     """Set output[k] to row ids[k] with all missed steps applied, and batch[k] to the id.
 
     The row itself doesn't change. With form "read", no steps are applied. For an id out of range,
-    batch[k] is -1, the output is 0, and `bad_id` gets the look-up's number and the position.
+    batch[k] is -1, the output is 0, and `bad_id` gets the lookup's number and the id's position.
     """
     k = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + k).to(tl.int64)
@@ -343,6 +343,6 @@ def step(
 
 @triton.jit
 def advance_clock(clock, bad_id):
-    """Count a step, unless an earlier look-up had a bad id."""
+    """Count a step, unless an earlier lookup had a bad id."""
     if tl.load(bad_id) == NO_BAD_ID:
         tl.store(clock, tl.load(clock) + 1)

@@ -8,7 +8,7 @@ float32, and the result is rounded once. torch rounds a scalar to the low precis
 in products.
 """
 # mypy: ignore-errors
-# (Triton compiles these functions; mypy cannot check them)
+# Triton compiles the functions in this file, so mypy can't check their types.
 
 import triton
 import triton.language as tl
@@ -22,7 +22,7 @@ def is_low(dtype):
 
 @triton.constexpr_function
 def result_dtype(a, b):
-    """Return the dtype of an operation: a low precision wins over the float32 of a scalar."""
+    """Return an operation's dtype: a low precision takes precedence over a scalar's float32."""
     return a if is_low(a) or a == b else b
 
 
@@ -153,7 +153,7 @@ def clamp(a, low, high):
 
 @triton.jit
 def sign(a):
-    """Return -1, 0 or 1, and 0 for NaN."""
+    """Return the sign of a: -1, 0 or 1, and 0 for NaN."""
     x = widen(a)
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)).to(a.dtype)
 

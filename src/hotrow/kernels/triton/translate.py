@@ -1,11 +1,11 @@
 """Turn plain Python functions, such as a rule's update, into Triton functions.
 
-`translate` parses the function's source, replaces each arithmetic operator with a call of the
-function in `rule_math.py` that rounds as torch does, and lets Triton compile the result. It
-translates the functions that the function calls in the same way. So each rule is written once.
+`translate` parses the function's source, replaces each arithmetic operator with a call to the
+function in `rule_math.py` that rounds as torch does, and lets Triton compile the result. It also
+translates every function that this function calls. So each rule is written once.
 """
 # mypy: ignore-errors
-# (Triton compiles these functions; mypy cannot check them)
+# Triton has no type annotations for compiled functions.
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class _Rewriter(ast.NodeTransformer):
         return statements
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
-        """Move the code after `if ...: return` to an `else`; Triton would compile both."""
+        """Move the code after `if ...: return` to an `else`.
+
+        Otherwise, Triton would compile both paths.
+        """
         self.generic_visit(node)
         node.body = _move_to_else(node.body)
         return node

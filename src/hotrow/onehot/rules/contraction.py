@@ -124,7 +124,7 @@ def product_dtype(func: Any, tensors: Sequence[Any]) -> torch.dtype | None:
     return autocast_dtype(x.cached_device, {dtype_of(t) for t in tensors})
 
 
-KEEP_DTYPES = set(overloads("mv", "dot"))  # autocast doesn't apply to them
+KEEP_DTYPES = set(overloads("mv", "dot"))  # autocast doesn't apply to these functions
 
 
 def _sizes_match(operands: Sequence[Any], labels: Sequence[str]) -> bool:

@@ -92,7 +92,7 @@ def _(
 
 
 def _is_autocast_to_float32(input: Tensor) -> bool:
-    """Return whether autocast may compute the loss in float32, which its parts would not be."""
+    """Return whether autocast may run the loss, but not the operations of its rule, in float32."""
     device = input.device.type
     return input.dtype.itemsize < 4 and device != "meta" and torch.is_autocast_enabled(device)
 
@@ -176,7 +176,7 @@ def _(
         target = smoothed
     field = target.field
     is_plain = label_smoothing == 0 and target.fill == 0 and field.weights is None
-    needs_weight_grad = weight is not None and weight.requires_grad  # torch has no such gradient
+    needs_weight_grad = weight is not None and weight.requires_grad  # torch doesn't compute it
     if is_plain and field.has_one_id and not needs_weight_grad:
         total = F.cross_entropy(input, field.ids[..., 0], weight, reduction="none")
         return _reduced(total, reduction)

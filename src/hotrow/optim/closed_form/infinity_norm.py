@@ -107,7 +107,7 @@ class InfinityNormSums(MissedStepSums):
         )
 
     def last_coefficient(self, dtype: torch.dtype) -> int:
-        """Return the window, the number of missed steps that can move a row."""
+        """Return the window, the number of missed steps that can change a row."""
         return self.window
 
     def fast_forward_batch(

@@ -1,4 +1,4 @@
-r"""The closed form of Adam, NAdam and RAdam: any number of idle steps cost about as much as one.
+r"""Closed form of Adam, NAdam and RAdam: apply many idle steps at about the cost of one step.
 
 Suppose a row was settled at step s with moments m and v, and has missed K steps since. Its k-th
 missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k = b2^(k/2) c_k, and:
@@ -21,10 +21,10 @@ depend on s but not on the row. The coefficients are stored for every s. A new s
 coefficients only for the last few hundred values of s, because b1^k becomes negligible.
 
 The first ten coefficients are stored with a bound on the remainder. A row is fast-forwarded if the
-bound is less than half an ulp of the move, or less than half an ulp of w in every column. Otherwise
-one step is replayed, which makes the move smaller, and the bound is tested again. At most a few
-dozen steps are replayed. Such replays occur in the first few hundred steps of a run, and in
-float64 if b2 is far from 1.
+bound is less than half an ulp of the change of w, or less than half an ulp of w in every column.
+Otherwise one step is replayed, which makes the remaining change smaller, and the bound is tested
+again. At most a few dozen steps are replayed. Such replays occur in the first few hundred steps of
+a run, and in float64 if b2 is far from 1.
 
 With amsgrad, x is the square root of the largest v, which idle steps don't change, and y_k = c_k.
 With coupled decay, an idle row has a gradient, which the series doesn't cover, so every missed step
@@ -122,7 +122,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
 
 @functools.cache
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return the largest allowed remainder, relative to the move or to w."""
+    """Return the largest allowed remainder, relative to the change of w or to w."""
     return torch.finfo(dtype).eps / 4
 
 
@@ -156,7 +156,7 @@ class PowerSeries(MissedStepSums):
         )
 
     def last_coefficient(self, dtype: torch.dtype) -> float:
-        """Return the tolerance, the largest allowed remainder relative to the move or to w."""
+        """Return the tolerance: the largest remainder, relative to the change of w or to w."""
         return tolerance_of(dtype)
 
     def fast_forward_batch(

@@ -26,7 +26,7 @@ class MissedStepSums(ABC):
         self.entry_count = 0  # the number of entries added so far
         self.first_step = 0  # earlier steps are replayed one by one
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.window = 0  # how many missed steps can move a row; 0 if the moves shrink too slowly
+        self.window = 0  # missed steps that can change a row; 0 if the changes shrink too slowly
         self.sums = np.zeros((64, width))
         self.max_window = 0  # the largest window so far
 
@@ -57,7 +57,7 @@ class MissedStepSums(ABC):
             self.compute_powers(*hyperparameters[:2])
 
     def set_window(self, ratio: float) -> NDArray[np.int64]:
-        """Set `window` for moves that shrink by `ratio` per step; return [window, ..., 2, 1]."""
+        """Set `window` for changes that shrink by `ratio` per step; return [window, ..., 2, 1]."""
         self.window = 0
         if 0 <= ratio < 0.999:
             self.window = max(

@@ -70,7 +70,7 @@ def compare_models(
         progress: a function called with (the current activity, steps done, total steps).
 
     Returns:
-        A `ModelComparison`. It is true if both models give equal results.
+        A `ModelComparison`. It is truthy if both models give equal results.
 
     Raises:
         HotrowError: the model is not a module, is already converted, can't be copied, rejects the

@@ -49,7 +49,7 @@ class ModelCost:
 
 @dataclass(frozen=True, eq=False)
 class ModelComparison:
-    """The result of `compare_models`. It is true if both models give equal results.
+    """The result of `compare_models`. It is truthy if both models give equal results.
 
     Attributes:
         title: the name of the model.

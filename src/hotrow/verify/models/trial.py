@@ -195,7 +195,7 @@ class ModelCopy:
         return found
 
     def can_run(self, gradient: bool) -> bool:
-        """Return whether the model can run with gradients (`gradient`), or else without them."""
+        """Return whether the model can run, with gradients if `gradient` is true, else without."""
         if gradient:
             return self._differentiable
         if not self._differentiable:
