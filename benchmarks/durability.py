@@ -4,14 +4,14 @@
     python -m benchmarks.durability checks
     python -m benchmarks.durability --record 1000
 
-`checks` measures the cost of checksums: the time of a step with them, divided by the time without.
-Each attack prints "N tried, M lost":
+`checks` measures the cost of checksums: the time of a step with them, divided by the time without
+them. Each attack prints "N tried, M lost":
 
 - `kills` sends SIGKILL to a process that trains and saves. Lost: an acknowledged save, or a folder
   that doesn't open, or values that differ from the same training in memory.
 - `flips` flips one bit of one file. Lost: values that differ, without an error.
 - `full` fills the disk (a tmpfs, which requires root) during training. Lost: as for `kills`, or a
-  process that ends without an error of hotrow.
+  process that ends without a hotrow error.
 - `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank that doesn't end.
 
 `--record` runs all attacks, and writes docs/scale.json and docs/scale.md. The processes are forked,
@@ -50,7 +50,7 @@ from hotrow.distributed import shard
 ROWS, COLUMNS, IDS = 2000, 8, 16
 FRESH_EVERY = 25  # start again with a new table after this many attempts
 RANK_TIMEOUT = 20  # seconds until a rank counts as lost
-MAX_SECONDS = 0.15  # after which a process is killed at the latest
+MAX_SECONDS = 0.15  # kill each process within this many seconds
 
 
 def first_values() -> torch.Tensor:
@@ -98,7 +98,7 @@ def read_folder(folder: Path, *, verify: bool = True) -> tuple[int, dict[str, to
 
 
 def differs(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    """Return whether any value has other bits."""
+    """Return whether any value differs in its bits."""
     return found.keys() != expected.keys() or not all(
         torch.equal(value, expected[key]) for key, value in found.items()
     )
@@ -294,7 +294,7 @@ def run_rank(rank: int, world: int, port: int, pipe: int) -> None:
 
 
 def _ends(child: int) -> bool:
-    """Return whether a rank ends with an error of its own; kill it if it doesn't end in time."""
+    """Return whether a rank ends by itself with an error; kill it if it doesn't end in time."""
     end = time.monotonic() + RANK_TIMEOUT
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -350,7 +350,7 @@ def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> d
 
 
 def take_step(layer: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
-    """Take a step of the benchmark of checksums."""
+    """Take a step of the checksum benchmark."""
     optimizer.zero_grad()
     layer(ids).square().sum().backward()
     optimizer.step()

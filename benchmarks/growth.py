@@ -1,9 +1,9 @@
-"""Measure growths of a vocabulary: `python -m benchmarks.growth`.
+"""Measure how long a vocabulary takes to grow: `python -m benchmarks.growth`.
 
 A table with AdamW's state grows by 1,000 rows at a time until it has twice as many rows. The
 average includes the growth that copies all rows to larger memory. The baseline is the usual
-surgery: `torch.cat` for the weight and for each tensor of the state, in a few rounds that alternate
-with hotrow's growths. Steps are timed before the first growth and after the last one.
+way to add rows: `torch.cat` for the weight and for each tensor of the state, in a few rounds that
+alternate with hotrow's. Steps are timed before the first growth and after the last one.
 """
 
 from __future__ import annotations

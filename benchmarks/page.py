@@ -2,8 +2,8 @@
 
     python -m benchmarks.page
 
-The text of the page comes from benchmarks/performance.md. The script replaces marks such as
-`<!-- tables -->` with tables made from the records. It replaces marks such as
+The text of the page comes from benchmarks/performance.md. The script replaces placeholders
+such as `<!-- tables -->` with tables made from the records. It replaces placeholders such as
 `{{speedup adamw-1m-256: torch fused}}` with a single number: hotrow's `speedup` over a peer, the
 peer's step time in `ms`, or its extra memory in `MB`. `make bench` measures the workloads and then
 runs this script.
@@ -196,12 +196,13 @@ def machines_list(records: dict[str, Record]) -> str:
     machines: dict[str, dict[str, list[Record]]] = {}
     for record in records.values():
         environment = record["environment"]
+        threads = environment["threads"]
         versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items() if v)
         settings = ", ".join(f"{k}={v}" for k, v in environment["settings"].items())
         text = (
             f"{environment['cpu']} (family and model {environment['cpu_family_and_model']}), "
             f"{environment['cores']} cores, {format_size(environment['memory_bytes'])}; "
-            f"{environment['threads']} threads; {environment['system']}; {versions}; "
+            f"{threads} thread{'s' * (threads != 1)}; {environment['system']}; {versions}; "
             f"transparent huge pages {environment['transparent_hugepage']}, {settings}"
         )
         machines.setdefault(text, {}).setdefault(environment["commit"], []).append(record)

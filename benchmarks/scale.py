@@ -189,8 +189,8 @@ def page(record: dict[str, Any]) -> str:
             "all-reduce of dense gradients."
         ),
         "{{attacks}}": (
-            "`python -m benchmarks.durability` attacks tables and counts what is lost: "
-            + ", ".join(_describe_attack(each) for each in record["attacks"])
+            "`python -m benchmarks.durability` simulates failures and counts what is lost: "
+            + "; ".join(_describe_attack(each) for each in record["attacks"])
             + "."
         ),
         "{{checks}}": (
@@ -219,7 +219,7 @@ def _describe_attack(result: dict[str, Any]) -> str:
         "kills": "{:,} killed processes lost {:,} saves",
         "flips": "{:,} flipped bits changed {:,} values without an error",
         "full": "{:,} full disks lost {:,} saves",
-        "ranks": "{:,} killed ranks left {:,} others waiting",
+        "ranks": "{:,} killed ranks left {:,} other ranks waiting",
     }
     return names[result["attack"]].format(result["tried"], result["lost"])
 

@@ -100,7 +100,8 @@ PARTIAL = [
         warmup_steps=300, seconds=20,
     ),
     TableBenchmark(
-        "forward-50k-768", "the forward pass, also as a one-hot matmul", None, 50_257, 768, 4_096,
+        "forward-50k-768", "the forward pass, compared with a one-hot matmul",
+        None, 50_257, 768, 4_096,
         (HOTROW, DEFAULT, FBGEMM, JAX_DENSE, ONE_HOT), goals=(Goal(BEST, 1.2),), task="forward",
         warmup_steps=300, dense_warmup_steps=1, rounds=4, dense_steps_per_turn=1, seconds=40,
     ),
@@ -113,7 +114,7 @@ PARTIAL = [
 
 SMALL = [
     TableBenchmark(
-        "adamw-10k-64", "a step on a small table, also with the one-hot matmul", "AdamW",
+        "adamw-10k-64", "a step on a small table, compared with a one-hot matmul", "AdamW",
         10_000, 64, 1_024,
         (HOTROW, SPARSE, FUSED, FOREACH, DEFAULT, JAX_LAZY, JAX_DENSE, ONE_HOT),
         goals=(NO_PEER_AHEAD,), dense_steps_per_turn=20, seconds=25,

@@ -1,7 +1,8 @@
 """Train a recommender on a stream: new items arrive every day, and the item table grows.
 
-The data are synthetic (interactions.py). Each day, the model trains on the day's interactions, and
-is then tested on the next day's, whose items may be new. Three ways to store the items:
+The data are synthetic (interactions.py). Each day, the model trains on the day's interactions.
+It is then tested on the interactions of the next day, which may include new items. The example
+compares three ways to store the items:
 
 - growing: `hotrow.vocabulary.Vocabulary` gives new items rows, and keeps the optimizer's state.
 - hashed: items share the rows of a table that never grows, as is common without a vocabulary.

@@ -1,4 +1,4 @@
-"""The promises of a table on a GPU; each function raises an error if its promise is broken.
+"""Check hotrow's promises on a GPU; each function raises an error if its promise is broken.
 
 `tests/gpu` runs the same functions.
 """
@@ -118,7 +118,7 @@ def assert_no_worse(ours: Tensor, rival: Tensor, truth: Tensor) -> None:
 
 
 def each_optimizer_is_no_worse_than_torch() -> str:
-    """Three ways: float32 on the GPU, torch in float32, and torch in float64."""
+    """Compare float32 training on the GPU with torch in float32 and in float64."""
     for name, options in OPTIMIZERS:
         truth = train_dense(name, options, torch.float64)
         rival = train_dense(name, options, torch.float32)
@@ -218,7 +218,7 @@ def clip_gradients(layer: nn.Embedding) -> None:
 
 
 def a_bad_id_raises_and_changes_nothing() -> None:
-    """Look up an id out of range, and compare the table with the table before."""
+    """Look up an id out of range, and check that this lookup has no effect on training."""
     layer, optimizer = make_table("AdamW", {})
     twin, other = make_table("AdamW", {})
     train(layer, optimizer, batches(5))

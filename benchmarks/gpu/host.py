@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.host
 
-The kernels are empty, and CPU tensors count as tensors on a GPU. The times don't include Triton's
-own launches, of which a step has four, and torch's launches on a GPU.
+The kernels are empty, and CPU tensors count as tensors on a GPU. The times include
+neither Triton's launches (four per step) nor torch's launches on a GPU.
 """
 
 from __future__ import annotations

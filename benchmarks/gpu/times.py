@@ -1,7 +1,7 @@
 """Measure a training step of hotrow and of torch's optimizers on a GPU, side by side.
 
-Before the times, hotrow's sampled rows are compared with dense training. `host_ms` is the time
-until Python may continue; `device_ms` is the time between two CUDA events around the step.
+Before timing starts, sampled rows are compared with dense training. `host_ms` is the time until
+Python may continue; `device_ms` is the time between two CUDA events around the step.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ def _() -> None:
     TRAINING,
     "Several optimizers",
     WORKS,
-    "For example, one for the tables and one for all other parameters.",
+    "For example, use one for the tables and one for all other parameters.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -799,7 +799,7 @@ def _() -> None:
     AUTOGRAD,
     "Second derivatives of a table (`create_graph=True`)",
     WORKS,
-    "For example, a penalty on the gradient. Sharded and replicated tables don't support them.",
+    "For example, you can penalize a gradient. Sharded and replicated tables don't support this.",
 )
 def _() -> None:
     found = []
