@@ -1,4 +1,4 @@
-"""The attacks on tables on disk and on ranks lose nothing, and would notice a loss."""
+"""Simulated failures of disks and ranks lose nothing, and the benchmark would detect a loss."""
 
 import os
 import random

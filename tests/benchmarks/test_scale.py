@@ -123,7 +123,7 @@ def test_page_and_chart_match_the_record(tmp_path):
     assert record["disk"][-1]["peak_resident_bytes"] < 2e9
 
 
-# --- From one process to two, resumed with three --------------------------------------------------
+# --- Training in one, two and three processes -----------------------------------------------------
 
 SMALL = "--steps=40", "--rows=2000", "--width=8", "--batch=130", "--lr=0.02"
 TEXT = "--steps=20", "--rows=2048", "--width=8", "--batch=7", "--lr=0.01"

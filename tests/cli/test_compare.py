@@ -270,7 +270,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         (f"{option} 1", f"{option} needs a table\n", "add --table model.safetensors")
         for option in ("--ids", "--text", "--tensor", "--tokenizer")
     ),
-    # a comparison of nothing
+    # no ids or no columns, so there are no values to compare
     *(
         (
             f"{ONE} {ids}",

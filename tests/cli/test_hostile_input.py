@@ -173,7 +173,7 @@ def test_report_is_complete_for_any_width_of_the_terminal(
     assert max(map(len, found.out.splitlines())) <= 240
 
 
-# Run several commands in one process, each with other standard streams.
+# Run several commands in one process, each with different standard streams.
 STREAMS = """
 import os, sys
 from hotrow.cli import main as cli
@@ -236,7 +236,7 @@ def test_memory_of_the_lesson_does_not_depend_on_the_largest_id(run: Run, tmp_pa
     assert '"tokens":["?","the"]' in page
 
 
-# Kill processes that replace a page again and again, and count the pages that are neither.
+# Kill processes that keep replacing a page, and count the files that are neither version of it.
 KILLS = """
 import os, signal, sys, time
 from pathlib import Path

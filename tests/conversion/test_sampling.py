@@ -1,4 +1,4 @@
-"""Models without large one-hots run like plain PyTorch, but later large ones are still found."""
+"""Models without large one-hots run like plain PyTorch, until a large one-hot appears."""
 
 import copy
 import pickle

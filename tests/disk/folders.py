@@ -1,4 +1,4 @@
-"""Trained folders, and ways to damage them."""
+"""Folders with trained tables, and ways to damage them."""
 
 import json
 import os

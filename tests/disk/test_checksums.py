@@ -130,7 +130,7 @@ def test_a_save_does_not_hide_damage_in_the_rows_beside_its_changes(folder):
         flip_row_of_open_folder = next(f.layout for f in store.files() if f.layout.name == "weight")
         flip(folder / "weight.safetensors", flip_row_of_open_folder.first_page * 4096 + 62)
         before = snapshot(folder)
-        store.table.raw_data[200] = 1.0  # on the same page, and not checked
+        store.table.raw_data[200] = 1.0  # on the damaged page, before hotrow has checked it
         with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
             store.save()
         assert snapshot(folder) == before
@@ -212,7 +212,7 @@ def test_a_table_in_a_tmpfs_reserves_its_space(memory_folder, tmp_path):
         size = path.stat().st_size
         file = store.files()[0]
         train_page = file.layout.first_page * 4096
-    os.truncate(path, train_page)  # a copy of the folder can have holes
+    os.truncate(path, train_page)  # like a copied file, which can have holes
     os.truncate(path, size)
     assert path.stat().st_blocks * 512 < path.stat().st_size
     disk.open(memory_folder / "u").close()

@@ -48,7 +48,7 @@ def journal(*writes, magic=b"hotrow journal 2\n"):
 
 
 def complete_save(folder):
-    """Return the first two writes of a journal, with which a save is complete."""
+    """Return the two writes at the start of a journal that make a save complete."""
     record, rest = (folder / "run.json").read_bytes(), (folder / "rest.pt").read_bytes()
     return ("run.json", WHOLE_FILE, record), ("rest.pt", WHOLE_FILE, rest)
 

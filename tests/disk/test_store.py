@@ -288,12 +288,12 @@ def test_a_full_disk_at_any_line_of_a_save_loses_nothing(tmp_path, stride):
 
 
 def test_a_full_disk_while_the_journal_is_replayed_loses_nothing(tmp_path, monkeypatch):
-    store, _, _ = saved_runs(tmp_path, 1 << 60, Crash())  # the number of a line that doesn't exist
+    store, _, _ = saved_runs(tmp_path, 1 << 60, Crash())  # beyond the last line, so no crash
     with store:
         expected = store.layer.weight.detach().clone()
         with monkeypatch.context() as failing:
             failing.setattr(journal, "replay_journal", lambda folder: False)
-            store.save("kept")  # writes only the journal
+            store.save("kept")  # writes the journal but doesn't replay it
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with monkeypatch.context() as failing:
         failing.setattr(journal, "flush", Mock(side_effect=full))

@@ -291,7 +291,7 @@ def bad_ids(count, bad):
 
 
 def end_after_an_error(method, kind, path):
-    """Look up NaN on rank 1, which ends right after its error; rank 0 is slow to receive it."""
+    """Look up NaN on rank 1, which ends right after its error; rank 0 receives the error late."""
     model = distribute(converted_model(), method, 2)
     is_bad, ended_too_early = dist.get_rank() == 1, []
     all_gather = dist.all_gather_object
@@ -535,7 +535,7 @@ SIZES = 10, 17, 40, 7, 3, 9
 
 
 def train_with_changing_rows(count, name):
-    """Train and resize; every rank trains on the same batch, so the average is that batch's."""
+    """Train and resize; all ranks use the same batch, so averaging doesn't change gradients."""
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(SIZES[0], 3, padding_idx=1), min_entries=0)
     if count:

@@ -62,7 +62,7 @@ def read_page(text: str) -> Page:
 
 
 def _iter_parts(text: str, first: int) -> Iterator[tuple[str, str, str, int]]:
-    """Yield (kind, value, source, line) for each code fence and each comment for the tests."""
+    """Yield (kind, value, source, line) for each code fence and test-control comment."""
     for token in PARSER.parse(text):
         if token.map is None:
             continue

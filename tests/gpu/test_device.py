@@ -1,4 +1,4 @@
-"""The promises on a real GPU; `make gpu` runs the same checks."""
+"""Test hotrow's promises on a real GPU; `make gpu` runs the same checks."""
 
 import pytest
 import torch

@@ -116,7 +116,7 @@ def test_tokenizer_that_multiplies_the_text_runs_out_of_memory_alone(tmp_path: P
 
 
 def test_time_of_a_tokenizer_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The process gets the limit from a copy of its script.
+    # The tokenizer process runs a copy of its script that has a lower limit.
     source = Path(tokenizer_process.__file__).read_text()
     script = tmp_path / "process.py"
     script.write_text(source.replace("CPU_SECONDS = 60", "CPU_SECONDS = 1"))

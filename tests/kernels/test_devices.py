@@ -1,4 +1,4 @@
-"""The plain torch kernels train tables on devices that have no kernels of their own.
+"""The plain torch kernels train tables on devices without compiled kernels.
 
 The tests run this code on CPU tensors. Every storage on a GPU counts as shared with other
 processes, so the tests also make every storage count as shared.

@@ -151,7 +151,7 @@ def test_page_opens_from_disk_with_a_strict_policy_and_no_requests(open_page: Op
     with pytest.raises(Error, match="violates the following Content Security Policy"):
         page.add_script_tag(content="document.title = 'taken'")
     assert page.title() == WORDS["en"]["page.title"]
-    recorded.messages.clear()  # the message about the violated policy
+    recorded.messages.clear()  # discard the message about the violation
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
@@ -175,7 +175,7 @@ def test_unknown_language_raises() -> None:
 
 # --- every control ----------------------------------------------------------------------------
 
-TYPED = {  # control: the text to type, the region that must change
+TYPED = {  # control: (text to type, region that must change)
     "ids": ("0, 0", "#lookup-output"),
     "rows": ("6", "#lookup-table"),
     "columns": ("2", "#lookup-table"),
@@ -241,7 +241,7 @@ ACTIONS = {
     "gradient-repeat": "#gradient-sums",
     "gradient-remove": "#gradient-sums",
 }
-HIDDEN = {  # control: the choice that shows it, the text to type, the region
+HIDDEN = {  # control: (choice that shows it, text to type, region that must change)
     "momentum": ("rule-momentum", "0.1", "#step-rows"),
     "outside": ("case-range", "-1", "#differ-shown"),
     "times": ("case-low", "900", "#differ-shown"),
@@ -1126,7 +1126,7 @@ def test_one_sentence_moves_one_row(open_page: Open, lang: str) -> None:
     values = "{n: 20, moved: 1, still: 19, learned: 10, sentence, word: nounText(7)}"
     line = page.evaluate(f"sentence => say('meaning.alone', {values})", sentence)
     assert page.inner_text("#meaning-alone") == line
-    # Python makes the same step.
+    # The Python code on the page takes the same step.
     space: dict[str, Any] = {}
     exec(page.text_content("#meaning-code") or "", space)
     shown = page.evaluate("sections.find(each => each.id === 'meaning').result(state).shown")
@@ -1145,7 +1145,7 @@ def test_one_sentence_moves_one_row(open_page: Open, lang: str) -> None:
            })).filter(Boolean)"""
     )
     assert outside == []
-    page.fill("#meaning-slider", "11")  # the next choice ends the view
+    page.fill("#meaning-slider", "11")  # choosing another word hides the message
     assert page.inner_text("#meaning-alone") == ""
 
 
@@ -1180,7 +1180,7 @@ def test_slider_moves_after_a_press_beside_it(open_page: Open) -> None:
     page.mouse.move(end - 200, middle - 20, steps=5)
     page.mouse.up()
     assert page.evaluate("getSelection().toString()") == ""
-    # A slider in a selection, however made, moves too: the press drags no text.
+    # A slider inside a text selection moves too: pressing it doesn't drag the text.
     page.evaluate("getSelection().selectAllChildren(document.querySelector('#waste'))")
     page.mouse.move(box["x"] + 8, middle)
     page.mouse.down()
@@ -1213,7 +1213,7 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
     torch.testing.assert_close(found[:100], torch.tensor(space["losses"]), rtol=0, atol=1e-5)
     pairs = list(zip(space["nouns"].tolist(), space["verbs"].tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
-    # The best possible guess is a word's own share of each verb.
+    # The best possible guess is how often each verb occurs with the noun.
     share = torch.zeros(20, 16).index_put(tuple(torch.tensor(pairs).T), torch.tensor(1.0))
     best = (share / share.sum(1, keepdim=True)).log()[space["nouns"], space["verbs"]]
     lowest = -best.mean()
@@ -1299,7 +1299,7 @@ def test_an_answered_question_does_not_change(open_page: Open) -> None:
     page.click("[data-lang=zh-CN]")
     assert page.inner_text("#row-question").endswith("ID 3 对应的是哪一行？")
     page.evaluate("unfold('lookup')")
-    page.evaluate("change({ids: [1]}, null)")  # not yet answered, so it follows the ids
+    page.evaluate("change({ids: [1]}, null)")  # the unanswered question follows the ids
     assert "查找 ID 1，" in page.inner_text("#lookup-question")
     page.click("#lookup .skip")
     page.evaluate("change({ids: [0]}, null)")
@@ -1405,7 +1405,7 @@ def test_focus_ring_of_a_word_is_around_its_dot(open_page: Open) -> None:
     assert page.evaluate(ring) == ["noun-8", "none", True]
     page.keyboard.press("Enter")
     assert page.evaluate(ring) == ["noun-8", "none", True]
-    page.click("#meaning-map text.label >> nth=3")  # a label chooses its word, too
+    page.click("#meaning-map text.label >> nth=3")  # clicking a label also chooses its word
     assert page.evaluate(ring) == ["noun-3", "none", False]
 
 
@@ -1533,7 +1533,7 @@ def test_no_text_shows_an_object_and_the_table_with_inf_is_shown(open_page: Open
 @pytest.mark.parametrize("way", ["lookup", "product"])
 def test_core_path_fits_a_phone_without_scrolling(open_page: Open, lang: str, way: str) -> None:
     page = open_page(f"lang={lang}&way={way}&vocabulary=50257", width=360).page
-    regions = ".core div.wide"  # without the Python code
+    regions = ".core div.wide"  # excludes the Python code
     assert page.locator(regions).count() == 6
     too_wide = """regions => [...document.querySelectorAll(regions)]
         .filter(region => region.scrollWidth > region.clientWidth).map(region => region.id)"""

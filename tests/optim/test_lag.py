@@ -471,5 +471,5 @@ def test_saved_files_contain_only_torch_objects():
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     assert type(loaded["optimizer"]["state"][0]) is dict
-    assert not isinstance(layers[0].weight.lag, RowLag)  # saving the checkpoint closed the lag
+    assert not isinstance(layers[0].weight.lag, RowLag)  # saving closed the `RowLag`
     assert pickle.loads(pickle.dumps(optimizer)).state_dict().keys() == {"state", "param_groups"}

@@ -133,7 +133,10 @@ def assert_three_way(name, options, **how):
 
 
 def parameter_vector(layers):
-    """Return all parameters as one vector. In a small layer, torch may be exact by chance."""
+    """Return all parameters as one vector.
+
+    In a single small layer, torch can be exact by chance, so errors are compared over all layers.
+    """
     return nn.utils.parameters_to_vector(layers.parameters()).detach()
 
 
@@ -367,7 +370,10 @@ def test_a_resumed_run_has_the_same_bits(name, options):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["NAdam", "ASGD"])
 def test_the_scalars_of_a_loaded_state_have_the_same_bits_as_torchs(name, dtype):
-    """torch's `load_state_dict` casts them to the parameter's dtype, and then rounds to that."""
+    """torch's `load_state_dict` casts the scalars to the parameter's dtype.
+
+    torch then rounds them to this dtype in every step.
+    """
     options = {"lr": 0.01, "momentum_decay": 0.1} if name == "NAdam" else {"lr": 0.1, "t0": 2}
     saved = {}
     for make_model, make in ((table_model, hotrow_optimizer), (dense_model, torch_optimizer)):

@@ -126,7 +126,7 @@ def test_a_table_without_a_gradient_takes_no_step(name):
     assert len(set(map(id, ledgers(model)))) == 5
     assert all(ledger.table_count == 1 for ledger in ledgers(model))
     assert_same_training(model, optimizer.state, *alone(name, batches(30)))
-    # Compare with dense torch too, because `alone` runs our code.
+    # Compare with dense torch too, because `alone` runs hotrow's code.
     plain, dense = make(name, Model(), torch.optim)
     train(plain, dense, batches(30))
     for one, two in zip(model.parameters(), plain.parameters(), strict=True):

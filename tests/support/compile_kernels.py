@@ -18,7 +18,7 @@ os.environ.pop("TRITON_INTERPRET", None)
 
 import torch
 
-if True:  # after the environment variable
+if True:  # import Triton only after changing the environment variable
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -1,4 +1,4 @@
-"""A model with a table, and its training, for the tests of code for GPUs."""
+"""A model with a table, and a training loop, for tests of GPU code."""
 
 import torch
 from torch import nn

@@ -16,7 +16,7 @@ from numba import njit
 from hotrow.kernels import devices
 from hotrow.kernels.cpu.intrinsics import JIT_OPTIONS, fma
 
-if True:  # after the environment variable
+if True:  # import Triton only after setting the environment variable
     import triton.language as tl
     import triton.runtime.interpreter as interpreter
 
@@ -61,8 +61,8 @@ def cast(self, x, dtype):
     return _cast(self, x, dtype)
 
 
-# The interpreter copies all arguments to the CPU and back. These tensors are already there, and its
-# code leaves references to them, which would count as aliases of a table.
+# The interpreter copies all arguments to the CPU and back. Here, they are already on the
+# CPU, and the copying code would leave references, which would count as aliases of a table.
 interpreter.GridExecutor._init_args_hst = lambda self, arguments, named: (arguments, named)
 interpreter.GridExecutor._restore_args_dev = lambda self, *arguments: None
 interpreter.InterpreterBuilder.create_fma = create_fma

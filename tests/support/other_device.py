@@ -1,4 +1,4 @@
-"""Run the code for other devices on CPU tensors, and watch for waits."""
+"""Run the code for other devices on CPU tensors, and detect operations that wait."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ class Waits(TorchDispatchMode):
         return result
 
     def __enter__(self):
-        # hotrow checks the ids in an operator if a dispatch mode is active. Don't let it notice.
+        # hotrow checks the ids in an operator if a dispatch mode is active. Hide this one.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
         return super().__enter__()

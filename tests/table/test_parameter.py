@@ -521,7 +521,7 @@ def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
     with pytest.raises(HotrowError, match="a table was read during its own step"):
         optimizer.step()
     monkeypatch.undo()
-    model.weight.sum()  # after the step, a read raises no error
+    model.weight.sum()  # a read after the step doesn't raise an error
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])

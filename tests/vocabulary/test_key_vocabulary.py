@@ -16,7 +16,8 @@ from hotrow.vocabulary import Vocabulary
 from tests.support.tolerance import assert_same_bits
 from tests.support.vocabularies import COLUMNS, DenseRun, TableRun, assert_no_worse
 
-# Rows that no batch has touched must not move: no weight decay, and not ASGD, which always decays.
+# Rows that no batch has touched must not move, so these optimizers have no weight decay. ASGD is
+# missing because it always decays.
 STILL = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "Adam": {"lr": 0.1},
@@ -63,7 +64,7 @@ def test_a_growing_vocabulary_trains_like_all_rows_from_the_start(name, key_type
         rows_at.append(len(words))
     assert rows_at[0] < rows_at[5] < rows_at[-1] == len(final)
     assert words.keys() == KEYS[key_type](final)
-    assert growing.lag.ledger.length == len(stream)  # no growth closed the lag
+    assert growing.lag.ledger.length == len(stream)  # growing never restarted the ledger
     assert_no_worse(growing.weights, *(run.weights for run in dense))
 
 
@@ -126,7 +127,7 @@ def test_eviction(by):
     assert words.evict(20).tolist() == list(range(6))
     remap = words.evict(4, by=by)
     kept = ["a", "c", "d"]
-    if by == "idle":  # b, then c, which is older than e and as idle
+    if by == "idle":  # drops b, then c: e is as idle as c, but newer
         kept = ["a", "d", "e"]
     assert words.keys() == kept
     old_ids = [0, *(["a", "b", "c", "d", "e"].index(key) + 1 for key in kept)]

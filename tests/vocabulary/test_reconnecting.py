@@ -13,7 +13,7 @@ from tests.support.tolerance import assert_same_bits
 
 
 class Model(nn.Module):
-    """An embedding, an output head of its own, and another layer."""
+    """A model with an embedding, an untied output head, and another layer."""
 
     def __init__(self):
         super().__init__()

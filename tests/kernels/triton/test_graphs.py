@@ -38,7 +38,7 @@ def set_learning_rate(optimizer, t):
 
 
 class Replay:
-    """Run a step's code as the capture of a graph does, and refuse what a graph cannot repeat."""
+    """Run a step's code as during a graph capture, and reject what a graph can't replay."""
 
     is_recorded = True
 

@@ -1,4 +1,4 @@
-"""The Triton kernels, in Triton's interpreter, return the bits of the CPU's kernels."""
+"""The Triton kernels, in Triton's interpreter, return the same bits as the CPU kernels."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def make_late_run(name, kwargs, dtype, steps, exact=False):
     run.step(0)
     for _ in range(steps):
         run.ledger.record_step(run.group)
-    run.ledger._copies.clear()  # the GPU's clock didn't count these steps
+    run.ledger._copies.clear()  # the copy on the GPU lacks these steps
     run.row_steps[:2] += steps // 3  # some rows have missed fewer steps
     return run
 
@@ -149,7 +149,7 @@ def sums_of(ids, grads, row_count):
 
 
 def sums_in_chunks(ids, grads, row_count):
-    """Return the promised sums: chunks of 32 in batch order, and the chunks in order."""
+    """Sum in the promised order: within chunks of 32 in batch order, then over the chunks."""
     table = torch.zeros(row_count, grads.shape[1], dtype=grads.dtype)
     for row in range(row_count):
         own = grads[ids == row]

@@ -1,4 +1,4 @@
-"""Training with tables on a GPU, in Triton's interpreter: the bits of the CPU, and no waits."""
+"""Training on a GPU, in Triton's interpreter, gives the CPU's bits and never waits."""
 
 import copy
 
@@ -216,11 +216,11 @@ def test_training_never_waits(name, layer, interpret):
         train(layers, optimizer, batches(2), PREPARATIONS[name])
         with torch.no_grad():
             layers[0](batches(1)[0])
-    if name == "clip values":  # reads whether a limit changes a zero, which is on the CPU
+    if name == "clip values":  # checks on the CPU that clipping keeps zeros
         waits.calls = [each for each in waits.calls if each != aten.is_nonzero.default]
         del waits.calls[:2]
     assert waits.calls == []
-    assert layers[0].weight.lag.has_stale_rows  # otherwise, the steps settled all rows
+    assert layers[0].weight.lag.has_stale_rows  # the steps didn't settle all rows
     assert isinstance(layers[0].weight.lag._updater._operators, TritonRows)
 
 
@@ -288,7 +288,7 @@ def test_a_bad_id_stops_all_later_steps(name, steps_before, interpret, monkeypat
     flag.show()
     with pytest.raises(HotrowError, match=rf"input\[1\] = {ROWS + 3}"):
         layers(torch.tensor([1]))
-    # Training continues as if the stopped steps had not been taken.
+    # Training continues as if the skipped steps had not been taken.
     train(layers, optimizer, batches(2, seed=5))
     train(rival, other, batches(2, seed=5))
     for ours, expected in zip(values_of(layers, optimizer), values_of(rival, other), strict=True):
