@@ -206,7 +206,7 @@ def test_min_entries_stays_until_it_is_set_again():
 
 @pytest.mark.parametrize("min_entries", [-1, 2.0, True, "many"])
 def test_invalid_min_entries_raises(min_entries):
-    with pytest.raises(HotrowError, match=f"min_entries = {min_entries!r}, but it must be an int"):
+    with pytest.raises(HotrowError, match=f"min_entries = {min_entries!r}, but it must be a non-"):
         convert(Small(), min_entries=min_entries)
 
 

@@ -168,7 +168,7 @@ def test_a_backward_pass_from_before_the_change_is_an_error():
     for layer in (hotrow.convert(nn.Embedding(6, 2), min_entries=0), nn.Embedding(6, 2)):
         loss = layer(torch.tensor([5, 1])).sum()
         vocabulary.take(layer, [5, 4, 3, 2, 1, 0])
-        with pytest.raises(HotrowError, match="from before the rows of the vocabulary changed"):
+        with pytest.raises(HotrowError, match="the vocabulary changed after the forward pass"):
             loss.backward()
         assert layer.weight.grad is None
         layer(torch.tensor([5, 1])).sum().backward()
@@ -328,7 +328,7 @@ class Examples:
 resize, take = vocabulary.resize, vocabulary.take
 INVALID = {
     "rows is 0": lambda x: resize(x.layer, 0),
-    "rows = 2.5, but it must be an int": lambda x: resize(x.layer, 2.5),
+    "rows = 2.5, but it must be a non-negative int": lambda x: resize(x.layer, 2.5),
     "layer is a int, but it must be a torch module": lambda x: resize(3, 2),
     "model is a int": lambda x: resize(x.layer, 2, model=3),
     "ModuleList has 2 embeddings: 0, 1: pass the layer": lambda x: resize(x.both, 5),

@@ -217,7 +217,7 @@ class Measurement:
             )
 
     def run_steps(self, name: str, peer: Peer, count: int) -> list[dict[str, float]]:
-        """Run `count` steps of one peer; return each step's milliseconds by part."""
+        """Run `count` steps of one peer; return the milliseconds of each part of each step."""
         torch.set_num_threads(self.configs[name].threads or self.thread_count)
         gradient = self.gradient[: self.cases[name].ids]
         times = []

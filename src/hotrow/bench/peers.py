@@ -88,7 +88,7 @@ class Peer:
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
         """Run the task once; return the time in seconds of each of its `TASK_PARTS`.
 
-        The time of backward includes freeing the output and its graph.
+        The backward time includes freeing the output and its graph.
         """
         names = TASK_PARTS[self.case.task]
         if names == ("forward",):

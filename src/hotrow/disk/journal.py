@@ -81,7 +81,7 @@ def replay_journal(folder: Folder) -> bool:
     Returns whether a journal existed.
 
     Raises:
-        HotrowError: the journal is damaged, or it does not belong to the files of the folder. No
+        HotrowError: the journal is damaged, or it does not match the files in the folder. No
             file has changed.
     """
     try:

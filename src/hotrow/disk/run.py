@@ -73,7 +73,7 @@ class SavedRun:
             raise ValueError(f"an entry of the ledger is not a list of {width} numbers")
 
     def restore(self, table: Table) -> None:
-        """Give the table the `RowLag` that was saved with it.
+        """Attach the saved `RowLag` to the table.
 
         Raises:
             ValueError: the options of the optimizer are invalid.

@@ -151,7 +151,8 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
 
     Args:
         path: a folder that `create` created.
-        verify: whether to compare each page of the files with its checksum before its first use.
+        verify: whether to compare each page of the files with its checksum before the page is first
+            used.
 
     Returns:
         The open store. To continue training, create an optimizer of the same class with the same
@@ -310,7 +311,7 @@ class Store:
         self._folder.close(unlock=self._process == os.getpid())
 
     def check_rows(self, rows: Tensor | None) -> None:
-        """Check the pages that contain these valid ids, or all pages, before they are used.
+        """Check the pages of the rows with these valid ids, or all pages, before they are used.
 
         The steps of rows are always checked, because the kernels use them as indices.
 

@@ -93,7 +93,7 @@ class Drawing(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a grid: a label and a box of texts.
+    """A line of a grid: a label, and a box with one text for each column.
 
     If there are fewer texts than columns, the first text spans the extra columns.
     """

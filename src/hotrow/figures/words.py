@@ -1,4 +1,4 @@
-"""The texts of the figures in English and Chinese."""
+"""The text of the figures, in English and Chinese."""
 
 from __future__ import annotations
 

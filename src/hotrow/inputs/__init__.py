@@ -1,1 +1,1 @@
-"""Read tables, ids, texts and models from files."""
+"""Read tables, ids, text and models from files."""

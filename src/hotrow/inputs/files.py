@@ -1,4 +1,4 @@
-"""Read tables, texts and ids from files, and write text files. No file is ever unpickled."""
+"""Read tables, text and ids from files, and write text files. No file is ever unpickled."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _read_pt(path: str) -> Any:
 
 
 def _is_zip_of_stored_files(descriptor: int, path: str) -> bool:
-    """Return whether the file is a zip file, as torch writes since 1.6.
+    """Return whether the file is a zip file, the format that torch has written since version 1.6.
 
     Raises `HotrowError` if a file in the zip file is compressed, because decompressing it could
     exhaust the memory. torch doesn't compress files.
@@ -229,8 +229,8 @@ def _check_contents(inputs: Any, path: str, size: int) -> None:
         objects += ((part, depth + 1) for part in parts)
         if count + len(objects) > _MAX_OBJECTS or depth > _MAX_DEPTH:
             raise HotrowError(
-                f"{path} has more than {_MAX_OBJECTS:,} objects, or lists inside of lists with a "
-                f"depth of more than {_MAX_DEPTH}",
+                f"{path} has more than {_MAX_OBJECTS:,} objects, or objects nested more than "
+                f"{_MAX_DEPTH} levels deep",
                 fix="save fewer, larger tensors",
             )
 

@@ -1,4 +1,4 @@
-"""Convert text to ids with a tokenizer.json file, which runs in another process."""
+"""Convert text to ids with a tokenizer.json file; the tokenizer runs in another process."""
 
 from __future__ import annotations
 

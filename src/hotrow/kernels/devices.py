@@ -31,7 +31,7 @@ def has_triton_kernels(rows: Tensor) -> bool:
 
 
 def is_capturing(tensor: Tensor) -> bool:
-    """Return whether launches on the tensor's GPU are recorded in a CUDA graph, and don't run."""
+    """Return whether a CUDA graph is capturing kernel launches on the tensor's GPU."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 
 def is_transforming() -> bool:
-    """Return whether `torch.func` or forward-mode autograd is active, which need special rules."""
+    """Return whether `torch.func` or forward-mode autograd is active; both need special rules."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 

@@ -92,7 +92,7 @@ class RuleTensor(Tensor):
         raise NotImplementedError
 
     def column(self) -> Tensor | None:
-        """Return the values of a column that has no memory in common with its one-hot, or None."""
+        """Return the values of a column that shares no memory with its one-hot, or None."""
         raise NotImplementedError
 
     def materialize_for_write(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""The cumulative sum of a one-hot along a batch axis, of which only some entries are computed."""
+"""The cumulative sum of a one-hot along a batch axis, computed only for the entries in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RunningCount(DenseColumns):
         field: the one-hot.
         axis: the batch axis of the sum.
         dtype: the dtype of the sum.
-        keys: (M,), a sorted number for each id: `(group * width + id) * length + position`.
+        keys: (M,), the sorted keys of the ids: `(group * width + id) * length + position`.
         totals: (M + 1,), the cumulative sums of the weights, from 0; None if all weights are 1.
         rows: (*batch, 1), the row numbers, in any order.
         is_moved: whether `rows` are in a different order than in the field.
@@ -102,7 +102,7 @@ class RunningCount(DenseColumns):
         return values if self.change is None else self.change(values, lambda t: t)
 
     def gather(self, ids: Tensor, pick: Pick) -> Tensor:
-        """Return the entries at (*batch, K) ids; `pick` returns the entries of an operand there."""
+        """Return the entries at (*batch, K) ids; `pick` returns an operand's entries there."""
         length = self.field.ids.shape[self.axis]
         last = _keys(self.rows, ids, length, self.width).contiguous()
         first = (last - self.rows % length).contiguous()
@@ -148,5 +148,5 @@ class RunningCount(DenseColumns):
 
 
 def _keys(rows: Tensor, ids: Tensor, length: int, width: int) -> Tensor:
-    """Return the number by which the ids of these rows are sorted."""
+    """Return the sort keys of the ids of these rows."""
     return (rows // length * width + ids) * length + rows % length

@@ -346,7 +346,7 @@ class RowLag:
             table.lag = None
 
     def prepare_capture(self) -> None:
-        """Make the steps on the GPU ready for a CUDA graph."""
+        """Prepare the steps on the GPU for a CUDA graph."""
         self._rows().reserve(MAX_LEDGER_ENTRIES)
 
     def prepare_replay(self, group: ParamGroup) -> None:

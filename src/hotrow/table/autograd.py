@@ -36,7 +36,7 @@ class StorageUses:
     def count(self) -> int:
         """Return the number of uses; `sys.maxsize` for CPU memory shared with another process.
 
-        For a storage on a GPU, `is_shared` is always true, so it doesn't show whether another
+        For GPU storage, `is_shared` is always true, so it doesn't show whether another
         process uses the memory; see `Table.was_sent`.
         """
         storage = self._storage
@@ -94,8 +94,8 @@ def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | Non
 
 def _refuse_old_gradient(gradients: Any) -> None:
     raise HotrowError(
-        "this backward pass belongs to a forward pass from before the rows of the vocabulary "
-        "changed, so its gradient is for the old rows",
+        "the rows of the vocabulary changed after the forward pass, so this backward pass would "
+        "compute a gradient for the old rows",
         fix="call backward() before the change, or run the forward pass again",
     )
 

@@ -45,7 +45,7 @@ class Table(nn.Parameter):
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
-        was_copied: whether `convert` copied the values, because other code held the storage.
+        was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether another process received the memory of a table on a GPU.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
@@ -117,7 +117,7 @@ class Table(nn.Parameter):
 
     @never_trace
     def set_layout(self, by_columns: bool = True) -> None:
-        """Switch to column order (`by_columns`) or torch's default order, if no alias is alive.
+        """Switch to column order (`by_columns`) or torch's default order, if there is no alias.
 
         Autograd requires a dense gradient to have the same memory order, so the gradient changes
         too.

@@ -60,7 +60,7 @@ class Distribution(Protocol[_Table]):
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
     ) -> Tensor:
-        """Return the rows of the first process, after a check that all run this operation."""
+        """Check that all processes run this operation, and return the rows of the first one."""
 
 
 class Shards(Distribution[_Table], Protocol[_Table]):

@@ -45,7 +45,7 @@ class RowChange:
 
         Arguments:
             rows: (V, ...). Not changed.
-            added: the value of the added rows, or their values in ascending order.
+            added: one value for all added rows, or a tensor that contains the added rows in order.
             extend: whether the result may share the storage of `rows` and may have spare memory.
                 The caller then stops using `rows`, and nothing else may share its storage.
         """

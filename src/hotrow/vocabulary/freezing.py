@@ -32,7 +32,7 @@ def freeze(layer: nn.Module, ids: Any) -> None:
 
     Raises:
         HotrowError: before anything changes, if the weight is not a table, an id is out of range,
-            or the table is sharded or on disk. Later, a step raises it if an optimizer from
+            or the table is sharded or on disk. Later, a step raises this error if an optimizer from
             `torch.optim` trains the table.
 
     Cost: settles the rows once. A step then only skips them. If the gradient is dense (a tied

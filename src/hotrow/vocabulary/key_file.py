@@ -1,4 +1,4 @@
-"""Save the keys of a vocabulary in a safetensors file, and read it without trusting it.
+"""Save the keys of a vocabulary in a safetensors file, and read and validate such a file.
 
 Strings are stored as their UTF-8 bytes, one after the other, and the position at which each string
 ends. The options are JSON in the file's metadata.

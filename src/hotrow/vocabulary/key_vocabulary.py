@@ -200,7 +200,8 @@ class Vocabulary:
             (V,) int64: the new id of each old id, or -1 if its row was dropped.
 
         Raises:
-            HotrowError: before anything changes, if an argument is invalid, or more rows must stay.
+            HotrowError: before anything changes, if an argument is invalid, or more than `rows`
+                rows must stay.
         """
         if by not in EVICTION:
             raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")

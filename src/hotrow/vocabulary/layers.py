@@ -74,7 +74,7 @@ def find_layers(layer: nn.Module, model: nn.Module | None = None) -> VocabularyL
         model: the model in which to look for other users of the weight.
 
     Raises:
-        HotrowError: `layer` has no weight with a row for each id, or several.
+        HotrowError: `layer` has no weight with a row for each id, or has several such weights.
     """
     for name, value in (("layer", layer), ("model", model)):
         if not (isinstance(value, nn.Module) or (name == "model" and value is None)):

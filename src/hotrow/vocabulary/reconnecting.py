@@ -125,7 +125,7 @@ def _prepare_resized_state(
 
 
 def _replace(model: nn.Module, new: nn.Parameter, old: nn.Parameter) -> None:
-    """Put a parameter in the place of another one, in all modules."""
+    """Replace one parameter with another in all modules."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is new:

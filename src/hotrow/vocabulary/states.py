@@ -80,14 +80,14 @@ def prepare_state(
     """Compute the changed state of a parameter without a lag, and return a function that stores it.
 
     Arguments:
-        optimizer: the optimizer; its state is not changed yet.
+        optimizer: the optimizer; this function does not change its state.
         parameter: the parameter.
         shape: the parameter's shape before the change.
         change: the change.
         columns: whether ids select columns.
 
     Raises:
-        HotrowError: a state tensor has dimensions, but not the parameter's shape.
+        HotrowError: a state tensor is not 0-D and doesn't have the parameter's shape.
     """
     group = group_of(optimizer, parameter)
     initial = {} if group is None else initial_slots(optimizer, group)

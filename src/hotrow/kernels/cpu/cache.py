@@ -34,9 +34,9 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     - Stale code: numba checks only the modification time of the function's own file. Here, editing
       any file in `kernels` invalidates the cache.
-    - Locking: numba reads and writes the cache index without a lock. If two processes, such as the
-      ranks of a first run, save at the same time, one may load the other's code. Here, a file lock
-      lets only one process at a time access the index.
+    - Locking: numba reads and writes the cache index without a lock. If two processes, such as two
+      ranks in their first run, save at the same time, one may load the other's code. Here, a file
+      lock lets only one process at a time access the index.
     - Startup: numba imports its whole compiler before it loads a kernel, and this import takes most
       of the startup time. Loading needs only numba's runtime, so only the runtime is initialized
       here.

@@ -90,7 +90,7 @@ class _Kernel:
 class CompiledRows:
     """The compiled implementation of `operators.RowOperators`.
 
-    An object reads the addresses of its tensors only once, and keeps the tensors alive.
+    The addresses of the tensors are read only once, and the object keeps the tensors alive.
     """
 
     def __init__(

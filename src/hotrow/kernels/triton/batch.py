@@ -56,7 +56,7 @@ class DeviceIds(DistinctIds):
 
     @classmethod
     def copy(cls, ids: Tensor, row_count: int) -> DeviceIds:
-        """Return a copy of the ids of a table with `row_count` rows."""
+        """Return a copy of these ids, in the smallest dtype for a table with `row_count` rows."""
         return cls(ids.reshape(-1).to(id_dtype(row_count), copy=True), ids.shape)
 
     @functools.cached_property

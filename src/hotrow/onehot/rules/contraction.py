@@ -172,7 +172,7 @@ def _contract_dense(x: _Operand, other: Tensor, labels: str, output: str) -> Any
 
 
 def _weighted(x: _Operand, weights: Tensor, dtype: torch.dtype, output: str) -> OneHot:
-    """Return a one-hot with the same ids and other weights, in the order of the output's axes."""
+    """Return a one-hot with the same ids but new weights, in the order of the output's axes."""
     batch = [letter for letter in output if letter in x.batch]
     order = [*(x.batch.index(letter) for letter in batch), len(batch)]
     axes = [*batch, *x.classes]

@@ -1,4 +1,4 @@
-"""The cumulative sum over a batch axis, which counts the equal ids in the rows before."""
+"""The cumulative sum over a batch axis, which counts the equal ids up to each row."""
 
 from __future__ import annotations
 
