@@ -80,6 +80,13 @@ def test_modules_of_any_class_are_converted(cls, to):
         assert outcomes == ["table", "linear(9, 3) looked up"]
 
 
+def test_a_converted_class_keeps_its_metaclass():
+    """Python caches the attributes of a class only if its metaclass doesn't change the MRO."""
+    for cls in CLASSES:
+        converted, has_hook = type(convert(cls())), cls in (CountsSubclasses, GenericFirst)
+        assert (type(converted) is type(cls)) is not has_hook
+
+
 @pytest.mark.parametrize("cls", CLASSES)
 def test_a_copy_and_a_saved_module_are_converted_too(cls):
     model = convert(cls(), min_entries=0)

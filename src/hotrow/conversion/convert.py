@@ -79,7 +79,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 
     Cost: conversion adds no overhead to torch's own layers. In your own modules, each call to a
     torch function takes about a microsecond longer if the model creates large one-hots. Otherwise,
-    only the call to the model itself takes about a microsecond longer.
+    only the call to the model itself takes 2 to 9 microseconds longer.
 
     >>> model = convert(nn.Sequential(nn.Embedding(50_000, 5), nn.Linear(5, 2)))
     >>> print(convert.report(model))

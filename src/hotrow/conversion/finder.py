@@ -18,13 +18,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.conversion.origins import Record
-from hotrow.conversion.sampling import CallSampler, call_state, saved_tensor_hook
+from hotrow.conversion.sampling import CallSampler, call_states, saved_tensor_hook
 from hotrow.kernels.tracing import is_compiling, never_compile_alone
 from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
+
+_is_tracing = torch._C._is_tracing
 
 
 class Finder(TorchFunctionMode):
@@ -42,12 +44,12 @@ class Finder(TorchFunctionMode):
         self.record, self.sampler = record, CallSampler()
 
     def __enter__(self) -> Finder:
-        call_state.sampler = self.sampler
+        call_states.current.sampler = self.sampler
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: object) -> None:
-        call_state.sampler = None
+        call_states.current.sampler = None
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @never_compile_alone
@@ -65,7 +67,7 @@ class Finder(TorchFunctionMode):
         if pattern is _zeros and not _scatters(frame):
             return func(*args, **kwargs)
         # Don't search in a checkpointed function: its recomputation runs outside this mode.
-        if call_state.saved_tensor_hook is not saved_tensor_hook():
+        if call_states.current.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **kwargs)
         try:
             result = pattern(func, *args, **kwargs)
@@ -81,13 +83,16 @@ class Finder(TorchFunctionMode):
         return result
 
 
-def finder_of(record: Record, method: Any, args: Any, kwargs: Any) -> Finder | None:
-    """Return the finder for this method call, or None to skip the search."""
+def finder_of(record: Record, method: Any, hook: Any, args: Any, kwargs: Any) -> Finder | None:
+    """Return the finder for this method call, or None to skip the search.
+
+    `hook` is the current `saved_tensor_hook()`.
+    """
     finder: Finder | None = record.finders.get(method)
     if finder is None:
         finder = record.finders[method] = Finder(record)
     # Recomputing a checkpointed function must find the same one-hots, so always search.
-    must_search = torch._C._is_tracing() or saved_tensor_hook() is not None
+    must_search = hook is not None or _is_tracing()
     return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
 
@@ -125,7 +130,7 @@ def _is_square(matrix: Any) -> bool:
     if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
         return False
     # While torch.jit.trace records, sizes are tensors, and comparing them raises a warning.
-    return not torch._C._is_tracing() and matrix.shape[0] == matrix.shape[1]
+    return not _is_tracing() and matrix.shape[0] == matrix.shape[1]
 
 
 def _identity_rows(func: Any, matrix: Any, index: Any) -> OneHot | None:

@@ -22,7 +22,7 @@ from hotrow.conversion import sampling
 from hotrow.conversion.finder import Finder, finder_of
 from hotrow.conversion.matmul import MatmulMode
 from hotrow.conversion.origins import Record
-from hotrow.conversion.sampling import call_state, saved_tensor_hook
+from hotrow.conversion.sampling import call_states, saved_tensor_hook
 from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import materialize
@@ -50,12 +50,14 @@ class _Converted:
     def __init_subclass__(cls) -> None:
         """Skip the original class's `__init_subclass__`, which is meant for users' subclasses."""
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        constructor, arguments, *state = tuple(super().__reduce_ex__(protocol))
-        if arguments and arguments[0] is type(self):  # the class of the new object
-            settings = self._original, self._direction, self._min_entries
-            constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
-        return constructor, arguments, *state
+
+def _reduce(module: Any, protocol: Any) -> Any:
+    """Return how to copy or pickle a converted module, as `__reduce_ex__` does."""
+    constructor, arguments, *state = tuple(module._original.__reduce_ex__(module, protocol))
+    if arguments and arguments[0] is type(module):  # the class of the new object
+        settings = module._original, module._direction, module._min_entries
+        constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
+    return constructor, arguments, *state
 
 
 def _rebuild(
@@ -162,10 +164,13 @@ def _converted_class(
     }
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     members = {**methods, **names, "__doc__": original.__doc__, **settings}
+    members["__reduce_ex__"] = _reduce
     metaclass: Any = type(original)
-    converted: type[nn.Module] = _metaclass(metaclass)(
-        original.__name__, (original, _Converted), members
-    )
+    if any("__init_subclass__" in vars(base) for base in original.__mro__[:-1]):
+        metaclass = _metaclass(metaclass)
+    # The first base must be the original class. Otherwise, if that class inherits from `ABC` or
+    # `Generic` before `nn.Module`, Python refuses to assign the new class to a module.
+    converted: type[nn.Module] = metaclass(original.__name__, (original, _Converted), members)
     return converted
 
 
@@ -173,8 +178,8 @@ def _converted_class(
 def _metaclass(base: Any) -> Any:
     """Return a metaclass whose classes search `_Converted` for attributes before the first base.
 
-    The first base must be the original class. Otherwise, if that class inherits from `ABC` or
-    `Generic` before `nn.Module`, Python refuses to assign the new class to a module.
+    This skips the `__init_subclass__` of the first base. Python caches no attributes of such
+    classes, so each use of an attribute takes longer.
     """
 
     def mro(cls: Any) -> list[type]:
@@ -191,21 +196,21 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = getattr(original, name)  # the user may have replaced the method
-        outer = call_state.mode, call_state.saved_tensor_hook
-        hook = saved_tensor_hook()
-        if outer[0] and hook is outer[1]:
+        state, hook = call_states.current, saved_tensor_hook()
+        outer_mode, outer_hook = state.mode, state.saved_tensor_hook
+        if outer_mode and hook is outer_hook:
             return current(self, *args, **kwargs)
-        is_searching = outer[0] == "searching"
-        mode = None if is_searching else _mode_for(self, name, args, kwargs)
-        call_state.mode = "searching" if is_searching or mode else "skipping"
-        call_state.saved_tensor_hook = hook
+        is_searching = outer_mode == "searching"
+        mode = None if is_searching else _mode_for(self, name, hook, args, kwargs)
+        state.mode = "searching" if is_searching or mode else "skipping"
+        state.saved_tensor_hook = hook
         try:
             if mode is None:
                 return current(self, *args, **kwargs)
             with mode:
                 result = current(self, *args, **kwargs)
         finally:
-            call_state.mode, call_state.saved_tensor_hook = outer
+            state.mode, state.saved_tensor_hook = outer_mode, outer_hook
         return _materialize_outputs(result)
 
     return run
@@ -228,7 +233,9 @@ def _materialize_output(value: OneHot) -> Tensor:
     return materialize(value)
 
 
-def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContextManager[Any] | None:
+def _mode_for(
+    module: Any, name: str, hook: Any, args: Any, kwargs: Any
+) -> AbstractContextManager[Any] | None:
     """Return the mode for this method call, or None if the call needs no mode."""
     if module._direction == "matmul":
         return MatmulMode()
@@ -236,4 +243,4 @@ def _mode_for(module: Any, name: str, args: Any, kwargs: Any) -> AbstractContext
         return Finder()
     # A module that is being copied or loaded has no `training` attribute yet.
     method = name, getattr(module, "training", True)
-    return finder_of(record_of(module), method, args, kwargs)
+    return finder_of(record_of(module), method, hook, args, kwargs)

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.conversion.sampling import call_state
+from hotrow.conversion.sampling import call_states
 from hotrow.onehot.tensor import LOOKUP_ADVANTAGE, OneHot
 from hotrow.table.stack import location_of
 
 
 def _search_always() -> None:
     """Make hotrow search every later call of the current method for one-hots."""
-    if call_state.sampler is not None:
-        call_state.sampler.always_searches = True
+    sampler = call_states.current.sampler
+    if sampler is not None:
+        sampler.always_searches = True
 
 
 class Origin:

@@ -76,6 +76,9 @@ def _input_size(values: Collection[Any], depth: int = 0) -> float:
     return total
 
 
+_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
 def saved_tensor_hook() -> Any:
     """Return the hook that packs the tensors that autograd saves, or None.
 
@@ -83,11 +86,11 @@ def saved_tensor_hook() -> Any:
     """
     if is_compiling():
         return None
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = _top_hooks(True)
     return None if hooks is None else hooks[0]
 
 
-class _CallState(threading.local):
+class CallState:
     """The state of a thread's current call to a converted method.
 
     Attributes:
@@ -96,10 +99,15 @@ class _CallState(threading.local):
         saved_tensor_hook: the hook that was set when the innermost converted method began.
     """
 
-    def __init__(self) -> None:  # threading.local calls this once in each thread
+    def __init__(self) -> None:
         self.mode = ""
         self.sampler: CallSampler | None = None
         self.saved_tensor_hook: Any = None
 
 
-call_state = _CallState()
+class _CallStates(threading.local):
+    def __init__(self) -> None:  # threading.local calls this once in each thread
+        self.current = CallState()  # reading this once is faster than reading each attribute
+
+
+call_states = _CallStates()
