@@ -56,7 +56,7 @@ def test_every_record_is_on_the_page(found):
         assert record["environment"]["commit"] in text
     assert "## When hotrow is not faster" in text
     assert text.count("<details>") == text.count("</details>")
-    assert not re.search(r"<!-- \w+ -->|{{", text)  # every mark is replaced
+    assert not re.search(r"<!-- \w+ -->|{{", text)  # every placeholder is replaced
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / "docs" / target).exists(), target
 

@@ -902,7 +902,7 @@ def _() -> None:
     EXECUTION,
     "`torch.jit.script`",
     UNSUPPORTED,
-    "A scripted module reads unsettled rows. Call `optimizer.settle()` first.",
+    "A scripted module reads stale rows. Call `optimizer.settle()` first.",
 )
 def _() -> None:
     model, optimizer = _trained()
@@ -919,7 +919,7 @@ def _() -> None:
     EXECUTION,
     "`torch.jit.trace`",
     WORKS,
-    "If you train the model further, the traced module reads unsettled rows. Call "
+    "If you train the model further, the traced module reads stale rows. Call "
     "`optimizer.settle()` first.",
 )
 def _() -> None:

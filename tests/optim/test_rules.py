@@ -116,7 +116,7 @@ def rounded_root(monkeypatch):
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Return a function that switches every table to plain torch, as on a GPU."""
+    """Return a function that switches every table to plain torch, as on other devices."""
 
     def force():
         monkeypatch.setattr(operators, "is_compiled", lambda table: False)

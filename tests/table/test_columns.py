@@ -114,7 +114,7 @@ def read(layers, optimizer):
     optimizer.state_dict()
 
 
-# --- The same run as by rows, and as dense --------------------------------------------------
+# --- Equal to training with rows, and to dense training -------------------------------------
 
 
 # Test all rules in float32. To save compilation time, test other dtypes only with the first and
