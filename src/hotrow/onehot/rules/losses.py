@@ -80,9 +80,9 @@ def _(
     if func is F.kl_div and reduction == "mean":
         func(meta_tensor(target), meta_tensor(target))  # issues torch's warning
     if func is F.binary_cross_entropy_with_logits and len(tensors) == 2:
-        margins = _margins(input, target)
-        if margins is not None:
-            return _reduced(F.softplus(margins, threshold=_SOFTPLUS_LIMIT), reduction)
+        logit_losses = _logit_losses(input, target)
+        if logit_losses is not None:
+            return _reduced(logit_losses, reduction)
     losses = elementwise(_pointwise(func, options), tuple(tensors), {}, absorbs=absorbs)
     if losses is NotImplemented or losses is USE_TORCH or reduction == "none":
         return losses
@@ -115,11 +115,40 @@ class _NegateAtIds(torch.autograd.Function):
         return negated, None, None
 
 
-def _margins(input: Tensor, target: OneHot) -> Tensor | None:
-    """Return the input, negated where the target is 1, or None if the rule does not apply.
+class _LogitLosses(torch.autograd.Function):
+    """softplus(l) for each logit l, but softplus(-l) at the ids; the ids of a row are distinct.
 
-    The binary cross entropy of a logit l is softplus(-l) for the target 1, and softplus(l) for the
-    target 0.
+    Both passes write the entries at the ids into a tensor that they have just computed, so they
+    never copy the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, axis: int) -> Tensor:
+        ctx.save_for_backward(logits, ids)
+        ctx.axis = axis
+        at_ids = F.softplus(-logits.gather(axis, ids), threshold=_SOFTPLUS_LIMIT)
+        return F.softplus(logits, threshold=_SOFTPLUS_LIMIT).scatter_(axis, ids, at_ids)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (logits, ids), axis = ctx.saved_tensors, ctx.axis
+        if torch.is_grad_enabled():  # for second derivatives
+            margins: Tensor = _NegateAtIds.apply(logits, ids, axis)  # type: ignore[no-untyped-call]
+            slopes: Tensor = _NegateAtIds.apply(gradient * margins.sigmoid(), ids, axis)  # type: ignore[no-untyped-call]
+            return slopes, None, None
+
+        def softplus_backward(gradient: Tensor, values: Tensor) -> Tensor:
+            slopes: Tensor = torch.ops.aten.softplus_backward(gradient, values, 1, _SOFTPLUS_LIMIT)
+            return slopes
+
+        at_ids = -softplus_backward(gradient.gather(axis, ids), -logits.gather(axis, ids))
+        return softplus_backward(gradient, logits).scatter_(axis, ids, at_ids), None, None
+
+
+def _logit_losses(input: Tensor, target: OneHot) -> Tensor | None:
+    """Return the binary cross entropy of each logit, or None if the rule does not apply.
+
+    The loss of a logit l is softplus(-l) for the target 1, and softplus(l) for the target 0.
     """
     field, layout = target.field, target.axis_layout
     if field is None or field.weights is not None or target.fill != 0:
@@ -131,10 +160,10 @@ def _margins(input: Tensor, target: OneHot) -> Tensor | None:
     if target.is_too_small or is_compiling() or is_transforming() or not input.numel():
         return None
     target.record_use(F.binary_cross_entropy_with_logits)
-    margins: Tensor = _NegateAtIds.apply(  # type: ignore[no-untyped-call]
+    losses: Tensor = _LogitLosses.apply(  # type: ignore[no-untyped-call]
         input, field.ids.permute(layout.order), layout.class_axes[0]
     )
-    return margins
+    return losses
 
 
 @rule(F.cross_entropy, any_layout=True)
