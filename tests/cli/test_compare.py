@@ -25,6 +25,7 @@ from hotrow.cli import main as cli
 from hotrow.cli import terminal
 from hotrow.inputs import examples, files
 from hotrow.optim.ledger import Ledger
+from hotrow.verify import sides
 from tests.support.command_line import Result, Run, save_tokenizer
 from tests.support.exhaustive import exhaustive, grid
 
@@ -149,6 +150,12 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
         f"{ONE} --ids-file latin1.txt",
         "latin1.txt is not UTF-8 text: byte 2 is 0xef\n",
         "convert it with iconv -f ENCODING -t UTF-8",
+    ),
+    # the operation
+    (
+        f"{ONE} --ids 1 --operation sum",
+        "'sum' is not an operation on a one-hot\n",
+        "use one of lookup, gather, scatter, count",
     ),
     # the table's file
     (
@@ -464,6 +471,7 @@ def test_a_negative_zero_differs_only_in_its_sign(run: Run) -> None:
 
 FIELDS = {
     "title",
+    "operation",
     "equal",
     "rows",
     "columns",
@@ -513,6 +521,24 @@ def test_json_is_one_object_with_every_figure(run: Run) -> None:
         assert comparison[method]["median_ms"] > 0
     assert comparison["matmul"]["by_zero"] == 90
     assert comparison["lookup"]["multiplications"] == 0
+
+
+@pytest.mark.parametrize("operation", ["gather", "scatter", "count"])
+def test_other_operations_are_compared(
+    run: Run, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*ONE.split(), "--ids", "2,3,1,3", "--operation", operation]
+    found = run(*arguments, "--json")
+    assert (found.code, found.err) == (0, "")
+    [comparison] = strict_json(found.out)["comparisons"]
+    assert comparison["operation"] == operation
+    assert comparison[operation]["median_ms"] > 0
+    assert run(*arguments).out.endswith("equal: the same numbers, none of the zeros\n")
+    real = sides.one_hot  # a wrong implementation gets exit code 1
+    monkeypatch.setattr(sides, "one_hot", lambda ids, *rest: real(ids.flip(0) // 3, *rest))
+    found = run(*arguments)
+    assert found.code == 1
+    assert "NOT equal" in found.out
 
 
 def test_json_has_no_nan_literal_even_for_a_nan(run: Run) -> None:
@@ -800,7 +826,7 @@ def test_help_shows_examples_and_every_option(run: Run) -> None:
     out = run("--help").out
     assert "\n  Examples:\n    hotrow compare\n    hotrow compare --table model.safeten" in out
     options = {"table", "tensor", "tokenizer", "text", "text-file", "ids", "ids-file"}
-    for option in options | {"budget", "json", "html"}:
+    for option in options | {"operation", "budget", "json", "html"}:
         assert re.search(rf"^  --{option} .*[A-Z]", out, re.MULTILINE)
     assert "0 equal, 1 not equal, 2 invalid input, 3 internal error" in out
     assert "[bold]" not in out

@@ -457,6 +457,11 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "use either",
     ),
     (
+        "@built --inputs @states --operation gather",
+        "--operation cannot be used with the model nets.models:built, only with a table",
+        "remove --operation, or compare a table",
+    ),
+    (
         "@built --inputs @states --table t.safetensors",
         "--table cannot be used with the model nets.models:built, only with a table",
         "remove --table, or compare a table",

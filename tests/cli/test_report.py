@@ -178,6 +178,33 @@ def test_a_partial_comparison_is_reported() -> None:
     assert expected in report.to_html([comparison])
 
 
+@pytest.mark.parametrize(
+    ("operation", "formula", "headline"),
+    [
+        ("gather", "(one-hot * scores).sum(1)", "A masked sum over a one-hot is a gather"),
+        ("scatter", "one-hot.T @ rows", "A product with a transposed one-hot is a scatter"),
+        ("count", "one-hot.sum(0)", "The sum of a one-hot over the batch is a count"),
+    ],
+)
+def test_other_operations_are_reported(operation: str, formula: str, headline: str) -> None:
+    comparison = compared(30, 4, [1, 2, 3, 2], operation=operation)
+    text = on_terminal(comparison)
+    assert max(map(len, text.splitlines())) <= 80
+    passes = "forward" if operation == "count" else "forward and gradient"
+    rows = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    assert [passes, formula, operation, "ratio"] in rows
+    assert rows[-2] == ["equal: the same numbers, none of the zeros"]
+    assert "multiplications" not in text
+    page = report.to_html([comparison])
+    assert f"<h1>{headline}</h1>" in page
+    assert f"hotrow: {formula} and {operation}, equal" in page
+    assert "<svg" not in page
+    different = dataclasses.replace(comparison.check.agreements[0], verdict="different")
+    check = dataclasses.replace(comparison.check, agreements=(different,))
+    wrong = dataclasses.replace(comparison, check=check)
+    assert report.verdict(wrong) == f"NOT equal: {operation} and {formula} give different numbers"
+
+
 # --- the page ---------------------------------------------------------------------------------
 
 ROWS = {

@@ -76,14 +76,14 @@ def test_compared_ids_are_the_first():
     table, ids = torch.randn(500, 3), torch.arange(100, 500)
     fixed, per_id = compare_module._fixed_and_per_id_bytes(table)
     seen = []
-    real = compare_module.make_lookup_side
+    real = compare_module.make_operation_sides
 
-    def spy(table, batch):
+    def spy(name, table, batch, seed):
         seen.append(batch.ids.tolist())
-        return real(table, batch)
+        return real(name, table, batch, seed)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare_module, "make_lookup_side", spy)
+        patch.setattr(compare_module, "make_operation_sides", spy)
         compare(table, ids, budget=fixed + 5 * per_id, seconds=0)
     assert seen == [[100, 101, 102, 103, 104]]
 

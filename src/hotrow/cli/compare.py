@@ -24,6 +24,7 @@ from hotrow.inputs.tokenizer import open_tokenizer
 from hotrow.verify.compare import Comparison, compare
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.comparison import ModelComparison
+from hotrow.verify.sides import check_operation_name
 
 # A line with only \b keeps the line breaks of the following paragraph.
 COMPARE_HELP = """\
@@ -32,6 +33,10 @@ Compare a row lookup with the one-hot matmul, or a model before and after conver
 The command runs both methods forward and backward on the same table and ids, compares every value,
 and prints the cost of each method. Without --table, the command runs two examples: a 4 x 5 table,
 and a random table of GPT-2's size.
+
+With --operation, the command compares another operation on the one-hot X of the ids with its
+literal arithmetic: gather is (X * scores).sum(1), scatter is X.T @ rows, and count is X.sum(0). The
+scores and rows are random numbers.
 
 With MODEL, the command compares a whole model before and after hotrow.convert. The report lists
 which one-hots and embeddings were converted, and explains why others were not. It shows whether
@@ -46,6 +51,7 @@ Examples:
       --text "the same numbers"
   hotrow compare --table model.safetensors --tensor wte.weight \\
       --ids 5,9,5 --html report.html
+  hotrow compare --operation scatter
   hotrow compare package.models:build --inputs package.models:batch
   hotrow compare models:build --inputs inputs.pt --seed 1
   hotrow compare models:build --inputs inputs.pt --to matmul
@@ -104,6 +110,13 @@ def compare_command(
             help="Method to convert the model to: lookup (the default) or matmul.", metavar="METHOD"
         ),
     ] = None,
+    operation: Annotated[
+        str | None,
+        typer.Option(
+            help="Operation on the one-hot: lookup (the default), gather, scatter or count.",
+            metavar="NAME",
+        ),
+    ] = None,
     table: TableFile = None,
     tensor: TensorName = None,
     tokenizer: TokenizerFile = None,
@@ -136,6 +149,7 @@ def compare_command(
     """Run the comparison, print the report, and set the exit code."""
     if any(each is not None for each in (model, inputs, seed, to)):
         given = {
+            "--operation": operation,
             "--table": table,
             "--tensor": tensor,
             "--tokenizer": tokenizer,
@@ -152,12 +166,13 @@ def compare_command(
             model_report.to_json(comparison) if json else model_report.to_text(comparison)
         )
         raise typer.Exit(EQUAL if comparison else DIFFERENT)
+    operation = check_operation_name(operation or "lookup")
     if html is not None:
         files.check_writable(html)
     byte_limit = None if budget is None else parse_size(budget)
     source = _read_source(text, text_file, ids, ids_file)
     if table is not None:
-        comparisons = [_compare_file(table, tensor, tokenizer, source, byte_limit)]
+        comparisons = [_compare_file(table, tensor, tokenizer, source, byte_limit, operation)]
     else:
         dependent = [
             option
@@ -170,7 +185,7 @@ def compare_command(
         ]
         if dependent:
             raise HotrowError(f"{dependent[0]} needs a table", fix="add --table model.safetensors")
-        comparisons = [_compare_example(example, byte_limit) for example in examples.ALL]
+        comparisons = [_compare_example(each, byte_limit, operation) for each in examples.ALL]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
     terminal.write_output(
@@ -192,12 +207,19 @@ def _render_report(comparisons: list[Comparison], html: str | None) -> str:
     return terminal.render(show)
 
 
-def _compare_example(example: examples.Example, byte_limit: int | None) -> Comparison:
+def _compare_example(
+    example: examples.Example, byte_limit: int | None, operation: str
+) -> Comparison:
     with terminal.show_progress() as report_progress:
         report_progress("making the table", 0, 1)
         table = example.table()
         return compare(
-            table, example.ids, title=example.title, budget=byte_limit, progress=report_progress
+            table,
+            example.ids,
+            operation=operation,
+            title=example.title,
+            budget=byte_limit,
+            progress=report_progress,
         )
 
 
@@ -207,6 +229,7 @@ def _compare_file(
     tokenizer: str | None,
     source: _IdSource | None,
     byte_limit: int | None,
+    operation: str,
 ) -> Comparison:
     if source is None:
         raise HotrowError(
@@ -231,7 +254,13 @@ def _compare_file(
                     texts = reader.token_texts(ids)
         title = f"{name} in {Path(table).name}"
         return compare(
-            values, ids, tokens=texts, title=title, budget=byte_limit, progress=report_progress
+            values,
+            ids,
+            operation=operation,
+            tokens=texts,
+            title=title,
+            budget=byte_limit,
+            progress=report_progress,
         )
 
 

@@ -52,9 +52,10 @@ def summarize(comparison: Comparison) -> str:
     text = f"table {rows:,} x {columns:,} {dtype}, {format_count(id_count, 'id')}"
     if comparison.compared_count < id_count:
         text += (
-            f"; compared only the first {comparison.compared_count:,}, because the one-hot matmul "
-            f"for all ids would need about {format_size(comparison.needed_bytes)}, more than the "
-            f"budget of {format_size(comparison.budget)}"
+            f"; compared only the first {comparison.compared_count:,}, because the one-hot "
+            f"{_LITERAL_NOUNS[comparison.operation]} for all ids would need about "
+            f"{format_size(comparison.needed_bytes)}, more than the budget of "
+            f"{format_size(comparison.budget)}"
         )
     return text
 
@@ -70,15 +71,16 @@ def id_token_pairs(comparison: Comparison, limit: int = _IDS_SHOWN) -> list[tupl
 
 
 def cost_rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (name, one-hot matmul, lookup, ratio) for each row of the cost table."""
-    matmul, lookup = comparison.cost.matmul, comparison.cost.lookup
+    """Yield (name, literal arithmetic, operation, ratio) for each row of the cost table."""
 
     def row(what: str, a: float, b: float, show: Any) -> tuple[str, str, str, str]:
         return what, show(a), show(b), f"{a / b:,.1f}x" if b else ""
 
-    yield row("multiplications", matmul.multiplications, lookup.multiplications, "{:,}".format)
-    yield row("  of them by zero", matmul.by_zero, lookup.by_zero, "{:,}".format)
-    yield row("bytes written", matmul.bytes_written, lookup.bytes_written, format_size)
+    if comparison.cost is not None:
+        matmul, lookup = comparison.cost.matmul, comparison.cost.lookup
+        yield row("multiplications", matmul.multiplications, lookup.multiplications, "{:,}".format)
+        yield row("  of them by zero", matmul.by_zero, lookup.by_zero, "{:,}".format)
+        yield row("bytes written", matmul.bytes_written, lookup.bytes_written, format_size)
     yield row(
         "peak extra memory", comparison.matmul.bytes_peak, comparison.lookup.bytes_peak, format_size
     )
@@ -91,10 +93,21 @@ def cost_rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
     )
 
 
+def literal_name(comparison: Comparison) -> str:
+    """Return what the literal arithmetic of an operation is called in the cost table."""
+    return "one-hot matmul" if comparison.operation == "lookup" else comparison.check.a
+
+
+_LITERAL_NOUNS = {"lookup": "matmul", "gather": "product", "scatter": "product", "count": "sum"}
+
+
 def verdict(comparison: Comparison) -> str:
     """Return the result in one line."""
     if not comparison.equal:
-        return "NOT equal: lookup and one-hot matmul give different numbers"
+        return (
+            f"NOT equal: {comparison.operation} and {literal_name(comparison)} give different "
+            "numbers"
+        )
     if any(agreement.verdict == "rounding" for agreement in comparison.check.agreements):
         return "equal within rounding: the same sums, none of the zeros"
     return "equal: the same numbers, none of the zeros"
@@ -128,8 +141,8 @@ def print_report(comparison: Comparison, console: Console) -> None:
         console.print(Padding(Text(note), (0, 0, 0, 2), expand=False))
 
     cost_table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    cost_table.add_column("forward and gradient", overflow="fold")
-    for header in ("one-hot matmul", "lookup", "ratio"):
+    cost_table.add_column(_measured_passes(comparison), overflow="fold")
+    for header in (literal_name(comparison), comparison.operation, "ratio"):
         cost_table.add_column(header, justify="right", overflow="fold")
     for row in cost_rows(comparison):
         cost_table.add_row(*row)
@@ -143,8 +156,14 @@ def print_report(comparison: Comparison, console: Console) -> None:
     )
 
 
+def _measured_passes(comparison: Comparison) -> str:
+    return "forward" if comparison.operation == "count" else "forward and gradient"
+
+
 def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
-    """Draw "lookup" and "product" figures of the compared table and ids."""
+    """Draw "lookup" and "product" figures of the compared table and ids of a lookup."""
+    if comparison.operation != "lookup":
+        return []
     ids = comparison.ids.tolist()
     tokens = comparison.tokens
 
@@ -202,12 +221,42 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
             "left": max(len(comparison.ids) - _IDS_SHOWN, 0),
             "agreements": comparison.check.agreements,
             "notes": comparison.check.notes,
+            "passes": _measured_passes(comparison),
+            "literal": literal_name(comparison),
+            "operation": comparison.operation,
             "costs": list(cost_rows(comparison)),
             # The SVG is already escaped.
             "figures": [(Markup(each.svg), each.caption) for each in draw_figures(comparison)],
         }
         for comparison in comparisons
     ]
+    headline, explanation = _SENTENCES[comparisons[0].operation]
     return environment.get_template("report.html").render(
-        sections=sections, version=version("hotrow"), equal=all(comparisons)
+        sections=sections,
+        version=version("hotrow"),
+        equal=all(comparisons),
+        headline=headline,
+        explanation=explanation,
     )
+
+
+_SENTENCES = {
+    "lookup": (
+        "A linear layer over one-hot input is a row lookup",
+        "Multiplying a one-hot by the table gives the same numbers as reading the row.",
+    ),
+    "gather": (
+        "A masked sum over a one-hot is a gather",
+        "Multiplying a one-hot by scores of its shape and adding up each row gives the same "
+        "numbers as reading one score of each row.",
+    ),
+    "scatter": (
+        "A product with a transposed one-hot is a scatter",
+        "Multiplying a transposed one-hot by rows gives the same numbers as adding up the rows of "
+        "each id.",
+    ),
+    "count": (
+        "The sum of a one-hot over the batch is a count",
+        "Adding up the rows of a one-hot gives the same numbers as counting each id.",
+    ),
+}

@@ -49,18 +49,9 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
         scale = scale / bag_sizes[segments]
     products = batch.weights is not None or batch.mode == "mean"
     averaged = int(batch.mode == "mean")  # dividing by the count adds one rounding
-    info = torch.finfo(table.dtype)
-    unit, smallest = info.eps / 2, info.smallest_normal * info.eps
 
     def bound(terms: Tensor, magnitudes: Tensor, products: bool, integers: bool = False) -> Tensor:
-        """Map (R,) term counts and (R, D) sums of the terms' magnitudes to (R, D) bounds."""
-        roundings = (terms + averaged if products else terms - 1)[:, None]
-        allowed = 2 * roundings * (unit * magnitudes + smallest)
-        allowed = torch.where(allowed >= magnitudes / 8, torch.inf, allowed)
-        exact = (terms <= (2 if unit < 1e-6 and not products else 1))[:, None]
-        if integers and not products:
-            exact = exact | (magnitudes <= 1 / unit)
-        return torch.where(exact, 0.0, allowed)
+        return _largest_difference(terms, magnitudes, table.dtype, products, averaged, integers)
 
     def sum_by_slot(slots: Tensor, values: Tensor, length: int) -> Tensor:
         return values.new_zeros(length, columns).index_add(0, slots, values)
@@ -81,17 +72,66 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
         terms = torch.tensor([columns], device=ids.device)
         tables["gradient of per_sample_weights"] = bound(terms, dots, True)
 
-    def bound_for(name: str) -> Bound:
-        def bound_at(positions: Tensor) -> Tensor:
-            row, column = positions.unbind(-1)
-            if name != "gradient":
-                return tables[name][row, column]
-            slot = torch.searchsorted(touched, row.contiguous()).clamp(max=len(touched) - 1)
-            # The gradient of an untouched row has no terms, so nothing is rounded.
-            return torch.where(touched[slot] == row, tables[name][slot, column], 0.0)
-
-        return bound_at
-
     if len(ids) == 0:
-        return {name: lambda positions: torch.zeros(len(positions)).to(outgoing) for name in tables}
+        return dict.fromkeys(tables, _no_rounding)
+
+    def bound_for(name: str) -> Bound:
+        if name == "gradient":
+            return _bound_by_id(touched, tables[name])
+        return lambda positions: tables[name][positions[:, 0], positions[:, 1]]
+
     return {name: bound_for(name) for name in tables}
+
+
+def operation_bounds(side: Side, ids: Tensor, dtype: torch.dtype) -> dict[str, Bound]:
+    """Bound the rounding of an operation on the one-hot of (N,) ids; see `OperationSides`.
+
+    Only a scatter and a count add up terms. All other results are equal bit for bit. The gradients
+    of an operation are bounded by 0, because each entry has a single term.
+    """
+    if side.name not in ("scatter", "count") or len(ids) == 0:
+        return {}
+    is_count = side.name == "count"
+    terms = (ids.new_ones(len(ids), 1) if is_count else side.tensors["rows"]).double().abs()
+    touched, slots, use_counts = torch.unique(ids, return_inverse=True, return_counts=True)
+    magnitudes = terms.new_zeros(len(touched), terms.shape[1]).index_add(0, slots, terms)
+    allowed = _largest_difference(use_counts, magnitudes, dtype, integers=is_count)
+    bound = _bound_by_id(touched, allowed)
+    # The output of a count is (V,), so the class is the last index.
+    return {"output": (lambda positions: bound(positions.flip(1))) if is_count else bound}
+
+
+def _largest_difference(
+    terms: Tensor,
+    magnitudes: Tensor,
+    dtype: torch.dtype,
+    products: bool = False,
+    averaged: int = 0,
+    integers: bool = False,
+) -> Tensor:
+    """Map (R,) term counts and (R, D) sums of the terms' magnitudes to (R, D) bounds."""
+    info = torch.finfo(dtype)
+    unit, smallest = info.eps / 2, info.smallest_normal * info.eps
+    roundings = (terms + averaged if products else terms - 1)[:, None]
+    allowed = 2 * roundings * (unit * magnitudes + smallest)
+    allowed = torch.where(allowed >= magnitudes / 8, torch.inf, allowed)
+    exact = (terms <= (2 if unit < 1e-6 and not products else 1))[:, None]
+    if integers and not products:
+        exact = exact | (magnitudes <= 1 / unit)
+    return torch.where(exact, 0.0, allowed)
+
+
+def _bound_by_id(touched: Tensor, allowed: Tensor) -> Bound:
+    """Return the bound of a (V, D) result, from the (R, D) bounds of the R touched rows."""
+
+    def bound_at(positions: Tensor) -> Tensor:
+        row, column = positions.unbind(-1)
+        slot = torch.searchsorted(touched, row.contiguous()).clamp(max=len(touched) - 1)
+        # An untouched row has no terms, so nothing is rounded.
+        return torch.where(touched[slot] == row, allowed[slot, column], 0.0)
+
+    return bound_at
+
+
+def _no_rounding(positions: Tensor) -> Tensor:
+    return torch.zeros(len(positions), dtype=torch.float64, device=positions.device)

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
-from hotrow.verify.agreement import Agreement, compare_tensors
-from hotrow.verify.bounds import rounding_bounds
-from hotrow.verify.sides import Batch, Side, make_side
+from hotrow.ids import check_ids
+from hotrow.inputs.tables import check_table
+from hotrow.verify.agreement import Agreement, Bound, compare_tensors
+from hotrow.verify.bounds import operation_bounds, rounding_bounds
+from hotrow.verify.sides import (
+    Batch,
+    OperationSides,
+    Side,
+    check_operation_name,
+    make_operation_sides,
+    make_side,
+)
 
 # The largest integer in the output's gradient. With these values, the gradient of a row adds up
 # exactly if the row is used up to a few dozen times in bfloat16, a thousand times in float16, and
@@ -89,7 +98,7 @@ class Check:
 
 def check(
     a: nn.Module | Tensor,
-    b: nn.Module | Tensor,
+    b: nn.Module | Tensor | str,
     ids: Any,
     *,
     offsets: Any = None,
@@ -104,6 +113,15 @@ def check(
     - `nn.Linear`: the layer applied to the dense one-hot, or to the multi-hot for bags
     - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
+    If `a` is a table, `b` may also be the name of an operation on the one-hot of the ids. Then one
+    side computes the literal product, and the other side is hotrow's one-hot, which uses only the
+    ids:
+
+    - "lookup": one-hot @ table
+    - "gather": (one-hot * scores).sum(1), for random scores
+    - "scatter": one-hot.T @ rows, for a random row for each id
+    - "count": one-hot.sum(0), in the table's dtype
+
     The gradients are those of sum(output * c), where c contains random nonzero integers. Integers
     add up exactly in any order, so the two gradients must be bitwise equal, even for a float32 row
     that is used a thousand times. The weight gradient of a linear layer is transposed, so that both
@@ -111,15 +129,15 @@ def check(
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
     rows also count as equal if rounding explains their difference. Such sums are the output of a
-    bag, and the gradient of a weighted or mean bag. Sums of k terms x in two different orders
-    differ by at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff. This bound applies
-    only if both sides have the same rows bit for bit. If the bound is large enough to hide an
-    error, the result is inconclusive, which counts as not equal. This happens, for example, with a
-    bfloat16 bag of dozens of ids.
+    bag or of a scatter, and the gradient of a weighted or mean bag. Sums of k terms x in two
+    different orders differ by at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff.
+    This bound applies only if both sides have the same rows bit for bit. If the bound is large
+    enough to hide an error, the result is inconclusive, which counts as not equal. This happens,
+    for example, with a bfloat16 bag of dozens of ids.
 
     Args:
         a: the first side.
-        b: the second side.
+        b: the second side, or the name of an operation.
         ids: an int64 or int32 tensor or a list, of shape (...,); for bags, of shape (B, L), or (N,)
             with offsets.
         offsets: (B,), the start of each bag.
@@ -131,8 +149,8 @@ def check(
         A `Check`. It is truthy if the sides are equal, and prints as a report.
 
     Raises:
-        HotrowError: a side has an unsupported type, the sides differ in shape, dtype or device, or
-            `Embedding` would reject the ids.
+        HotrowError: a side has an unsupported type, an operation is unknown, the sides differ in
+            shape, dtype or device, or `Embedding` would reject the ids.
 
     Cost: the forward and backward passes of both sides, each with a V x D gradient, plus the dense
     one-hot for tables and linear layers. The layers and their gradients don't change.
@@ -142,10 +160,16 @@ def check(
     one-hot @ table and Embedding(3, 2): equal
     output    equal, 6 of 6 values bit for bit
     gradient  equal, 6 of 6 values bit for bit
+    >>> check(table, "scatter", [2, 0, 2])
+    one-hot.T @ rows and scatter: equal
+    output            equal, 6 of 6 values bit for bit
+    gradient of rows  equal, 6 of 6 values bit for bit
 
     Source: C.-P. Jeannerod and S. M. Rump (2013) for the bound; see `hotrow/verify/bounds.py`.
     """
     batch = Batch.of(a, b, ids, offsets, per_sample_weights)
+    if isinstance(b, str):
+        return _check_operation(b, a, batch, seed)
     side_a, side_b = make_side(a, batch), make_side(b, batch)
     cotangent = draw_cotangent(side_a, batch, seed)
     return compare_results(
@@ -158,21 +182,61 @@ def check(
     )
 
 
+def _check_operation(name: str, table: Any, batch: Batch, seed: int) -> Check:
+    """Compare the literal one-hot arithmetic of an operation with hotrow's; see `check`."""
+    check_operation_name(name)
+    if not isinstance(table, Tensor):
+        raise HotrowError(
+            f"the first side is a {type(table).__name__}, but {name!r} needs a (V, D) tensor",
+            fix=f"pass the weight: check(layer.weight, {name!r}, ids)",
+        )
+    table = check_table(table, "the table").detach()
+    batch = Batch(check_ids(batch.ids, len(table)).reshape(-1))
+    sides = make_operation_sides(name, table, batch, seed)
+    cotangent = draw_integers(sides.shape, table, seed)
+    return compare_operation(
+        batch,
+        sides,
+        sides.literal.compute_results(cotangent),
+        sides.by_ids.compute_results(cotangent),
+        cotangent,
+    )
+
+
 def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
-    """Draw a tensor of random nonzero integers in the shape of the output of `side`.
+    """Draw the gradient of the output of `side`; see `draw_integers`."""
+    shape = batch.ids.shape if batch.offsets is None else batch.offsets.shape
+    weight = side.tensors["weight"]
+    columns = weight.shape[0] if side.transposed else weight.shape[1]
+    return draw_integers((*shape, columns), weight, seed)
+
+
+def draw_integers(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+    """Draw random nonzero integers, in the dtype and on the device of `like`.
 
     Integers add up exactly in any order as long as the dtype can represent the sum. So a gradient
     that differs in any bit is wrong, no matter how often a row is used. The integers are drawn on
     the CPU, so that all devices get the same numbers.
     """
-    shape = batch.ids.shape if batch.offsets is None else batch.offsets.shape
     generator = torch.Generator().manual_seed(seed)
-    weight = side.tensors["weight"]
-    columns = weight.shape[0] if side.transposed else weight.shape[1]
-    largest = _LARGEST_COTANGENT[weight.dtype]
-    magnitudes = torch.randint(1, largest + 1, (*shape, columns), generator=generator)
-    signs = 2 * torch.randint(0, 2, (*shape, columns), generator=generator) - 1
-    return (magnitudes * signs).to(weight)
+    largest = _LARGEST_COTANGENT[like.dtype]
+    magnitudes = torch.randint(1, largest + 1, shape, generator=generator)
+    signs = 2 * torch.randint(0, 2, shape, generator=generator) - 1
+    return (magnitudes * signs).to(like)
+
+
+def compare_operation(
+    batch: Batch,
+    sides: OperationSides,
+    literal: dict[str, Tensor],
+    by_ids: dict[str, Tensor],
+    cotangent: Tensor,
+) -> Check:
+    """Compare the results of the two sides of an operation; see `check`."""
+    if sides.by_ids.name == "lookup":
+        return compare_results(sides.literal, literal, sides.by_ids, by_ids, batch, cotangent)
+    bounds = operation_bounds(sides.by_ids, batch.ids, sides.dtype)
+    return _compare(sides.literal, literal, sides.by_ids, by_ids, bounds)
 
 
 def compare_results(
@@ -191,6 +255,16 @@ def compare_results(
                 fix="use a bias on both sides (OneHotLinear supports it) or on neither",
             )
     bounds = rounding_bounds(b, batch, cotangent) if _have_same_terms(a, b, batch) else {}
+    return _compare(a, results_a, b, results_b, bounds)
+
+
+def _compare(
+    a: Side,
+    results_a: dict[str, Tensor],
+    b: Side,
+    results_b: dict[str, Tensor],
+    bounds: dict[str, Bound],
+) -> Check:
     agreements = tuple(
         compare_tensors(
             what, _to_dense(results_a[what]), _to_dense(results_b[what]), bounds.get(what)
@@ -221,6 +295,8 @@ def _to_dense(values: Tensor) -> Tensor:
 def _explain_difference(a: Side, b: Side) -> tuple[str, ...]:
     """Return a note if non-finite values in a table can explain the difference."""
     for each in (a, b):
+        if "weight" not in each.tensors:
+            continue
         table = each.tensors["weight"].detach()
         rows = (~table.isfinite()).any(0 if each.transposed else 1).nonzero().flatten()
         if len(rows):

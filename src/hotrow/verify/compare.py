@@ -1,4 +1,4 @@
-"""Compare the results, time and memory of the one-hot matmul and the lookup on a table."""
+"""Compare the results, time and memory of an operation on a one-hot, literally and by its ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_ids
 from hotrow.inputs.tables import check_table
-from hotrow.verify.check import Check, compare_results, draw_cotangent
+from hotrow.verify.check import Check, compare_operation, draw_integers
 from hotrow.verify.cost import Cost, cost
 from hotrow.verify.measure import (
     Measurement,
@@ -23,7 +23,7 @@ from hotrow.verify.measure import (
     measure_peak_memory,
     time_interleaved,
 )
-from hotrow.verify.sides import Batch, make_lookup_side, make_matmul_side
+from hotrow.verify.sides import Batch, check_operation_name, make_operation_sides
 
 _ROUNDS = 7
 
@@ -41,9 +41,12 @@ class Comparison:
         budget: the memory limit for the matmul, in bytes.
         needed_bytes: the estimated memory of the matmul with all ids, in bytes.
         check: the comparison of outputs and gradients.
-        cost: each method's multiplications, additions and bytes written, computed from formulas.
-        matmul: the measured time and memory of the one-hot matmul, for forward and gradient.
-        lookup: the measured time and memory of the lookup, for forward and gradient.
+        cost: each method's multiplications, additions and bytes written, computed from formulas;
+            None for operations other than a lookup.
+        matmul: the measured time and memory of the literal one-hot arithmetic (for a lookup, the
+            one-hot matmul), for forward and gradient.
+        lookup: the measured time and memory of the operation on the ids, for forward and gradient.
+        operation: "lookup", "gather", "scatter" or "count".
     """
 
     title: str
@@ -54,9 +57,10 @@ class Comparison:
     budget: int
     needed_bytes: int
     check: Check
-    cost: Cost
+    cost: Cost | None
     matmul: Measurement
     lookup: Measurement
+    operation: str = "lookup"
 
     @property
     def equal(self) -> bool:
@@ -65,28 +69,39 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """The median time of the one-hot matmul divided by that of the lookup."""
+        """The median time of the literal one-hot arithmetic divided by that of the operation."""
         return self.matmul.median_ms / self.lookup.median_ms
+
+    @property
+    def literal_name(self) -> str:
+        """What the literal arithmetic is called in reports: "matmul", or its formula."""
+        return "matmul" if self.operation == "lookup" else self.check.a
 
     def __bool__(self) -> bool:
         return self.equal
 
     def __str__(self) -> str:
-        times = f"matmul {self.matmul.median_ms:.3g} ms, lookup {self.lookup.median_ms:.3g} ms"
-        return f"{self.title}\n{self.check}\n{self.cost}\n{times}: {self.ratio:.1f}x"
+        times = (
+            f"{self.literal_name} {self.matmul.median_ms:.3g} ms, "
+            f"{self.operation} {self.lookup.median_ms:.3g} ms: {self.ratio:.1f}x"
+        )
+        parts = self.title, self.check, self.cost, times
+        return "\n".join(str(part) for part in parts if part is not None)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return f"{self.check._repr_html_()}<pre>{html.escape(str(self.cost))}</pre>"
+        cost = "" if self.cost is None else f"<pre>{html.escape(str(self.cost))}</pre>"
+        return self.check._repr_html_() + cost
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, without the table's values. Key names include the units."""
         return {
             "title": self.title,
+            "operation": self.operation,
             "equal": self.equal,
-            "rows": self.cost.rows,
-            "columns": self.cost.columns,
+            "rows": self.table.shape[0],
+            "columns": self.table.shape[1],
             "dtype": str(self.table.dtype).removeprefix("torch."),
             "device": str(self.table.device),
             "ids": self.ids.tolist(),
@@ -99,8 +114,8 @@ class Comparison:
                 for key, value in self.check.to_dict().items()
                 if key not in ("equal", "a", "b")
             },
-            "matmul": asdict(self.cost.matmul) | self.matmul.to_dict(),
-            "lookup": asdict(self.cost.lookup) | self.lookup.to_dict(),
+            "matmul": (asdict(self.cost.matmul) if self.cost else {}) | self.matmul.to_dict(),
+            self.operation: (asdict(self.cost.lookup) if self.cost else {}) | self.lookup.to_dict(),
             "time_ratio": self.ratio,
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
@@ -112,6 +127,7 @@ def compare(
     table: Tensor,
     ids: Any,
     *,
+    operation: str = "lookup",
     tokens: Sequence[str] | None = None,
     title: str | None = None,
     budget: int | None = None,
@@ -126,6 +142,13 @@ def compare(
         matmul   output = one_hot(ids) @ table    gradient = one_hot(ids).T @ c
         lookup   output = table[ids]              gradient[ids] += c
 
+    The other operations on a one-hot are compared in the same way, with the literal arithmetic in
+    place of the matmul::
+
+        gather   output = (one_hot(ids) * scores).sum(1), for random scores
+        scatter  output = one_hot(ids).T @ rows, for a random row for each id
+        count    output = one_hot(ids).sum(0)
+
     The output's gradient c contains random integers, which add up exactly in any order. So if the
     two table gradients differ in any bit, one of them is wrong. Each method first runs once, to
     compare the results and to measure peak memory. Then the two methods take turns while they are
@@ -138,6 +161,7 @@ def compare(
         table: a (V, D) tensor in float64, float32, bfloat16 or float16, on the CPU. `compare` does
             not change the table.
         ids: an int64 or int32 tensor or a list, of any shape; the ids are flattened in order.
+        operation: "lookup", "gather", "scatter" or "count".
         tokens: the token texts of the ids, in the same order.
         title: the title of the report.
         budget: the memory that the matmul may use, in bytes; half of the free memory by default.
@@ -149,8 +173,8 @@ def compare(
         A `Comparison`. It is truthy if both methods agree, and prints as a report.
 
     Raises:
-        HotrowError: the table or the ids are invalid, there is no id or no column, or the budget is
-            too small for a single id.
+        HotrowError: the table, the ids or the operation are invalid, there is no id or no column,
+            or the budget is too small for a single id.
         HotrowIndexError: an id is out of range.
 
     Cost: several runs of both methods. `hotrow.cost(V, D, N)` gives the cost of one run.
@@ -165,6 +189,7 @@ def compare(
     >>> found.cost.matmul.by_zero, found.cost.lookup.multiplications
     (90, 0)
     """
+    check_operation_name(operation)
     table = check_table(table, "the table").detach()
     if table.device.type != "cpu":
         raise HotrowError(
@@ -188,20 +213,21 @@ def compare(
         raise HotrowError(f"there are {len(tokens)} tokens for {len(ids)} ids")
     if budget is None:
         budget = free_memory() // 2
-    compared_count = _count_fitting(table, len(ids), budget)
+    compared_count = _count_fitting(table, len(ids), budget, operation)
     batch = Batch(ids[:compared_count])
-    matmul = make_matmul_side(table, batch)
-    lookup = make_lookup_side(table, batch)
-    cotangent = draw_cotangent(lookup, batch, seed)
+    sides = make_operation_sides(operation, table, batch, seed)
+    matmul, lookup = sides.literal, sides.by_ids
+    cotangent = draw_integers(sides.shape, table, seed)
+    literal_name = "one-hot matmul" if operation == "lookup" else matmul.name
     report = progress or (lambda what, done, total: None)
     steps = 3 + _ROUNDS
     try:
-        report("one-hot matmul", 0, steps)
+        report(literal_name, 0, steps)
         matmul_results, matmul_peak = measure_peak_memory(lambda: matmul.compute_results(cotangent))
-        report("lookup", 1, steps)
+        report(operation, 1, steps)
         lookup_results, lookup_peak = measure_peak_memory(lambda: lookup.compute_results(cotangent))
         report("comparing", 2, steps)
-        check = compare_results(matmul, matmul_results, lookup, lookup_results, batch, cotangent)
+        check = compare_operation(batch, sides, matmul_results, lookup_results, cotangent)
         del matmul_results, lookup_results
         times = []
         report("timing", 3, steps)
@@ -218,7 +244,7 @@ def compare(
             raise
         raise HotrowError(
             f"out of memory: comparing {compared_count:,} ids in a {rows:,} x {columns:,} table "
-            f"needs about {estimate_bytes(table, compared_count):,} bytes",
+            f"needs about {estimate_bytes(table, compared_count, operation):,} bytes",
             fix="pass fewer ids or a smaller budget",
         ) from None
     matmul_times, lookup_times = zip(*times, strict=True)
@@ -229,21 +255,22 @@ def compare(
         None if tokens is None else tuple(tokens),
         compared_count,
         budget,
-        estimate_bytes(table, len(ids)),
+        estimate_bytes(table, len(ids), operation),
         check,
-        cost(rows, columns, compared_count, dtype=table.dtype),
+        cost(rows, columns, compared_count, dtype=table.dtype) if operation == "lookup" else None,
         Measurement(matmul_times, matmul_peak),
         Measurement(lookup_times, lookup_peak),
+        operation,
     )
 
 
-def estimate_bytes(table: Tensor, count: int) -> int:
+def estimate_bytes(table: Tensor, count: int, operation: str = "lookup") -> int:
     """Estimate the peak memory for comparing `count` ids, in bytes, excluding the table."""
-    fixed, per_id = _fixed_and_per_id_bytes(table)
+    fixed, per_id = _fixed_and_per_id_bytes(table, operation)
     return fixed + per_id * count
 
 
-def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
+def _fixed_and_per_id_bytes(table: Tensor, operation: str = "lookup") -> tuple[int, int]:
     """Estimate the fixed memory and the memory per id, in bytes."""
     rows, columns = table.shape
     itemsize = table.dtype.itemsize
@@ -255,15 +282,24 @@ def _fixed_and_per_id_bytes(table: Tensor) -> tuple[int, int]:
     # id also needs two outputs and their gradient, the rounding bounds, and temporaries for sorting
     # and counting the ids.
     one_hot = (itemsize if itemsize > 2 else itemsize + 4) * rows
-    return fixed, one_hot + 3 * itemsize * columns + 64 * columns + 192
+    per_id = one_hot + 3 * itemsize * columns + 64 * columns + 192
+    if operation == "gather":
+        # Each id also needs a row of the scores, of the product, of the gradients, and of the
+        # temporaries for comparing them.
+        per_id += (7 * itemsize + 68) * rows
+    elif operation in ("scatter", "count"):
+        # The output's gradient has the shape of the table, and so do the bounds of its rows.
+        fixed += (2 * itemsize + 8) * rows * columns + 64 * rows
+    return fixed, per_id
 
 
-def _count_fitting(table: Tensor, count: int, budget: int) -> int:
-    fixed, per_id = _fixed_and_per_id_bytes(table)
+def _count_fitting(table: Tensor, count: int, budget: int, operation: str) -> int:
+    fixed, per_id = _fixed_and_per_id_bytes(table, operation)
     fits = min(count, max(budget - fixed, 0) // per_id) if per_id else count
     if fits == 0 and count > 0:
         raise HotrowError(
-            f"the one-hot matmul needs {fixed + per_id:,} bytes for a single id in this "
+            f"the one-hot {'matmul' if operation == 'lookup' else operation} needs "
+            f"{fixed + per_id:,} bytes for a single id in this "
             f"{table.shape[0]:,} x {table.shape[1]:,} table, but the budget is {budget:,}",
             fix="pass a larger budget or a smaller table",
         )

@@ -22,6 +22,21 @@ def embedding(ids: Tensor, table: Tensor) -> Tensor:
     return one_hot(ids, len(table), table.dtype) @ table
 
 
+def gather(ids: Tensor, scores: Tensor) -> Tensor:
+    """Map (N,) ids and (N, V) scores to (N,): the sum over the classes of one-hot * scores."""
+    return (one_hot(ids, scores.shape[1], scores.dtype) * scores).sum(1)
+
+
+def scatter(ids: Tensor, rows: Tensor, count: int) -> Tensor:
+    """Map (N,) ids and (N, D) rows to (V, D): one-hot.T @ rows, where V is `count`."""
+    return one_hot(ids, count, rows.dtype).T @ rows
+
+
+def count(ids: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+    """Map (N,) ids to (V,): the sum of the one-hot over the batch."""
+    return one_hot(ids, rows, dtype).sum(0)
+
+
 def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
     """Pool (N, V) one-hots or other rows into bags that start at (B,) offsets; return (B, V).
 

@@ -17,6 +17,8 @@ from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_bag, check_ids
 from hotrow.inputs.tables import check_table
 from hotrow.layers import Embedding, OneHotLinear
+from hotrow.onehot.encoding import one_hot
+from hotrow.onehot.tensor import OneHot
 from hotrow.verify import reference
 
 
@@ -121,6 +123,8 @@ class Side:
                 f"output has shape {tuple(cotangent.shape)}"
             )
         results = {"output": output.detach()}
+        if not leaves:
+            return results
         gradients = torch.autograd.grad(output, list(leaves.values()), cotangent)
         for name, gradient in zip(leaves, gradients, strict=True):
             gradient = _coalesce_in_order(gradient) if gradient.is_sparse else gradient
@@ -203,6 +207,99 @@ def make_lookup_side(table: Tensor, batch: Batch) -> Side:
         return output
 
     return Side("lookup", {"weight": table}, run)
+
+
+OPERATIONS = "lookup", "gather", "scatter", "count"
+
+
+def check_operation_name(name: str) -> str:
+    """Return the name of an operation, or raise an error."""
+    if name not in OPERATIONS:
+        raise HotrowError(
+            f"{name!r} is not an operation on a one-hot", fix=f"use one of {', '.join(OPERATIONS)}"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class OperationSides:
+    """The two sides of an operation on the one-hot of a batch.
+
+    Attributes:
+        literal: the side that multiplies or sums the dense one-hot.
+        by_ids: the side in which hotrow uses only the ids.
+        shape: the shape of the output.
+        dtype: the dtype of the output.
+    """
+
+    literal: Side
+    by_ids: Side
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def make_operation_sides(name: str, table: Tensor, batch: Batch, seed: int) -> OperationSides:
+    """Return the sides of an operation.
+
+    A lookup reads rows of the table. A gather reads entries of random scores, (N, V), and a scatter
+    adds up random rows, (N, D).
+
+    Args:
+        name: one of `OPERATIONS`.
+        table: (V, D).
+        batch: the ids; for all operations except a lookup, (N,).
+        seed: the seed for the random numbers.
+    """
+    ids, (classes, columns), dtype = batch.ids, table.shape, table.dtype
+
+    def random(columns: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        full_dtype = torch.promote_types(dtype, torch.float32)  # on all devices, the same numbers
+        return torch.randn(len(ids), columns, generator=generator, dtype=full_dtype).to(table)
+
+    def encode() -> Tensor:
+        return one_hot(ids, classes, dtype)
+
+    def count() -> Tensor:
+        total = encode().sum(0)
+        return total.materialize() if isinstance(total, OneHot) else total
+
+    def both(
+        formula: str,
+        tensors: dict[str, Tensor],
+        literal: Callable[[dict[str, Tensor]], Tensor],
+        by_ids: Callable[[dict[str, Tensor]], Tensor],
+        *shape: int,
+    ) -> OperationSides:
+        sides = Side(formula, tensors, literal), Side(name, tensors, by_ids)
+        return OperationSides(*sides, shape, dtype)
+
+    if name == "lookup":
+        sides = make_matmul_side(table, batch), make_lookup_side(table, batch)
+        return OperationSides(*sides, (*ids.shape, columns), dtype)
+    if name == "gather":
+        return both(
+            "(one-hot * scores).sum(1)",
+            {"scores": random(classes)},
+            lambda t: reference.gather(ids, t["scores"]),
+            lambda t: (encode() * t["scores"]).sum(1),
+            len(ids),
+        )
+    if name == "scatter":
+        return both(
+            "one-hot.T @ rows",
+            {"rows": random(columns)},
+            lambda t: reference.scatter(ids, t["rows"], classes),
+            lambda t: encode().T @ t["rows"],
+            *(classes, columns),
+        )
+    return both(
+        "one-hot.sum(0)",
+        {},
+        lambda t: reference.count(ids, classes, dtype),
+        lambda t: count(),
+        classes,
+    )
 
 
 def _make_linear_side(layer: nn.Linear, batch: Batch) -> Side:
