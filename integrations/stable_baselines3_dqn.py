@@ -43,7 +43,7 @@ class Walk(gymnasium.Env[int, int]):
 
 
 class Tick(BaseCallback):
-    """Call the clock after each step in the environment, in which the network is trained once."""
+    """Tick the clock after each step in the environment, in which the network is trained once."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

@@ -168,7 +168,7 @@ def fit(lines: list[Line], anchors: list[str]) -> tuple[float, list[Column]]:
 def grid(
     x: float, y: float, lines: list[Line], label: float, columns: list[Column], pitch: int = ROW
 ) -> Iterator[Cell]:
-    """Yield the cells of the lines, one line below the other."""
+    """Yield the cells of the lines, each line below the previous one."""
     start = x + label + GAP
     for line in lines:
         if line.hue:

@@ -71,7 +71,7 @@ class Layout:
         """Permute the tensor's axes.
 
         Returns:
-            the new layout, and the permutation of the batch axes that the parts need.
+            the new layout, and the permutation to apply to the batch axes of the ids and weights.
         """
         count = self.batch_count
         new_order = [self.order[axis] for axis in order]

@@ -276,7 +276,7 @@ class RowOptimizer(_Optimizer):
         return with_strides(gradient, table.stride())
 
     def _adopt_tables(self) -> None:
-        """Convert parameters with lookups to tables, except in groups with unsupported options."""
+        """Make tables of parameters used in lookups, except in groups with unsupported options."""
         for group in self.param_groups:
             if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:

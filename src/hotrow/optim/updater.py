@@ -1,4 +1,4 @@
-"""The `RowUpdater`, which settles, updates and looks up rows with the steps of a ledger."""
+"""The `RowUpdater` settles, updates and looks up rows. A ledger records the steps."""
 
 from __future__ import annotations
 

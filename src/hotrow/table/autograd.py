@@ -75,7 +75,7 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
     """Replace the values and the gradient of a parameter with ones of a different shape, in place.
 
-    Backward passes of earlier forward passes raise an error, because they would produce a gradient
+    Backpropagating through an earlier forward pass raises an error, because the gradient would be
     for the old rows.
     """
     with torch._C.DisableTorchFunctionSubclass():
@@ -175,7 +175,7 @@ class _DifferentiableRowGradient(torch.autograd.Function):
 
 
 def _needs_graph(gradient: Tensor) -> bool:
-    """Return whether autograd records the backward pass, because of `create_graph=True`."""
+    """Return whether autograd records the backward pass, as it does with `create_graph=True`."""
     return torch.is_grad_enabled() and gradient.requires_grad
 
 
@@ -225,8 +225,9 @@ class LookUp(torch.autograd.Function):
         return result if is_exclusive else result.merge(), None, None, None
 
 
-# The number of references to a gradient in `LookUp.backward` if only the autograd engine uses it,
-# by the type of the device. The counts are for the Python object, the tensor and the storage.
+# For each device type, the number of references to a gradient in `LookUp.backward` if only the
+# autograd engine uses the gradient. The counts are for the Python object, the tensor and the
+# storage.
 _engine_reference_counts: dict[str, tuple[int, int, int]] = {}
 
 

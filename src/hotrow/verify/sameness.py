@@ -207,7 +207,7 @@ def measure_sameness(
         progress: a function called with (the current activity, steps done, total steps).
 
     Raises:
-        HotrowError: torch rejects the options, fails with them, or ends with inf or NaN weights.
+        HotrowError: torch rejects the options or raises an error, or its weights become inf or NaN.
 
     Cost: two dense training runs of a table and one run with hotrow for each scale.
     """

@@ -2,7 +2,7 @@
 
 Each function advances one block of a row from step t to `end_step`, or returns it unchanged. It
 computes the factors of the row with the same operations, in the same order, as the closed form's
-functions for numba. Formulas for single elements are translated from there.
+functions for numba. Formulas for single elements are translated from the numba code.
 
 Arguments of each function:
     w: the block of the row, in float32 or float64.

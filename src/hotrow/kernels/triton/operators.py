@@ -32,7 +32,7 @@ def block_options(columns: int) -> dict[str, int]:
 
 
 def kernel_options(program: Program) -> dict[str, object]:
-    """Return the compile-time arguments that run a program's rule and closed form."""
+    """Return the kernels' compile-time arguments for a program's rule and closed form."""
     from hotrow.kernels.triton.translate import translate  # imports triton
 
     fast_forward = program.fast_forward

@@ -270,7 +270,7 @@ def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
         return zeros.index_add(0, ids, values)
     dtype = values.dtype
     if values.shape[1] == 1:
-        # Add many numbers in float64, which costs little if the result is small.
+        # Sum in float64 unless the result is long: the extra cost is small then.
         sum_dtype = torch.float64 if count <= 4 * len(ids) else dtype
         zeros = values.new_zeros(count, dtype=sum_dtype)
         return zeros.index_add(0, ids, values[:, 0].to(sum_dtype)).to(dtype).unsqueeze(1)

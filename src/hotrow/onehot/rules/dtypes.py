@@ -13,7 +13,7 @@ from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, empty_meta, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
 
-_EXACT_COUNTS = 256  # every floating dtype represents the integers up to 256 exactly
+_EXACT_COUNTS = 256  # even bfloat16 represents the integers up to 256 exactly
 
 
 @rule(Tensor.contiguous, Tensor.detach, *overloads("clone", "detach"), any_layout=True)
