@@ -12,10 +12,11 @@ import hotrow
 from hotrow import HotrowError, vocabulary
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
+from hotrow.table.storage_growth import MIN_BYTES
 from tests.support.exhaustive import grid
 from tests.support.tolerance import assert_same_bits
 from tests.support.training import EXTRA_OPTIONS, RULES, label
-from tests.support.vocabularies import ThreeRuns
+from tests.support.vocabularies import COLUMNS, ThreeRuns
 
 RICH = {
     "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
@@ -389,3 +390,15 @@ def test_a_compiled_model_sees_the_change():
     assert isinstance(layers[0].weight, Table)
     # Compiled lookups settle rows at other times, which can change the rounding.
     torch.testing.assert_close(layers[0].weight.data, layers[1].weight.data)
+
+
+def test_large_tables_grow_without_a_copy_and_continue_to_train():
+    rows = MIN_BYTES // (4 * COLUMNS) + 5
+    runs = ThreeRuns("Adam", {"lr": 0.1}, rows=rows)
+    runs.steps(2)
+    runs.resize(rows + 3)
+    lag = runs.table.lag
+    for tensor in (lag.values, *lag.slots.values()):
+        assert tensor.untyped_storage().nbytes() == 2 * rows * 4 * COLUMNS
+    runs.steps(2)
+    runs.check()

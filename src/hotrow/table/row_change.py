@@ -1,9 +1,10 @@
 """Keep, drop, move and add rows of a tensor, with spare memory for rows that are added later.
 
-A tensor that grows gets storage for twice as many rows. The next growth only takes a longer view of
-the same storage, so a thousand growths copy about as many rows as one. Memory that was never
-written takes no space on the CPU. Other code must not see the spare memory (`torch.save` would
-write it), so reads return an alias whose storage ends with the last row (`trim_storage`).
+The storage of a tensor that grows is enlarged to twice as many rows. The next growth only takes a
+longer view of the same storage, so a thousand growths cost about as much as one. Memory that was
+never written takes no space on the CPU. Other code must not see the spare memory, which
+`torch.save` would write, so reads return an alias whose storage ends with the last row
+(`trim_storage`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
+
+from hotrow.kernels import devices
+from hotrow.table.storage_growth import grow_storage
 
 GROWTH = 2  # a tensor that needs new storage to grow gets storage for this many times its rows
 MIN_USED = 4  # a tensor that shrinks below 1 / MIN_USED of its storage gets new storage
@@ -94,11 +98,15 @@ def _copy(rows: Tensor, count: int, capacity: int | None = None) -> Tensor:
 
 def _extend(rows: Tensor, count: int) -> Tensor:
     """Return the first `count` rows, in the same storage if its size is suitable."""
-    size = rows[:1].nbytes
-    capacity = rows.untyped_storage().nbytes() // size if size else 0
-    fits = count <= capacity <= MIN_USED * count
-    if fits and rows.is_contiguous() and rows.storage_offset() == 0:
-        return rows.as_strided((count, *rows.shape[1:]), rows.stride()).data
+    storage, size = rows.untyped_storage(), rows[:1].nbytes
+    capacity = storage.nbytes() // size if size else 0
+    is_used = 0 < capacity <= MIN_USED * count
+    if is_used and rows.is_contiguous() and rows.storage_offset() == 0:
+        if capacity < count and devices.is_on_cpu(rows) and storage.resizable():
+            capacity = max(count, GROWTH * len(rows))
+            grow_storage(storage, capacity * size)
+        if capacity >= count:
+            return rows.as_strided((count, *rows.shape[1:]), rows.stride()).data
     return _copy(rows, count, max(count, GROWTH * len(rows)) if count > len(rows) else count)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.ids import as_ids, check_count
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.autograd import replace_data
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
@@ -71,8 +72,9 @@ def resize(
             For a sharded or replicated table, every rank raises the error.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
-    As a result, many small growths together copy each row about once. Unused capacity takes no
-    physical memory. Other weights are copied each time they grow.
+    On Linux, the memory pages of a large table then move without a copy. On other systems, many
+    small growths together copy each row about once. Unused capacity takes no physical memory. Other
+    weights are copied each time they grow. No other thread may use the layer in the meantime.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -194,10 +196,12 @@ def _change(
     shards = weight.shards if isinstance(weight, Table) else None
     if shards is not None:
         shards, change = shards.resize(change.new_count)
-    prepare_parameters(layers.parameters, change, added, optimizer)()
-    if isinstance(weight, Table):
-        weight.distribute(shards=shards)
-    layers.set_row_count(change)
+    complete = prepare_parameters(layers.parameters, change, added, optimizer)
+    with PostponedSignals():
+        complete()
+        if isinstance(weight, Table):
+            weight.distribute(shards=shards)
+        layers.set_row_count(change)
 
 
 def _agree_on_rows(

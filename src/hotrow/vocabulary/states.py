@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hotrow import optim
 from hotrow.errors import HotrowError
+from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.table.autograd import storage_use_count
@@ -130,7 +131,7 @@ def prepare_change(
         if lag is not None:
             lag.close()
         complete = prepare_state(optimizer, parameter, parameter.shape, change, columns)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), PostponedSignals():
         is_alone = isinstance(parameter, Table) and storage_use_count(parameter) == 1
         values = change.apply_to(parameter.data, added, columns=columns, extend=is_alone)
     return values, complete

@@ -1,0 +1,128 @@
+"""Enlarge a storage in place, without copying its values if the system is Linux.
+
+`UntypedStorage.resize_` copies the values to new memory. On Linux, `mremap` moves pages of physical
+memory to another address instead:
+
+    1. Move the pages of the old memory to a parking place.
+    2. Let torch free the old memory and allocate the new one.
+    3. Move the pages to the new memory.
+
+The tensors of the storage remain valid, because the storage remains the same object. Memory
+allocators only see memory whose contents have changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from typing import Any
+
+import torch
+
+MIN_BYTES = 1 << 25  # smaller memory may be a part of the C heap, which has no fixed alignment
+_PAGE = mmap.PAGESIZE
+_HUGE_PAGE = 1 << 21  # Linux moves huge pages only to addresses with the same remainder
+_RESERVE_NOTHING: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # new in Python 3.13
+_MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4  # of mremap; the last one is new in Linux 5.7
+_FIXED_NOREPLACE = 0x100000  # of mmap
+_FAILED = ctypes.c_void_p(-1).value
+
+# Memory to which the system could not move pages. It may have a hole that other code uses, so it is
+# never unmapped. After a failure, values are copied.
+_abandoned: list[mmap.mmap] = []
+
+
+def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
+    """Give a storage at least as many bytes as before; the values of the new bytes are undefined.
+
+    No signal handler may raise an exception in the meantime, and no other thread may use the
+    storage. Memory that code uses without a tensor, such as a pointer, becomes invalid.
+
+    Raises:
+        RuntimeError: there is too little memory. The storage has not changed.
+    """
+    parked = None
+    if _is_movable(storage):
+        torch.empty(size, dtype=torch.uint8, device="cpu")  # raises an error if it doesn't fit
+        parked = _park(storage)
+    if parked is None:
+        storage.resize_(size)
+        return
+    memory, begin, length = parked
+    storage.resize_(0)
+    storage.resize_(size)
+    target = storage.data_ptr()
+    if not _move_pages(begin, target, length):
+        _fill_hole(target, length)
+        ctypes.memmove(target, begin, length)
+    del memory  # unmaps it
+
+
+def _is_movable(storage: torch.UntypedStorage) -> bool:
+    """Return whether the memory belongs to torch's allocator alone, and is worth moving."""
+    return (
+        sys.platform == "linux"
+        and storage.device.type == "cpu"
+        and storage.nbytes() >= MIN_BYTES
+        and not _abandoned
+        and storage.resizable()
+        and not storage.is_shared()
+        and not storage.is_pinned()
+    )
+
+
+def _park(storage: torch.UntypedStorage) -> tuple[mmap.mmap, int, int] | None:
+    """Move the values to new memory; return the memory, the values' address and their length."""
+    source, length = storage.data_ptr(), storage.nbytes()
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _RESERVE_NOTHING
+    try:
+        memory = mmap.mmap(-1, length + _HUGE_PAGE, flags=flags)
+    except OSError:
+        return None
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    begin = address + (source - address) % _HUGE_PAGE
+    if not _move_pages(source, begin, length):
+        _abandoned.append(memory)
+        return None
+    return memory, begin, length
+
+
+def _move_pages(source: int, target: int, length: int) -> bool:
+    """Move values; return False, and leave them where they are, if the system can't move pages."""
+    first, size = _whole_pages(source, length)
+    offset = target - source
+    flags = _MAYMOVE | _FIXED | _DONTUNMAP
+    if offset % _PAGE or _libc().mremap(first, size, size, flags, first + offset) == _FAILED:
+        return False
+    ctypes.memmove(target, source, first - source)
+    end = first + size
+    ctypes.memmove(end + offset, end, source + length - end)
+    return True
+
+
+def _fill_hole(address: int, length: int) -> None:
+    """Map memory where `mremap` has unmapped some before it failed."""
+    first, size = _whole_pages(address, length)
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED_NOREPLACE
+    _libc().mmap(first, size, protection, flags, -1, 0)
+
+
+def _whole_pages(address: int, length: int) -> tuple[int, int]:
+    """Return the address and the size of the whole pages in a range."""
+    first = -(-address // _PAGE) * _PAGE
+    return first, (address + length) // _PAGE * _PAGE - first
+
+
+def _libc() -> Any:
+    """Return the C library, whose functions run without releasing Python's lock."""
+    library = ctypes.PyDLL(None)
+    size = ctypes.c_size_t
+    for name, arguments in {
+        "mremap": [ctypes.c_void_p, size, size, ctypes.c_int, ctypes.c_void_p],
+        "mmap": [ctypes.c_void_p, size, *[ctypes.c_int] * 3, ctypes.c_long],
+    }.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = ctypes.c_void_p, arguments
+    return library

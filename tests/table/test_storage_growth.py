@@ -1,0 +1,115 @@
+"""Storages that are enlarged in place keep their values, with and without moving pages."""
+
+import mmap
+import sys
+
+import pytest
+import torch
+
+from hotrow.table import storage_growth
+from hotrow.table.storage_growth import MIN_BYTES, grow_storage
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pages")
+
+
+@pytest.fixture
+def moves(monkeypatch):
+    """Record whether each attempt to move pages succeeded; the attempts in `failing` fail."""
+    results, failing = [], set()
+    move = storage_growth._move_pages
+
+    def record(*arguments):
+        results.append(len(results) not in failing and move(*arguments))
+        return results[-1]
+
+    record.results, record.failing = results, failing
+    monkeypatch.setattr(storage_growth, "_move_pages", record)
+    monkeypatch.setattr(storage_growth, "_abandoned", [])
+    return record
+
+
+def example(count):
+    values = torch.arange(count, dtype=torch.int32)
+    return values, values.clone()
+
+
+def physical_bytes(tensor):
+    """Return the bytes of a tensor's memory that are in physical memory."""
+    first = tensor.data_ptr() // mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb") as file:
+        file.seek(8 * first)
+        flags = torch.frombuffer(
+            bytearray(file.read(tensor.nbytes // mmap.PAGESIZE * 8)), dtype=torch.int64
+        )
+    return int((flags < 0).sum()) * mmap.PAGESIZE
+
+
+@LINUX
+@pytest.mark.parametrize("extra", [0, 1, 12345])
+def test_growing_moves_pages_and_keeps_every_value(moves, extra):
+    values, expected = example(MIN_BYTES // 4 + extra)
+    alias = values[5:]
+    storage = values.untyped_storage()
+    for factor in (2, 3):
+        grow_storage(storage, values.nbytes * factor)
+        assert storage.nbytes() == values.nbytes * factor
+        assert storage.resizable()
+        assert torch.equal(values, expected)
+        assert torch.equal(alias, expected[5:])
+    assert moves.results == [True] * 4
+    spare = torch.empty(0, dtype=torch.int32).set_(storage)[len(values) :]
+    assert physical_bytes(spare) < spare.nbytes / 4
+    spare.fill_(7)  # all of the memory can be used
+    assert torch.equal(values, expected)
+
+
+@LINUX
+@pytest.mark.parametrize("failing", [0, 1])
+def test_if_pages_do_not_move_values_are_copied(moves, failing):
+    moves.failing.add(failing)
+    values, expected = example(MIN_BYTES // 4)
+    grow_storage(values.untyped_storage(), 2 * values.nbytes)
+    assert torch.equal(values, expected)
+    assert moves.results == [True, False][1 - failing :]
+    # The system does not support it: it is not tried again.
+    grow_storage(values.untyped_storage(), 4 * values.nbytes)
+    assert torch.equal(values, expected)
+    assert len(moves.results) == (1 if failing == 0 else 4)
+
+
+@LINUX
+def test_a_hole_is_filled_before_values_are_copied(moves, monkeypatch):
+    move = storage_growth._move_pages
+    libc = storage_growth._libc()
+
+    def fail(source, target, length):
+        if not moves.results:
+            return move(source, target, length)
+        first, size = storage_growth._whole_pages(target, length)
+        assert libc.munmap(first, size) == 0
+        return False
+
+    libc.munmap.argtypes = libc.mremap.argtypes[:2]
+    monkeypatch.setattr(storage_growth, "_move_pages", fail)
+    values, expected = example(MIN_BYTES // 4)
+    grow_storage(values.untyped_storage(), 2 * values.nbytes)
+    assert torch.equal(values, expected)
+
+
+def test_small_or_shared_memory_is_not_moved(moves):
+    small, expected = example(1000)
+    grow_storage(small.untyped_storage(), 2 * small.nbytes)
+    assert torch.equal(small, expected)
+    array = torch.ones(MIN_BYTES // 4).numpy()
+    assert not storage_growth._is_movable(torch.from_numpy(array).untyped_storage())
+    shared = torch.ones(MIN_BYTES // 4).share_memory_()
+    assert not storage_growth._is_movable(shared.untyped_storage())
+    assert not moves.results
+
+
+def test_too_little_memory_is_an_error_before_anything_changes(moves):
+    values, expected = example(MIN_BYTES // 4)
+    with pytest.raises(RuntimeError, match="memory"):
+        grow_storage(values.untyped_storage(), 1 << 60)
+    assert torch.equal(values, expected)
+    assert not moves.results
