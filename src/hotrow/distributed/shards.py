@@ -45,10 +45,12 @@ class Shards:
         begin = rank * self.rows_per_rank
         return slice(min(begin, self.rows), min(begin + self.rows_per_rank, self.rows))
 
-    def resize(self, count: int) -> tuple[Shards, RowChange]:
-        """Return the shards of a table with `count` rows, and the exchange of rows."""
-        new = replace(self, rows=count)
-        return new, ShardedRowChange(self.rows, count, old=self, new=new)
+    def change_rows(self, change: RowChange) -> tuple[Shards, RowChange]:
+        """Return the shards of a table after a change, and the exchange of rows."""
+        new = replace(self, rows=change.new_count)
+        return new, ShardedRowChange(
+            change.old_count, change.new_count, change.sources, old=self, new=new
+        )
 
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
@@ -117,36 +119,41 @@ class ShardedRowChange(RowChange):
 
     def apply(self, rows: Tensor, added: float | Tensor, *, extend: bool = False) -> Tensor:
         """Return the new rows of this rank, given its old rows and all added rows."""
-        ranks, local_slice = self.old.ranks, self.new.local_slice
-        kept = slice(0, min(self.old_count, self.new_count))
-        mine = _intersect(self.old.local_slice, kept)
-        sent = rows[: mine.stop - mine.start].contiguous()
-        counts = [
-            [_length(mine, self.new.slice_of(rank)) for rank in range(ranks.count)],
-            [
-                _length(_intersect(self.old.slice_of(rank), kept), local_slice)
-                for rank in range(ranks.count)
-            ],
-        ]
-        (received,) = ranks.all_to_all([sent], [counts[0]], [counts[1]])
-        begin = max(local_slice.start, kept.stop)
-        new = rows.new_empty((max(0, local_slice.stop - begin), *rows.shape[1:]))
-        if len(new):
-            first = begin - self.old_count
-            new[:] = added[first : first + len(new)] if isinstance(added, Tensor) else added
-        return torch.cat([received, new])
+        ranks, first = self.old.ranks, self.old.local_slice.start
+        sent = []
+        for rank in range(ranks.count):
+            sources = self._sources_of(self.new.slice_of(rank))
+            sent.append(sources[self._owners(sources) == ranks.rank] - first)
+        sources = self._sources_of(self.new.local_slice)
+        owners = self._owners(sources)
+        received = [(owners == rank).nonzero()[:, 0] for rank in range(ranks.count)]
+        counts = [[len(each) for each in indices] for indices in (sent, received)]
+        (kept,) = ranks.all_to_all([rows[torch.cat(sent)]], [counts[0]], [counts[1]])
+        result = rows.new_empty((len(sources), *rows.shape[1:]))
+        result[torch.cat(received)] = kept
+        new = (sources < 0).nonzero()[:, 0]
+        if isinstance(added, Tensor):
+            begin = self._added_before(self.new.local_slice.start)
+            added = added[begin : begin + len(new)]
+        result[new] = added
+        return result
 
+    def _sources_of(self, rows: slice) -> Tensor:
+        """Return the old row of each new row in a slice, or -1 for an added row."""
+        if self.sources is not None:
+            return self.sources[rows]
+        ids = torch.arange(rows.start, rows.stop)
+        return torch.where(ids < self.old_count, ids, -1)
 
-def _intersect(a: slice, b: slice) -> slice:
-    """Return the rows that two slices have in common."""
-    begin = max(a.start, b.start)
-    return slice(begin, max(begin, min(a.stop, b.stop)))
+    def _owners(self, sources: Tensor) -> Tensor:
+        """Return the rank that has each old row; -1 for -1."""
+        return sources.div(self.old.rows_per_rank, rounding_mode="floor")
 
-
-def _length(a: slice, b: slice) -> int:
-    """Return the number of rows that two slices have in common."""
-    common = _intersect(a, b)
-    return int(common.stop - common.start)
+    def _added_before(self, row: int) -> int:
+        """Return the number of added rows before a new row."""
+        if self.sources is not None:
+            return int((self.sources[:row] < 0).sum())
+        return max(0, row - self.old_count)
 
 
 @dataclass(frozen=True)

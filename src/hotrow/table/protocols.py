@@ -80,8 +80,8 @@ class Shards(Distribution[_Table], Protocol[_Table]):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
-    def resize(self, count: int) -> tuple[Shards[_Table], RowChange]:
-        """Return the shards of a table with `count` rows, and how each process's rows change."""
+    def change_rows(self, change: RowChange) -> tuple[Shards[_Table], RowChange]:
+        """Return the shards of a table after a change, and how each process's rows change."""
 
     def to_global(self, rows: Tensor) -> Tensor:
         """Return a DTensor whose local part is `rows`, for a checkpoint."""

@@ -184,7 +184,7 @@ def _change(
     try:
         check_owner(optimizer, weight)
         check_storage(weight)
-        _check_shards(weight, change)
+        _check_shards(weight)
         _check_dropped_rows(layers, change)
         added = _added_rows(layers, change, init)
     except HotrowError as error:
@@ -195,7 +195,7 @@ def _change(
         failure = None  # the error's traceback refers to the weight
     shards = weight.shards if isinstance(weight, Table) else None
     if shards is not None:
-        shards, change = shards.resize(change.new_count)
+        shards, change = shards.change_rows(change)
     complete = prepare_parameters(layers.parameters, change, added, optimizer)
     with PostponedSignals():
         complete()
@@ -219,19 +219,12 @@ def _agree_on_rows(
     return rows
 
 
-def _check_shards(weight: nn.Parameter, change: RowChange) -> None:
-    if not isinstance(weight, Table) or weight.shards is None:
-        return
-    if change.sources is not None:
-        raise HotrowError(
-            "take is not supported for a sharded table",
-            fix="save a checkpoint with torch.distributed.checkpoint, load and change it in one "
-            "process, and shard the result again",
-        )
-    if weight.grad is not None:
+def _check_shards(weight: nn.Parameter) -> None:
+    """Raise an error if the weight is sharded and has a gradient."""
+    if isinstance(weight, Table) and weight.shards is not None and weight.grad is not None:
         raise HotrowError(
             "the sharded table has a gradient for its old rows",
-            fix="call optimizer.zero_grad() before you resize the table",
+            fix="call optimizer.zero_grad() before you change its rows",
         )
 
 
