@@ -18,6 +18,7 @@ from hotrow.figures.svg import COLOURS
 from hotrow.figures.words import WORDS
 from hotrow.inputs.tables import TABLE_DTYPES
 from hotrow.inputs.text import display_width, elide, escape_unprintable, format_number
+from hotrow.vocabulary import Statistics
 from tests.support.parsed_figure import (
     SVG,
     TABLE_KINDS,
@@ -522,6 +523,7 @@ ARGUMENTS = {
     "D": 2,
     "N": 1,
     "measured": [(10, 1.0, 1.0)],
+    "statistics": Statistics(1, 1, 0, 0, 0, 0, "steps that rows have missed", ((0, 0, 1),)),
 }
 
 

@@ -17,12 +17,14 @@ from hotrow.figures import svg
 from hotrow.figures.cost import draw_cost
 from hotrow.figures.excerpt import MAX_IDS
 from hotrow.figures.gradient import check_gradient, draw_gradient
+from hotrow.figures.idle import draw_idle
 from hotrow.figures.lookup import draw_lookup
 from hotrow.figures.product import draw_product
 from hotrow.figures.words import WORDS, Translate, translator
 from hotrow.ids import as_ids, check_ids
 from hotrow.inputs.tables import check_table
 from hotrow.inputs.text import elide, escape_unprintable
+from hotrow.vocabulary import Statistics
 
 TOKEN_COLUMNS = 14
 
@@ -54,9 +56,10 @@ def figure(
     D: int | None = None,
     N: int | None = None,
     measured: Sequence[tuple[int, float, float]] | None = None,
+    statistics: Statistics | None = None,
     lang: str = "en",
 ) -> Figure:
-    """Draw a lookup, its one-hot product, its gradient, or a cost comparison as SVG.
+    """Draw a lookup, its product, its gradient, a cost comparison, or idle rows as SVG.
 
     ========== ======================================= ===========================================
     kind       arguments                               drawing
@@ -71,6 +74,8 @@ def figure(
     "cost"     D=, N=, measured=                       the operations and bytes that `hotrow.cost`
                                                        counts for matmul and lookup, against V,
                                                        and any measured times
+    "idle"     statistics=                             how many rows of a vocabulary were idle, and
+                                                       for how long
     ========== ======================================= ===========================================
 
     A figure states the table's size, but shows only an excerpt of a large table. If the table has
@@ -79,7 +84,8 @@ def figure(
     the sums in a "gradient" figure include all ids.
 
     Args:
-        kind: "lookup", "product", "gradient" or "cost". Each kind accepts only its own arguments.
+        kind: "lookup", "product", "gradient", "cost" or "idle". Each kind accepts only its own
+            arguments.
         table: a (V, D) tensor of float64, float32, float16 or bfloat16. It is not modified.
         ids: an int64 or int32 tensor of any shape, a list, or an int. The figure shows the ids in
             order. A "product" figure needs exactly one id.
@@ -91,6 +97,7 @@ def figure(
         N: the number of ids in a "cost" figure, 1 or more.
         measured: a list of (V, matmul milliseconds, lookup milliseconds). The V axis runs from 10
             to 10 million, or further if a point lies outside this range.
+        statistics: the result of `hotrow.vocabulary.stats`.
         lang: "en" or "zh-CN", the language of the figure's text.
 
     Returns:
@@ -100,7 +107,7 @@ def figure(
     Raises:
         HotrowError: an unknown kind or language; a missing or extra argument; a table that is not
             2-D and floating point; invalid ids, or a wrong number of ids or tokens; a gradient that
-            doesn't match the output; an invalid count or time.
+            doesn't match the output; an invalid count or time; statistics without idle times.
         HotrowIndexError: an id or the column is out of range.
 
     Cost: `figure` reads the ids and the drawn entries. A "product" figure also checks its whole
@@ -126,7 +133,7 @@ def figure(
     _check_choice("lang", lang, WORDS)
     arguments = {
         "table": table, "ids": ids, "column": column, "tokens": tokens, "gradient": gradient,
-        "D": D, "N": N, "measured": measured,
+        "D": D, "N": N, "measured": measured, "statistics": statistics,
     }  # fmt: skip
     arguments = {name: value for name, value in arguments.items() if value is not None}
     draw, required, optional = KINDS[kind]
@@ -201,6 +208,10 @@ def _draw_cost(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
     return draw_cost(arguments["D"], arguments["N"], arguments.get("measured"), translate)
 
 
+def _draw_idle(arguments: dict[str, Any], translate: Translate) -> svg.Drawing:
+    return draw_idle(arguments["statistics"], translate)
+
+
 # The drawing function, required arguments and optional arguments of each kind.
 KINDS: dict[
     str, tuple[Callable[[dict[str, Any], Translate], svg.Drawing], list[str], list[str]]
@@ -209,4 +220,5 @@ KINDS: dict[
     "product": (_draw_product, ["table", "ids"], ["column", "tokens"]),
     "gradient": (_draw_gradient, ["table", "ids", "gradient"], ["tokens"]),
     "cost": (_draw_cost, ["D", "N"], ["measured"]),
+    "idle": (_draw_idle, ["statistics"], []),
 }

@@ -60,6 +60,13 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
             "Forward pass and gradient. A lookup needs no multiplications, and its cost does not "
             "depend on V."
         ),
+        "idle": "Idle rows of the vocabulary",
+        "batches since admit saw a row": "rows by the number of batches since admit saw them",
+        "steps that rows have missed": "rows by the number of steps that they have missed",
+        "touched": "{n} ever touched",
+        "frozen": "{n} frozen",
+        "comma": ", ",
+        "idle rows": ("{range}: {n} row.", "{range}: {n} rows."),
     },
     "zh-CN": {
         "lookup": "查找（查表）：每个词元（token）ID 取出嵌入矩阵的一行",
@@ -104,6 +111,13 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "last": "V = {V} 时：",
         "at": "V = {V}：独热矩阵乘法 {matmul}，查找（查表）{lookup}。",
         "constant": "前向与梯度合计。查找（查表）不做乘法，开销与 V 无关。",
+        "idle": "词表中闲置的行",
+        "batches since admit saw a row": "各行距上次被 admit 看到的批次数",
+        "steps that rows have missed": "各行错过的优化步数",
+        "touched": "训练中出现过 {n} 行",
+        "frozen": "冻结 {n} 行",
+        "comma": "，",
+        "idle rows": "{range}：{n} 行。",
     },
 }
 
