@@ -17,8 +17,8 @@ from hotrow.table.parameter import raise_on_all_ranks, table_row_count
 class Embedding(TableLayer, nn.Embedding):
     """A `torch.nn.Embedding` that also accepts one-hot and probability tensors.
 
-    For ids, `output[..., :] = table[ids[...], :]`. If all table values are finite, the output equals
-    `one_hot(ids) @ table` bit for bit, except for the sign of zeros. For floating-point input with
+    For ids, `output[..., :] = table[ids[...], :]`. If all table values are finite, the output
+    equals `one_hot(ids) @ table` bit for bit, except for the sign of zeros. For floating-point input with
     a last dimension of size V, the output is `input @ table`, and both the input and the table
     receive gradients.
 
