@@ -18,9 +18,9 @@ class Embedding(TableLayer, nn.Embedding):
     """A `torch.nn.Embedding` that also accepts one-hot and probability tensors.
 
     For ids, `output[..., :] = table[ids[...], :]`. If all table values are finite, the output
-    equals `one_hot(ids) @ table` bit for bit, except for the sign of zeros. For floating-point input with
-    a last dimension of size V, the output is `input @ table`, and both the input and the table
-    receive gradients.
+    equals `one_hot(ids) @ table` bit for bit, except for the sign of zeros. For floating-point
+    input with a last dimension of size V, the output is `input @ table`, and both the input and the
+    table receive gradients.
 
     The constructor, the `state_dict` keys, and the options `padding_idx`, `max_norm`,
     `scale_grad_by_freq` and `sparse` are the same as in torch. hotrow's and torch's layers can load
