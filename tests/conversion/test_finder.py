@@ -130,11 +130,31 @@ def assert_same_model(text):
     z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0] - 5] = 1; self.linear(z)
     z = torch.zeros(2, 5); i = x.clone(); z.scatter_(1, i, 1); i.zero_(); self.linear(z)
     z = torch.zeros(2, 5); z.scatter_(1, x[:, :1], self.table[:2, :1]); self.linear(z)
+    self.linear(torch.zeros(2, 5).index_fill_(1, x[0], 1))
+    self.linear(torch.zeros(2, 5).index_fill(-1, x[1, :1], 0.5))
+    self.linear(torch.full((2, 5), 0.0).scatter_(1, x[:, :1], 0.9))
+    self.linear(torch.full_like(torch.ones(2, 5), 0).scatter_(1, x, 1))
     """
 )
 def test_pattern_is_found(text):
     report = str(convert.report(assert_same_model(text)))
     assert "looked up" in report
+    assert "every column" not in report
+
+
+@forwards(
+    """
+    z = torch.full((2, 5), 0.1); z.scatter_(1, x[:, :1], 0.9); z * self.eye[:2]
+    z = torch.zeros(2, 5); z.fill_(0.1); z.scatter_(1, x[:, :1], 0.9); (z * self.eye[:2]).sum(-1)
+    z = torch.zeros(2, 5).fill_(1).fill_(0.1); z.scatter_(1, x[:, :1], 1); (z * self.eye[:2]).sum()
+    z = torch.full_like(self.eye[:2], 0.1); (z.scatter(1, x[:, :1], 0.9) * self.eye[:2]).sum(-1)
+    z = self.eye.new_full((2, 5), 0.1).scatter_(1, x[:, :1], 0.9); (z * self.eye[:2]).sum()
+    z = torch.full(size=(2, 5), fill_value=1).scatter_(1, x[:, :1], 4); z * self.eye[:2]
+    """
+)
+def test_label_smoothing_with_scatter_is_found(text):
+    report = str(convert.report(assert_same_model(text)))
+    assert "computed from the ids" in report
     assert "every column" not in report
 
 
@@ -208,6 +228,34 @@ def test_pattern_is_found(text):
     self.linear(torch.zeros(2, 5).scatter_(1, x, torch.arange(6.0).view(2, 3)))
     self.linear(torch.zeros(2, 5).scatter_(1, x, 1, reduce="add"))
     self.linear(torch.zeros(2, 5).scatter_add_(1, x, torch.ones(2, 3)))
+    self.linear(torch.zeros(2, 5).scatter_add_(1, x[:, [0, 0]], self.table[:2, :2]))
+    self.linear(torch.zeros(2, 5).scatter_add_(1, x[:, [0, 0, 1]], torch.rand(2, 3)))
+    self.linear(torch.zeros(2, 5).scatter_add_(1, x, torch.ones(2, 4)))
+    self.linear(torch.zeros(2, 5).scatter_add_(1, x, torch.ones(2, 3).double()))
+    self.linear(torch.zeros(2, 5).scatter_add_(0, x.clamp(max=1), torch.rand(2, 3)))
+    torch.zeros(5, 3).scatter_add_(0, x, torch.rand(2, 3))
+    z = torch.zeros(2, 5).scatter_add_(1, x, torch.ones(2, 3)); z.scatter_add_(1, x, z[:, :3]); z
+    torch.full((2, 5), 0.5).scatter_add_(1, x[:, :1], torch.rand(2, 1))
+    torch.full((2, 5), 0.5).scatter_(1, x, 0.25)
+    torch.full((2, 5), -torch.inf).scatter_(1, x, self.table[:2, :3]).softmax(-1)
+    torch.full((2, 5), -torch.inf).scatter_(1, x[:, :1], self.table[:2, :1]).softmax(-1)
+    torch.full((2, 5), 1).scatter_(1, x[:, :1], 2) / 3
+    torch.full((2, 5), True).scatter_(1, x[:, :1], False)
+    torch.full((2, 5), 7, dtype=torch.uint8).scatter_(1, x[:, :1], 2)
+    torch.full((2, 5), 0.1, dtype=torch.bfloat16).scatter_(1, x[:, :1], 0.9) * 3
+    torch.full((2, 5), 300, dtype=torch.uint8).scatter_(1, x[:, :1], 2)
+    torch.full((2, 5), torch.tensor(0.5)).scatter_(1, x[:, :1], 2)
+    z = torch.full((2, 5), 0.5); y = z[0]; z.scatter_(1, x[:, :1], 1); y
+    z = torch.zeros(2, 5); y = z[0]; z.fill_(0.5); z.scatter_(1, x[:, :1], 1); y
+    z = torch.zeros(2, 5); z.scatter_(1, x[:, :1], 1); z.fill_(0.5); z
+    z = torch.zeros(2, 5); z.fill_(torch.tensor(0.5)); z.scatter_(1, x[:, :1], 1); z
+    self.linear(torch.zeros(2, 5).index_fill_(0, x[0, :1] * 0, 1))
+    self.linear(torch.zeros(2, 5).index_fill_(1, x[0] + 5, 1))
+    self.linear(torch.zeros(2, 5).index_fill_(1, x[0] - 5, 1))
+    self.linear(torch.zeros(2, 5).index_fill_(1, x[0, 0], 1))
+    self.linear(torch.zeros(2, 5).index_fill_(1, x[0], self.table[0, 0].detach()))
+    self.linear(torch.zeros(2, 5).index_fill_(1, x[0, [0, 0]], 0.5))
+    torch.ones(2, 5).scatter_(1, x, 1).index_fill_(1, x[0], 3)
     self.linear(torch.zeros(2, 3, 5).scatter_(1, x.clamp(max=2)[..., None], 1))
     self.linear(torch.zeros(3, 5).scatter_(1, x, 1))
     self.linear(torch.zeros(2, 5).scatter_(1, x + 5, 1))

@@ -1,5 +1,7 @@
 """Each one-hot rule returns the result that torch returns for the dense one-hot."""
 
+import warnings
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -16,7 +18,7 @@ from tests.support.onehots import (
     to_dense,
     twins,
 )
-from tests.support.tolerance import assert_rounded, assert_same_numbers
+from tests.support.tolerance import assert_rounded, assert_same_bits, assert_same_numbers
 
 __all__ = ["never_materialized"]  # a fixture
 
@@ -855,3 +857,43 @@ def test_non_finite_value_stays_in_its_row():
     table[4] = float("nan")
     x = one_hot([0, 1], 5, torch.float32)
     assert torch.equal(x @ table, table[:2])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_out_gets_the_result_of_a_lookup(grad, never_materialized):
+    table, ids = torch.randn(5, 4), torch.tensor([2, 0, 2])
+    x, out = one_hot(ids, 5, torch.float32), torch.empty(3, 4)
+    with torch.set_grad_enabled(grad):
+        assert torch.mm(x, table, out=out) is out
+    assert_same_bits(out, table[ids])
+    rows = torch.empty(5, 4)
+    assert torch.matmul(x.T, out, out=rows) is rows
+    assert_same_bits(rows, torch.zeros(5, 4).index_add(0, ids, out))
+
+
+def test_out_that_does_not_fit_is_left_to_torch():
+    table, ids = torch.randn(5, 4), torch.tensor([2, 0, 2])
+    dense, x = F.one_hot(ids, 5).float(), one_hot(ids, 5, torch.float32)
+    for empty in (
+        lambda: torch.empty(0),
+        lambda: torch.empty(7, 2),
+        lambda: torch.empty(3, 4, dtype=torch.float64),
+        lambda: torch.empty(3, 4, requires_grad=True),
+        lambda: torch.empty(4, 3).T,
+    ):
+        results = []
+        for each in (dense, x):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # torch warns that it resizes the output
+                    results.append(torch.mm(each, table, out=empty()))
+            except RuntimeError as error:
+                results.append(str(error))
+        ours, theirs = results[1], results[0]
+        if isinstance(theirs, str):
+            assert ours == theirs
+        else:
+            assert_same_bits(ours, theirs)
+            assert ours.stride() == theirs.stride()
+    with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
+        torch.mm(x, table.requires_grad_(), out=torch.empty(3, 4))

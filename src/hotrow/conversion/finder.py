@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import materialize
+from hotrow.onehot.results import number_of_dtype
 from hotrow.onehot.tensor import OneHot
 
 _is_tracing = torch._C._is_tracing
@@ -64,7 +66,7 @@ class Finder(TorchFunctionMode):
         if is_compiling():
             return pattern(func, *args, **kwargs) if func is F.one_hot else func(*args, **kwargs)
         frame = sys._getframe(1)
-        if pattern is _zeros and not _scatters(frame):
+        if pattern is _constant and not _scatters(frame):
             return func(*args, **kwargs)
         # Don't search in a checkpointed function: its recomputation runs outside this mode.
         if call_states.current.saved_tensor_hook is not saved_tensor_hook():
@@ -231,9 +233,17 @@ def _to_dense(value: Any) -> Any:
     return materialize(value) if isinstance(value, OneHot) else value
 
 
-def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
-    """Return zeros as a `OneHot`, so that the calling code can scatter ones into it."""
-    if not set(kwargs) <= {"size", "dtype", "device", "input"}:
+_FULL = torch.full, torch.full_like, Tensor.new_full
+
+
+def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
+    """Return zeros or equal numbers as a `OneHot`, into which the calling code can scatter."""
+    if not set(kwargs) <= {"size", "dtype", "device", "input", "fill_value"}:
+        return None
+    number: Any = 0
+    if func in _FULL:
+        number = kwargs.get("fill_value", args[-1] if args else None)
+    if type(number) not in (int, float) or not math.isfinite(number):
         return None
     like = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
     device = kwargs.get("device", like.device if isinstance(like, Tensor) else None)
@@ -243,18 +253,23 @@ def _zeros(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     if out.ndim < 2 or out.shape[-1] < 2 or not out.is_contiguous():
         return None
     ids = torch.empty((*out.shape[:-1], 0), dtype=torch.int64, device=device)
-    return OneHot([Field(ids, None, out.shape[-1])], out.dtype)
+    fill = number_of_dtype(number, out.dtype).item()
+    return OneHot([Field(ids, None, out.shape[-1])], out.dtype, fill=fill)
+
+
+# Not scatter_add: code uses it far more often to add up rows, such as those of a graph's edges.
+_SCATTERS = {"scatter", "scatter_", "index_fill", "index_fill_"}
 
 
 def _scatters(frame: Any) -> bool:
-    """Return whether the function that creates the zeros also writes to a tensor by index."""
+    """Return whether the function that creates the tensor also writes to a tensor by index."""
     return _writes_by_index(frame.f_code)
 
 
 @functools.lru_cache(4096)
 def _writes_by_index(code: Any) -> bool:
     names = code.co_names
-    if "scatter_" in names or "scatter" in names:
+    if not _SCATTERS.isdisjoint(names):
         return True
     # `zeros[arange(N), ids] = 1` creates a tuple and stores an item.
     operations = {each.opname for each in dis.get_instructions(code)}
@@ -274,7 +289,5 @@ _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     Tensor.__eq__: _equal,
     Tensor.eq: _equal,
     torch.eq: _equal,
-    torch.zeros: _zeros,
-    torch.zeros_like: _zeros,
-    Tensor.new_zeros: _zeros,
+    **dict.fromkeys((torch.zeros, torch.zeros_like, Tensor.new_zeros, *_FULL), _constant),
 }

@@ -161,4 +161,5 @@ _OPERATIONS = {
     "__getitem__": "eye[ids]", "embedding": "embedding(ids, eye)", "index_select": "eye[ids]",
     "__eq__": "ids == arange", "eq": "ids == arange",
     "zeros": _ZEROS, "zeros_like": _ZEROS, "new_zeros": _ZEROS,
+    "full": _ZEROS, "full_like": _ZEROS, "new_full": _ZEROS,
 }  # fmt: skip

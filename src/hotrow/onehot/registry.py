@@ -273,7 +273,8 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
                     named = dict(kwargs)
                     names = ("self", "input", "tensors")
                     positional = tuple(named.pop(name) for name in names if name in named)
-                if named.get("out", 0) is None:
+                out = named.get("out")
+                if "out" in named and (out is None or _can_copy_into(out, (args, kwargs))):
                     named = {name: value for name, value in named.items() if name != "out"}
                 if (
                     "out" in named
@@ -288,12 +289,28 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
                 result = body(func, *positional, **named)
                 if result is NotImplemented or result is USE_TORCH:
                     return run_dense(func, args, kwargs, too_small=result is USE_TORCH)
-                return result
+                if out is None:
+                    return result
+                if type(result) is not Tensor or (result.shape, result.dtype) != (
+                    out.shape,
+                    out.dtype,
+                ):
+                    return run_dense(func, args, kwargs)
+                return out.copy_(result)
 
             RULES[func] = run
         return body
 
     return register
+
+
+def _can_copy_into(out: Any, arguments: Any) -> bool:
+    """Return whether a rule may write its result to the `out` argument with a copy."""
+    if type(out) is not Tensor or is_compiling():
+        return False
+    # Torch raises an error if a gradient would be lost.
+    tensors = find_instances(arguments, Tensor)
+    return not (torch.is_grad_enabled() and any(each.requires_grad for each in tensors))
 
 
 def _are_plain(arguments: Any) -> bool:

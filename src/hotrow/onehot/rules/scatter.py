@@ -18,7 +18,7 @@ from hotrow.onehot.tensor import OneHot
 _MAX_COMPARED = 64  # the maximum number of ids per row to compare pairwise
 
 
-@rule(*overloads("scatter"), Tensor.scatter_)
+@rule(*overloads("scatter"), Tensor.scatter_, any_layout=True)
 def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any) -> Any:
     src = kwargs.pop("value", src)
     if kwargs or not isinstance(x, OneHot) or isinstance(index, OneHot) or isinstance(src, OneHot):
@@ -26,7 +26,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
     if isinstance(src, int | float) and src == 1:
         _mark_as_one_hot(x)
     zeros, count = x.field, len(x.sizes)
-    if not isinstance(dim, int) or not -count <= dim < count:
+    if not isinstance(dim, int) or not -count <= dim < count or x._axis_layout is not None:
         return NotImplemented
     if zeros is None or zeros.ids.shape[-1] or index.dtype != torch.int64 or index.ndim != count:
         return NotImplemented
@@ -43,6 +43,8 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
         return NotImplemented  # torch raises an error
     if isinstance(src, Tensor) and src.ndim == count:
         src = src.movedim(axis, -1)
+    if x.fill != 0 and index.shape[-1] != 1:
+        return NotImplemented
     weights = _scattered_weights(x, index, src)
     if weights is NotImplemented:
         return NotImplemented
@@ -58,6 +60,35 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
     x._parts = (filled,)
     x._axis_layout = None if layout.is_plain else layout
     return x
+
+
+@rule(Tensor.fill_, any_layout=True)
+def _(func: Any, x: Any, value: Any) -> Any:
+    """Fill zeros into which code scatters later, such as the targets of label smoothing."""
+    if not isinstance(x, OneHot) or not isinstance(value, int | float) or is_compiling():
+        return NotImplemented
+    if x.field is None or x.field.ids.shape[-1] or x._axis_layout is not None:
+        return NotImplemented
+    if x._dense is not None or x._parent is not None or x.has_views or x.needs_grad:
+        return NotImplemented
+    x.fill = number_of_dtype(value, x.cached_dtype).item()
+    return x
+
+
+@rule(*overloads("index_fill"), Tensor.index_fill_)
+def _(func: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
+    """Fill the same classes in each row of zeros."""
+    if not isinstance(x, OneHot) or not isinstance(index, Tensor) or isinstance(index, OneHot):
+        return NotImplemented
+    if dim not in (-1, len(x.sizes) - 1) or index.ndim != 1 or index.dtype != torch.int64:
+        return NotImplemented
+    zeros = x.field
+    if not isinstance(value, int | float) or zeros is None or zeros.ids.shape[-1]:
+        return NotImplemented
+    if index.numel() and (int(index.min()) < 0 or int(index.max()) >= x.sizes[-1]):
+        return NotImplemented  # torch raises an error, or counts from the end
+    index = index.expand(*x.sizes[:-1], len(index))
+    return (x.scatter_ if func.__name__.endswith("_") else x.scatter)(dim, index, value)
 
 
 @rule(Tensor.__setitem__)
