@@ -15,7 +15,7 @@ QUICK := tests/test_ids.py tests/kernels/test_grouping.py tests/table/test_param
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 FIND_CHROMIUM := scripts/find-program.sh chromium chromium chromium-browser google-chrome
 
-.PHONY: run check test test-all gpu test-torch integrations lint docs lessons bench sameness clean
+.PHONY: run check test test-all fuzz gpu test-torch integrations lint docs lessons bench sameness clean
 
 run: .venv/real
 	$(BIN)/hotrow compare
@@ -35,6 +35,12 @@ test-all: .venv/test .venv/triton .venv/real .venv/flights .venv/docs .venv/inte
 	@$(FIND_CHROMIUM) > /dev/null
 	@scripts/find-program.sh valgrind > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
+
+# Give changed files to everything that reads files, for MINUTES minutes, and print what went wrong.
+MINUTES ?= 10
+fuzz: .venv/fuzz
+	$(BIN)/python -m tests.attacks.fuzz --minutes $(MINUTES)
+	$(BIN)/python -m tests.attacks.command_lines 500
 
 # Check hotrow on an NVIDIA GPU, then measure it, in at most 10 minutes. This target installs nothing:
 # it uses the torch, Triton and numba of PYTHON, and writes its results to benchmarks/records/gpu.
@@ -127,6 +133,11 @@ clean:
 
 .venv/test: .venv/core
 	$(PIP) --editable '.[test]'
+	@touch $@
+
+# Coverage guides the changes if atheris has a wheel for this system. Otherwise, they are random.
+.venv/fuzz: .venv/test
+	$(PIP) --editable '.[fuzz]' || echo 'There is no atheris for this system'
 	@touch $@
 
 .venv/docs: .venv/core

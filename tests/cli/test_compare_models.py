@@ -415,7 +415,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "from pickle files",
         AGAIN,
     ),
-    ("@built --inputs text.pt", "text.pt cannot be read as ", "save a tensor"),
+    ("@built --inputs text.pt", "text.pt cannot be read as a .pt file (", COMPLETE),
     ("@built --inputs half.pt", "half.pt cannot be read as a .pt file (", COMPLETE),
     ("@built --inputs empty.pt", "empty.pt cannot be read as a .pt file (", COMPLETE),
     (

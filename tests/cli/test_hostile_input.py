@@ -1,6 +1,7 @@
 """Test that hostile files, names, streams and environments end with exit code 2 and a message."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import hotrow
+from hotrow import disk
 from tests.support.command_line import Run, save_tokenizer
 from tests.support.exhaustive import exhaustive
 
@@ -149,6 +152,71 @@ def test_output_with_an_impossible_name_is_an_error(
     found = run(*command.split(), name)
     assert (found.code, found.out) == (2, "")
     assert reason in found.err
+
+
+@pytest.mark.parametrize("command", ["compare", "learn", "disk verify table"])
+def test_argument_cannot_control_the_terminal(run: Run, command: str) -> None:
+    found = run(*command.split(), "\x1b]0;title\x07")
+    assert (found.code, found.out) == (2, "")
+    assert r"\x1b]0;title\x07" in found.err
+
+
+def test_name_of_a_folder_cannot_control_the_terminal(run: Run, tmp_path: Path) -> None:
+    disk.create(tmp_path / "\x1b[2J", 4, 2).close()
+    found = run("disk", "verify", "\x1b[2J")
+    assert (found.code, found.out) == (0, "\\x1b[2J: 32 bytes match their checksums\n")
+
+
+# Every command that writes a file, and the file.
+WRITERS = {
+    "compare": (f"{TABLE} --ids 1 --html out", "out"),
+    "learn": ("learn --save out", "out"),
+    "lesson": ("learn --no-open", "cache/hotrow/learn.html"),
+}
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_write_that_fails_keeps_the_old_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, step: str
+) -> None:
+    command, name = WRITERS[writer]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("old")
+    failures = []
+
+    def fail(*_: object) -> None:
+        failures.append(step)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        patch.setattr("tempfile.mkdtemp", lambda **_: fail())  # `learn` would use another folder
+        found = run(*command.split())
+    assert failures
+    assert found.code == 2
+    assert "No space left on device" in found.err
+    assert path.read_text() == "old"
+    assert [each.name for each in path.parent.iterdir() if each.name[:7] == ".hotrow"] == []
+
+
+def test_only_one_function_opens_files_for_writing() -> None:
+    """Every other writer would have to replace the old file atomically itself."""
+    writes = re.compile(r"""\.write_(text|bytes)\(|open\([^)\n]*["'](w|a|x|r\+)|O_WRONLY|O_RDWR""")
+    own_files = {  # temporary files, pipes and the kernel's; and the folders of hotrow.disk
+        *("inputs/files.py", "bench/process.py"),
+        *("bench/memory.py", "cli/terminal.py", "disk/folder.py", "disk/journal.py"),
+        *("disk/mapped_tensor.py",),
+    }
+    root = Path(hotrow.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if writes.search(line) and "files.write_text(" not in line
+    }
+    assert found == own_files
 
 
 @pytest.mark.parametrize("option", ["--threads", "--rows", "--columns", "--ids"])

@@ -280,7 +280,8 @@ def _compare_model(
             fix="hotrow compare models:build --inputs models:batch",
         )
     if not loader.is_import_name(model):
-        context.fail(f"Got unexpected extra argument ({model}); write a model as module:function")
+        extra = escape_unprintable(model)
+        context.fail(f"Got unexpected extra argument ({extra}); write a model as module:function")
     if others:
         names = " and ".join(others)
         raise HotrowError(

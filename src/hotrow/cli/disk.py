@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from hotrow.cli import terminal
+from hotrow.inputs.text import escape_unprintable
 
 DISK_HELP = """\
 Check a folder with a table on disk, which hotrow.disk created.
@@ -38,4 +39,4 @@ def verify_command(
     from hotrow import disk  # deferred, because the other commands don't need it
 
     size = disk.verify(folder)
-    terminal.write_output(f"{folder}: {size:,} bytes match their checksums")
+    terminal.write_output(f"{escape_unprintable(folder)}: {size:,} bytes match their checksums")

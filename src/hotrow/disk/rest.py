@@ -10,25 +10,25 @@ import torch
 
 from hotrow.disk.folder import Folder, damaged_file
 from hotrow.errors import HotrowError
+from hotrow.inputs.checkpoint import load_checkpoint
 
 REST_FILE = "rest.pt"
 _CHUNK = 1 << 20
 
 
 def serialize_rest(rest: Any) -> bytes:
-    """Serialize `rest` with `torch.save`, and check that `torch.load` can read it.
+    """Serialize `rest` with `torch.save`, and check that `read_rest` can read it.
 
     Raises:
-        HotrowError: `torch.load(weights_only=True)` cannot read the result.
+        HotrowError: `read_rest` cannot read the result.
     """
     buffer = io.BytesIO()
     try:
         torch.save(rest, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=True)
+        load_checkpoint(buffer, REST_FILE)
     except Exception as error:
         raise HotrowError(
-            "rest cannot be saved, because torch.load(weights_only=True) could not read it "
-            f"({error_summary(error)})",
+            f"rest cannot be saved, because open could not read it ({error_summary(error)})",
             fix="use only tensors, numbers, strings, and lists, tuples and dicts of these",
         ) from None
     return buffer.getvalue()
@@ -55,13 +55,9 @@ def read_rest(folder: Folder, expected: tuple[int, int]) -> Any:
             if _describe(file) != expected:
                 raise damaged_file(path, "it does not belong to the last save, or has changed")
             file.seek(0)
-            return torch.load(file, weights_only=True)
+            return load_checkpoint(file, path)
     except FileNotFoundError:
         raise damaged_file(path, "it is missing") from None
-    except (OSError, HotrowError):
-        raise
-    except Exception as error:  # raised by zipfile, pickle or torch
-        raise damaged_file(path, error_summary(error)) from None
 
 
 def _describe(file: IO[bytes]) -> tuple[int, int]:

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import itertools
 import os
-import re
 import sys
-import zipfile
-from collections.abc import Iterable
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import nn
 
 from hotrow.errors import HotrowError
+from hotrow.inputs.checkpoint import load_checkpoint
 from hotrow.inputs.files import open_safetensors
-from hotrow.inputs.regular_file import open_regular, path_of_descriptor, reader_errors
+from hotrow.inputs.regular_file import open_regular, path_of_descriptor
 from hotrow.inputs.text import escape_unprintable, one_line
 
 _WHAT = "the inputs"
-# The limits for the objects in a .pt file.
-_MAX_OBJECTS = 1_000_000
-_MAX_DEPTH = 50
 _SUFFIXES = ".pt", ".safetensors"
 _NAME_FIX = "write it as package.module:function"
 
@@ -164,75 +157,11 @@ def _failure(what: str, error: BaseException) -> HotrowError:
 def _read_pt(path: str) -> Any:
     with (
         open_regular(path, _WHAT) as descriptor,
-        reader_errors(
-            f"{path} cannot be read as a .pt file", "is the file complete? Write it with torch.save"
-        ),
+        open(descriptor, "rb", closefd=False) as file,
     ):
-        zipped = _is_zip_of_stored_files(descriptor, path)
-        try:
-            # The tensors of a zip file are memory-mapped, so their claimed sizes use no memory.
-            inputs = torch.load(
-                path_of_descriptor(descriptor, path),
-                map_location="cpu",
-                weights_only=True,
-                mmap=zipped,
-            )
-        except UnpicklingError as error:
-            classes = re.search(r"GLOBAL (\S+)", str(error))
-            content = escape_unprintable(classes[1]) if classes else ""
-            what = f"contains a {content}" if content else "cannot be read as tensors"
-            raise HotrowError(
-                f"{path} {what}, but hotrow loads only tensors from pickle files",
-                fix="save a tensor, or a tuple or dict of tensors, or pass the name of a function "
-                "that returns them",
-            ) from None
-        _check_contents(inputs, path, os.fstat(descriptor).st_size)
-        return inputs
-
-
-def _is_zip_of_stored_files(descriptor: int, path: str) -> bool:
-    """Return whether the file is a zip file, the format that torch has written since version 1.6.
-
-    Raises `HotrowError` if a file in the zip file is compressed, because decompressing it could
-    exhaust the memory. torch doesn't compress files.
-    """
-    with open(descriptor, "rb", closefd=False) as file:
-        if not zipfile.is_zipfile(file):
-            return False
-        if any(each.compress_type != zipfile.ZIP_STORED for each in zipfile.ZipFile(file).filelist):
-            raise HotrowError(f"{path} is a compressed zip file", fix="write it with torch.save")
-        return True
-
-
-def _check_contents(inputs: Any, path: str, size: int) -> None:
-    """Raise `HotrowError` if a few bytes represent a huge tensor or a huge number of objects.
-
-    A tensor can repeat its elements, and a list can contain another list many times.
-    """
-    objects = [(inputs, 0)]
-    for count in itertools.count(1):
-        if not objects:
-            return
-        each, depth = objects.pop()
-        parts: Iterable[Any] = ()
-        if isinstance(each, torch.Tensor):
-            stored = size if each.layout == torch.strided and not each.is_meta else 0
-            if each.numel() > max(stored, _MAX_OBJECTS):
-                raise HotrowError(
-                    f"{path} has a tensor of {each.numel():,} elements, but stores fewer",
-                    fix="save the tensor with tensor.contiguous()",
-                )
-        elif isinstance(each, dict):
-            parts = itertools.chain(each.keys(), each.values())
-        elif isinstance(each, list | tuple | set | frozenset):
-            parts = each
-        objects += ((part, depth + 1) for part in parts)
-        if count + len(objects) > _MAX_OBJECTS or depth > _MAX_DEPTH:
-            raise HotrowError(
-                f"{path} has more than {_MAX_OBJECTS:,} objects, or objects nested more than "
-                f"{_MAX_DEPTH} levels deep",
-                fix="save fewer, larger tensors",
-            )
+        # The tensors are memory-mapped, so their claimed sizes use no memory.
+        mapped_path = path_of_descriptor(descriptor, path)
+        return load_checkpoint(file, path, mapped_path=mapped_path, device="cpu")
 
 
 def _read_safetensors(path: str) -> Any:

@@ -25,7 +25,9 @@ Shapes and dtypes
 State
     `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,
     and hotrow can load torch's state. A run that resumes from a checkpoint produces
-    exactly the same bits as the run that saved the checkpoint.
+    exactly the same bits as the run that saved the checkpoint. `state_dict()` and other reads
+    apply missed steps early, which can change the last bits of the final table, within the bound
+    for each step.
 
 Time
     A step's time is proportional to the number of ids and touched rows, and independent of V. With

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag, record_replay, step_together
+from hotrow.optim.loading import check_group, check_state, check_structure, saved_tables
 from hotrow.optim.misuse import check_sparse_gradients, has_hooks
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
@@ -399,7 +400,7 @@ class RowOptimizer(_Optimizer):
                 self._table_state(table)
             self._close_lag(table)
         result: dict[str, Any] = super().state_dict()
-        tables = dict(self._match_tables(result))
+        tables = dict(saved_tables(self.param_groups, result["param_groups"]))
         result["state"] = {
             index: _contiguous_state(state, tables[index]) if index in tables else state
             for index, state in result["state"].items()
@@ -412,22 +413,23 @@ class RowOptimizer(_Optimizer):
         The state of tables is copied.
 
         Raises:
-            HotrowError: a table's state does not have the table's shape. Nothing was loaded.
+            HotrowError: the state dict is incomplete, a table's state does not have the table's
+                shape, or an option or a scalar has another type. Nothing was loaded.
         """
-        tables = dict(self._match_tables(state_dict))
+        check_structure(state_dict)
+        tables = dict(saved_tables(self.param_groups, state_dict["param_groups"]))
         state_dict = {**state_dict, "state": dict(state_dict["state"])}
-        for index, table in tables.items():
-            state = state_dict["state"].get(index, {})
-            part = {k: table.to_local(v) if isinstance(v, Tensor) else v for k, v in state.items()}
-            if part:
-                state_dict["state"][index] = part
-            for name, value in part.items():
-                if isinstance(value, Tensor) and value.ndim and value.shape != table.shape:
-                    raise HotrowError(
-                        f"state[{index}][{name!r}] has shape {tuple(value.shape)}, but its table "
-                        f"has shape {tuple(table.shape)}",
-                        fix="load the state dict of an optimizer for the same tables",
-                    )
+        for number, saved in enumerate(state_dict["param_groups"][: len(self.param_groups)]):
+            group = self.param_groups[number]
+            if any(isinstance(parameter, Table) for parameter in group["params"]):
+                check_group(number, saved, group)
+        for key, table in tables.items():
+            state = state_dict["state"].get(key, {})
+            if isinstance(state, Mapping) and state:
+                state_dict["state"][key] = state = {
+                    k: table.to_local(v) if isinstance(v, Tensor) else v for k, v in state.items()
+                }
+            check_state(key, state, table)
         for table in tables.values():
             self._close_lag(table)
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
@@ -438,13 +440,6 @@ class RowOptimizer(_Optimizer):
             for index, state in state_dict["state"].items()
         }
         super().load_state_dict({**state_dict, "state": states})
-
-    def _match_tables(self, state_dict: dict[str, Any]) -> Iterator[tuple[Any, Table]]:
-        """Yield (state key, table) for each table; parameters are matched by order, as in torch."""
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=False):
-            for parameter, index in zip(group["params"], saved["params"], strict=False):
-                if isinstance(parameter, Table):
-                    yield index, parameter
 
     def __getstate__(self) -> dict[str, Any]:
         for _, table in self._tables():

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hotrow.errors import HotrowError
 from hotrow.inputs.files import write_bytes
+from hotrow.inputs.regular_file import open_regular, path_of_descriptor, reader_errors
 
 METADATA_KEY = "hotrow.vocabulary"
 VERSION = 1
@@ -44,13 +44,17 @@ def read_keys(path: str | Path) -> tuple[type[str] | type[int], dict[str, Any], 
     Raises:
         HotrowError: the file can't be read, or is damaged.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        options = json.loads(metadata[METADATA_KEY])
+    with (
+        reader_errors(
+            f"{path} is not a vocabulary, or is damaged", "save one with Vocabulary.save"
+        ),
+        open_regular(path, "the vocabulary") as descriptor,
+        safe_open(path_of_descriptor(descriptor, path), framework="np") as file,
+    ):
+        options = json.loads((file.metadata() or {})[METADATA_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         key_type: type[str] | type[int] = str if "keys.bytes" in tensors else int
         arrays: dict[str, Any] = {
             name: _decode(tensors, name) if key_type is str else _integers(tensors[name], 1)
@@ -59,12 +63,7 @@ def read_keys(path: str | Path) -> tuple[type[str] | type[int], dict[str, Any], 
         arrays["seen"] = _integers(tensors["seen"], 2)
         arrays["pending_counts"] = _integers(tensors["pending_counts"], 1)
         _check(arrays, options)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HotrowError(
-            f"{path} is not a vocabulary, or is damaged ({type(error).__name__}: {error})",
-            fix="save one with Vocabulary.save",
-        ) from None
-    return key_type, arrays, options
+        return key_type, arrays, options
 
 
 def _integers(values: NDArray[Any], dimensions: int) -> NDArray[np.int64]:

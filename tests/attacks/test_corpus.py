@@ -1,0 +1,31 @@
+"""Read the attack corpus: hostile files, and one good file of each kind."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.attacks import fuzz, targets
+from tests.support.exhaustive import exhaustive
+
+FILES = sorted(path for path in fuzz.CORPUS.glob("*/*"))
+
+
+def test_each_target_has_a_corpus() -> None:
+    assert {path.parent.name for path in FILES} == set(targets.TARGETS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_file_is_read_correctly_or_refused(path: Path) -> None:
+    accepted = targets.attack(path.parent.name, path.read_bytes())
+    expected = path.name.partition("-")[0]
+    assert expected in ("accepted", "refused")
+    assert accepted == (expected == "accepted")
+
+
+@exhaustive
+@pytest.mark.parametrize("target", sorted(targets.TARGETS))
+def test_changed_files_are_read_correctly_or_refused(target: str) -> None:
+    count = 20 if target in fuzz.SLOW else 300
+    inputs = fuzz.random_inputs(target, seed=count)
+    accepted = sum(targets.attack(target, next(inputs)) for _ in range(count))
+    assert 0 < accepted < count, "the changes must neither break every file nor none"
