@@ -587,6 +587,7 @@ def change_a_sharded_table_in_unsupported_ways(count):
     texts = [
         error_text(vocabulary.take, layer, [[0, 1], [1, 0]][dist.get_rank()]),
         error_text(vocabulary.freeze, layer, [0]),
+        error_text(vocabulary.reconnect, layer, torch.optim.SGD(layer.parameters())),
         error_text(vocabulary.resize, layer, 7 + dist.get_rank()),
     ]
     layer(torch.tensor([1])).sum().backward()
@@ -598,6 +599,7 @@ def test_unsupported_changes_raise_on_every_rank():
     messages = (
         "the ranks run different operations",
         "freeze is not supported for a sharded table",
+        "reconnect does not support the sharded",
         "the ranks run different operations",
         "the sharded table has a gradient for its old rows",
     )

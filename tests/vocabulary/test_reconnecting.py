@@ -1,13 +1,14 @@
 """Optimizers continue after other code has resized the embeddings of their model."""
 
 import copy
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 import hotrow
-from hotrow import HotrowError, vocabulary
+from hotrow import HotrowError, disk, vocabulary
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
 
@@ -120,3 +121,57 @@ def test_a_missing_parameter_is_an_error_before_any_change():
     assert model.tokens.weight is not old
     with pytest.raises(HotrowError, match="optimizer is None"):
         vocabulary.reconnect(model, None)
+
+
+def test_equal_parameters_are_connected_to_different_new_ones():
+    model = nn.ModuleList([nn.Embedding(4, 2, _weight=torch.zeros(4, 2)) for _ in range(3)])
+    old = [layer.weight for layer in model]
+    optimizer = torch.optim.AdamW(model.parameters())
+    for i in (1, 2):  # the first one stays
+        model[i] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
+        model[i].scale = nn.Parameter(torch.tensor(0.0))
+        model[i].exact = nn.Parameter(torch.zeros(6, 2, dtype=torch.float64))
+        model[i].wide = nn.Parameter(torch.zeros(6, 3))
+        model[i].weight = model[i]._parameters.pop("weight")  # comes last
+    assert vocabulary.reconnect(model, optimizer) == ["1.weight", "2.weight"]
+    for layer, weight in zip(model, old, strict=True):
+        assert layer.weight is weight
+    assert [len(weight) for weight in old] == [4, 6, 6]
+
+
+def test_frozen_rows_stay_frozen_if_they_remain():
+    layer = hotrow.convert(nn.Embedding(6, 2), min_entries=0)
+    optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.1)
+    vocabulary.freeze(layer, [0, 5])
+    layer(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    layer.weight.data = layer.weight.data[:4].clone()
+    layer.num_embeddings = 4
+    assert vocabulary.reconnect(layer, optimizer) == ["weight"]
+    assert layer.weight.frozen.tolist() == [0]
+    before = layer.weight.detach().clone()
+    optimizer.zero_grad()
+    layer(torch.tensor([0, 1])).sum().backward()
+    optimizer.step()
+    assert (layer.weight.detach() != before).any(1).tolist() == [False, True, True, True]
+
+
+def test_a_backward_pass_from_before_new_data_is_an_error():
+    layer = nn.Embedding(4, 2)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    loss = layer(torch.tensor([3])).sum()
+    layer.weight.data = torch.cat([layer.weight.data, torch.zeros(2, 2)])
+    vocabulary.reconnect(layer, optimizer)
+    assert layer.weight.grad is None
+    with pytest.raises(HotrowError, match="the rows of the vocabulary changed after"):
+        loss.backward()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tables on disk need Linux")
+def test_a_table_on_disk_is_an_error(tmp_path):
+    with disk.create(tmp_path / "table", 4, 2) as store:
+        optimizer = hotrow.optim.AdamW(store.layer.parameters())
+        with pytest.raises(HotrowError, match="the rows of a table on disk cannot change"):
+            vocabulary.reconnect(store.layer, optimizer)

@@ -93,7 +93,7 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
 def _continues(old: Tensor, new: Tensor) -> bool:
     """Return whether `new` has the same first rows as `old`."""
-    same = old.shape[1:] == new.shape[1:] and old.dtype == new.dtype and old.ndim > 0
+    same = old.dtype == new.dtype and old.ndim == new.ndim > 0
     count = min(len(old), len(new)) if same else 0
     return same and torch.equal(old.detach()[:count].to(new.device), new.detach()[:count])
 
