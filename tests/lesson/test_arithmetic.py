@@ -1,8 +1,11 @@
 """The page's arithmetic, run in a browser and compared with torch and hotrow."""
 
+import contextlib
+import io
 import json
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +373,7 @@ VIEWS = [
     "case=order&three=1e8, 3, -1e8&p=0&bag=0, 0, 3",
     "case=order&three=1e8, -1e8, 3&p=0.9",
     "way=product&single=2&factors=2,0,1,0&layout=columns&vocabulary=1000&learned=100&noun=7",
-    "V=1000000&D=4096&N=65536",
+    "V=1000000&D=4096&N=65536&learned=10&noun=7&alone=yes",
     "edited",
 ]
 LISTED = """id => {
@@ -398,13 +401,69 @@ def test_python_code_runs_and_gives_the_numbers_on_the_page(page: Page, view: st
     assert page.inner_text("#notice") == ""
     sections = page.evaluate("sections.map(each => each.id)")
     assert sections[0] == "hero"
-    assert len(sections) == 16
+    assert len(sections) == 17
     for section in sections[1:]:  # the first section only shows what later ones compute
         code = page.locator(f"#{section}-code").text_content() or ""
         space: dict[str, Any] = {}
-        exec(code, space)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, space)
         found = page.evaluate(LISTED, section)
         PYTHON[section](space, found["result"], found["case"])
+        shown = page.locator(f"#{section}-prints").text_content() or ""
+        assert_prints(shown, printed.getvalue().rstrip("\n"), section)
+
+
+NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d+)?")
+ROUNDED = {"vector", "mix", "step", "meaning"}  # the last digit depends on the order of addition
+
+
+def assert_prints(shown: str, printed: str, section: str) -> None:
+    """Check that the page shows what the section's code prints."""
+    if section not in ROUNDED:
+        assert shown == printed, section
+        return
+    assert NUMBER.sub("#", shown).split() == NUMBER.sub("#", printed).split(), section
+    values, expected = (list(map(float, NUMBER.findall(text))) for text in (shown, printed))
+    largest = max(map(abs, expected), default=0)
+    for value, other in zip(values, expected, strict=True):
+        assert math.isclose(value, other, rel_tol=2e-4, abs_tol=2e-4 * largest), section
+
+
+PRINTED = "cases => cases.map(({bits, width}) => tensorText(split(fromHex(bits), width)))"
+
+
+def test_tensors_are_printed_as_torch_prints_them(page: Page) -> None:
+    tables = [drawn(seed)[0] for seed in range(60)]
+    tables += [torch.tensor([[0.0, -0.0]]), torch.tensor([[-3.0, 0.0, torch.nan]])]
+    tables += [table.round() for table in tables[:40]]
+    for n, table in enumerate(tables[:60:3]):
+        special = table.clone()
+        special.view(-1)[n % table.numel()] = (torch.inf, -torch.inf, torch.nan, -0.0)[n % 4]
+        tables.append(special)
+    tables.append(torch.tensor([[0.00005, 0.5], [1e-4, 12345.03125]]))  # ties and widths
+    cases = [{"bits": bits(table), "width": table.shape[1]} for table in tables]
+    assert page.evaluate(PRINTED, cases) == [str(table) for table in tables]
+    rows = [table[0].tolist() for table in tables if table.isfinite().all()]
+    one_dimensional = "rows => rows.map(row => tensorText(row))"
+    assert page.evaluate(one_dimensional, rows) == [str(torch.tensor(row)) for row in rows]
+    integers = [[4, 8, 16], [0], [-3, 100]]
+    shown = page.evaluate("rows => rows.map(integersText)", integers)
+    assert shown == [str(torch.tensor(row)) for row in integers]
+    half = torch.tensor([256.0]).bfloat16()
+    assert page.evaluate("tensorText([256], {suffix: 'dtype=torch.bfloat16'})") == str(half)
+
+
+COMPARED = """pairs => pairs.map(pair => pair.map(fromHex)).map(([a, b]) =>
+  [torchEqual(a, b), allClose(a, b), allClose(a, b, 1e-6)])"""
+
+
+def test_equality_is_that_of_torch(page: Page) -> None:
+    values = [0.0, -0.0, 1e-7, 1.0, 1 + 2**-17, 1 + 2**-15, math.nan, math.inf, -math.inf]
+    pairs = [torch.tensor([[a], [b]]) for a in values for b in values]
+    found = page.evaluate(COMPARED, [[bits(a), bits(b)] for a, b in pairs])
+    for (a, b), got in zip(pairs, found, strict=True):
+        close = [torch.allclose(a, b), torch.allclose(a, b, atol=1e-6)]
+        assert got == [str(torch.equal(a, b)), *map(str, close)], (a, b)
 
 
 def same(tensor: torch.Tensor, nested: Any) -> None:
@@ -453,6 +512,14 @@ def in_python_waste(space: dict[str, Any], result: Any, _: str) -> None:
     ]
 
 
+def in_python_idea(space: dict[str, Any], result: Any, _: str) -> None:
+    same(space["looked"], result["looked"])
+    near(space["Q"], result["scores"])
+    near(space["gathered"], result["gathered"])
+    near(space["added"], result["added"])
+    same(space["counts"], result["counts"])
+
+
 def in_python_meaning(space: dict[str, Any], result: Any, _: str) -> None:
     expected = torch.tensor(floats(result["table"]))
     torch.testing.assert_close(
@@ -473,6 +540,7 @@ PYTHON: dict[str, Any] = {
     "step": in_python_step,
     "mix": in_python_mix,
     "position": lambda space, result, _: same(space["output"], result["output"]),
+    "idea": in_python_idea,
     "differ": in_python_differ,
     "cost": in_python_cost,
     "model": lambda space, _, __: hotrow.convert.report(space["model"]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from playwright.sync_api import Error, Page, expect
 
 from hotrow import lesson
@@ -347,9 +348,12 @@ def test_products_play_and_step(open_page: Open) -> None:
 
 def test_lookup_plays_row_by_row(open_page: Open) -> None:
     page = open_page(reduced_motion="no-preference").page
+    stop_time(page)
     lines = page.locator("#lookup-output tbody tr")
     page.get_by_role("button", name="Play the lookup").click()
-    expect(lines).to_have_count(1)
+    for count in (0, 1, 2, 3):
+        expect(lines).to_have_count(count)
+        page.clock.run_for(700)
     expect(lines).to_have_count(3)
 
 
@@ -955,8 +959,10 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     assert page.is_visible("#hero-table tr.total")
     assert counts() == ["20", "15", "20"]
     assert rows.all_inner_texts() == looked_up
-    expected = "Equal to the looked-up row: all 5 values bit for bit, not just 4 decimals."
-    assert page.inner_text("#hero-verdict") == expected
+    assert page.inner_text("#hero-verdict") == (
+        "Equal to the looked-up row: all 5 values bit for bit "
+        "(every binary digit, not just 4 decimals)."
+    )
     assert page.inner_text("#hero-for") == "For “fox”:"
     factors = page.locator("#hero-table tr:not(.total) td:first-of-type")
     assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
@@ -998,12 +1004,24 @@ def test_each_section_asks_first_and_shows_the_rest_after_the_answer(
     for id, right, count in asked:
         after = page.locator(f"#{id} .after")
         assert not after.is_visible()
-        wrong = (right + 1) % count
-        page.click(f"#{id}-answer-{wrong}")
-        assert after.is_visible()
-        assert page.inner_text(f"#{id}-reason").startswith(words["ask.wrong"])
+        for wrong in set(range(count)) - {right}:
+            page.click(f"#{id}-answer-{wrong}")
+            assert after.is_visible()
+            # Why this answer is wrong, then why the other one is right.
+            reason = page.inner_text(f"#{id}-reason")
+            parts = page.evaluate(
+                """([id, wrong]) => {
+                     const question = questions.find(each => each.id === id);
+                     const values = question.values?.(question.asked) ?? {};
+                     return [say(question.not[wrong], values), say(question.why, values)];
+                   }""",
+                [id, wrong],
+            )
+            assert all(len(part) > 8 for part in parts)
+            assert reason == (" " if lang == "en" else "").join([words["ask.wrong"], *parts])
         page.click(f"#{id}-answer-{right}")
-        assert page.inner_text(f"#{id}-reason").startswith(words["ask.right"])
+        reason = page.inner_text(f"#{id}-reason")
+        assert reason == (" " if lang == "en" else "").join([words["ask.right"], parts[1]])
         assert page.get_attribute(f"#{id}-answer-{right}", "aria-pressed") == "true"
         assert page.get_attribute(f"#{id}-answer-{wrong}", "aria-pressed") == "false"
 
@@ -1129,7 +1147,7 @@ def test_one_sentence_moves_one_row(open_page: Open, lang: str) -> None:
     # The Python code on the page takes the same step.
     space: dict[str, Any] = {}
     exec(page.text_content("#meaning-code") or "", space)
-    shown = page.evaluate("sections.find(each => each.id === 'meaning').result(state).shown")
+    shown = page.evaluate("sections.find(each => each.id === 'meaning').result(state).table")
     torch.testing.assert_close(
         space["embedding"].weight.detach(), torch.tensor(shown), rtol=0, atol=1e-5
     )
@@ -1341,6 +1359,22 @@ def test_the_product_shows_the_numbers_that_it_multiplies(open_page: Open) -> No
     value = examples.A.table()[1, 0].item()
     shown = [f"2 × {format_number(value)}", format_number(2 * value)]
     assert plain(cell.inner_text()).split("\n") == shown
+    # The note below the table explains the last digit of a cell that the reader sees.
+    note = page.locator("#vector-table + .note").inner_text()
+    assert plain(note).endswith(
+        f"So {shown[0]} is shown as {shown[1]}: the exact number is {value:.6f}."
+    )
+    page.set_viewport_size({"width": 360, "height": 800})
+    assert plain(cell.inner_text()).split() == [*shown[0].split(), shown[1]]
+    assert page.locator("#vector-table").evaluate("e => e.scrollWidth <= e.clientWidth")
+    for factor in (0, 1, 3):
+        page.click(f"#factor-{factor}")
+    cells = page.locator("#vector-table tbody tr:not(.total) td.value").all_inner_texts()
+    factors = [1, 0, 1, 1]
+    for text, value in zip(cells, examples.A.table().flatten().tolist(), strict=True):
+        row = cells.index(text) // 5
+        product = format_number(factors[row] * value or 0.0)
+        assert plain(text).split() == [str(factors[row]), "×", format_number(value), product]
 
 
 LABELS = """steps => steps.flatMap(step => {
@@ -1516,11 +1550,140 @@ def test_cells_are_colored_by_their_values(open_page: Open) -> None:
         assert abs(int(strength[:-1]) - 100 * abs(value) / largest) <= 1
 
 
+@pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
+def test_first_bit_for_bit_is_explained(open_page: Open, lang: str) -> None:
+    words, meaning = {
+        "en": ("bit for bit", " (every binary digit, not just 4 decimals)"),
+        "zh-CN": ("逐位相同", "（不只是显示出来的四位小数相同，每个二进制位都相同）"),
+    }[lang]
+    for view in ("way=product", "way=lookup&layout=columns"):
+        text = open_page(f"lang={lang}&{view}").page.inner_text("main")
+        assert text.partition(words)[2].startswith(meaning), view
+
+
+@pytest.mark.parametrize(
+    ("lang", "width"),
+    grid(itertools.product(lesson.LANGUAGES, (1280, 360)), lambda lang, width: width == 360),
+)
+def test_counting_the_zeros_moves_nothing(open_page: Open, lang: str, width: int) -> None:
+    page = open_page(f"lang={lang}", everything=False, width=width).page
+    page.click("#waste .skip")
+    parts = "#waste-slider, #waste-now, #waste-counts tr, #waste-verdict, #waste-zeros, #meaning"
+    for place in range(0, 1001, 25):
+        page.fill("#waste-slider", str(place))
+        found = [[left, top, height] for left, top, _, height in boxes(page, parts)]
+        if place == 0:
+            before = found
+        assert found == before, place
+    assert len(before) == 10
+    picture = page.locator("#waste-zeros i").first.bounding_box()
+    frame = page.locator("#waste-zeros").bounding_box()
+    assert picture is not None
+    assert frame is not None
+    assert picture["height"] < frame["height"] < picture["height"] + 10
+
+
+@pytest.mark.parametrize("learned", grid((0, 20, 100), (20).__eq__))
+def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
+    """Compare everything that the page says about the words with the same training in torch."""
+    page = open_page(f"lang=en&learned={learned}&noun=6").page
+    names, verbs = (WORDS["en"][f"meaning.{each}"].split() for each in ("nouns", "verbs"))
+    seen = []
+    for now in (f"step {learned}", f"step {learned} + 1 sentence"):
+        space: dict[str, Any] = {}
+        exec(page.text_content("#meaning-code") or "", space)
+        rows, output = space["rows"], space["output"].detach()
+        scores = rows @ output.T
+        first = verbs.index("reads")
+        said = plain(page.inner_text("#meaning-first") + page.inner_text("#meaning-score"))
+        terms = [f"({x:.4f})" if x < 0 else f"{x:.4f}" for x in (*rows[6], *output[first])]
+        assert "“girl” has id 6 here" in said
+        assert "the score of “reads” after it" in said
+        assert said.endswith(
+            f"{terms[0]} × {terms[2]} + {terms[1]} × {terms[3]} = {scores[6, first]:.4f}"
+        )
+        loss = F.cross_entropy(scores[space["nouns"]], space["verbs"]).item()
+        assert page.inner_text("#meaning-now") == f"{now}, loss {loss:.2f}"
+        assert f"and is {loss:.2f}. " in page.inner_text("#meaning-loss")
+        distances = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
+        nearest = distances.argsort(1)[:, :3]
+        near = plain(page.inner_text("#meaning-near"))
+        assert f"and is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}] at {now}." in near
+        assert near.endswith(f"Nearest to it: {', '.join(names[k] for k in nearest[6])}.")
+        bold = page.locator("#meaning-map text.label.near").all_inner_texts()
+        assert sorted(bold) == sorted(names[k] for k in nearest[6])
+        same_group = int((nearest % 4 == torch.arange(20)[:, None] % 4).sum())
+        assert page.inner_text("#meaning-verdict").endswith(f" {same_group} at {now}.")
+        chance, best = scores[6].softmax(0).topk(4)
+        guess = plain(page.inner_text("#meaning-guess")).replace(" ✓", "")
+        assert f"at {now}: " in guess
+        for k, x in zip(best.tolist(), chance.tolist(), strict=True):
+            assert f"{verbs[k]} {100 * x:.0f}%" in guess
+        seen.append((near, guess, said))
+        update = plain(page.inner_text("#meaning-update"))
+        if now.endswith("sentence"):
+            old, gradient = space["before"][6], space["embedding"].weight.grad[6]
+            texts = [f"[{x:.4f}, {y:.4f}]" for x, y in (old, gradient, rows[6])]
+            assert update.endswith(f"{texts[0]} − 1 × {texts[1]} = {texts[2]}")
+            assert not space["embedding"].weight.grad[torch.arange(20) != 6].any()
+        else:
+            assert update == ""
+            page.click("#meaning-one")
+    assert all(a != b for a, b in zip(*seen, strict=True))
+
+
+def test_code_has_an_install_line_and_is_saved_as_a_file(open_page: Open) -> None:
+    recorded = open_page()
+    page = recorded.page
+    page.locator("details.python").evaluate_all("all => all.forEach(each => { each.open = true })")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for id in page.evaluate("sections.filter(each => each.code).map(each => each.id)"):
+        code = page.text_content(f"#{id}-code") or ""
+        needs_hotrow = id in ("step", "cost", "model")
+        assert ("import hotrow" in code) == needs_hotrow
+        install = "pip install -c constraints.txt ." if needs_hotrow else "pip install torch"
+        assert install in code.partition("import ")[0]
+        assert install in readme or not needs_hotrow
+        assert page.inner_text(f"#{id}-prints") != ""
+    with page.expect_download() as download:
+        page.click("#step-file")
+    assert download.value.suggested_filename == "lesson-step.py"
+    assert download.value.path().read_text("utf-8") == page.text_content("#step-code")
+    recorded.requests[:] = [each for each in recorded.requests if not each.startswith("data:")]
+
+
+def test_four_sentences_of_the_page_are_those_of_torch(open_page: Open) -> None:
+    page = open_page("lang=en&ids=2, 3, 1, 2").page
+    table, ids = examples.A.table(), torch.tensor([2, 3, 1, 2])
+    one_hot = F.one_hot(ids, 4).float()
+    kept = one_hot * (table[ids] @ table.T)
+    upstream = torch.arange(1.0, 21).reshape(4, 5)
+    cells = page.locator("#idea-kept tbody td").all_inner_texts()
+    assert cells == [format_number(x) if x else "0" for x in kept.flatten().tolist()]
+
+    def values(numbers: torch.Tensor) -> str:
+        return f"[{', '.join(map(format_number, numbers.tolist()))}]"
+
+    shown = {
+        "looked": f"row 2 = {values((one_hot @ table)[0])}",
+        "gathered": values(kept.sum(1)),
+        "added": f"row 2 = {values((one_hot.T @ upstream)[2])}",
+        "counts": "[0, 1, 2, 1]",
+    }
+    for name, text in shown.items():
+        assert plain(page.inner_text(f"#idea-{name}")) == text
+    total = 4 * 5 + 4 + 4 * 5 + 4
+    assert f"all {total} values bit for bit" in page.inner_text("#idea-verdict")
+    type_into(page, "value-0-0", "inf")
+    assert page.inner_text("#idea-verdict").startswith("NOT equal:")
+
+
 @exhaustive
 def test_no_text_shows_an_object_and_the_table_with_inf_is_shown(open_page: Open) -> None:
     for case in ("inf", "nan", "signed", "range", "low", "order"):
         page = open_page(f"lang=en&case={case}&place=0&column=1").page
-        assert "[object" not in page.inner_text("main")
+        text = page.inner_text("main").replace("undefined values", "")
+        assert not re.search("\\[object|undefined|NaN", text)
         chosen = page.locator("#differ-table td.chosen")
         if case in ("inf", "nan"):
             assert chosen.all_inner_texts() == [case]

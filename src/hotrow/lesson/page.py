@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -31,6 +32,7 @@ SCRIPTS = (  # in order of execution
     "tables.js",
     "fields.js",
     "address.js",
+    "printing.js",
     "python.js",
     "controls.js",
     "drawing.js",
@@ -49,10 +51,13 @@ SCRIPTS = (  # in order of execution
     "section-step.js",
     "section-mix.js",
     "section-position.js",
+    "section-idea.js",
     "section-differ.js",
     "section-cost.js",
     "start.js",
 )
+# Markup, line separators of JavaScript, and surrogates, which UTF-8 can't encode.
+_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _DOCUMENTS = {
     "readme": ("README.md", "README.zh-CN.md"),
     "notebook": ("embedding-vs-linear.ipynb", "embedding-vs-linear.zh-CN.ipynb"),
@@ -115,8 +120,8 @@ def escape_json(data: Any) -> str:
     >>> escape_json({"token": "</script>"})
     '{"token":"\\u003c/script\\u003e"}'
     """
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _read_source(name: str) -> str:

@@ -1,8 +1,8 @@
 // Controls and state. `data-field` names a control's field, `data-do` a button's action.
 
-// {id, uses, result(state), draw(state, result), code(state), intro(state)}. `uses` names all
-// fields that the section depends on; without it, every change draws the section. `intro` draws
-// what stands before the question.
+// {id, uses, result(state), draw(state, result), code(state), prints(state, result), intro(state)}.
+// `uses` names all fields that the section depends on; without it, every change draws the section.
+// `prints` is the output of `code`. `intro` draws what stands before the question.
 const sections = [];
 const actions = {};
 
@@ -93,9 +93,9 @@ function drawSections() {
     const drawn = section.uses && [language, ...section.uses.map((name) => state[name])];
     if (drawn && drawn.every((value, n) => value === section.drawn?.[n])) continue;
     section.drawn = drawn;
-    section.draw(state, section.result(state));
-    const code = find(`${section.id}-code`);
-    if (code) put(code, section.code(state));
+    const result = section.result(state);
+    section.draw(state, result);
+    if (section.code) writePython(section, result);
   }
 }
 

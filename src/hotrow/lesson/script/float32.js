@@ -61,17 +61,20 @@ function fourDecimals(size) {
   return scaled - down === 0.5 && down % 2 === 0 ? (down / 1e4).toFixed(4) : size.toFixed(4);
 }
 
-function scientific(size) {
+function scientific(size, digits = 2) {
   const [exact, power] = size.toExponential(60).split("e");
-  const tie = /^\d\.\d[02468]50*$/.test(exact);
-  const rounded = tie ? `${exact.slice(0, 4)}e${power}` : size.toExponential(2);
+  const kept = exact.slice(0, digits + 2);
+  const tie = /[02468]$/.test(kept) && /^50*$/.test(exact.slice(digits + 2));
+  const rounded = tie ? `${kept}e${power}` : size.toExponential(digits);
   return rounded.replace(/e([+-])(\d)$/, "e$10$2");
 }
+
+const isNegative = (value) => value < 0 || Object.is(value, -0);
 
 // Format for display: four decimals, or scientific notation for very small and very large values.
 function number(value) {
   if (Number.isNaN(value)) return "nan";
-  const sign = value < 0 || Object.is(value, -0) ? "-" : "";
+  const sign = isNegative(value) ? "-" : "";
   const size = Math.abs(value);
   if (size === Infinity) return `${sign}inf`;
   return sign + (size !== 0 && (size < 1e-3 || size >= 1e5) ? scientific(size) : fourDecimals(size));

@@ -1,61 +1,66 @@
 // Predict, then see: each section asks a question and shows the rest after the answer. Nothing is
 // scored or stored.
 
-// {id, ask, answers, right, why, values(state), after(button)}. The answers are keys of texts;
-// `right` is the index of the correct one; `after` runs when the reader has answered. An answered
-// question keeps the values of the state that the reader saw, which `asked` stores.
+// {id, ask, answers, right, why, not, values(state), after(button)}. The answers are keys of texts;
+// `right` is the index of the correct one, and `not` says of each other one why it is wrong. `after`
+// runs when the reader has answered. An answered question keeps the values of the state that the
+// reader saw, which `asked` stores.
 const questions = [
   {
-    id: "row", ask: "row.ask", answers: ["row.a", "row.b"], right: 1, why: "row.why",
+    id: "row", ask: "row.ask", answers: ["row.a", "row.b"], right: 1, why: "row.why", not: ["row.not.a", null],
     values: ({ single }) => ({ id: single, before: ordinal(single), nth: ordinal(single + 1) }),
   },
   {
-    id: "vector", ask: "vector.ask", answers: ["vector.a", "vector.b", "vector.c"], right: 1, why: "vector.why",
+    id: "vector", ask: "vector.ask", answers: ["vector.a", "vector.b", "vector.c"], right: 1, why: "vector.why", not: ["vector.not.a", null, "vector.not.c"],
     values: (state) => ({ values: listed(doubled(state)), row: state.table.labels[second(state)] }),
     after: (button) => change({ factors: doubled(state) }, button),
   },
   {
-    id: "layer", ask: "layer.ask", answers: ["layer.a", "layer.b"], right: 1, why: "layer.why",
+    id: "layer", ask: "layer.ask", answers: ["layer.a", "layer.b"], right: 1, why: "layer.why", not: ["layer.not.a", null],
     values: ({ table: { V, D }, ids, pick }) => ({ V, D, row: ids[pick] }),
     after: (button) => change({ layout: "columns" }, button),
   },
   {
-    id: "waste", ask: "waste.ask", answers: ["waste.a", "waste.b", "waste.c"], right: 2, why: "waste.why",
+    id: "waste", ask: "waste.ask", answers: ["waste.a", "waste.b", "waste.c"], right: 2, why: "waste.why", not: ["waste.not.a", "waste.not.b", null],
     values: () => ({ V: GPT2, most: GPT2 - 1, half: Math.round(GPT2 / 2) }),
     after: (button) => actions["waste-play"](button),
   },
   {
-    id: "meaning", ask: "meaning.ask", answers: ["meaning.a", "meaning.b", "meaning.c"], right: 2, why: "meaning.why",
+    id: "meaning", ask: "meaning.ask", answers: ["meaning.a", "meaning.b", "meaning.c"], right: 2, why: "meaning.why", not: ["meaning.not.a", "meaning.not.b", null],
   },
   {
-    id: "lookup", ask: "lookup.ask", answers: ["lookup.a", "lookup.b"], right: 0, why: "lookup.why",
+    id: "lookup", ask: "lookup.ask", answers: ["lookup.a", "lookup.b"], right: 0, why: "lookup.why", not: [null, "lookup.not.b"],
     values: ({ table, ids }) => ({
       ids: several(ids), n: ids.length, D: table.D, V: table.V, few: ids.length * table.D, all: table.V * table.D,
     }),
     after: (button) => actions["lookup-play"](button),
   },
   {
-    id: "product", ask: "product.ask", answers: ["product.a", "product.b"], right: 0, why: "product.answer",
+    id: "product", ask: "product.ask", answers: ["product.a", "product.b"], right: 0, why: "product.answer", not: [null, "product.not.b"],
     values: ({ table }) => ({ V: table.V }),
     after: (button) => actions["product-play"](button),
   },
   {
-    id: "linear", ask: "linear.ask", answers: ["linear.a", "linear.b"], right: 1, why: "linear.why",
+    id: "linear", ask: "linear.ask", answers: ["linear.a", "linear.b"], right: 1, why: "linear.why", not: ["linear.not.a", null],
     values: ({ table }) => ({ V: table.V, D: table.D }),
   },
   {
-    id: "gradient", ask: "gradient.ask", answers: ["gradient.a", "gradient.b"], right: 0, why: "gradient.answer",
+    id: "gradient", ask: "gradient.ask", answers: ["gradient.a", "gradient.b"], right: 0, why: "gradient.answer", not: [null, "gradient.not.b"],
     values: ({ table, ids }) => ({ ids: several([...new Set(ids)]), V: table.V }),
   },
-  { id: "step", ask: "step.ask", answers: ["step.a", "step.b"], right: 1, why: "step.answer" },
+  { id: "step", ask: "step.ask", answers: ["step.a", "step.b"], right: 1, why: "step.answer", not: ["step.not.a", null] },
   {
-    id: "mix", ask: "mix.ask", answers: ["mix.a", "mix.b"], right: 1, why: "mix.why",
+    id: "mix", ask: "mix.ask", answers: ["mix.a", "mix.b"], right: 1, why: "mix.why", not: ["mix.not.a", null],
     values: ({ softA, softB }) => ({ a: softA, b: softB }),
   },
-  { id: "position", ask: "position.ask", answers: ["position.a", "position.b"], right: 0, why: "position.answer" },
-  { id: "differ", ask: "differ.ask", answers: ["differ.a", "differ.b"], right: 1, why: "differ.answer" },
-  { id: "cost", ask: "cost.ask", answers: ["cost.a", "cost.b"], right: 0, why: "cost.why" },
-  { id: "model", ask: "model.ask", answers: ["model.a", "model.b"], right: 0, why: "model.why" },
+  { id: "position", ask: "position.ask", answers: ["position.a", "position.b"], right: 0, why: "position.answer", not: [null, "position.not.b"] },
+  {
+    id: "idea", ask: "idea.ask", answers: ["idea.a", "idea.b"], right: 0, why: "idea.why", not: [null, "idea.not.b"],
+    values: ({ table }) => ({ V: table.V }),
+  },
+  { id: "differ", ask: "differ.ask", answers: ["differ.a", "differ.b"], right: 1, why: "differ.answer", not: ["differ.not.a", null] },
+  { id: "cost", ask: "cost.ask", answers: ["cost.a", "cost.b"], right: 0, why: "cost.why", not: [null, "cost.not.b"] },
+  { id: "model", ask: "model.ask", answers: ["model.a", "model.b"], right: 0, why: "model.why", not: [null, "model.not.b"] },
 ];
 
 // The second row of the table, or the only one.
@@ -115,7 +120,7 @@ function answer(question, chosen, button) {
 
 // Write a question with the values of the view, and mark the answer.
 function writeQuestion(question) {
-  const { id, ask, answers, right, why, chosen, shown, asked } = question;
+  const { id, ask, answers, right, why, not, chosen, shown, asked } = question;
   const values = question.values?.(asked ?? state) ?? {};
   put(find(`${id}-question`), say(ask, values));
   const texts = answers.map((key) => say(key, values));
@@ -127,8 +132,9 @@ function writeQuestion(question) {
     button.classList.toggle("right", (shown || chosen !== undefined) && isRight(n));
     button.classList.toggle("wrong", n === chosen && !isRight(n));
   });
-  const result = chosen === undefined ? "" : say(isRight(chosen) ? "ask.right" : "ask.wrong") + say("gap");
-  put(find(`${id}-reason`), shown || chosen !== undefined ? result + say(why, values) : "");
+  if (chosen === undefined && !shown) return put(find(`${id}-reason`), "");
+  const reply = chosen === undefined ? [] : isRight(chosen) ? [say("ask.right")] : [say("ask.wrong"), say(not[chosen], values)];
+  return put(find(`${id}-reason`), [...reply, say(why, values)].join(say("gap")));
 }
 
 // Show all answers. A link to a view also does this.

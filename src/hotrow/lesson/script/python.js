@@ -34,7 +34,15 @@ function idsCode(table, ids) {
   return `ids = torch.tensor(${listed(placesOf(table, ids))})`;
 }
 
-const importHotrow = () => `import hotrow  # ${say("python.install")}`;
+// Write a section's code, its output, and a link that saves the code as a file.
+function writePython(section, result) {
+  const code = section.code(state);
+  const install = /^import hotrow$/m.test(code) ? say("python.hotrow") : say("python.torch");
+  const text = `${install}\n\n${code}\n`;
+  put(find(`${section.id}-code`), text);
+  put(find(`${section.id}-prints`), section.prints(state, result));
+  find(`${section.id}-file`).href = `data:text/x-python;charset=utf-8,${encodeURIComponent(text)}`;
+}
 
 function setting(state) {
   return lines(

@@ -1,7 +1,7 @@
 // 9. The cost of both methods at real sizes, from the formulas of hotrow.cost.
 
 const TOPS = { V: 1_000_000, D: 4096, N: 65_536 };
-const CHART = { width: 640, height: 300, left: 66, right: 16, top: 16, bottom: 44 };
+const chartSize = () => ({ width: narrow.matches ? 330 : 640, height: 300, left: 66, right: 16, top: 16, bottom: 44 });
 
 sections.push({
   id: "cost",
@@ -48,7 +48,17 @@ sections.push({
     );
   },
 
-  code: ({ V, D, N }) => lines(importHotrow(), "", `cost = hotrow.cost(${V}, ${D}, ${N})`, "print(cost)"),
+  code: ({ V, D, N }) => lines("import hotrow", "", `cost = hotrow.cost(${V}, ${D}, ${N})`, "print(cost)"),
+
+  prints({ V, D, N }, { matmul, lookup }) {
+    const line = (name, a, b) => name.padEnd(24) + a.padStart(22) + b.padStart(16);
+    const names = { multiplications: "multiplications", by_zero: "  of them by zero", additions: "additions", bytes_written: "bytes written" };
+    return lines(
+      `${count(N)} ids, table ${count(V)} x ${count(D)}, 4 bytes`,
+      line("", "one-hot matmul", "lookup"),
+      Object.entries(names).map(([key, name]) => line(name, count(matmul[key]), count(lookup[key]))),
+    );
+  },
 });
 
 const sizeAt = (name, place) => Math.round(TOPS[name] ** (Number(place) / 1000));
@@ -84,7 +94,7 @@ const decadesOf = (V) =>
 // Draw the cost of both methods against V. Both axes are logarithmic, with grid lines at powers
 // of ten.
 function chart(state, names) {
-  const { width, height, left, right, top, bottom } = CHART;
+  const { width, height, left, right, top, bottom } = chartSize();
   const { V, D, N, figure } = state;
   const decades = decadesOf(V);
   const ways = ["matmul", "lookup"].map((way) => [way, series(way, state)]);
@@ -102,7 +112,7 @@ function chart(state, names) {
   const title =
     figure === "milliseconds" ? say("cost.timings") : say("cost.chart", { what, D, N });
   const parts = [svg("title", {}, title)];
-  for (let power = 0; power <= decades; power += Math.ceil(decades / 8)) {
+  for (let power = 0; power <= decades; power += Math.ceil(decades / (narrow.matches ? 4 : 8))) {
     const at = x(10 ** power);
     const label = power < 6 ? count(10 ** power) : power === 6 ? "1M" : `1e${power}`;
     parts.push(svg("line", { x1: at, x2: at, y1: top, y2: height - bottom }));

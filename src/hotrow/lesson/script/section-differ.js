@@ -62,21 +62,23 @@ sections.push({
         `table[${row}, ${column}] = ${value}`,
         "looked = F.embedding(ids, table)",
         "multiplied = F.one_hot(ids, num_classes=len(table)).to(table.dtype) @ table",
-        "print(looked, multiplied)",
+        "print(looked)",
+        "print(multiplied)",
       );
     }
     if (state.case === "range") {
       return lines(
         "import torch",
-        importHotrow(),
         "",
-        `layer = hotrow.Embedding(${table.V}, ${columns(state)})`,
+        `layer = torch.nn.Embedding(${table.V}, ${columns(state)})`,
         "try:",
         `    layer(torch.tensor([${outside}]))`,
         "    known = True",
-        "except hotrow.HotrowError as error:",
+        "except IndexError as error:",
         "    known = False",
         "    print(error)",
+        `one_hot = torch.arange(${table.V}) == ${outside}`,
+        'print(int(one_hot.sum()), "of", len(one_hot), "numbers are not zero")',
       );
     }
     if (state.case === "low") {
@@ -88,7 +90,8 @@ sections.push({
         `for _ in range(${times}):`,
         "    looked += one",
         `multiplied = torch.tensor([float(${times})]).to(torch.bfloat16)`,
-        "print(looked, multiplied)",
+        "print(looked)",
+        "print(multiplied)",
       );
     }
     return lines(
@@ -97,8 +100,19 @@ sections.push({
       `a, b, c = ${matrix(three.map((each) => [each])).replace(/\n */g, "")}`,
       "looked = (a + b) + c",
       "multiplied = (a + c) + b",
-      "print(looked, multiplied)",
+      "print(looked)",
+      "print(multiplied)",
     );
+  },
+
+  prints(state, result) {
+    const { looked, multiplied, known } = result[state.case];
+    if (state.case === "range") {
+      const error = known ? null : "index out of range in self";
+      return lines(error, `${Number(known)} of ${state.table.V} numbers are not zero`);
+    }
+    const suffix = state.case === "low" ? "dtype=torch.bfloat16" : "";
+    return lines([looked, multiplied].map((value) => tensorText([value].flat(), { suffix })));
   },
 });
 

@@ -58,8 +58,11 @@ sections.push({
       "F.embedding(ids, weight).backward(upstream)",
       "gradient = weight.grad",
       "one_hot = F.one_hot(ids, num_classes=len(table)).to(table.dtype)",
-      "print(gradient, one_hot.T @ upstream)",
+      "print(gradient)",
+      "print(one_hot.T @ upstream)",
     ),
+
+  prints: (_, { gradient, multiplied }) => lines(tensorText(gradient), tensorText(multiplied)),
 });
 
 function setUpstream(n, j, value, control) {

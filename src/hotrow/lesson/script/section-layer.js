@@ -73,7 +73,7 @@ sections.push({
     put(find("layer-note"), layout === "rows" ? say("layer.rows", { ...name, values: listed(read) }) : say("layer.columns", name));
     // The lookup has nothing to compare with the row that it returns.
     find("layer-verdict").hidden = layout === "rows";
-    verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state, { opening: "equal.row" });
+    verdict("layer-verdict", compareBits([looked[pick]], [output[pick]]), state, { key: "bits.shown", opening: "equal.row" });
   },
 
   code: (state) =>
@@ -87,4 +87,6 @@ sections.push({
       "output = linear(one_hot).detach()",
       "print(torch.equal(output, F.embedding(ids, table)))",
     ),
+
+  prints: (_, { looked, output }) => torchEqual(output, looked),
 });

@@ -66,4 +66,6 @@ sections.push({
       "print(torch.equal(output, F.embedding(ids, table)))",
     );
   },
+
+  prints: (_, { looked, output }) => torchEqual(output, looked),
 });

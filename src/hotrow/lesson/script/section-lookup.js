@@ -45,6 +45,8 @@ sections.push({
   },
 
   code: (state) => lines(setting(state), "", "output = F.embedding(ids, table)", "print(output)"),
+
+  prints: (_, { output }) => tensorText(output),
 });
 
 function setValue(k, j, value, control) {

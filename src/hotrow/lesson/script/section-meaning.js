@@ -49,7 +49,8 @@ function chances(row, weight) {
   return sizes.map((size) => size / total);
 }
 
-// Return the loss of the sentences, and the table and weight after one step of SGD on them.
+// Return the loss of the sentences, the table's gradient, and the table and weight after one step of
+// SGD on them.
 function sgdStep(table, weight, sentences, rate) {
   let loss = 0;
   const [up, across] = [zeros(NOUNS.length, 2), zeros(VERBS.length, 2)];
@@ -66,7 +67,7 @@ function sgdStep(table, weight, sentences, rate) {
   }
   const moved = (rows, gradient) =>
     rows.map((row, k) => row.map((value, j) => f32(value - rate * gradient[k][j])));
-  return { loss, table: moved(table, up), weight: moved(weight, across) };
+  return { loss, gradient: up, table: moved(table, up), weight: moved(weight, across) };
 }
 
 // Return the table (words x 2) before training and after each step.
@@ -111,8 +112,8 @@ const firstSentence = (noun) => [noun, verbsOf(noun)[0]];
 const MOST_GUESSES = 4;
 
 // The likeliest verbs after a word, with a mark at those that follow it in the sentences.
-function guesses(table, learned, noun) {
-  const chance = chances(table[noun], outputs[learned]);
+function guesses(row, weight, noun) {
+  const chance = chances(row, weight);
   const order = VERBS.map((_, k) => k).sort((a, b) => chance[b] - chance[a]);
   return several(
     order.slice(0, MOST_GUESSES).map((k) => {
@@ -123,51 +124,73 @@ function guesses(table, learned, noun) {
   );
 }
 
+// The table and weight of the view: after `learned` steps, and after one more on a single sentence if
+// `alone` is "yes".
+function modelAt({ learned, noun, alone }) {
+  snapshots ??= trainings();
+  const before = { table: snapshots[learned], weight: outputs[learned] };
+  const step = alone === "yes" ? sgdStep(before.table, before.weight, [firstSentence(noun)], RATE_ALONE) : null;
+  const { table, weight } = step ?? before;
+  const loss = step ? sgdStep(table, weight, SENTENCES, 0).loss : losses[learned];
+  return { before: before.table, table, weight, loss, gradient: step?.gradient };
+}
+
+const pairText = (values) => listed(values.map(unbroken)).replaceAll(" ", "\u00a0");
+
 sections.push({
   id: "meaning",
   uses: ["learned", "noun", "alone"],
 
-  result({ learned, noun, alone }) {
-    snapshots ??= trainings();
-    const table = snapshots[learned];
-    return { table, shown: alone === "yes" ? sgdStep(table, outputs[learned], [firstSentence(noun)], RATE_ALONE).table : table };
+  result: modelAt,
+
+  // A worked score stands before the question.
+  intro(state) {
+    const { table, weight } = modelAt(state);
+    const [noun, verb] = firstSentence(state.noun);
+    const [row, pair] = [table[noun], weight[verb]];
+    const score = row[0] * pair[0] + row[1] * pair[1];
+    put(find("meaning-first"), say("meaning.first", { word: nounText(noun), id: noun, verb: verbText(verb) }));
+    put(find("meaning-score"), `${row.map((value, j) => `${bracketed(value)}\u00a0×\u00a0${bracketed(pair[j])}`).join(" + ")} = ${unbroken(score)}`);
   },
 
-  draw({ learned, noun, alone }, { table, shown }) {
+  draw({ learned, noun, alone }, { before, table, weight, loss, gradient }) {
     find("meaning-slider").max = String(STEPS);
-    put(find("meaning-now"), say("meaning.now", { learned, loss: losses[learned].toFixed(2) }));
+    const now = alone === "yes" ? say("meaning.extra", { learned }) : say("meaning.step", { learned });
+    put(find("meaning-now"), say("meaning.now", { now, loss: loss.toFixed(2) }));
     nameTrainButton();
-    drawMap(table, noun, shown);
+    drawMap(before, noun, table);
+    const word = nounText(noun);
     const sentence = sentenceText(firstSentence(noun));
-    put(find("meaning-one"), say("meaning.one", { sentence }));
-    const still = shown.filter((row, k) => row.every((value, j) => sameBits(value, table[k][j]))).length;
-    const told = { sentence, learned, word: nounText(noun), n: NOUNS.length, moved: NOUNS.length - still, still };
-    put(find("meaning-alone"), alone === "yes" ? say("meaning.alone", told) : "");
     put(find("meaning-every"), say("meaning.every", { n: SENTENCES.length }));
-    const near = nearest(table, noun);
+    put(find("meaning-one"), say("meaning.one", { sentence }));
+    const still = table.filter((row, k) => row.every((value, j) => sameBits(value, before[k][j]))).length;
+    const told = { sentence, learned, word, n: NOUNS.length, moved: NOUNS.length - still, still };
+    put(find("meaning-alone"), gradient ? say("meaning.alone", told) : "");
+    const [from, slope, to] = gradient ? [before, gradient, table].map((rows) => pairText(rows[noun])) : [];
+    put(find("meaning-update"), gradient ? `${from} − ${RATE_ALONE}\u00a0×\u00a0${slope} = ${to}` : "");
     put(
       find("meaning-near"),
       say("meaning.near", {
-        word: nounText(noun),
+        word,
         id: noun,
         n: NOUNS.length,
-        before: listed(snapshots[0][noun].map(unbroken)),
-        values: listed(table[noun].map(unbroken)),
-        near: several(near.map(nounText)),
-        learned,
+        before: pairText(snapshots[0][noun]),
+        values: pairText(table[noun]),
+        near: several(nearest(table, noun).map(nounText)),
+        now,
       }),
     );
-    put(find("meaning-guess"), say("meaning.guess", { word: nounText(noun), learned, guesses: guesses(table, learned, noun) }));
+    put(find("meaning-guess"), say("meaning.guess", { word, now, guesses: guesses(table[noun], weight, noun) }));
     const element = find("meaning-verdict");
     element.className = "verdict";
-    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), n: NOUNS.length, all: 3 * NOUNS.length, learned }));
-    put(find("meaning-loss"), say("meaning.loss", { first: losses[0].toFixed(2), loss: losses[learned].toFixed(2), lowest: LOWEST.toFixed(2) }));
+    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), n: NOUNS.length, all: 3 * NOUNS.length, now }));
+    put(find("meaning-loss"), say("meaning.loss", { first: losses[0].toFixed(2), loss: loss.toFixed(2), lowest: LOWEST.toFixed(2) }));
     put(
       find("meaning-sentences"),
       say("meaning.sentences", {
         n: SENTENCES.length,
         seed: SEED,
-        word: nounText(noun),
+        word,
         sentences: several(verbsOf(noun).map((verb) => sentenceText([noun, verb]))),
       }),
     );
@@ -177,9 +200,8 @@ sections.push({
     lines(
       "import torch",
       "",
-      `nouns = ${listed(SENTENCES.map(([noun]) => noun))}`,
-      `verbs = ${listed(SENTENCES.map(([, verb]) => verb))}`,
-      "nouns, verbs = torch.tensor(nouns), torch.tensor(verbs)",
+      `nouns = torch.tensor(${longList(SENTENCES.map(([noun]) => noun))})`,
+      `verbs = torch.tensor(${longList(SENTENCES.map(([, verb]) => verb))})`,
       `_ = torch.manual_seed(${SEED})`,
       `embedding = torch.nn.Embedding(${NOUNS.length}, 2)`,
       `output = torch.nn.Parameter(torch.randn(${VERBS.length}, 2))`,
@@ -191,9 +213,19 @@ sections.push({
       "    loss.backward()",
       "    optimizer.step()",
       ...(alone === "yes" ? aloneCode(firstSentence(noun)) : []),
-      "print(embedding.weight)",
+      "rows = embedding.weight.detach()",
+      `print(rows[${noun}])`,
+      `print(torch.cdist(rows, rows)[${noun}].argsort()[1:4])  # the ids of the nearest words`,
     ),
+
+  prints({ noun, alone }, { before, table }) {
+    const moved = table.filter((row, k) => row.some((value, j) => value !== before[k][j])).length;
+    const rows = [tensorText(table[noun]), integersText(nearest(table, noun))];
+    return lines(alone === "yes" ? `rows changed: ${moved}` : null, rows);
+  },
 });
+
+const longList = (values) => `[\n${split(values, 16).map((part) => `    ${part.join(", ")},\n`).join("")}]`;
 
 const aloneCode = ([noun, verb]) => [
   "before = embedding.weight.detach().clone()",
@@ -202,13 +234,13 @@ const aloneCode = ([noun, verb]) => [
   `score = torch.nn.functional.linear(embedding(torch.tensor([${noun}])), output)`,
   `torch.nn.functional.cross_entropy(score, torch.tensor([${verb}])).backward()`,
   "optimizer.step()",
-  'print((embedding.weight != before).any(1).sum(), "row changed")',
+  'print("rows changed:", (embedding.weight != before).any(1).sum().item())',
 ];
 
-// Draw every word at the coordinates in its row. A line joins the places of a word that one
-// sentence has moved: from its row in `table` to its row in `shown`. The layers are halos of the labels, dots and
-// labels, so that nothing covers a dot.
-function drawMap(table, noun, shown = table) {
+// Draw every word at the coordinates in its row. A line joins the places of a word that one sentence
+// has moved: from its row in `before` to its row in `table`. The layers are halos of the labels, dots
+// and labels, so that nothing covers a dot.
+function drawMap(before, noun, table) {
   const { width, height, margin } = mapSize();
   // Both axes have the same scale, so that distances on the screen are distances between rows.
   const rows = snapshots.at(-1).concat(snapshots[0]);
@@ -216,7 +248,7 @@ function drawMap(table, noun, shown = table) {
   const scale = Math.min((width / 2 - margin) / across, (height / 2 - margin) / up);
   const near = nearest(table, noun);
   const place = ([x, y]) => [width / 2 + x * scale, height / 2 - y * scale];
-  const points = shown.map(place);
+  const points = table.map(place);
   const labels = placeLabels(points, NOUNS.map((_, k) => labelWidth(k)), { width, height, size: letterSize(), dot: CHOSEN_DOT, before: lastLabels });
   lastLabels = labels;
   const name = (k) => `h${groupOf(k)}${k === noun ? " chosen" : near.includes(k) ? " near" : ""}`;
@@ -240,7 +272,7 @@ function drawMap(table, noun, shown = table) {
     const [[x1, y1], [x2, y2]] = [points[noun], points[k]];
     return svg("line", { x1, y1, x2, y2, class: "thread" });
   });
-  const [[x1, y1], [x2, y2]] = [place(table[noun]), points[noun]];
+  const [[x1, y1], [x2, y2]] = [place(before[noun]), points[noun]];
   const path = svg("line", { x1, y1, x2, y2, class: "path" });
   // A label that is not next to its dot gets a line to it.
   const leaders = points.flatMap(([x, y], k) => {
@@ -315,9 +347,3 @@ find("meaning-map").addEventListener("keydown", (event) => {
 });
 
 actions["meaning-one"] = (button) => change({ alone: "yes" }, button);
-
-narrow.addEventListener("change", () => {
-  if (!snapshots) return;
-  const section = sections.find(({ id }) => id === "meaning");
-  section.draw(state, section.result(state));
-});

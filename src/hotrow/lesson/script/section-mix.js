@@ -89,7 +89,11 @@ sections.push({
       "mixed = soft @ table",
       "counts = F.one_hot(ids, num_classes=len(table)).sum(0, keepdim=True).to(table.dtype)",
       'added = F.embedding_bag(ids.unsqueeze(0), table, mode="sum")',
-      "print(mixed, added, counts @ table)",
+      "print(mixed)",
+      "print(added)",
+      "print(counts @ table)",
     );
   },
+
+  prints: (_, { mixed, added, multiplied }) => lines([mixed, added, multiplied].map((row) => tensorText([row]))),
 });

@@ -67,7 +67,7 @@ sections.push({
 
   code(state) {
     const { table, ids } = state;
-    if (table.name === "C" && !table.edited && String(ids) === String(table.ids)) return exampleC(state);
+    if (isExampleC(state)) return exampleC(state);
     return lines(
       setting(state),
       `positions = ${matrix(positionTable(state))}`,
@@ -79,7 +79,14 @@ sections.push({
       "print(torch.equal(two_hot @ stacked, output))",
     );
   },
+
+  prints: (state, { output, multiplied }) =>
+    isExampleC(state)
+      ? [[8, 4, state.table.D], [4, state.table.D], [8, 4, state.table.D]].map(sizeText).join(" ")
+      : torchEqual(multiplied, output),
 });
+
+const isExampleC = ({ table, ids }) => table.name === "C" && !table.edited && String(ids) === String(table.ids);
 
 const exampleC = (state) =>
   lines(
@@ -93,3 +100,5 @@ const exampleC = (state) =>
     "print(tokens(batch).shape, positions.weight.shape, embedded.shape)",
     `output = embedded[0, :, :${columns(state)}].detach()`,
   );
+
+const sizeText = (size) => `torch.Size(${listed(size)})`;

@@ -69,6 +69,8 @@ sections.push({
       "looked_up = F.embedding(ids, table)",
       "print(torch.equal(output, looked_up))",
     ),
+
+  prints: (_, { looked, multiplied }) => torchEqual(multiplied, looked),
 });
 
 function productGrid({ table, ids, pick, column, shown }, chosen) {

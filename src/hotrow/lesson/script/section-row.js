@@ -53,7 +53,9 @@ sections.push({
       heldNote(state.table),
       embeddingCode(state.table),
       idsCode(state.table, [state.single]),
-      "output = embedding(ids)",
+      "output = embedding(ids).detach()",
       "print(output)",
     ),
+
+  prints: (_, { output }) => tensorText(output),
 });

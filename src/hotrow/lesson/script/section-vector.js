@@ -13,11 +13,10 @@ sections.push({
 
   draw({ table, factors }, { parts, sum }) {
     const width = table.rows[0].length;
-    // The table's number, small, and the product below it. Without −0.
+    // The multiplication, small, and the product below it. Without −0.
     const cells = (row, k) =>
       numbers(row.map((value) => value || 0)).map((cell, j) => {
-        const factor = h("span", { class: "wideonly" }, `${factors[k]} × `);
-        cell.prepend(h("small", {}, factor, unbroken(table.rows[k][j])), h("br"));
+        cell.prepend(h("small", {}, h("span", {}, `${factors[k]} × `), unbroken(table.rows[k][j])), h("br"));
         return cell;
       });
     put(
@@ -43,8 +42,8 @@ sections.push({
     const row = table.labels[factors.findIndex(Boolean)];
     const sizes = { zeros: zeros * width, all: factors.length * width };
     put(find("vector-verdict"), say(verdict, { values: listed(factors), row, n: ones.length, ...sizes }));
-    const excerpt = isExcerpt(table) ? say("vector.excerpt", { included: factors.length, width, V: table.V, D: table.D }) : "";
-    put(find("vector-note"), factors.includes(2) ? `${say("vector.rounded")} ${excerpt}` : excerpt);
+    put(find("vector-note"), isExcerpt(table) ? say("vector.excerpt", { included: factors.length, width, V: table.V, D: table.D }) : "");
+    put(find("vector-rounded"), roundingNote(table.rows, factors));
   },
 
   code: (state) =>
@@ -57,7 +56,21 @@ sections.push({
       "output = vector @ table",
       "print(output)",
     ),
+
+  prints: (_, { sum }) => tensorText(sum),
 });
+
+// Explain a number whose double, as shown, is not twice the number that is shown. Prefer a number
+// that the vector doubles.
+function roundingNote(rows, factors) {
+  const doubledFirst = [...rows.filter((_, k) => factors[k] === 2), ...rows].flat();
+  const value = doubledFirst.find((each) => {
+    const shown = [number(each), number(2 * each)];
+    return shown.every((text) => /^-?\d+\.\d{4}$/.test(text)) && number(2 * Number(shown[0])) !== shown[1];
+  });
+  if (value === undefined) return "";
+  return say("gap") + say("vector.rounded", { value: unbroken(value), product: unbroken(2 * value), exact: value.toFixed(6).replace("-", "-\u2060") });
+}
 
 const factorButton = (table, factors, k) =>
   h(

@@ -56,6 +56,8 @@ sections.push({
       "zeros = (one_hot == 0).sum().item() * D",
       'print(f"{V * D:,} multiplications, {zeros:,} of them by zero")',
     ),
+
+  prints: (_, { all, zeros }) => `${count(all)} multiplications, ${count(zeros)} of them by zero`,
 });
 
 // The squares are one background picture, so that drawing costs the same for every V.
@@ -63,9 +65,13 @@ function drawZeros(vocabulary) {
   const box = find("waste-zeros");
   const cell = cellSize(vocabulary);
   box.setAttribute("aria-label", say("waste.picture", { V: vocabulary, n: vocabulary - 1 }));
-  const across = Math.max(1, Math.floor(box.clientWidth / cell));
+  const acrossOf = (size) => Math.max(1, Math.floor(box.clientWidth / size));
+  const across = acrossOf(cell);
   const [full, rest, one] = box.children;
   box.style.setProperty("--cell", `${cell}px`);
+  // The box has room for the largest picture, so that nothing below it moves.
+  const smallest = cellSize(GPT2);
+  box.style.height = `${Math.ceil(GPT2 / acrossOf(smallest)) * smallest}px`;
   full.style.width = `${across * cell}px`;
   full.style.height = `${Math.floor(vocabulary / across) * cell}px`;
   rest.style.width = `${(vocabulary % across) * cell}px`;

@@ -2,6 +2,8 @@
 
 function pythonFor(section) {
   const id = `${section.id}-code`;
+  const region = (label, content) =>
+    h("pre", { class: "wide", tabindex: "0", role: "group", "data-label": label }, content);
   const copy = h("button", { type: "button", "data-word": "python.copy" });
   copy.addEventListener("click", async () => {
     try {
@@ -16,8 +18,10 @@ function pythonFor(section) {
     "details",
     { class: "python" },
     h("summary", { "data-word": "python.show" }),
-    copy,
-    h("pre", { class: "wide", tabindex: "0", role: "group", "data-label": "python.cell" }, h("code", { id })),
+    h("div", { class: "controls" }, copy, h("a", { id: `${section.id}-file`, download: `lesson-${section.id}.py`, "data-word": "python.file" })),
+    region("python.cell", h("code", { id })),
+    h("p", { class: "note", "data-word": "python.prints" }),
+    region("python.printed", h("samp", { id: `${section.id}-prints` })),
   );
 }
 
@@ -43,11 +47,15 @@ const MODEL = [
   "print(hotrow.convert.report(model))",
 ];
 
+// This code does not depend on the state, so neither does its output.
+const MODEL_REPORT = "0  Embedding(10000, 64)  table";
+
 sections.push({
   id: "model",
   result: () => null,
   draw: documents,
-  code: () => lines("import torch", importHotrow(), ...MODEL),
+  code: () => lines("import torch", "import hotrow", ...MODEL),
+  prints: () => MODEL_REPORT,
 });
 
 for (const section of sections) {
@@ -67,6 +75,11 @@ document.addEventListener("change", () => (typing = null), true);
 // If a slider lies in a text selection, a press on it would drag the text instead.
 document.addEventListener("pointerdown", ({ target }) => target.type === "range" && getSelection().removeAllRanges(), true);
 document.addEventListener("focusout", () => (typing = null));
+// Figures have another size on a narrow page.
+narrow.addEventListener("change", () => {
+  sections.forEach((section) => (section.drawn = null));
+  draw();
+});
 document.addEventListener("input", onInput);
 document.addEventListener("change", onInput);
 document.addEventListener("click", onClick);
