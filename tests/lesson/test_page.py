@@ -1610,7 +1610,7 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
         near = plain(page.inner_text("#meaning-near"))
         assert f"and is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}] at {now}." in near
         assert near.endswith(f"Nearest to it: {', '.join(names[k] for k in nearest[6])}.")
-        bold = page.locator("#meaning-map text.label.near").all_inner_texts()
+        bold = page.locator("#meaning-map text.label.near").all_text_contents()
         assert sorted(bold) == sorted(names[k] for k in nearest[6])
         same_group = int((nearest % 4 == torch.arange(20)[:, None] % 4).sum())
         assert page.inner_text("#meaning-verdict").endswith(f" {same_group} at {now}.")
