@@ -25,7 +25,7 @@ TENSORS = (
     torch.zeros(6, 3, dtype=torch.float64),
     torch.zeros(6, 3, dtype=torch.int64),
     torch.full((6, 3), float("nan")),
-    torch.zeros(1, 3).expand(6, 3),
+    torch.ones(6, 3, dtype=torch.bfloat16),
     torch.zeros(0),
     torch.zeros(6, 3).to_sparse(),
     torch.zeros(6, 3, device="meta"),
