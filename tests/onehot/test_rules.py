@@ -897,3 +897,22 @@ def test_out_that_does_not_fit_is_left_to_torch():
             assert ours.stride() == theirs.stride()
     with pytest.raises(RuntimeError, match="don't support automatic differentiation"):
         torch.mm(x, table.requires_grad_(), out=torch.empty(3, 4))
+
+
+@expressions(
+    """
+    torch.bmm(x.bool().mT, torch.ones(2, 3, 4))
+    x.long()[:0].mT @ torch.ones(0, 3, 4)
+    torch.bmm(x.bool()[:0].mT, torch.ones(0, 3, 4))
+    torch.baddbmm(torch.ones(2, 5, 4), x.bool().mT, torch.ones(2, 3, 4))
+    torch.tensordot(x.sum(), x, 1)
+    torch.tensordot(x, torch.ones(5), 2)
+    torch.tensordot(x, W, dims=-1)
+    torch.tensordot(x, W, dims=([5], [0]))
+    torch.tensordot(x, W, dims=([2], [2]))
+    torch.tensordot(x.sum(), W, dims=([0], [0]))
+    """
+)
+def test_unsupported_operands_are_left_to_torch(run):
+    dense, ours = twins()
+    assert_alike(outcome(run, ours), outcome(run, dense))

@@ -79,6 +79,8 @@ def _(func: Any, a: Any, b: Any, dims: Any = 2, **kwargs: Any) -> Any:
         return NotImplemented
     counts = len(sizes_of(a)), len(sizes_of(b))
     if isinstance(dims, int):
+        if not 0 <= dims <= min(counts):
+            return NotImplemented  # torch raises an error
         pairs = [*zip(range(counts[0] - dims, counts[0]), range(dims), strict=True)]
     elif isinstance(dims, tuple | list) and len(dims) == 2:
         axes = [[each] if isinstance(each, int) else list(each) for each in dims]
@@ -86,6 +88,8 @@ def _(func: Any, a: Any, b: Any, dims: Any = 2, **kwargs: Any) -> Any:
             isinstance(d, int) for d in [*axes[0], *axes[1]]
         ):
             return NotImplemented
+        if any(not -n <= d < n for each, n in zip(axes, counts, strict=True) for d in each):
+            return NotImplemented  # torch raises an error
         pairs = [(i % counts[0], j % counts[1]) for i, j in zip(*axes, strict=True)]
     else:
         return NotImplemented

@@ -12,7 +12,13 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import empty_meta, meta_result, sizes_of
-from hotrow.onehot.rules.contraction import KEEP_DTYPES, contract, is_strided, product_dtype
+from hotrow.onehot.rules.contraction import (
+    KEEP_DTYPES,
+    contract,
+    dtype_of,
+    is_strided,
+    product_dtype,
+)
 from hotrow.onehot.rules.products import autocast_dtype, look_up_product
 from hotrow.onehot.tensor import OneHot
 
@@ -26,7 +32,7 @@ def _(func: Any, left: Any, right: Any) -> Any:
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)) or is_compiling():
         return NotImplemented
     operands = left, right
-    if not all(is_strided(t) for t in operands):
+    if not _have_checkable_dtypes(operands):
         return NotImplemented
     shapes = [sizes_of(t) for t in operands]
     if not all(shapes):
@@ -75,7 +81,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
     if not (isinstance(left, Tensor) and isinstance(right, Tensor)):
         return NotImplemented
     tensors = input, left, right
-    if not all(is_strided(t) for t in tensors):
+    if not _have_checkable_dtypes(tensors):
         return NotImplemented
     if not input.is_floating_point() and (alpha != 1 or beta != 1):
         return NotImplemented
@@ -84,6 +90,16 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
     product = product if alpha == 1 else product * alpha
     input = input.to(product.dtype)
     return (input if beta == 1 else input * beta) + product
+
+
+def _have_checkable_dtypes(tensors: Sequence[Any]) -> bool:
+    """Return whether meta tensors raise the errors that torch raises for these dtypes.
+
+    Torch doesn't compare the dtypes of empty matrices, and multiplies no bools.
+    """
+    return all(
+        is_strided(t) and dtype_of(t) != torch.bool and 0 not in sizes_of(t) for t in tensors
+    )
 
 
 def _check(func: Any, tensors: Sequence[Any]) -> None:
