@@ -456,6 +456,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "to = 'matmull', but it must be 'lookup' or 'matmul'",
         "use either",
     ),
+    ("@built --inputs @states --to=", "to = '', but it must be 'lookup' or 'matmul'", "use either"),
     (
         "@built --inputs @states --operation gather",
         "--operation cannot be used with the model nets.models:built, only with a table",
