@@ -210,6 +210,10 @@ def command_lines(seed: int) -> Iterator[CommandLine]:
             continue
         # After these, the rest of the command line has no effect.
         is_refused &= not {"--help", "--version"} & set(arguments)
+        # A repeated option replaces the invalid value.
+        is_refused &= not any(
+            each.startswith(f"{option}=") for option in changed for each in arguments
+        )
         yield CommandLine(arguments, is_refused or bool(output), environment, output)
 
 

@@ -300,7 +300,12 @@ def _compare_model(
         with torch.random.fork_rng():
             built, given = loader.load_model(model, seed), loader.load_inputs(inputs, seed)
         return compare_models(
-            built, given, title=model, to="lookup" if to is None else to, seed=seed, progress=report_progress
+            built,
+            given,
+            title=model,
+            to="lookup" if to is None else to,
+            seed=seed,
+            progress=report_progress,
         )
 
 
