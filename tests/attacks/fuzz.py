@@ -146,11 +146,14 @@ def fuzz(target: str, seconds: float) -> bool:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.attacks.fuzz", "--inside", str(seconds), target]
     with (folder / "log").open("w") as log:
-        done = subprocess.run(
-            command, cwd=ROOT, stdout=log, stderr=log, timeout=2 * seconds + 300, check=False
-        )
+        limit = 2 * seconds + 300
+        try:
+            done = subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, timeout=limit)
+            failed = done.returncode != 0
+        except subprocess.TimeoutExpired:  # an input hangs
+            failed = True
     numbers = json.loads(report.read_text()) if report.exists() else {}
-    wrong = numbers.get("wrong", 0) + (done.returncode != 0)
+    wrong = numbers.get("wrong", 0) + failed
     tried, accepted = numbers.get("tried", 0), numbers.get("accepted", 0)
     print(f"{target}: {tried:,} tried, {wrong} wrong ({accepted:,} accepted)", flush=True)
     if wrong:
