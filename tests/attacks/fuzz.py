@@ -4,7 +4,7 @@
     python -m tests.attacks.fuzz --minutes 1 record journal
 
 `tests.attacks.targets` says what is right. Each target starts from the files in
-`tests/attacks/corpus`, and runs in a process of its own. atheris (`make .venv/fuzz` installs it)
+`tests/attacks/corpus`, and runs in another process. atheris (`make .venv/fuzz` installs it)
 lets coverage guide the changes; without atheris, they are random. Wrong inputs are written to
 `build/fuzz/<target>/wrong-*`. After a fix, add them to the corpus, which `make test` runs.
 """
@@ -163,7 +163,7 @@ def fuzz(target: str, seconds: float) -> bool:
 
 
 def main() -> None:
-    """Fuzz the targets, or one target inside of its own process."""
+    """Fuzz the targets, each in another process, or one target in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--inside", type=float)

@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 
 @exhaustive
 def test_hostile_command_lines_are_refused_or_run() -> None:
-    # A process of its own, because pytest replaces sys.stdout, which forked processes inherit.
+    # Run another process, because pytest replaces sys.stdout, which forked processes inherit.
     command = [sys.executable, "-m", "tests.attacks.command_lines", "40"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

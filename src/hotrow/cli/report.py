@@ -93,11 +93,6 @@ def cost_rows(comparison: Comparison) -> Iterator[tuple[str, str, str, str]]:
     )
 
 
-def literal_name(comparison: Comparison) -> str:
-    """Return what the literal arithmetic of an operation is called in the cost table."""
-    return "one-hot matmul" if comparison.operation == "lookup" else comparison.check.a
-
-
 _LITERAL_NOUNS = {"lookup": "matmul", "gather": "product", "scatter": "product", "count": "sum"}
 
 
@@ -105,7 +100,7 @@ def verdict(comparison: Comparison) -> str:
     """Return the result in one line."""
     if not comparison.equal:
         return (
-            f"NOT equal: {comparison.operation} and {literal_name(comparison)} give different "
+            f"NOT equal: {comparison.operation} and {comparison.literal_name} give different "
             "numbers"
         )
     if any(agreement.verdict == "rounding" for agreement in comparison.check.agreements):
@@ -142,7 +137,7 @@ def print_report(comparison: Comparison, console: Console) -> None:
 
     cost_table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     cost_table.add_column(_measured_passes(comparison), overflow="fold")
-    for header in (literal_name(comparison), comparison.operation, "ratio"):
+    for header in (comparison.literal_name, comparison.operation, "ratio"):
         cost_table.add_column(header, justify="right", overflow="fold")
     for row in cost_rows(comparison):
         cost_table.add_row(*row)
@@ -222,7 +217,7 @@ def to_html(comparisons: Sequence[Comparison]) -> str:
             "agreements": comparison.check.agreements,
             "notes": comparison.check.notes,
             "passes": _measured_passes(comparison),
-            "literal": literal_name(comparison),
+            "literal": comparison.literal_name,
             "operation": comparison.operation,
             "costs": list(cost_rows(comparison)),
             # The SVG is already escaped.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,7 +24,9 @@ from hotrow.figures.words import WORDS, Translate, translator
 from hotrow.ids import as_ids, check_ids
 from hotrow.inputs.tables import check_table
 from hotrow.inputs.text import elide, escape_unprintable
-from hotrow.vocabulary import Statistics
+
+if TYPE_CHECKING:
+    from hotrow.vocabulary import Statistics
 
 TOKEN_COLUMNS = 14
 

@@ -7,7 +7,6 @@ from typing import Any
 from hotrow.errors import HotrowError
 from hotrow.figures import svg
 from hotrow.figures.words import Translate
-from hotrow.vocabulary import Statistics
 
 BAR_WIDTH = 320  # of the longest bar, in pixels
 
@@ -18,6 +17,8 @@ def draw_idle(statistics: Any, translate: Translate) -> svg.Drawing:
     Raises:
         HotrowError: the statistics have another type, or contain no idle times.
     """
+    from hotrow.vocabulary import Statistics  # deferred, because the other figures don't need it
+
     if not isinstance(statistics, Statistics):
         raise HotrowError(
             f"statistics is a {type(statistics).__name__}, but it must be a Statistics object",

@@ -14,6 +14,7 @@ allocators only see memory whose contents have changed.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import sys
 from typing import Any
@@ -115,6 +116,7 @@ def _whole_pages(address: int, length: int) -> tuple[int, int]:
     return first, (address + length) // _PAGE * _PAGE - first
 
 
+@functools.cache
 def _libc() -> Any:
     """Return the C library, whose functions run without releasing Python's lock."""
     library = ctypes.PyDLL(None)

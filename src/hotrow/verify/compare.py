@@ -74,15 +74,15 @@ class Comparison:
 
     @property
     def literal_name(self) -> str:
-        """What the literal arithmetic is called in reports: "matmul", or its formula."""
-        return "matmul" if self.operation == "lookup" else self.check.a
+        """What the literal arithmetic is called in reports: "one-hot matmul", or its formula."""
+        return literal_name(self.operation, self.check.a)
 
     def __bool__(self) -> bool:
         return self.equal
 
     def __str__(self) -> str:
         times = (
-            f"{self.literal_name} {self.matmul.median_ms:.3g} ms, "
+            f"{self.literal_name.removeprefix('one-hot ')} {self.matmul.median_ms:.3g} ms, "
             f"{self.operation} {self.lookup.median_ms:.3g} ms: {self.ratio:.1f}x"
         )
         parts = self.title, self.check, self.cost, times
@@ -218,11 +218,10 @@ def compare(
     sides = make_operation_sides(operation, table, batch, seed)
     matmul, lookup = sides.literal, sides.by_ids
     cotangent = draw_integers(sides.shape, table, seed)
-    literal_name = "one-hot matmul" if operation == "lookup" else matmul.name
     report = progress or (lambda what, done, total: None)
     steps = 3 + _ROUNDS
     try:
-        report(literal_name, 0, steps)
+        report(literal_name(operation, matmul.name), 0, steps)
         matmul_results, matmul_peak = measure_peak_memory(lambda: matmul.compute_results(cotangent))
         report(operation, 1, steps)
         lookup_results, lookup_peak = measure_peak_memory(lambda: lookup.compute_results(cotangent))
@@ -262,6 +261,11 @@ def compare(
         Measurement(lookup_times, lookup_peak),
         operation,
     )
+
+
+def literal_name(operation: str, formula: str) -> str:
+    """Return what the literal arithmetic of an operation is called."""
+    return "one-hot matmul" if operation == "lookup" else formula
 
 
 def estimate_bytes(table: Tensor, count: int, operation: str = "lookup") -> int:

@@ -25,10 +25,10 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
         return NotImplemented
     if isinstance(src, int | float) and src == 1:
         _mark_as_one_hot(x)
-    zeros, count = x.field, len(x.sizes)
-    if not isinstance(dim, int) or not -count <= dim < count or x._axis_layout is not None:
+    count = len(x.sizes)
+    if not isinstance(dim, int) or not -count <= dim < count or not _has_no_ids(x):
         return NotImplemented
-    if zeros is None or zeros.ids.shape[-1] or index.dtype != torch.int64 or index.ndim != count:
+    if x._axis_layout is not None or index.dtype != torch.int64 or index.ndim != count:
         return NotImplemented
     # The zeros have no class axis yet. The axis `dim` becomes the class axis.
     axis, batch = dim % count, [i for i in range(count) if i != dim % count]
@@ -55,11 +55,21 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
         return derive(
             x, [filled], meta_tensor(x), lambda t: t.scatter(axis, at_axis, 0), layout=layout
         )
-    if x._dense is not None or x._parent is not None or x.has_views or x.needs_grad:
+    if not _is_unused(x):
         return NotImplemented
     x._parts = (filled,)
     x._axis_layout = None if layout.is_plain else layout
     return x
+
+
+def _has_no_ids(x: OneHot) -> bool:
+    """Return whether all entries are equal, because nothing has been scattered yet."""
+    return x.field is not None and not x.field.ids.shape[-1]
+
+
+def _is_unused(x: OneHot) -> bool:
+    """Return whether no view, dense tensor or graph depends on the parts, so they may change."""
+    return not (x._dense is not None or x._parent is not None or x.has_views or x.needs_grad)
 
 
 @rule(Tensor.fill_, any_layout=True)
@@ -67,9 +77,7 @@ def _(func: Any, x: Any, value: Any) -> Any:
     """Fill zeros into which code scatters later, such as the targets of label smoothing."""
     if not isinstance(x, OneHot) or not isinstance(value, int | float) or is_compiling():
         return NotImplemented
-    if x.field is None or x.field.ids.shape[-1] or x._axis_layout is not None:
-        return NotImplemented
-    if x._dense is not None or x._parent is not None or x.has_views or x.needs_grad:
+    if not _has_no_ids(x) or x._axis_layout is not None or not _is_unused(x):
         return NotImplemented
     x.fill = number_of_dtype(value, x.cached_dtype).item()
     return x
@@ -82,8 +90,7 @@ def _(func: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
         return NotImplemented
     if dim not in (-1, len(x.sizes) - 1) or index.ndim != 1 or index.dtype != torch.int64:
         return NotImplemented
-    zeros = x.field
-    if not isinstance(value, int | float) or zeros is None or zeros.ids.shape[-1]:
+    if not isinstance(value, int | float) or not _has_no_ids(x):
         return NotImplemented
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= x.sizes[-1]):
         return NotImplemented  # torch raises an error, or counts from the end
@@ -206,7 +213,7 @@ def _add_to_count(x: OneHot, other: Any, factor: Any) -> Any:
     """Add numbers, such as the counts of another one-hot, to a running count in place."""
     if running_count(x) is None or factor not in (1, -1) or isinstance(factor, bool):
         return NotImplemented
-    if x._dense is not None or x._parent is not None or x.has_views or x.needs_grad:
+    if not _is_unused(x):
         return NotImplemented
     result = x + other if factor == 1 else x - other
     if not isinstance(result, OneHot) or running_count(result) is None:
