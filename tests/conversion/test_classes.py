@@ -2,8 +2,11 @@
 
 import abc
 import copy
+import functools
 import io
+import pickle
 from typing import Generic, TypeVar
+from unittest import mock
 
 import pytest
 import torch
@@ -83,8 +86,9 @@ def test_modules_of_any_class_are_converted(cls, to):
 def test_a_converted_class_keeps_its_metaclass():
     """Python caches the attributes of a class only if its metaclass doesn't change the MRO."""
     for cls in CLASSES:
-        converted, has_hook = type(convert(cls())), cls in (CountsSubclasses, GenericFirst)
-        assert (type(converted) is type(cls)) is not has_hook
+        metaclass, has_hook = type(type(convert(cls()))), cls in (CountsSubclasses, GenericFirst)
+        assert issubclass(metaclass, type(cls))
+        assert ("mro" in vars(metaclass)) is has_hook
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -96,6 +100,102 @@ def test_a_copy_and_a_saved_module_are_converted_too(cls):
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
         other(torch.tensor([1]))
         assert any("looked up" in str(each) for each in convert.report(other).findings)
+
+
+def make(cls):
+    return cls()
+
+
+class MadeByClass(Body):
+    def __reduce__(self):
+        return type(self), ()
+
+
+class MadeByPartial(Body):
+    def __reduce__(self):
+        return functools.partial(make, type(self)), ()
+
+
+class MadeByFunction(Body):
+    def __reduce__(self):
+        return make, (type(self),)
+
+
+class KeepsItsClass(Body):
+    def __getstate__(self):
+        return {**self.__dict__, "cls": type(self)}
+
+
+@pytest.mark.parametrize("cls", [MadeByClass, MadeByPartial, MadeByFunction, KeepsItsClass])
+@pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
+def test_modules_with_their_own_way_to_be_saved_are_converted_after_loading(cls, protocol):
+    model = convert(cls(), min_entries=0)
+    for other in (pickle.loads(pickle.dumps(model, protocol)), copy.deepcopy(model)):
+        assert type(other) is type(model)
+    saved = pickle.loads(pickle.dumps({"cls": type(model)}, protocol))
+    assert saved["cls"] is type(model)
+
+
+class Single(Body):
+    def __reduce__(self):
+        return "single"
+
+
+single = Single()
+
+
+def test_a_module_that_is_saved_by_name_stays_the_same_object():
+    convert(single, min_entries=0)
+    assert pickle.loads(pickle.dumps(single)) is single
+
+
+class Counts(Body):
+    calls = 0
+
+    def forward(self, ids):
+        type(self).calls += 1
+        self.__class__.latest = ids
+        return super().forward(ids)
+
+
+def test_attributes_of_the_class_are_set_on_the_original_class(monkeypatch):
+    monkeypatch.setattr(Counts, "calls", 0)
+    model, ids = convert(Counts(), min_entries=0), torch.tensor([1])
+    model(ids)
+    model(ids)
+    assert Counts.calls == 2
+    assert Counts.latest is ids
+
+
+def test_methods_of_the_class_can_be_replaced_wrapped_and_restored(monkeypatch):
+    model, ids = convert(Counts(), min_entries=0), torch.tensor([1])
+    before = model(ids)
+    forward = type(model).forward
+    type(model).forward = lambda self, ids: forward(self, ids) + 1
+    assert torch.equal(model(ids), before + 1)
+    type(model).forward = forward
+    assert torch.equal(model(ids), before)
+    with mock.patch.object(type(model), "forward", return_value=7):
+        assert model(ids) == 7
+    assert torch.equal(model(ids), before)
+
+
+def test_an_attribute_of_the_class_can_be_deleted():
+    model = convert(Counts(), min_entries=0)
+    type(model).note = 1
+    assert Counts.note == 1
+    del type(model).note
+    assert not hasattr(Counts, "note")
+
+
+class SubOfConverted(type(convert(Concrete(), min_entries=0))):
+    pass
+
+
+def test_a_subclass_of_a_converted_class_is_the_user_s_own():
+    SubOfConverted.note = 1
+    assert not hasattr(Concrete, "note")
+    assert pickle.loads(pickle.dumps(SubOfConverted)) is SubOfConverted
 
 
 def test_a_user_can_subclass_the_class_of_a_converted_module():

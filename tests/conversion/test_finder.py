@@ -134,6 +134,23 @@ def assert_same_model(text):
     self.linear(torch.zeros(2, 5).index_fill(-1, x[1, :1], 0.5))
     self.linear(torch.full((2, 5), 0.0).scatter_(1, x[:, :1], 0.9))
     self.linear(torch.full_like(torch.ones(2, 5), 0).scatter_(1, x, 1))
+    self.linear(torch.eye(320)[x][..., :5])
+    self.linear(1 - (x[..., None] != torch.arange(5)).float())
+    self.linear(1 - (x[..., None] + 3 != torch.arange(5)).float())
+    self.linear(1 - torch.ne(torch.arange(5), x[..., None]).long().float())
+    self.linear((x[..., None].expand(2, 3, 5) == torch.arange(5).expand(2, 3, 5)).float())
+    self.linear(torch.arange(5).expand(2, 5).eq(x[:, :1].expand(2, 5)).float())
+    self.linear(1 - torch.ones(2, 5).scatter_(1, x[:, :1], 0))
+    self.linear(1 - torch.scatter(torch.ones_like(self.eye[:2]), 1, x[:, :1], 0))
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0]] = torch.ones(2); self.linear(z)
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0]] = torch.tensor(0.5); self.linear(z)
+    z = torch.zeros(2, 5); z.index_put_((torch.arange(2), x[:, 0]), torch.ones(2)); self.linear(z)
+    i = torch.arange(2), x[:, 0]; z = torch.zeros(2, 5).index_put_(i, x[0, 0] + 1.0); self.linear(z)
+    y = F.one_hot(x, 5).float(); y[x > 1] = 0; self.linear(y)
+    y = F.one_hot(x, 5).float(); y[..., 2] = 0; self.linear(y)
+    y = torch.zeros(2, 5); y.scatter_(1, x, 1).index_fill_(0, x[0, 1:2], 0); self.linear(y)
+    y = torch.zeros(2, 5); y.scatter_(1, x, 1).zero_().scatter_(1, x[:, :1], 1); self.linear(y)
+    y = F.one_hot(x, 5).float(); y *= 3; y.div_(2); self.linear(y)
     """
 )
 def test_pattern_is_found(text):
@@ -204,6 +221,43 @@ def test_label_smoothing_with_scatter_is_found(text):
     self.linear((x[..., None] == torch.arange(5.0)).float())
     self.linear((x[..., None] != torch.arange(5)).float())
     self.linear((x[..., None] >= torch.arange(5)).float())
+    self.linear((x[:1, :1].expand(2, 5) == torch.arange(5).expand(2, 5)).float())
+    self.linear((x[0, 0].expand(2, 5) == torch.arange(5).expand(2, 5)).float())
+    self.linear((x[..., None] != torch.arange(1, 6)).float())
+    (x[..., None] / 0 != torch.arange(5)).sum(1)
+    torch.ne(x[..., None], 2), x != x, x[0, 0] != x[0, 1]
+    self.linear((1 - torch.eye(320))[x][..., :5])
+    torch.eye(320, 321)[x], torch.eye(320, dtype=torch.int64)[x], torch.eye(320.0)
+    e = torch.eye(320); e[1, 3] = 4; e[x]
+    e = torch.eye(320); y = e[x]; e.mul_(2); y + e[x]
+    e = torch.eye(320, requires_grad=True); e[x]
+    (torch.eye(320) + 1).sum(), torch.eye(320).inverse()[x], torch.eye(320).diagonal()
+    z = torch.zeros(2, 5); z.index_put_((x[0, 1:], x[:, 0]), torch.ones(2)); z
+    z = torch.zeros(2, 5); z.index_put_((torch.arange(2), x[:, 0]), torch.ones(2), True); z
+    z = torch.zeros(2, 5); z.index_put_((torch.arange(2), x[:, 0]), torch.ones(2).double()); z
+    z = torch.zeros(2, 5); z.index_put_((torch.arange(2), x[:, 0] + 9), torch.ones(2)); z
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0]] = torch.ones(2).double(); z
+    z = torch.zeros(2, 5); z[torch.arange(2), x[:, 0]] = self.table[:2, 0]; z * 2
+    z = torch.zeros(2, 5).long(); z[torch.arange(2), x[:, 0]] = 1.5; z
+    z = torch.zeros(2, 5).bool(); z.index_put_((torch.arange(2), x[:, 0]), torch.tensor(True)); z
+    y = F.one_hot(x, 5).float(); y[x > 1] = 3; y
+    y = F.one_hot(x, 5).float(); y[x[0]] = 0; y
+    y = F.one_hot(x, 5).float(); y[x[0] * 0 - 1] = 0; y
+    y = F.one_hot(x, 5).float(); y[0] = 0; y
+    y = F.one_hot(x, 5).float(); y[0, 1] = 0; y
+    y = F.one_hot(x, 5).float(); y[0, 1, 2] = 0; y
+    y = F.one_hot(x, 5).float(); y[..., 2] = 1; y
+    y = F.one_hot(x, 5).float(); y[..., 7] = 0; y
+    y = F.one_hot(x, 5).float(); y[:, 1] = 0; y
+    y = F.one_hot(x, 5).float(); z = y[0]; y[x > 1] = 0; z
+    y = F.one_hot(x, 5).float(); y[y > 0] = 7; y
+    y = F.one_hot(x, 5).bool(); y[x > 1] = 0; y.masked_fill_(x[..., None] > 2, False)
+    y = F.one_hot(x, 5).float() * 0.9 + 0.02; y[..., 0] = 0; y
+    y = F.one_hot(x, 5).float() * 0.9 + 0.02; y[x > 1] = 0; y.fill_(2)
+    y = F.one_hot(x, 5).float(); y.mul_(self.table.T[:2, None, :1]); y.clamp_(max=0.5); y.exp()
+    y = F.one_hot(x, 5).float(); y /= 2; y += y; y -= 0.5 * y; y.masked_fill_(x[..., None] > 1, 2)
+    y = F.one_hot(x, 5); y &= x[..., None] > 1; y
+    y = F.one_hot(x, 5); y.mul_(0.5); y
     (x[..., None] == torch.arange(5)) & (x[..., None] > 1)
     (x[..., None] == torch.arange(5)).sum(1)
     (x[..., None] == torch.arange(5)).any(-1)
@@ -1052,7 +1106,7 @@ def test_report_lists_only_one_hots():
 
 
 class GraphBreaksInLoop(nn.Module):
-    """torch.compile runs its loop in eager mode, and compiles only what the loop calls."""
+    """torch.compile runs the loop in eager mode, and compiles only the functions that it calls."""
 
     def __init__(self):
         super().__init__()

@@ -80,6 +80,20 @@ EXACT = """
     (x.cumsum(1) * x.flip(1)).sum(-1)
     F.pad(x, (0, 0, 1, 0)).cumsum(-2)[..., :-1, :] * x
     F.pad(x, (0, 0, 0, 1)) @ t.w
+    F.pad(x, (1, 2))
+    F.pad(x * t.n, (2, 0, 0, 1))[..., 2:] @ t.w
+    x.flip(-1)
+    x.flip([0, 2]) @ t.w
+    (x * t.n).flip(-1, 0)
+    x.nonzero()
+    (x * t.n).nonzero()[:, 2]
+    x[0].nonzero(as_tuple=True)[1]
+    x.max(-1)[0]
+    x.max(dim=-1, keepdim=True)[1]
+    torch.max(x, 2).indices
+    (1 - x) * (t.q * 1)
+    (0.5 - x.mT) * t.q.mT
+    (t.q * 2) * (x.long() * 2 + 1)
     x.cumsum(1)[x > 0]
     torch.where(x > 0, x.cumsum(1), 0)
     x.cumsum(1).gather(-1, torch.tensor([[[1], [2], [3]], [[2], [0], [3]]]))
@@ -93,6 +107,8 @@ EXACT = """
     x.sum(1).clamp(max=1)
     x.long().sum(1).clamp(max=1).to(t.q.dtype) * t.c
     x.long().sum(1).bool()
+    (x.sum((0, 1)) + t.c) * 2
+    torch.cat([x, x, x], 1).sum(1) - 1
     x.bool().any(1)
     x.any(0)
     torch.any(x, 1, keepdim=True)
@@ -178,6 +194,18 @@ EXACT = """
     (x * x.flip(0)).sum(-1)
     x + x.flip(0)
     x + x.flip(0) == 2
+    (x + x.flip(0) == 2).sum((0, 1))
+    (x + x.flip(0) == 2).long()
+    (x + x.flip(0) > 0).to(t.q.dtype) @ t.w
+    (x.bool() | x.flip(0).bool()).sum(1)
+    (x.sum(1) * 2).sum()
+    (x * t.q).movedim(-1, 1).sum((0, 2)) * 2 + t.c
+    (x * 2).masked_fill_(t.n > 0, 0)
+    (x * 2).mul_(t.n) @ t.w
+    (x * 2).sub_(x.flip(0))
+    (x * 2).clamp_(max=1)
+    (x.long() * 2).index_fill_(0, torch.tensor([1]), 0)
+    (x * 2).zero_()
     (x > 0).sum((0, 1))
     (x > 0).sum(-1)
     x.bool().sum(0)
@@ -294,8 +322,18 @@ FALLBACKS = """
     torch.cat([x.cumsum(1), x], -1)
     x.cumsum(1).gather(-1, torch.full((2, 3, 1), 5))
     x.gather(-1, torch.full((2, 3, 1), -1))
-    F.pad(x, (1, 0))
+    F.pad(x, (-1, 0))
     F.pad(x, (0, 0, 1, 0), value=2)
+    x.max()
+    (x * t.n.detach()).max(-1)[1]
+    torch.max(x, t.q)
+    x.max(3)
+    (x * t.n.detach()).sum(1).nonzero()
+    (1 - x).nonzero()
+    x[:, :0].nonzero()
+    (1 - x) * t.c
+    (1 - x) * t.n
+    (1 - x * t.n) * t.q
     F.l1_loss(t.q, x)
     F.mse_loss(t.q, x, weight=t.q.detach().abs())
     F.huber_loss(t.q, x, weight=t.q.detach().abs())
@@ -502,6 +540,32 @@ def test_second_derivative_equals_torch(run):
         gradients.append(torch.autograd.grad(total, leaves.all(), materialize_grads=True))
     for found, expected in zip(gradients[1], gradients[0], strict=True):
         assert torch.equal(found, expected)
+
+
+@expressions("""
+    (1 - x) * t.q.square()
+    (1 - x.mT) * t.q.mT.square()
+    (2 - 3 * x) * (t.q * t.q)
+    x * t.q.square() + (1 - x) * t.q
+    (x + x.flip(0) > 0).to(t.q.dtype) @ t.w.square()
+    (x * 3 + x.flip(0)) @ t.w.square()
+    (x * 2).mul_(t.n) * t.q
+    (x * 2).mul_(t.n).softmax(-1)
+    (x * t.q.square()).movedim(-1, 1).sum((0, 2)) * t.c
+""")
+def test_derivatives_of_a_one_hot_without_weights_match_torch(run):
+    found = []
+    for x in twins(torch.float64):
+        leaves = Leaves(requires_grad=True)
+        result = to_dense(run(x, leaves))
+        first = torch.autograd.grad(
+            result.pow(2).sum(), leaves.all(), create_graph=True, materialize_grads=True
+        )
+        total = sum((each**2).sum() for each in first)
+        second = torch.autograd.grad(total, leaves.all(), materialize_grads=True)
+        found.append([result.detach(), *first, *second])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 ROUNDED = """

@@ -61,8 +61,8 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             the one-hot of its ids by its weight. Use "matmul" on backends where a product is
             cheaper than a lookup.
         min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
-            default. Below 100,000 entries, plain PyTorch is about as fast. With fused
-            Adam or AdamW, it is just as fast up to 500,000 entries, so pass 500_000.
+            default. Below 100,000 entries, plain PyTorch is about as fast. With fused Adam or
+            AdamW, plain PyTorch is just as fast up to 500,000 entries, so pass 500_000.
             A one-hot with N rows and C columns has N x C entries. Until a product becomes a lookup,
             or the model creates a one-hot with 10 times `min_entries` entries, hotrow searches only
             some calls to the model for one-hots. It searches the first 8 calls, then every 64th
@@ -111,8 +111,8 @@ def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
     """Return whether a tensor outside of the model shares the whole storage of a trainable weight.
 
     An example is a pretrained tensor that is still in scope. Every step would have to keep such a
-    tensor up to date. Storage that the model itself, another process or a larger buffer shares is
-    not counted.
+    tensor up to date. The function returns False if another tensor of the model or another process
+    shares the storage, or if the storage is larger than the weight.
     """
     if not weight.requires_grad or weight.is_meta or storage_use_count(weight) in (1, sys.maxsize):
         return False

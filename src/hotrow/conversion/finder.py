@@ -19,14 +19,20 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hotrow.conversion.origins import Record
-from hotrow.conversion.sampling import CallSampler, call_states, saved_tensor_hook
+from hotrow.conversion.sampling import (
+    MIN_ENTRIES,
+    CallSampler,
+    call_states,
+    saved_tensor_hook,
+)
 from hotrow.kernels.tracing import is_compiling, never_compile_alone
 from hotrow.onehot.encoding import ClassIndexError, encode, encode_or_none
 from hotrow.onehot.gradient import ZerosProxy
 from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import materialize
-from hotrow.onehot.results import number_of_dtype
+from hotrow.onehot.results import meta_tensor, number_of_dtype
 from hotrow.onehot.tensor import OneHot
+from hotrow.table.nested import map_instances
 
 _is_tracing = torch._C._is_tracing
 
@@ -131,7 +137,7 @@ def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
 def _is_square(matrix: Any) -> bool:
     if not isinstance(matrix, Tensor) or isinstance(matrix, OneHot) or matrix.ndim != 2:
         return False
-    # While torch.jit.trace records, sizes are tensors, and comparing them raises a warning.
+    # While torch.jit.trace is recording, sizes are tensors, and comparing them raises a warning.
     return not _is_tracing() and matrix.shape[0] == matrix.shape[1]
 
 
@@ -151,7 +157,7 @@ def _embedding(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) ->
     if type(input) is not Tensor or not _is_square(weight):
         return None
     if input.numel() and int(input.min()) < 0:
-        return None  # torch raises an error
+        return None  # torch raises an error for negative ids
     return _identity_rows(func, weight, input)
 
 
@@ -159,20 +165,29 @@ def _index_select(func: Any, matrix: Any, dim: Any, index: Any) -> OneHot | None
     if dim not in (0, -2) or not _is_square(matrix) or index.ndim != 1:
         return None
     if index.numel() and int(index.min()) < 0:
-        return None  # torch raises an error
+        return None  # torch raises an error for negative ids
     return _identity_rows(func, matrix, index)
 
 
 def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
-    """Match ids[..., None] == arange(V), in either order; an invalid id becomes a row of zeros."""
+    """Match ids[..., None] == arange(V), in either order; an invalid id becomes a row of zeros.
+
+    Both tensors may be expanded to the shape of the result.
+    """
     if type(left) is not Tensor or type(other) is not Tensor:
         return None
+    if not (left.ndim and other.ndim):
+        return None
+    if left.shape == other.shape:
+        shape = left.shape
+        left, other = (_without_expanded_axes(t) for t in (left, other))
+        sizes = zip(left.shape, other.shape, strict=True)
+        if tuple(max(pair) for pair in sizes) != tuple(shape):
+            return None
     ids, classes = (other, left) if left.ndim < other.ndim else (left, other)
-    if (
-        not (ids.ndim and classes.ndim)
-        or classes.numel() != classes.shape[-1]
-        or ids.shape[-1] != 1
-    ):
+    if ids.shape[-1] != 1:
+        ids, classes = classes, ids
+    if classes.numel() != classes.shape[-1] or ids.shape[-1] != 1:
         return None
     count = classes.numel()
     if count < 2 or torch.bool in (ids.dtype, classes.dtype) or classes.ndim > ids.ndim:
@@ -192,6 +207,36 @@ def _equal(func: Any, left: Any, other: Any) -> OneHot | None:
     return OneHot([Field(ids, weights, count)], torch.bool)
 
 
+def _not_equal(func: Any, left: Any, other: Any) -> OneHot | None:
+    """Match ids[..., None] != arange(V), the complement of a one-hot."""
+    x = _equal(func, left, other)
+    if x is None:
+        return None
+    (field,) = x.parts
+    assert isinstance(field, Field)
+    outside = field.weights_or_ones(torch.bool).logical_not()
+    return OneHot([Field(field.ids, outside, field.width)], torch.bool, fill=True)
+
+
+def _without_expanded_axes(t: Tensor) -> Tensor:
+    """Return the tensor with size 1 along the axes to which it was expanded."""
+    for axis, stride in enumerate(t.stride()):
+        if stride == 0:
+            t = t.narrow(axis, 0, min(t.shape[axis], 1))
+    return t
+
+
+def _eye(func: Any, n: Any = None, m: Any = None, **kwargs: Any) -> OneHot | None:
+    """Match a large identity matrix, whose rows the calling code may select."""
+    if not set(kwargs) <= {"dtype", "device"} or not isinstance(n, int) or m not in (None, n):
+        return None
+    if n * n < MIN_ENTRIES:
+        return None
+    rows = torch.arange(n, device=kwargs.get("device"))
+    dtype = kwargs.get("dtype") or torch.get_default_dtype()
+    return OneHot([Field(rows.unsqueeze(-1), None, n)], dtype)
+
+
 def _gumbel_softmax(
     func: Any, logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> OneHot | Tensor | None:
@@ -206,7 +251,7 @@ def _gumbel_softmax(
     if not logits.is_floating_point() or logits.shape[-1] < 2:
         return None
     soft = func(logits, tau, False, eps, dim)
-    if not bool(soft.isfinite().all()):  # torch's sample is not finite either
+    if not bool(soft.isfinite().all()):  # torch's own sample would not be finite either
         hard_sample = torch.zeros_like(soft).scatter_(-1, soft.max(-1, keepdim=True)[1], 1.0)
         sample: Tensor = hard_sample - soft.detach() + soft
         return sample
@@ -234,13 +279,14 @@ def _to_dense(value: Any) -> Any:
 
 
 _FULL = torch.full, torch.full_like, Tensor.new_full
+_ONES = torch.ones, torch.ones_like, Tensor.new_ones
 
 
 def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     """Return zeros or equal numbers as a `OneHot`, into which the calling code can scatter."""
     if not set(kwargs) <= {"size", "dtype", "device", "input", "fill_value"}:
         return None
-    number: Any = 0
+    number: Any = int(func in _ONES)
     if func in _FULL:
         number = kwargs.get("fill_value", args[-1] if args else None)
     if type(number) not in (int, float) or not math.isfinite(number):
@@ -248,7 +294,7 @@ def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     like = args[0] if args and isinstance(args[0], Tensor) else kwargs.get("input")
     device = kwargs.get("device", like.device if isinstance(like, Tensor) else None)
     if isinstance(like, OneHot):
-        return None
+        args, kwargs = map_instances((args, kwargs), OneHot, meta_tensor)
     out = func(*args, **{**kwargs, "device": "meta"})
     if out.ndim < 2 or out.shape[-1] < 2 or not out.is_contiguous():
         return None
@@ -257,8 +303,8 @@ def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
     return OneHot([Field(ids, None, out.shape[-1])], out.dtype, fill=fill)
 
 
-# Not scatter_add: code uses it far more often to add up rows, such as those of a graph's edges.
-_SCATTERS = {"scatter", "scatter_", "index_fill", "index_fill_"}
+# scatter_add is not included: it usually adds up rows, for example along the edges of a graph.
+_SCATTERS = {"scatter", "scatter_", "index_fill", "index_fill_", "index_put", "index_put_"}
 
 
 def _scatters(frame: Any) -> bool:
@@ -271,11 +317,14 @@ def _writes_by_index(code: Any) -> bool:
     names = code.co_names
     if not _SCATTERS.isdisjoint(names):
         return True
-    # `zeros[arange(N), ids] = 1` creates a tuple and stores an item.
-    operations = {each.opname for each in dis.get_instructions(code)}
-    return {"STORE_SUBSCR", "BUILD_TUPLE"} <= operations and not {"arange", "range"}.isdisjoint(
-        names
-    )
+    # `zeros[arange(N), ids] = 1` creates a tuple and stores an item. A loop that stores single
+    # entries is faster on a plain tensor.
+    instructions = list(dis.get_instructions(code))
+    loops = [(each.offset, each.argval) for each in instructions if each.opname == "FOR_ITER"]
+    stores = [each.offset for each in instructions if each.opname == "STORE_SUBSCR"]
+    once = any(not any(start < each < end for start, end in loops) for each in stores)
+    makes_tuple = any(each.opname == "BUILD_TUPLE" for each in instructions)
+    return once and makes_tuple and not {"arange", "range"}.isdisjoint(names)
 
 
 _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
@@ -289,5 +338,9 @@ _PATTERNS: dict[Any, Callable[..., OneHot | Tensor | None]] = {
     Tensor.__eq__: _equal,
     Tensor.eq: _equal,
     torch.eq: _equal,
-    **dict.fromkeys((torch.zeros, torch.zeros_like, Tensor.new_zeros, *_FULL), _constant),
+    **dict.fromkeys(
+        (Tensor.__ne__, Tensor.ne, torch.ne, Tensor.not_equal, torch.not_equal), _not_equal
+    ),
+    torch.eye: _eye,
+    **dict.fromkeys((torch.zeros, torch.zeros_like, Tensor.new_zeros, *_ONES, *_FULL), _constant),
 }

@@ -7,6 +7,7 @@ loaded.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 import weakref
@@ -52,8 +53,11 @@ class _Converted:
 
 
 def _reduce(module: Any, protocol: Any) -> Any:
-    """Return how to copy or pickle a converted module, as `__reduce_ex__` does."""
-    constructor, arguments, *state = tuple(module._original.__reduce_ex__(module, protocol))
+    """Return the value of `__reduce_ex__`, which says how to copy or pickle the module."""
+    reduced = module._original.__reduce_ex__(module, protocol)
+    if isinstance(reduced, str):  # pickle stores the name of a global variable
+        return reduced
+    constructor, arguments, *state = reduced
     if arguments and arguments[0] is type(module):  # the class of the new object
         settings = module._original, module._direction, module._min_entries
         constructor, arguments = _rebuild, (constructor, *settings, *arguments[1:])
@@ -165,9 +169,8 @@ def _converted_class(
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__}
     members = {**methods, **names, "__doc__": original.__doc__, **settings}
     members["__reduce_ex__"] = _reduce
-    metaclass: Any = type(original)
-    if any("__init_subclass__" in vars(base) for base in original.__mro__[:-1]):
-        metaclass = _metaclass(metaclass)
+    has_hook = any("__init_subclass__" in vars(base) for base in original.__mro__[:-1])
+    metaclass: Any = _metaclass(type(original), has_hook)  # type: ignore[arg-type]
     # The first base must be the original class. Otherwise, if that class inherits from `ABC` or
     # `Generic` before `nn.Module`, Python refuses to assign the new class to a module.
     converted: type[nn.Module] = metaclass(original.__name__, (original, _Converted), members)
@@ -175,11 +178,16 @@ def _converted_class(
 
 
 @functools.cache
-def _metaclass(base: Any) -> Any:
-    """Return a metaclass whose classes search `_Converted` for attributes before the first base.
+def _metaclass(base: Any, has_hook: bool) -> Any:
+    """Return a metaclass whose classes can be pickled, and share attributes with the original.
 
-    This skips the `__init_subclass__` of the first base. Python caches no attributes of such
-    classes, so each use of an attribute takes longer.
+    For example, `type(self).count += 1` sets the attribute of the original class, and a module's
+    state may contain `type(self)`. Methods are not shared, because the methods of a converted class
+    call those of the original class.
+
+    If the original class has an `__init_subclass__` hook (`has_hook`), the converted class must not
+    run it. So the converted class looks up attributes in `_Converted` before its first base. Python
+    doesn't cache the attributes of such a class, so each attribute access takes longer.
     """
 
     def mro(cls: Any) -> list[type]:
@@ -187,7 +195,30 @@ def _metaclass(base: Any) -> Any:
         others.remove(_Converted)
         return [own, _Converted, *others]
 
-    return type(base.__name__, (base,), {"mro": mro})
+    def set_attribute(cls: Any, name: str, value: Any) -> None:
+        is_method = callable(value) or hasattr(type(value), "__get__")
+        base.__setattr__(cls if is_method else _owner(cls, name), name, value)
+
+    def delete_attribute(cls: Any, name: str) -> None:
+        base.__delattr__(_owner(cls, name), name)
+
+    members: dict[str, Any] = {"__setattr__": set_attribute, "__delattr__": delete_attribute}
+    metaclass: Any = type(base.__name__, (base,), {**members, "mro": mro} if has_hook else members)
+    copyreg.pickle(metaclass, _reduce_class)
+    return metaclass
+
+
+def _owner(cls: Any, name: str) -> Any:
+    """Return the class that stores an attribute: the converted class or the original one."""
+    is_special = name.startswith(("__", "_abc_"))
+    is_own = name in vars(cls) or "_original" not in vars(cls)  # of a user's subclass
+    return cls if is_special or is_own else cls._original
+
+
+def _reduce_class(cls: type[_Converted]) -> Any:
+    if "_original" not in vars(cls):  # the user's own subclass
+        return cls.__qualname__
+    return _converted_class, (cls._original, cls._direction, cls._min_entries)
 
 
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:

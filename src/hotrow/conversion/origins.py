@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.conversion.sampling import call_states
-from hotrow.onehot.tensor import LOOKUP_ADVANTAGE, OneHot
+from hotrow.onehot.tensor import SCATTER_SIZE, OneHot
 from hotrow.table.stack import location_of
 
 
@@ -62,8 +62,8 @@ class Origin:
     def record_one_hot(self, x: OneHot) -> None:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
-        if x.entries >= LOOKUP_ADVANTAGE * self.min_entries:
-            _search_always()  # every operation on it may be faster, not only products
+        if x.entries >= SCATTER_SIZE * self.min_entries:
+            _search_always()  # every operation on `x` may be faster, not only products
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
@@ -160,6 +160,8 @@ _ZEROS = "zeros.scatter"
 _OPERATIONS = {
     "__getitem__": "eye[ids]", "embedding": "embedding(ids, eye)", "index_select": "eye[ids]",
     "__eq__": "ids == arange", "eq": "ids == arange",
+    "__ne__": "ids != arange", "ne": "ids != arange", "not_equal": "ids != arange",
     "zeros": _ZEROS, "zeros_like": _ZEROS, "new_zeros": _ZEROS,
+    "ones": _ZEROS, "ones_like": _ZEROS, "new_ones": _ZEROS,
     "full": _ZEROS, "full_like": _ZEROS, "new_full": _ZEROS,
 }  # fmt: skip

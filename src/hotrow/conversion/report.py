@@ -10,7 +10,6 @@ from hotrow.conversion import sampling
 from hotrow.conversion.embeddings import find_embeddings
 from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
-from hotrow.onehot.tensor import LOOKUP_ADVANTAGE
 from hotrow.table.parameter import Table
 
 
@@ -137,13 +136,10 @@ def _why_not_converted(origin: Origin) -> str:
     elif largest and origin.is_used:
         reasons.append(f"only one-hots with at least {min_entries:,} entries are looked up")
     elif largest:
-        what, limit = "product is", min_entries
+        why = f"torch's product is just as fast below {min_entries:,}"
         if largest >= min_entries:
-            what, limit = "sums, masks and losses are", LOOKUP_ADVANTAGE * min_entries
-        reasons.append(
-            f"stays plain PyTorch: it has at most {largest:,} entries, and torch's {what} just "
-            f"as fast below {limit:,}"
-        )
+            why = "torch's operations are just as fast at this size"
+        reasons.append(f"stays plain PyTorch: it has at most {largest:,} entries, and {why}")
     return "; ".join(reasons) or ("" if origin.is_used else "not used")
 
 

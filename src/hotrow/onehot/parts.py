@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MAX_PAIRS = 64  # the maximum number of pairs of ids per row to compare
+
 
 @dataclass(frozen=True)
 class Field:
@@ -50,6 +52,11 @@ class Field:
         weights = None if self.weights is None else self.weights.to(device=device, dtype=dtype)
         return Field(self.ids.to(device=device), weights, self.width)
 
+    @property
+    def is_short(self) -> bool:
+        """True if each row has so few ids that all pairs of them can be compared."""
+        return self.ids.shape[-1] ** 2 <= MAX_PAIRS
+
     def weights_or_ones(self, dtype: torch.dtype) -> Tensor:
         """Return the (*batch, K) weights, or ones of this dtype if there are none."""
         if self.weights is not None:
@@ -63,20 +70,23 @@ class Field:
 
     def without_repeats(self, dtype: torch.dtype) -> Field:
         """Return an equal field in which only one of each row's equal ids has a nonzero weight."""
-        weights, count = self.weights_or_ones(dtype), self.ids.shape[-1]
-        if count < 2:
-            return Field(self.ids, weights, self.width)
-        equal = self.ids.unsqueeze(-1) == self.ids.unsqueeze(-2)
-        sums = (equal * weights.unsqueeze(-2)).sum(-1, dtype=dtype)
-        is_repeat = equal.tril(-1).any(-1)
-        return Field(self.ids, sums.masked_fill(is_repeat, 0), self.width)
+        columns = self.ids.unbind(-1)
+        sums = list(self.weights_or_ones(dtype).unbind(-1))
+        for j in range(1, len(columns)):
+            for i in range(j):
+                is_equal = columns[i] == columns[j]
+                repeated = sums[j].masked_fill(~is_equal, 0)
+                sums[i] = sums[i] | repeated if dtype == torch.bool else sums[i] + repeated
+                sums[j] = sums[j].masked_fill(is_equal, 0)
+        weights = torch.stack(sums, -1) if sums else self.weights_or_ones(dtype)
+        return Field(self.ids, weights, self.width)
 
     def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
         """Return the dense columns, (*batch, width), with `fill` in all other entries."""
         shape = (*self.ids.shape[:-1], self.width)
         if fill != 0:
             result = self.ids.new_full(shape, fill, dtype=dtype)
-            return result.scatter(-1, self.ids, self.weights_or_ones(dtype))
+            return result.scatter_(-1, self.ids, self.weights_or_ones(dtype))
         if self.weights is None and self.has_one_id:
             return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
@@ -198,3 +208,13 @@ def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
     """Return each field's weights (ones if it has none), or None if no field has weights."""
     first = next((field.weights for field in fields if field.weights is not None), None)
     return None if first is None else [field.weights_or_ones(first.dtype) for field in fields]
+
+
+def have_same_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal because they have the same dtype and memory."""
+    return one is other or (
+        one.dtype == other.dtype
+        and one.data_ptr() == other.data_ptr()
+        and one.shape == other.shape
+        and one.stride() == other.stride()
+    )

@@ -151,3 +151,16 @@ def derive_view(
         result._parent = x, view
         x.add_view(result)
     return result
+
+
+def fill_tensor(x: OneHot, count: int) -> Tensor:
+    """Return the value of the entries that no id selects, as a tensor with `count` axes."""
+    return torch.full((1,) * count, x.fill, dtype=x.cached_dtype, device=x.cached_device)
+
+
+def with_strides_of(result: Tensor, out: Tensor) -> Tensor:
+    """Return the result with the strides of `out`."""
+    if result.stride() == out.stride():
+        return result
+    like = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=result.device)
+    return like.copy_(result)

@@ -26,7 +26,11 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
-LOOKUP_ADVANTAGE = 10  # other operations pay off only on one-hots this many times larger
+# Lookups pay off first. Sums of rows with equal ids pay off on one-hots that are this many times
+# larger, and all other operations on one-hots that are even larger.
+SCATTER_SIZE, OTHER_SIZE = 10, 30
+# The work for an id, relative to torch's work for a one-hot of 100,000 entries.
+_ROW_COST, _ENTRY_COST = 48e-5, 8e-5
 
 
 class OneHot(RuleTensor):
@@ -206,12 +210,26 @@ class OneHot(RuleTensor):
     def is_too_small(self) -> bool:
         """True if a converted model created the one-hot, and torch's operations are just as fast.
 
-        This limit does not apply to lookups, which are faster than torch even on smaller one-hots.
+        The size limit for products is lower; see `is_too_small_to_look_up`.
         """
+        return self._is_small(OTHER_SIZE, _ENTRY_COST)
+
+    @property
+    def is_too_small_to_look_up(self) -> bool:
+        """True if a converted model created the one-hot, and torch's product is just as fast."""
+        return self._is_small(1, _ROW_COST)
+
+    @property
+    def is_too_small_to_scatter(self) -> bool:
+        """True if torch's product from the left is just as fast in a converted model."""
+        return self._is_small(SCATTER_SIZE, _ROW_COST)
+
+    def _is_small(self, size: int, id_cost: float) -> bool:
         if not self.origins or is_compiling():
             return False
         min_entries: int = min(origin.min_entries for origin in self.origins)
-        return self.entries < LOOKUP_ADVANTAGE * min_entries
+        ids = sum(part.ids.numel() for part in self._parts if isinstance(part, Field))
+        return self.entries < min_entries * (size + id_cost * ids)
 
     @property
     def is_modified(self) -> bool:
@@ -254,11 +272,11 @@ class OneHot(RuleTensor):
         """
         is_modified = self.is_modified
         if is_compiling() and not (permanent or is_modified):
-            return self._compute_dense()  # torch.compile eliminates repeated work
+            return self.compute_dense()  # torch.compile eliminates repeated work
         if self._dense is None:
             with torch.inference_mode(False), torch.enable_grad():
                 if self._parent is None:
-                    self._dense = self._compute_dense()
+                    self._dense = self.compute_dense()
                 else:
                     parent, view = self._parent
                     self._dense = view(parent.materialize(permanent and is_compiling()))
@@ -324,6 +342,18 @@ class OneHot(RuleTensor):
         if self._dense is not None:
             self._dense = self._dense.detach()
 
+    @property
+    def is_unused(self) -> bool:
+        """True if no view, dense tensor or graph depends on the parts, so they may change."""
+        is_read = self._dense is not None or self._parent is not None or self.has_views
+        return not (is_read or self.needs_grad)
+
+    def replace_parts(self, result: OneHot) -> None:
+        """Take the values of `result`, which has the same shape and dtype, in place."""
+        self._parts, self._axis_layout, self.fill = result._parts, result._axis_layout, result.fill
+        self._dense_fn, self.difference = result._dense_fn, None
+        self.connect()
+
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
         """Take the shape and parts of `result`; `change` reshapes the dense tensor to match."""
         with (
@@ -378,12 +408,15 @@ class OneHot(RuleTensor):
             x.connect()
             remaining += [view for ref in x._views.values() if (view := ref()) is not None]
 
-    def _compute_dense(self) -> Tensor:
+    def compute_dense(self) -> Tensor:
+        """Compute the dense tensor, without keeping it for later operations."""
         if self._graph is not None:
             self._drop_old_graph()
         dense = None if self._dense_fn is None else self._dense_fn()
         if dense is not None:
             return dense
+        if not is_compiling() and (scattered := self._scatter_along_class_axis()) is not None:
+            return scattered
         blocks = [part.to_dense(self.cached_dtype, self.fill) for part in self._parts]
         values = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
         if self._axis_layout is not None:
@@ -396,6 +429,24 @@ class OneHot(RuleTensor):
             return values  # the caller connects the values to the graph
         proxy = self.grad_proxy
         return values if proxy is None else values + proxy
+
+    def _scatter_along_class_axis(self) -> Tensor | None:
+        """Return the dense tensor of a single field, without rearranging its axes, or None."""
+        layout, field = self._axis_layout, self._parts[0]
+        if (
+            layout is None
+            or len(layout.classes) > 1
+            or self.strides != _contiguous_strides(self.sizes)
+        ):
+            return None
+        if len(self._parts) > 1 or not isinstance(field, Field) or not field.has_one_id:
+            return None
+        if self.has_own_grad or self.grad_proxy is not None:
+            return None
+        (axis,) = layout.class_axes
+        result = field.ids.new_full(self.sizes, self.fill, dtype=self.cached_dtype)
+        weights = field.weights_or_ones(self.cached_dtype)
+        return result.scatter_(axis, field.ids.permute(layout.order), weights.permute(layout.order))
 
     def snapshot(self) -> OneHot:
         """Return a copy that later in-place writes do not change."""

@@ -9,17 +9,17 @@ from torch import Tensor
 
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.tensor import OneHot
+from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.nested import map_instances
 
 
-@rule(torch.autograd.grad, torch.autograd.backward, Tensor.backward, any_layout=True)
+@rule(*BACKWARD_FUNCTIONS, any_layout=True)
 def _(func: Any, *args: Any, **kwargs: Any) -> Any:
     # The graph contains leaf one-hots directly, but other one-hots only as dense tensors.
     tensors, named = map_instances(
         (args, kwargs), OneHot, lambda x: x if x.is_grad_leaf else x.materialize()
     )
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*tensors, **named)
+    return run_backward(func, tensors, named, OneHot)
 
 
 @rule(Tensor.requires_grad.__get__, any_layout=True)  # type: ignore[attr-defined]

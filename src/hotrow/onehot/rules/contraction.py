@@ -22,14 +22,13 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather_along, gather_from_field
 from hotrow.onehot.layout import Layout
-from hotrow.onehot.parts import Field
+from hotrow.onehot.parts import MAX_PAIRS, Field
 from hotrow.onehot.registry import USE_TORCH, overloads
 from hotrow.onehot.results import sizes_of
 from hotrow.onehot.rules.products import autocast_dtype
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.lookup import look_up
 
-_MAX_COMPARED = 64  # the maximum number of pairs of ids per row to compare
 _ACCUMULATED = torch.float16, torch.bfloat16
 
 
@@ -89,7 +88,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         return NotImplemented
     if not _sizes_match(operands, labels):
         return NotImplemented  # torch raises an error or broadcasts
-    if x.is_too_small:
+    if x.is_too_small_to_scatter:
         return USE_TORCH
     assert x.field is not None
     operand = _Operand(x, x.field, labels[0])
@@ -289,7 +288,7 @@ def _contract_one_hots(x: _Operand, other: _Operand, output: str) -> Any:
     ids, weights = _aligned(x, batch, dtype)
     other_ids, other_weights = _aligned(other, batch, dtype)
     pairs = ids.shape[-1] * other_ids.shape[-1]
-    if pairs > _MAX_COMPARED:
+    if pairs > MAX_PAIRS:
         return NotImplemented
     if x.classes == other.classes:
         if _has_all(x.classes, output) is not False:

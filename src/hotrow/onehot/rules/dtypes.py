@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.parts import DenseColumns, Part
+from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import overloads, rule
 from hotrow.onehot.results import derive, empty_meta, map_batch, meta_tensor
 from hotrow.onehot.tensor import OneHot
@@ -77,10 +77,12 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
     moves = device is not None and device != x.cached_device
     if not moves and dtype == x.cached_dtype and not copy:
         return x
-    if not all(casts_exactly(part, x.cached_dtype, dtype) for part in x.parts):
-        return NotImplemented
-
-    parts = [part.to(dtype, device, copy) for part in x.parts]
+    parts: list[Part] = []
+    for part in x.parts:
+        castable = _castable(part, x.cached_dtype, dtype)
+        if castable is None:
+            return NotImplemented
+        parts.append(castable.to(dtype, device, copy))
     out = empty_meta(x.sizes, x.strides, dtype)
     return derive(
         x,
@@ -89,6 +91,17 @@ def cast(x: OneHot, dtype: torch.dtype, device: torch.device | None, copy: bool)
         lambda t: t.to(device=device, dtype=dtype),
         fill=x.fill if x.fill == 0 else torch.tensor(x.fill, dtype=x.cached_dtype).to(dtype).item(),
     )
+
+
+def _castable(part: Part, source: torch.dtype, dtype: torch.dtype) -> Part | None:
+    """Return an equal part whose tensors can be cast, or None."""
+    if casts_exactly(part, source, dtype):
+        return part
+    if not isinstance(part, Field) or not part.is_short or is_compiling():
+        return None
+    if source.is_floating_point or source.is_complex or dtype.is_complex:
+        return None  # the sums of the weights may round differently from torch
+    return part.without_repeats(source)
 
 
 def casts_exactly(part: Part, source: torch.dtype, dtype: torch.dtype) -> bool:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather, gather_from_field
-from hotrow.onehot.parts import DenseColumns, Field
+from hotrow.onehot.parts import MAX_PAIRS, DenseColumns, Field
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import derive_view, map_batch, meta_result, meta_tensor
-from hotrow.onehot.rules.elementwise import MAX_COMPARED, select
+from hotrow.onehot.results import derive, derive_view, map_batch, meta_result, meta_tensor
 from hotrow.onehot.rules.scatter import is_range
+from hotrow.onehot.rules.selection import select
 from hotrow.onehot.running_count import RunningCount
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import find_instances, map_instances
@@ -60,6 +60,8 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
     if func.__name__ == "select":
         index = kwargs.get("index", args[1] if len(args) > 1 else None)
         return _column(x, index, out) if isinstance(index, int) else NotImplemented
+    if func.__name__ == "flip":
+        return _flip(x, func, args, kwargs, out)
     if func.__name__ not in ("narrow", "split", "chunk"):
         return NotImplemented
     widths = [each.shape[-1] for each in ([out] if isinstance(out, Tensor) else out)]
@@ -74,6 +76,20 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
         slices.append(piece)
         start += width
     return slices[0] if isinstance(out, Tensor) else tuple(slices)
+
+
+def _flip(x: OneHot, func: Any, args: Any, kwargs: Any, out: Tensor) -> Any:
+    """Reverse the classes, such as those of the complement of DNA, and possibly batch axes."""
+    field = x.field
+    if field is None or 0 in x.sizes or is_compiling():
+        return NotImplemented
+
+    def transform(t: Tensor) -> Tensor:
+        flipped: Tensor = func(t, *args, **kwargs)
+        return flipped
+
+    reversed_ids = Field(field.width - 1 - field.ids, field.weights, field.width)
+    return derive(x, [reversed_ids.map(transform)], out, transform)
 
 
 def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
@@ -128,7 +144,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
     if any(True for _ in find_instances(index, OneHot)):
         return select(x, index)
     indices = index if isinstance(index, tuple) else (index,)
-    if len(indices) == len(x.sizes) == 2 and all(isinstance(each, Tensor) for each in indices):
+    if len(indices) == len(x.sizes) == 2 and isinstance(indices[1], Tensor):
         rows, ids = indices
         if is_range(rows, x.sizes[0]) and ids.ndim == 1:  # x[arange(N), ids]
             entries = _entries_at(x, ids.unsqueeze(-1))
@@ -188,7 +204,7 @@ def _entries_at(x: OneHot, ids: Tensor) -> Any:
         return NotImplemented  # torch raises
     if x.is_too_small:
         return USE_TORCH
-    if isinstance(part, Field) and part.ids.shape[-1] * ids.shape[-1] <= MAX_COMPARED:
+    if isinstance(part, Field) and part.ids.shape[-1] * ids.shape[-1] <= MAX_PAIRS:
         x.record_use(torch.gather)
         return gather_from_field(part, 0, ids, x.cached_dtype)
     if isinstance(part, RunningCount):

@@ -32,7 +32,7 @@ def _(func: Any, input: Any, other: Any) -> Any:
         return NotImplemented
     if x.grad_proxy is not None or x.is_modified or not len(field.ids):
         return NotImplemented
-    if x.is_too_small:
+    if x.is_too_small_to_scatter:
         return USE_TORCH
     out = meta_result(func, (input, other))
     columns = torch.arange(dense.shape[1], device=dense.device)

@@ -16,6 +16,7 @@ from hotrow.onehot.parts import Field
 from hotrow.onehot.registry import USE_TORCH, rule
 from hotrow.onehot.results import meta_result, meta_tensor
 from hotrow.onehot.rules.elementwise import elementwise
+from hotrow.onehot.scaling import scale_at_ids
 from hotrow.onehot.tensor import OneHot
 
 # Losses that depend only on the difference between the input and the target.
@@ -65,6 +66,8 @@ def _(
         return NotImplemented
     if _is_autocast_to_float32(input):
         return NotImplemented
+    if target.is_too_small:
+        return USE_TORCH
     if func in _OF_DIFFERENCE and (weight is not None or not input.is_floating_point()):
         return NotImplemented
     if reduction == "batchmean" and func is not F.kl_div:
@@ -100,21 +103,6 @@ def _is_autocast_to_float32(input: Tensor) -> bool:
 _SOFTPLUS_LIMIT = 50  # softplus(x) is x for larger x, even in float64
 
 
-class _NegateAtIds(torch.autograd.Function):
-    """Negate the entries that the ids select along an axis; the ids of a row are distinct."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, ids: Tensor, axis: int) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.axis = axis
-        return values.scatter(axis, ids, -values.gather(axis, ids))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        negated = _NegateAtIds.apply(gradient, *ctx.saved_tensors, ctx.axis)  # type: ignore[no-untyped-call]
-        return negated, None, None
-
-
 class _LogitLosses(torch.autograd.Function):
     """softplus(l) for each logit l, but softplus(-l) at the ids; the ids of a row are distinct.
 
@@ -133,8 +121,9 @@ class _LogitLosses(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (logits, ids), axis = ctx.saved_tensors, ctx.axis
         if torch.is_grad_enabled():  # for second derivatives
-            margins: Tensor = _NegateAtIds.apply(logits, ids, axis)  # type: ignore[no-untyped-call]
-            slopes: Tensor = _NegateAtIds.apply(gradient * margins.sigmoid(), ids, axis)  # type: ignore[no-untyped-call]
+            signs = -torch.ones_like(ids, dtype=logits.dtype)
+            margins = scale_at_ids(logits, axis, ids, signs, 1)
+            slopes = scale_at_ids(gradient * margins.sigmoid(), axis, ids, signs, 1)
             return slopes, None, None
 
         def softplus_backward(gradient: Tensor, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent layers and 1-D convolutions whose input is a one-hot."""
+"""Recurrent layers, 1-D convolutions and dropout whose input is a one-hot."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import meta_result
+from hotrow.onehot.results import meta_result, meta_tensor
 from hotrow.onehot.rules.products import look_up_product
 from hotrow.onehot.tensor import OneHot
 
@@ -93,3 +93,13 @@ def _only(value: Any) -> int | None:
     if isinstance(value, tuple | list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, int) else None
+
+
+@rule(F.dropout)
+def _(
+    func: Any, input: OneHot, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Any:
+    if training:
+        return NotImplemented
+    func(meta_tensor(input), p, training)  # raises torch's errors
+    return input

@@ -129,7 +129,7 @@ def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | N
     if not any(isinstance(part, Field) and part.ids.shape[-1] for part in x.parts):
         return NotImplemented  # nothing to look up
     if x.origins and not is_compiling():
-        if x.entries < min(origin.min_entries for origin in x.origins):
+        if x.is_too_small_to_look_up:
             return USE_TORCH
         for origin in x.origins:
             origin.record_product(weight, columns, x.entries)

@@ -1,4 +1,4 @@
-"""Sums and means of a one-hot, over batch axes or over the class axis, and argmax."""
+"""Sums and means of a one-hot, over batch axes or over the class axis."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if kwargs or x.is_modified:
         return NotImplemented
     if x.cached_dtype == torch.bool:
-        # In a bool tensor, equal ids in a row count once, so count only rows with one id.
         counts = x.long()
-        has_one_id = isinstance(counts, OneHot) and counts.field and counts.field.ids.shape[-1] < 2
-        return func(counts, dim, keepdim) if has_one_id else NotImplemented
+        return func(counts, dim, keepdim) if isinstance(counts, OneHot) else NotImplemented
     is_mean = func.__name__ == "mean"
     if is_mean and not (x.cached_dtype.is_floating_point or x.cached_dtype.is_complex):
         return NotImplemented  # on the meta device, torch would raise a different error
@@ -46,7 +44,12 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
         return NotImplemented
     if out.dtype in _LOW_PRECISION:  # torch rounds after each addition
         return NotImplemented
-    total = _sum_batch(x, dims, keepdim)
+    sums = _sum_batch(x, dims, keepdim)
+    total: Tensor = sums
+    has_more_ids = all(part.batch_tensor.shape[-1] >= part.width for part in sums.parts)
+    if has_more_ids and not is_compiling():  # the dense sum is smaller than the ids
+        x.record_use(func)
+        total = sums.compute_dense()
     return total / terms if is_mean else total
 
 
@@ -169,13 +172,3 @@ def _any_class(x: OneHot, func: Any, dim: Any, keepdim: bool) -> Any:
         found = torch.ones_like(found)
     x.record_use(func)
     return x.axis_layout.arrange(found.unsqueeze(-1)).reshape(out.shape).to(out.dtype)
-
-
-@rule(*overloads("argmax"))
-def _(func: Any, x: OneHot, dim: int | None = None, keepdim: bool = False) -> Any:
-    field, count = x.field, len(x.sizes)
-    if dim is None or dim % count != count - 1 or x.cached_dtype == torch.bool:
-        return NotImplemented
-    if field is None or field.weights is not None or not field.has_one_id:
-        return NotImplemented
-    return field.ids.clone() if keepdim else field.ids[..., 0].clone()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
-from hotrow.onehot.parts import Field
-from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import meta_result
+from hotrow.onehot.gather import running_count
+from hotrow.onehot.parts import Field, have_same_memory
+from hotrow.onehot.registry import USE_TORCH, materialize, overloads, rule
+from hotrow.onehot.results import meta_result, sizes_of
+from hotrow.onehot.rules.elementwise_functions import SUMS
 from hotrow.onehot.running_count import RunningCount
 from hotrow.onehot.tensor import OneHot
 
@@ -44,3 +48,41 @@ def _adds_exactly(x: OneHot, field: Field, dtype: torch.dtype) -> bool:
             return False
         total = field.weights.double().abs().sum()
     return bool(total <= _LARGEST_SUM[dtype])
+
+
+def change_count(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an elementwise function to a running count when its entries are needed."""
+    x, *others = args
+    count = running_count(x) if isinstance(x, OneHot) else None
+    if count is None or not x.is_plain or is_compiling():
+        return NotImplemented
+    operands = [each for each in others if isinstance(each, Tensor)]
+    if any(math.prod(sizes_of(each)) >= x.entries or each.requires_grad for each in operands):
+        return NotImplemented
+    out = meta_result(func, args, kwargs)
+    if tuple(out.shape) != x.sizes:
+        return NotImplemented
+    copies = [materialize(each) if isinstance(each, OneHot) else each for each in operands]
+    copies = [each.detach().clone() for each in copies]  # the caller may overwrite an operand
+
+    def function(entries: Tensor, *values: Tensor) -> Tensor:
+        remaining = iter(values)
+        rest = (next(remaining) if isinstance(each, Tensor) else each for each in others)
+        result: Tensor = func(entries, *rest, **kwargs)
+        return result
+
+    part = count.apply(function, *copies)
+    return OneHot([part], out.dtype, None, None, x.origins, out.stride())
+
+
+def exclude_own_row(x: OneHot, counts: OneHot, func: Callable[..., Any], out: Tensor) -> Any:
+    """Return `x.cumsum(dim) - x`, or NotImplemented if `counts` isn't that cumulative sum."""
+    count, field = running_count(counts), x.field
+    if SUMS[func] > 0 or count is None or field is None or count.dtype != out.dtype:
+        return NotImplemented
+    is_same = have_same_memory(count.field.ids, field.ids) and count.field.weights is field.weights
+    if not is_same or count.change is not None or count.is_exclusive or count.is_moved:
+        return NotImplemented
+    if x.sizes != counts.sizes or not (x.is_plain and counts.is_plain):
+        return NotImplemented
+    return OneHot([count.exclusive()], out.dtype, None, None, x.origins, out.stride())

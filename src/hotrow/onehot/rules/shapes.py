@@ -139,9 +139,9 @@ def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
 def _(
     func: Any, input: OneHot, pad: Any, mode: str = "constant", value: float | None = None
 ) -> Any:
-    """Add rows of zeros along batch axes, such as the first row of an exclusive `cumsum`."""
+    """Add rows or classes of zeros, such as the first row of an exclusive `cumsum`."""
     pad = tuple(pad)
-    if mode != "constant" or value not in (None, 0) or len(pad) < 2 or any(pad[:2]):
+    if mode != "constant" or value not in (None, 0) or len(pad) < 2 or min(pad[:2]) < 0:
         return NotImplemented
     if not all(isinstance(each, int) for each in pad) or is_compiling():
         return NotImplemented
@@ -149,10 +149,12 @@ def _(
     field = input.field
     if field is None or not out.numel():
         return NotImplemented
-    weights = func(field.weights_or_ones(input.cached_dtype), pad)
-    return derive(
-        input, [Field(func(field.ids, pad), weights, field.width)], out, lambda t: func(t, pad)
-    )
+    rows = 0, 0, *pad[2:]
+    weights = field.weights
+    if any(rows):
+        weights = func(field.weights_or_ones(input.cached_dtype), rows)
+    padded = Field(func(field.ids + pad[0], rows), weights, field.width + sum(pad[:2]))
+    return derive(input, [padded], out, lambda t: func(t, pad))
 
 
 @rule(Tensor.expand, Tensor.expand_as, *overloads("broadcast_to"))

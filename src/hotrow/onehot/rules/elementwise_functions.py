@@ -1,0 +1,46 @@
+"""The elementwise functions that have a rule, in groups with the same properties."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotrow.onehot.registry import overloads
+
+PRODUCTS = {*overloads("mul", "multiply"), Tensor.__mul__, Tensor.__rmul__}
+# Functions that are linear in the first argument.
+LINEAR = PRODUCTS | {
+    *overloads("div", "divide", "true_divide", "neg", "negative"),
+    *(Tensor.__truediv__, Tensor.__neg__),
+}
+# Functions that are zero if one argument is zero.
+ABSORBING = PRODUCTS | {
+    *overloads("logical_and", "bitwise_and"),
+    *(Tensor.__and__, Tensor.__rand__),
+}
+UNIONS = {*overloads("logical_or", "bitwise_or"), Tensor.__or__, Tensor.__ror__}
+SUMS = {
+    **dict.fromkeys((*overloads("add"), Tensor.__add__), 1),
+    **dict.fromkeys((*overloads("sub", "subtract"), Tensor.__sub__), -1),
+}
+# Functions that may be infinite for the fill, even if the result at the ids is finite. Their
+# gradient at the ids would be 0 times infinity.
+SINGULAR = {
+    *overloads("div", "divide", "true_divide", "pow", "xlogy"),
+    *(Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),
+}
+_OTHER_NAMES = (
+    *("abs", "absolute", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt"),
+    *("square", "reciprocal", "sigmoid", "tanh", "sign", "relu", "logical_not", "bitwise_not"),
+    *("isnan", "isinf", "isfinite", "clamp", "clip", "clamp_min", "clamp_max", "nan_to_num", "pow"),
+    *("rsub", "maximum", "minimum", "fmax", "fmin", "xlogy"),
+    *("eq", "ne", "not_equal", "lt", "less", "le", "less_equal", "gt", "greater", "ge"),
+    *("greater_equal", "logical_or", "logical_xor", "bitwise_or", "bitwise_xor"),
+)
+_OTHER_METHODS = (
+    *(Tensor.__radd__, Tensor.__rsub__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),
+    *(Tensor.__abs__, Tensor.__invert__, Tensor.__or__, Tensor.__ror__, Tensor.__xor__),
+    *(Tensor.__rxor__, Tensor.__eq__, Tensor.__ne__, Tensor.__lt__, Tensor.__le__),
+    *(Tensor.__gt__, Tensor.__ge__, F.relu),
+)
+ELEMENTWISE = {*LINEAR, *ABSORBING, *SUMS, *overloads(*_OTHER_NAMES), *_OTHER_METHODS}

@@ -1,0 +1,78 @@
+"""Sums and differences of a one-hot and a dense tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrow.onehot.gradient import ZerosProxy
+from hotrow.onehot.layout import Layout
+from hotrow.onehot.parts import DenseColumns, Field, Part, have_same_memory
+from hotrow.onehot.results import with_strides_of
+from hotrow.onehot.rules.elementwise_functions import SUMS
+from hotrow.onehot.tensor import OneHot
+
+
+def add_at_ids(
+    x: OneHot,
+    parts: list[Part],
+    layout: Layout,
+    args: tuple[Any, ...],
+    func: Callable[..., Any],
+    out: Tensor,
+) -> Any:
+    """Add a one-hot to a dense tensor or subtract it; the gradient of the tensor is unchanged."""
+    field = parts[0]
+    if len(parts) > 1 or not isinstance(field, Field) or len(layout.classes) > 1:
+        return NotImplemented
+    if x.grad_proxy is not None or torch.bool in (x.cached_dtype, *(each.dtype for each in args)):
+        return NotImplemented
+    sign, is_first = SUMS[func], args[0] is x
+    dense = args[1 if is_first else 0].to(out.dtype)
+    dense = -dense if is_first and sign < 0 else dense
+    weights = field.weights_or_ones(x.cached_dtype).to(out.dtype)
+    weights = weights if is_first else sign * weights
+    x.record_use(func)
+    (axis,) = layout.class_axes
+    ids, weights = (t.permute(layout.order) for t in (field.ids, weights))
+    result = with_strides_of(dense.expand(out.shape).scatter_add(axis, ids, weights), out)
+    if not (is_first and sign < 0) or args[1].shape != out.shape or args[1].is_inference():
+        return result
+    if not x.cached_dtype == args[1].dtype == out.dtype:
+        return result
+    difference = OneHot(
+        [DenseColumns(layout.restore(result))], out.dtype, None, None, x.origins, out.stride(),
+        dense_fn=lambda: result, layout=layout,
+    )  # fmt: skip
+    difference.difference = x.snapshot(), args[1], args[1]._version
+    return difference
+
+
+def add_back(x: OneHot, other: Any) -> OneHot | None:
+    """Return y for x = y - p and other = p, or None if this isn't such a sum.
+
+    This sum is a straight-through estimator: its value is the one-hot y, and its gradient flows
+    to p.
+    """
+    assert x.difference is not None
+    y, p, version = x.difference
+    if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
+        return None
+    if not bool((other.detach().abs() <= _MAX_ROUNDED).all()):
+        return None  # y - p + p differs visibly from y, or is not finite
+    proxy = None
+    if other.requires_grad and torch.is_grad_enabled():
+        proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]
+    return OneHot(y.parts, y.cached_dtype, proxy, None, x.origins, x.strides, layout=y._axis_layout)
+
+
+_MAX_ROUNDED = 2
+
+
+def _is_same_memory(one: Tensor, other: Any) -> bool:
+    if not isinstance(other, Tensor) or isinstance(other, OneHot) or other.is_inference():
+        return False
+    return have_same_memory(one, other)
