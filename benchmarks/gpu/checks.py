@@ -21,7 +21,8 @@ from hotrow.optim.lag import RowLag
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
-ROWS, COLUMNS, IDS, STEPS = 500, 37, 64, 80
+# The sizes of most tables; the tests on the CPU make them smaller.
+ROWS, COLUMNS, IDS, STEPS, FREQUENT, WIDE = 500, 37, 64, 80, 70_000, 5000
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
@@ -48,25 +49,24 @@ def make_table(
     options: dict[str, Any],
     dtype: torch.dtype = torch.float32,
     device: str = "cuda",
-    rows: int = ROWS,
 ) -> tuple[nn.Embedding, Any]:
     """Return an embedding with a table, and hotrow's optimizer."""
-    layer = hotrow.convert(initial_layer(rows).to(device, dtype), min_entries=0)
+    layer = hotrow.convert(initial_layer().to(device, dtype), min_entries=0)
     assert isinstance(layer.weight, Table)
     return layer, getattr(hotrow.optim, name)(layer.parameters(), **options)
 
 
-def initial_layer(rows: int = ROWS) -> nn.Embedding:
+def initial_layer() -> nn.Embedding:
     """Return an embedding with the same values in each call."""
     torch.manual_seed(0)
-    return nn.Embedding(rows, COLUMNS)
+    return nn.Embedding(ROWS, COLUMNS)
 
 
-def batches(steps: int = STEPS, device: str = "cuda", rows: int = ROWS) -> Iterator[Any]:
+def batches(steps: int | None = None, device: str = "cuda") -> Iterator[Any]:
     """Yield ids, most of them frequent, and the gradients of their rows."""
     random = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        ids = (torch.rand(IDS, generator=random) ** 4 * rows * 0.8).long()
+    for _ in range(steps or STEPS):
+        ids = (torch.rand(IDS, generator=random) ** 4 * ROWS * 0.8).long()
         yield ids.to(device), torch.randn(IDS, COLUMNS, generator=random).to(device)
 
 
@@ -166,7 +166,8 @@ def results_are_deterministic() -> None:
 def duplicates_add_in_chunks_of_32() -> None:
     """Compare sums with those of the promised order, computed on the CPU."""
     random = torch.Generator().manual_seed(0)
-    ids = torch.cat([torch.full((70_000,), 3), torch.randint(0, 20, (2000,), generator=random)])
+    others = torch.randint(0, 20, (2000,), generator=random)
+    ids = torch.cat([torch.full((FREQUENT,), 3), others[:FREQUENT]])
     ids = ids[torch.randperm(len(ids), generator=random)]
     gradient = torch.randn(len(ids), COLUMNS, generator=random)
     layer = hotrow.convert(nn.Embedding(20, COLUMNS).cuda(), min_entries=0)
@@ -224,7 +225,8 @@ def a_bad_id_raises_and_changes_nothing() -> None:
     train(layer, optimizer, batches(5))
     train(twin, other, batches(5))
     try:
-        train(layer, optimizer, [(torch.tensor([1, ROWS + 3], device="cuda"), torch.ones(2, 1))])
+        gradient = torch.ones(2, COLUMNS, device="cuda")
+        train(layer, optimizer, [(torch.tensor([1, ROWS + 3], device="cuda"), gradient)])
         torch.cuda.synchronize()
         layer(torch.tensor([1], device="cuda"))
     except HotrowError as error:
@@ -266,8 +268,7 @@ def a_graph_replays_steps() -> None:
                 each.param_groups[0]["lr"] = base_lr * (1 + t % 3)
             static_ids.copy_(ids)
             static_gradient.copy_(gradient)
-            optimizer.prepare_replay()
-            graph.replay()
+            optimizer.replay(graph)
             train(twin, other, [(ids, gradient)])
         assert torch.equal(layer.weight.detach(), twin.weight.detach()), name
 
@@ -377,8 +378,8 @@ def tables_on_a_second_gpu() -> None:
 def ids_beyond_a_block() -> None:
     """Train a wide table, which needs several blocks of columns, against torch."""
     torch.manual_seed(0)
-    layer = hotrow.convert(nn.Embedding(50, 5000).cuda(), min_entries=0)
-    dense = nn.Embedding(50, 5000).cuda()
+    layer = hotrow.convert(nn.Embedding(50, WIDE).cuda(), min_entries=0)
+    dense = nn.Embedding(50, WIDE).cuda()
     with torch.no_grad():
         dense.weight.copy_(layer.weight)
     optimizers = hotrow.optim.AdamW(layer.parameters()), torch.optim.AdamW(dense.parameters())

@@ -141,8 +141,7 @@ def make_graph(workload: Workload, batch: Tensor, gradient: Tensor) -> Callable[
 
     def replay(ids: Tensor) -> None:
         static_ids.copy_(ids)
-        optimizer.prepare_replay()
-        graph.replay()
+        optimizer.replay(graph)
 
     return replay
 
@@ -159,6 +158,7 @@ def measure(workload: Workload) -> dict[str, Any]:
         "torch fused": lambda: make_dense(workload, gradient, fused=True),
         "torch default": lambda: make_dense(workload, gradient),
         "torch SparseAdam (skips rows)": lambda: make_sparse(workload, gradient),
+        "FBGEMM TBE, Adam (skips rows)": lambda: make_fbgemm(workload, gradient),
     }
     peers, errors = {}, {}
     for name, make in makers.items():
@@ -166,9 +166,9 @@ def measure(workload: Workload) -> dict[str, Any]:
             peers[name] = make()
             for ids in batches[:WARMUP] if name.startswith("hotrow") else batches[:3]:
                 peers[name](ids)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (ImportError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
             peers.pop(name, None)
-            errors[name] = str(error).splitlines()[0]
+            errors[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             torch.cuda.empty_cache()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in peers}
     for _ in range(ROUNDS):
@@ -200,3 +200,30 @@ def make_sparse(workload: Workload, gradient: Tensor) -> Callable[[Tensor], None
     """Return a step of torch.optim.SparseAdam, which trains another model: it skips idle rows."""
     layer = make_layer(workload, sparse=True)
     return make_step(layer, torch.optim.SparseAdam(list(layer.parameters())), gradient)
+
+
+def make_fbgemm(workload: Workload, gradient: Tensor) -> Callable[[Tensor], None]:
+    """Return a step of FBGEMM's table with Adam, which skips idle rows.
+
+    FBGEMM's backward pass includes the optimizer's step.
+    """
+    from fbgemm_gpu import split_table_batched_embeddings_ops_training as tbe
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+    place = tbe.EmbeddingLocation.DEVICE, tbe.ComputeDevice.CUDA
+    module = tbe.SplitTableBatchedEmbeddingBagsCodegen(
+        [(workload.rows, workload.columns, *place)],
+        optimizer=EmbOptimType.ADAM,
+        learning_rate=1e-3,
+        eps=1e-8,
+        pooling_mode=tbe.PoolingMode.SUM,
+        bounds_check_mode=tbe.BoundsCheckMode.NONE,
+        stochastic_rounding=False,
+    )
+    module.split_embedding_weights()[0].copy_(make_layer(workload).weight.detach())
+    offsets = torch.arange(workload.ids + 1, device="cuda")  # one id a bag
+
+    def step(ids: Tensor) -> None:
+        module(ids, offsets).backward(gradient)
+
+    return step

@@ -57,6 +57,17 @@ def test_training_matches_torch(name, options, other_device):
     torch.testing.assert_close(layers[0].weight.detach(), dense.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_a_changed_step_count_is_noticed_without_reading_it(other_device, monkeypatch):
+    layers, optimizer = make_training()
+    layers[1].requires_grad_(False)  # torch's Adam would read the layer's step count
+    train(layers, optimizer)
+    optimizer.state[layers[0].weight]["step"].fill_(3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "__float__", None)
+        train(layers, optimizer, steps=5)
+    assert float(optimizer.state[layers[0].weight]["step"]) == 3 + 5
+
+
 def test_a_step_leaves_untouched_rows_stale(other_device):
     layers, optimizer = make_training()
     train(layers, optimizer)
@@ -122,7 +133,7 @@ def test_a_lookup_of_settled_rows_checks_the_ids_once(other_device, monkeypatch)
     monkeypatch.setattr(torch.Tensor, "is_cpu", False)
     with torch.no_grad(), Waits() as waits:
         layers[0](torch.tensor([1, 2, 1]))
-    assert waits.calls == []
+    assert waits.calls == ["tolist"]
     assert [each.numel() for each in reads] == [2]  # the smallest and the largest id
 
 

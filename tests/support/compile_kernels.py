@@ -46,11 +46,12 @@ OPTIMIZERS = [
     ("ASGD", {}),
     ("Rprop", {}),
 ]
+JOINED = "SGD", "AdamW"  # compile the step of several tables only for these
 DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 POINTERS = {
     "row_steps": "*i32", "ids": "*i32", "order": "*i64", "clock": "*i32", "numbers": "*fp64",
     "bad_id": "*i64", "has_bad_id": "*i32", "batch": "*i32", "rows": "*i64",
-    "number": "i32", "count": "i32", "columns": "i32",
+    "addresses": "*i64", "table_count": "i32", "number": "i32", "count": "i32", "columns": "i32",
 }  # fmt: skip
 VALUES = "table", "output", "grads", "sums", "values"  # tensors in the table's dtype
 ALIGNED = {*VALUES, "entries", "numbers", "order", "columns"}
@@ -156,19 +157,27 @@ def compile_all(targets, only, dtypes, columns):
                 constants = {
                     **kernel_options(program), "AHEAD": AHEAD, "ROWS": 16, "HAS_ROWS": False,
                 }  # fmt: skip
+                one_table = constants | {"addresses": None, "table_count": 1}
                 form = program.fast_forward.form
-                for kernel in (rows.look_up, rows.step, rows.settle):
+                kernels = [(rows.look_up, constants), (rows.step, one_table)]
+                kernels += [(rows.settle, constants)]
+                if name in JOINED:
+                    kernels += [(rows.step, constants)]
+                for kernel, chosen in kernels:
                     yield record(
-                        kernel, name, options, constants, slot_count, form, dtype, target, columns
+                        kernel, name, options, chosen, slot_count, form, dtype, target, columns
                     )
 
 
 def record(kernel, name, options, constants, slot_count, form, dtype, target, columns):
     """Compile a kernel and return a record of it."""
+    title = kernel.__name__
+    if title == "step" and "addresses" not in constants:
+        title = "step of several tables,"
     begin = time.perf_counter()
     found = compile_kernel(kernel, constants, slot_count, form, dtype, target, columns)
     settings = ",".join(f"{option}={value}" for option, value in options.items())
-    key = f"sm_{target} {dtype} {kernel.__name__} {name} {settings}".strip()
+    key = f"sm_{target} {dtype} {title} {name} {settings}".strip()
     seconds = round(time.perf_counter() - begin, 2)
     return {"key": key, "columns": columns, **found, "seconds": seconds}
 

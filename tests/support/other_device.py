@@ -17,6 +17,8 @@ WAITS = {
     aten.masked_select.default,
     aten.is_nonzero.default,
 }
+# These methods copy a tensor from a GPU to the CPU. On a CPU tensor, they call no operation.
+COPIES = "cpu", "numpy", "tolist"
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(each, RowGradient) for each in types):
-            return NotImplemented  # its own handler runs, and this mode sees what the handler calls
+            return NotImplemented  # RowGradient's handler runs; this mode sees what it calls
         if function in WAITS:
             self.calls.append(function)
         result = function(*args, **kwargs or {})
@@ -49,7 +51,19 @@ class Waits(TorchDispatchMode):
         # hotrow checks the ids in an operator if a dispatch mode is active. Hide this one.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+        for name in COPIES:
+            self.patch.setattr(torch.Tensor, name, self._record(name))
         return super().__enter__()
+
+    def _record(self, name):
+        """Return a method of tensors that records its name."""
+        method = getattr(torch.Tensor, name)
+
+        def call(tensor, *args, **kwargs):
+            self.calls.append(name)
+            return method(tensor, *args, **kwargs)
+
+        return call
 
     def __exit__(self, *error):
         super().__exit__(*error)

@@ -1,7 +1,7 @@
 """Decide which kernels and checks fit a tensor's device.
 
-All code that depends on the device calls these functions, so that tests on a computer without a GPU
-can replace them and run the code for GPUs on CPU tensors.
+All code that depends on the device calls these functions. Tests on a computer without a GPU replace
+these functions, and then run the code for GPUs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ def has_triton_kernels(rows: Tensor) -> bool:
 def is_capturing(tensor: Tensor) -> bool:
     """Return whether a CUDA graph is capturing kernel launches on the tensor's GPU."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def all_accelerators() -> range:
+    """Return the index of every GPU; `torch.random.fork_rng` warns if it has to find several."""
+    return range(torch.accelerator.device_count())
 
 
 @functools.cache

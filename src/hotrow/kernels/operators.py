@@ -99,17 +99,16 @@ def read_rows(table: Tensor, ids: DeviceIds) -> Tensor:
 
 
 def take_bad_id(device: torch.device) -> BadId | None:
-    """Return the first id out of range in lookups on a GPU, and clear it; None if there is none.
+    """Return and clear the first out-of-range id of the lookups on a GPU; None if there is none.
 
-    After such a lookup, no kernel changes any row until this function returns the id. The id
-    becomes visible here only after the lookup's kernel has run; this function doesn't wait for
-    kernels.
+    After such a lookup, no kernel changes any row until this function returns the id. The function
+    doesn't wait for kernels, so it returns the id only after the lookup's kernel has run.
     """
     return id_check(device).take_error()
 
 
 def merge_rows(grads: GroupedGradients) -> GroupedGradients:
-    """Return gradients with the gradients of each id summed, so that each id occurs once.
+    """Sum the gradients of each id, and return gradients in which each id occurs once.
 
     See `grouping.sum_by_row`. On a GPU with Triton kernels, the result still has N rows, because
     only the device knows how many ids are distinct. Unused rows are 0, and their id is -1. If an id

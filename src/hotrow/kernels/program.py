@@ -37,7 +37,7 @@ def skip_idle_steps(
 def skip_idle_steps_batch(
     w: Tensor, slots: Any, steps: Any, end_step: Any, coefficients: Any
 ) -> Any:
-    """Do the same as `skip_idle_steps`, but for tensors of many rows."""
+    """Skip the idle steps of many rows; see `skip_idle_steps`."""
     return w, slots, torch.ones(len(w), dtype=torch.bool, device=w.device)
 
 
@@ -60,7 +60,7 @@ class FastForward(NamedTuple):
         compute_factors: `compute_factors(t, end_step, coefficients, factors)`, compiled by numba.
             It sets the factors that `apply` needs, which are the same for all rows at step t.
         factor_count: the number of factors, which are float64.
-        form: the name of the function in `triton/closed_forms.py` that does the same on a GPU.
+        form: the name of the function in `triton/closed_forms.py` that replaces `apply` on a GPU.
         formulas: the functions for single elements that `form` calls.
         changed_since: `changed_since(step)`, which returns a slice for each array among the
             coefficients: the items that have changed since the coefficients for `step` were

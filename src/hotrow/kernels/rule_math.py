@@ -1,10 +1,10 @@
 """The operations that a rule's update may use, for torch tensors.
 
 An update is one function of `(w, g, slots, entry, flags)`. In Python these operations call torch,
-so an update runs on tensors of gathered rows in any dtype and on any device, exactly like the
-single-tensor code of torch.optim. `cpu/rule_math.py` defines the same operations for numba on
-scalars, with the rounding of torch's CPU kernels. Measurements showed which torch operations use a
-fused multiply-add; `tests/optim/test_rules.py` compares every rule with torch.
+so an update runs on tensors of gathered rows, in any dtype and on any device. The results are those
+of the single-tensor code of torch.optim. `cpu/rule_math.py` defines the same operations for numba
+on scalars, with the rounding of torch's CPU kernels. Measurements showed which torch operations use
+a fused multiply-add; `tests/optim/test_rules.py` compares every rule with torch.
 
 Scalars (`alpha`, `weight`, `value`) are Python floats here, as in torch.optim.
 """

@@ -58,7 +58,13 @@ def never_trace(function: _Function) -> _Function:
     The rows that a function must settle differ from run to run. `torch.compiler.disable` does the
     same, but it imports the compiler, and each call takes 3 us longer.
     """
-    untraced = _disable_dynamo(function)
+    untraced: Any = _disable_dynamo(function)
+    # With `fullgraph=True`, torch.compile shows this reason in its error.
+    untraced._torchdynamo_disable = True
+    untraced._torchdynamo_disable_msg = (
+        "hotrow settles stale rows outside of the graph. To compile with fullgraph=True, use the "
+        "table only in lookups, and compute the rest outside of the compiled function"
+    )
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

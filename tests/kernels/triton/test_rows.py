@@ -5,13 +5,14 @@ import torch
 
 from hotrow.kernels import operators
 from hotrow.kernels.grouping import find_distinct, group
+from hotrow.kernels.triton import operators as gpu
 from hotrow.kernels.triton.batch import CHUNK
 from hotrow.kernels.triton.operators import TritonRows
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.updater import RowUpdater, step_together
 from hotrow.verify.sameness import Batches
 from tests.support.exhaustive import exhaustive
-from tests.support.tolerance import assert_same_bits
+from tests.support.tolerance import assert_no_worse, assert_same_bits
 from tests.support.training import RULES, RowRun, label
 
 pytestmark = exhaustive
@@ -71,6 +72,18 @@ def test_replay_in_float16_has_the_bits_of_the_cpu(name, kwargs, interpret):
     _, found = train(name, kwargs, torch.float16, exact=True)
     for ours, cpu in zip(found, expected, strict=True):
         assert_same_bits(ours, cpu)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adamax", "ASGD"])
+def test_closed_forms_in_float16_are_as_accurate_as_torch(name, interpret):
+    kwargs = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else in_float16(name, {})
+    sizes = {"steps": 30, "rows": 6, "ids": 2, "columns": 3}
+    truth = train(name, kwargs, torch.float64, exact=True, **sizes)[1][0]
+    rival = train(name, kwargs, torch.float16, exact=True, **sizes)[1][0]
+    interpret()
+    run, (ours, *_) = train(name, kwargs, torch.float16, **sizes)
+    assert run.updater.program.fast_forward.form not in ("replay", "skip")
+    assert_no_worse(ours, rival, truth)
 
 
 def make_late_run(name, kwargs, dtype, steps, exact=False):
@@ -210,6 +223,61 @@ def test_ids_without_rows_are_skipped(interpret):
     ids = torch.tensor([-1, 2, -1, 2] * 20)
     found = sums_of(ids, torch.ones(80, 3), 4)
     assert found[:, 0].tolist() == [0, 0, 40, 0]
+
+
+# --- Several tables -----------------------------------------------------------------------------
+
+
+def step_tables(name, kwargs, ids_of_tables, columns, dtype=torch.float32):
+    """Take three steps with tables that share a ledger, and return their values and states."""
+    runs = []
+    for k, size in enumerate(columns):
+        batches = Batches(steps=3, rows=12 + k, columns=size, ids=4, seed=k)
+        runs.append(RowRun(name, kwargs, batches, dtype, exact=False))
+    ledger = runs[0].ledger
+    for run in runs[1:]:
+        run.updater.ledger = ledger
+    random = torch.Generator().manual_seed(0)
+    for t in range(3):
+        ledger.record_step(runs[0].group)
+        pairs = []
+        for run, ids in zip(runs, ids_of_tables, strict=True):
+            values = torch.randn(len(ids), run.table.shape[1], generator=random).to(dtype)
+            grads = group((ids + t).where(ids >= 0, ids), values, len(run.table))
+            pairs.append((run.updater, operators.merge_rows(grads) if t == 1 else grads))
+        step_together(pairs)
+    return [each for run in runs for each in (run.table, *run.slots, run.row_steps)]
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "dtype"),
+    [
+        ("AdamW", {}, torch.float32),
+        ("AdamW", {"amsgrad": True}, torch.bfloat16),
+        ("SGD", {"lr": 0.1}, torch.float64),
+    ],
+    ids=label,
+)
+def test_tables_that_step_together_have_the_bits_of_separate_steps(
+    name, kwargs, dtype, interpret, monkeypatch
+):
+    interpret()
+    ids = [torch.tensor([0, 3, 0, -1]), torch.tensor([9]), torch.empty(0, dtype=torch.int64)]
+    ids += [torch.tensor([2, 9, -1, 2] * 11), torch.tensor([5, 5])]
+    real, launches = gpu._step_joined, []
+
+    def record(tables, *others):
+        launches.append(len(tables))
+        real(tables, *others)
+
+    monkeypatch.setattr(gpu, "_step_joined", record)
+    together = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
+    assert launches == [3, 1] * 3
+    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no address is a multiple of it
+    separate = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
+    assert launches[6:] == [1, 1, 1, 1] * 3
+    for ours, expected in zip(together, separate, strict=True):
+        assert_same_bits(ours, expected)
 
 
 # --- Wide tables, grids ---------------------------------------------------------------------

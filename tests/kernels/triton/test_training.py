@@ -11,6 +11,7 @@ from hotrow import HotrowError
 from hotrow.kernels.triton.batch import DeviceIds
 from hotrow.kernels.triton.operators import TritonRows
 from hotrow.table.gradient import RowGradient
+from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive
 from tests.support.gpu_model import COLUMNS, ROWS, batches, make_training, train
 from tests.support.other_device import Waits
@@ -79,19 +80,85 @@ def test_gradients_scaled_by_a_grad_scaler(interpret):
     assert_same_as_on_the_cpu(run, interpret)
 
 
-def test_a_sum_of_bags(interpret):
+BAGS = [
+    ({"mode": "sum"}, {}),
+    ({"mode": "mean", "padding_idx": 2}, {}),
+    ({"mode": "max"}, {}),
+    ({"mode": "sum"}, {"offsets": torch.tensor([0, 1, 1, 4])}),
+    ({"mode": "sum"}, {"per_sample_weights": torch.arange(6.0).view(2, 3)}),
+]
+
+
+def train_bag(bag, optimizer, all_ids, options):
+    for ids in all_ids:
+        optimizer.zero_grad()
+        output = bag(ids if "offsets" in options else ids.view(2, 3), **options)
+        (output * torch.arange(float(COLUMNS))).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("layer", "options"), BAGS, ids=str)
+def test_bags_never_wait(layer, options, interpret):
     def run():
         torch.manual_seed(0)
-        bag = hotrow.convert(nn.EmbeddingBag(ROWS, COLUMNS, mode="sum"), min_entries=0)
+        bag = hotrow.convert(nn.EmbeddingBag(ROWS, COLUMNS, **layer), min_entries=0)
+        assert isinstance(bag.weight, Table)
         optimizer = hotrow.optim.AdamW(bag.parameters())
-        for ids in batches(3):
-            optimizer.zero_grad()
-            (bag(ids.view(2, 3)) * torch.arange(float(COLUMNS))).sum().backward()
-            optimizer.step()
+        train_bag(bag, optimizer, batches(2), options)
+        with Waits() as waits:
+            train_bag(bag, optimizer, batches(2, seed=2), options)
+        is_on_gpu = isinstance(bag.weight.lag._updater._operators, TritonRows)
+        assert not (is_on_gpu and waits.calls)
         state = optimizer.state[bag.weight]
         return [bag.weight.detach().clone(), state["exp_avg"].clone()]
 
     assert_same_as_on_the_cpu(run, interpret)
+
+
+def test_a_bag_divides_gradients_by_the_frequencies_of_their_ids(interpret):
+    # torch's kernel for CPUs uses the frequencies of other ids, so it is no reference.
+    interpret()
+    options = {"mode": "mean", "scale_grad_by_freq": True}
+    bag = hotrow.convert(nn.EmbeddingBag(ROWS, COLUMNS, **options), min_entries=0)
+    assert isinstance(bag.weight, Table)
+    ids = torch.tensor([[1, 11, 0], [8, 7, 1]])
+    gradient = torch.arange(2.0 * COLUMNS).view(2, COLUMNS)
+    bag(ids).backward(gradient)
+    rows = (gradient / 3).repeat_interleave(3, 0) / ids.flatten().bincount()[ids.flatten(), None]
+    expected = torch.zeros(ROWS, COLUMNS).index_add_(0, ids.flatten(), rows)
+    torch.testing.assert_close(bag.weight.grad.as_dense(), expected)
+
+
+def test_a_compiled_model_under_autocast_never_waits(interpret, monkeypatch):
+    interpret()
+    found = []
+    for compiled in (False, True):
+        layers, optimizer = make_training()
+        layers[1].requires_grad_(False)  # torch's AdamW reads its step count, which is on the CPU
+        model = torch.compile(layers, backend="aot_eager", fullgraph=True) if compiled else layers
+        for t, ids in enumerate(batches(5)):
+            with monkeypatch.context() as patch:
+                if t >= 2:  # compiled, and past the first steps
+                    for name in WAITING_METHODS:
+                        patch.setattr(torch.Tensor, name, refuse_to_wait)
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    output = model(ids)
+                assert output.dtype == torch.bfloat16
+                output.float().pow(2).sum().backward()
+                optimizer.step()
+        assert layers[0].weight.lag.has_stale_rows
+        found.append(values_of(layers, optimizer))
+    for eager, compiled in zip(*found, strict=True):
+        assert_same_bits(eager, compiled)
+
+
+# A dispatch mode would stop torch.compile.
+WAITING_METHODS = "item", "tolist", "nonzero", "numpy", "cpu", "__bool__", "__int__", "__float__"
+
+
+def refuse_to_wait(tensor, *args, **kwargs):
+    raise AssertionError("Python waits for the GPU")
 
 
 def test_a_checkpoint_moves_between_devices(interpret):
@@ -132,7 +199,8 @@ def test_evaluation_reads_settled_rows_and_stores_none(interpret):
 def test_several_tables_share_a_ledger(interpret):
     def run():
         torch.manual_seed(0)
-        tables = nn.ModuleList([nn.Embedding(9, 3), nn.Embedding(20, 5), nn.Embedding(5, 1)])
+        sizes = (9, 3), (20, 3), (5, 1), (30, 3)
+        tables = nn.ModuleList([nn.Embedding(*size) for size in sizes])
         hotrow.convert(tables, min_entries=0)
         optimizer = hotrow.optim.Adam(tables.parameters())
         for t in range(4):
@@ -190,14 +258,6 @@ def test_operations_on_the_gradient(name, layer, interpret):
 # --- No waits -------------------------------------------------------------------------------
 
 
-def scalars_on_the_cpu(optimizer):
-    """Return the step counts, which stay on the CPU if the model is on a GPU."""
-    return [
-        dict.__getitem__(state, "step") if "step" in dict.keys(state) else None
-        for state in optimizer.state.values()
-    ]
-
-
 PREPARATIONS = {
     "plain": lambda layers: None,
     "clip": lambda layers: nn.utils.clip_grad_norm_(layers.parameters(), 0.5),
@@ -210,16 +270,16 @@ PREPARATIONS = {
 @pytest.mark.parametrize("name", PREPARATIONS)
 def test_training_never_waits(name, layer, interpret):
     interpret()
-    layers, optimizer = make_training("SGD", {"lr": 0.1, "momentum": 0.9}, **layer)
+    layers, optimizer = make_training(**layer)
+    layers[1].requires_grad_(False)  # torch's AdamW reads its step count, which is on the CPU
     train(layers, optimizer, batches(3))
     with Waits() as waits:
         train(layers, optimizer, batches(2), PREPARATIONS[name])
         with torch.no_grad():
             layers[0](batches(1)[0])
-    if name == "clip values":  # checks on the CPU that clipping keeps zeros
-        waits.calls = [each for each in waits.calls if each != aten.is_nonzero.default]
-        del waits.calls[:2]
-    assert waits.calls == []
+    # In each step, clipping values checks that it keeps a zero, which is on the CPU.
+    checks = [aten.is_nonzero.default] * 2 if name == "clip values" else []
+    assert waits.calls == checks
     assert layers[0].weight.lag.has_stale_rows  # the steps didn't settle all rows
     assert isinstance(layers[0].weight.lag._updater._operators, TritonRows)
 

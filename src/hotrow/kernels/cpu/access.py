@@ -21,7 +21,7 @@ from hotrow.kernels.cpu.bfloat16 import (
 )
 from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, prefetch, view_memory
 
-PREFETCH_DISTANCE = 4  # rows; without prefetching, each row of a batch is a cache miss
+PREFETCH_DISTANCE = 4  # in rows; without prefetching, each row of a batch is a cache miss
 CACHE_LINE = 64  # bytes
 
 

@@ -201,7 +201,7 @@ def _maximum(a, b):
 @overload(rule_math.scaled_reciprocal, jit_options=JIT_OPTIONS)
 def _scaled_reciprocal(scalar, a):
     if isinstance(a, BFloat16):
-        return lambda scalar, a: 1 / a * scalar  # rounds twice, as torch does
+        return lambda scalar, a: 1 / a * scalar  # two roundings, as in torch
 
 
 @overload(rule_math.clamp, jit_options=JIT_OPTIONS)

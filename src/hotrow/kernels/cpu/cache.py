@@ -55,7 +55,7 @@ def cached_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_lock(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # a new lock, because a forked child can't use its parent's
+            with FileLock(lock):  # create a new lock: a forked child can't use its parent's lock
                 return function(*args)
 
         return run

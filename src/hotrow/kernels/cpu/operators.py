@@ -38,11 +38,17 @@ class _Kernel:
     def __init__(self, program: Program, dtype: torch.dtype, slot_count: int) -> None:
         from hotrow.kernels.cpu.rows import row_kernel  # imports numba
 
+        forward = program.fast_forward
         self._function = row_kernel(
-            program.update, program.flags, program.width, program.fast_forward, slot_count
+            program.update,
+            program.flags,
+            program.width,
+            forward.apply,
+            forward.compute_factors,
+            slot_count,
         )
         self._dtype, self._slot_count = dtype, slot_count
-        self._factor_count = program.fast_forward.factor_count
+        self._factor_count = forward.factor_count
         self._source = program.update.__module__
         # The dtype of this empty array tells the kernel the dtype of the table; int16 means
         # bfloat16.

@@ -10,8 +10,7 @@ from __future__ import annotations
 # What a kernel does with the rows of a batch.
 SETTLE, STEP, LOOK_UP = range(3)
 
-# The columns of a plan contain addresses and sizes, which are int64. `GROUPS` is the address of the
-# memory of a `GroupedIds` with `IDS` ids, of which `DISTINCT_IDS` are distinct. `BATCH` is the
-# address of the gradients for STEP, and of the output for LOOK_UP. The addresses of the slots come
-# last.
+# The columns of a plan contain addresses and sizes, which are int64. `GROUPS` is the memory address
+# of a `GroupedIds` that contains `IDS` ids, `DISTINCT_IDS` of them distinct. `BATCH` is the address
+# of the gradients for STEP, and of the output for LOOK_UP. The addresses of the slots come last.
 TABLE, ROWS, COLUMNS, ROW_STEPS, GROUPS, IDS, DISTINCT_IDS, BATCH, SLOTS = range(9)

@@ -63,13 +63,12 @@ from hotrow.kernels.cpu.plans import (
     TABLE,
 )
 from hotrow.kernels.cpu.threads import GRAIN_SIZE
-from hotrow.kernels.program import FastForward
 
 # A lookup that replays at most this many steps for a row doesn't store the row. The next optimizer
 # step replays those steps again.
 MAX_UNSAVED_STEPS = 2
 
-FACTOR_SETS = 1024  # how many sets of factors a thread keeps; a power of 2
+FACTOR_SETS = 1024  # the number of sets of factors that a thread keeps; a power of 2
 KEY_FACTOR = 1 << 32  # greater than any number of steps
 
 
@@ -78,7 +77,8 @@ def row_kernel(
     update: Callable[..., Any],
     flags: tuple[bool, ...],
     width: int,
-    fast_forward: FastForward,
+    advance: Callable[..., Any],
+    compute_factors: Callable[..., Any],
     slot_count: int,
 ) -> Callable[..., None]:
     """Return the kernel of a rule; numba compiles it when it is first called for a dtype.
@@ -87,10 +87,11 @@ def row_kernel(
         update: see `Program`.
         flags: see `Program`.
         width: see `Program`.
-        fast_forward: see `Program`.
+        advance: `FastForward.apply`.
+        compute_factors: see `FastForward`. This function doesn't take the whole `FastForward`,
+            which is different for each optimizer, so that all optimizers share the kernel.
         slot_count: the number of tensors in the optimizer state of a table.
     """
-    advance, compute_factors = fast_forward.apply, fast_forward.compute_factors
     functions = [*find_called(update), *find_called(advance), *find_called(compute_factors)]
     for function in functions:
         register(function)
@@ -117,7 +118,7 @@ def row_kernel(
         entries = drop_owner(entries)
         row_scratch = drop_owner(scratch)[thread]
         thread_factors, thread_keys = drop_owner(factors)[thread], drop_owner(factor_keys)[thread]
-        scalars = np.empty(width, scratch.dtype)  # an entry, rounded to the dtype of the update
+        scalars = np.empty(width, scratch.dtype)  # a ledger entry in the dtype of the update
         plan, first, last = -1, 0, 0  # `plan` covers the claimed rows from `first` to `last`
         while True:
             start = claim_rows(team, GRAIN_SIZE)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-GRAIN_SIZE = 32  # how many rows a thread claims at a time
+GRAIN_SIZE = 32  # the number of rows that a thread claims at a time
 VALUES_PER_THREAD = 1 << 16  # about 0.1 ms of work, enough to justify waking a thread
 
 # A team of threads shares an int64 array with these entries: the number of rows claimed, the number

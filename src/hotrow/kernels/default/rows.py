@@ -1,16 +1,16 @@
 """The loop over rows in plain torch, for any dtype and device. It works on copies of rows.
 
-`FastForward.apply_batch` applies as many missed steps to each row as it can, with a number of torch
-operations that doesn't depend on the number of steps. For bfloat16 and float16 tables, it computes
-in float32, and the result is rounded once. The remaining steps are replayed one by one,
-oldest first, with the same operations as torch.optim. Rows are sorted by the step at which they
+`FastForward.apply_batch` applies as many missed steps to each row as it can. The number of torch
+operations doesn't depend on the number of steps. For bfloat16 and float16 tables, `apply_batch`
+computes in float32 and rounds the result once. The remaining steps are replayed one by one, oldest
+first, with the same operations as torch.optim. Rows are sorted by the step at which they
 were last settled, so the rows that missed step t are contiguous.
 
 On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
 the last elements of each thread's share of a large array. torch rounds `a + alpha * b` twice in
-these elements, but only once in all others. So rows are padded to whole vectors, and processed in
-chunks too small to be split among threads. Every element is then rounded as in the main part of a
-dense step, for any batch and any number of threads.
+these elements, but only once in all other elements. So rows are padded to whole vectors, and
+processed in chunks too small to be split among threads. Every element is then rounded as in the
+main part of a dense step, for any batch and any number of threads.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from torch import Tensor
 from hotrow.kernels import devices
 from hotrow.kernels.program import Program, Steps
 
-VECTOR_COLUMNS = 128  # at least two vectors; torch's loops process two per iteration
+VECTOR_COLUMNS = 128  # two SIMD vectors or more; torch's loops process two per iteration
 TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
-CHUNK_ENTRIES = 1 << 24  # on other devices, limits the memory for copies of rows
+CHUNK_ENTRIES = 1 << 24  # limits the memory for copies of rows on other devices
 
 
 def advance_rows(
@@ -70,7 +70,7 @@ def advance_rows(
             t = chunk_steps[remaining].min()
             oldest = remaining[chunk_steps[remaining] == t]
             index: slice | Tensor = slice(oldest[0], oldest[-1] + 1)
-            if oldest[-1] - oldest[0] >= len(oldest):  # some rows in between need no step
+            if oldest[-1] - oldest[0] >= len(oldest):  # some rows of the slice don't need step t
                 index = torch.from_numpy(oldest).to(table.device)
             replay(program, state, index, entries[t].tolist())
             chunk_steps[oldest] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +59,23 @@ class DeviceIds(DistinctIds):
     def copy(cls, ids: Tensor, row_count: int) -> DeviceIds:
         """Return a copy of these ids, in the smallest dtype for a table with `row_count` rows."""
         return cls(ids.reshape(-1).to(id_dtype(row_count), copy=True), ids.shape)
+
+    @classmethod
+    def join(cls, batches: Sequence[DeviceIds], row_count: int) -> DeviceIds:
+        """Return the ids of n tables as one batch: id i of table k becomes i * n + k.
+
+        Negative ids stay negative.
+
+        Arguments:
+            batches: the ids of each table.
+            row_count: the number of rows of the largest table.
+        """
+        n = len(batches)
+        dtype = id_dtype(row_count * n)
+        ids = torch._foreach_mul([batch.flat.to(dtype) for batch in batches], n)
+        torch._foreach_add_(ids, list(range(n)))
+        flat = torch.cat(ids)
+        return cls(flat, flat.shape, all(batch.is_merged for batch in batches))
 
     @functools.cached_property
     def sorted(self) -> tuple[Tensor, Tensor]:

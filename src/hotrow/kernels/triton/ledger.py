@@ -1,4 +1,4 @@
-"""The ledger's copy on a device. Each step appends to it, instead of uploading it again."""
+"""A copy of the ledger on a device. Each step appends to it, instead of uploading it again."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class DeviceLedger:
         self._entry_count, self._end_step = 0, 0
         self._numbers: tuple[float, ...] = ()
         self._fast_forward: FastForward | None = None
+        self._addresses: dict[tuple[tuple[int, ...], ...], Tensor] = {}
         self.capacity = START_CAPACITY
 
     def start(self, step_count: int) -> None:
@@ -76,6 +77,19 @@ class DeviceLedger:
         for copy, array, change in zip(self.arrays, arrays, changes, strict=True):
             self._upload(copy, array, change)
         self._end_step, self._numbers = steps.end_step, numbers
+
+    def upload_addresses(self, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
+        """Return the addresses of tables that step together, (tables, addresses) int64.
+
+        Tables with the same ledger take every step together, so they are uploaded once.
+        """
+        copy = self._addresses.get(addresses)
+        if copy is None:
+            values = np.array(addresses)
+            copy = torch.empty(values.shape, dtype=torch.int64, device=self._device)
+            self._upload(copy, values, slice(0, len(values)))
+            self._addresses[addresses] = copy
+        return copy
 
     def reserve(self, step_count: int) -> None:
         """Make room for this many steps, so that the memory doesn't move while graphs use it."""

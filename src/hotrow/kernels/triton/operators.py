@@ -14,12 +14,13 @@ from torch import Tensor
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
 from hotrow.kernels.program import Program, Steps
 from hotrow.kernels.triton.batch import CHUNK, DeviceIds
-from hotrow.kernels.triton.id_check import IdCheck, id_check
+from hotrow.kernels.triton.id_check import id_check
 from hotrow.kernels.triton.ledger import DeviceLedger
 
 MAX_BLOCK = 4096  # columns that one program processes at once
 AHEAD = 8  # gradients that a program loads at once
 ROWS_PER_PROGRAM = 16  # rows that one program processes when all rows are settled
+ALIGNMENT = 16  # bytes; a program then loads 16 bytes at once
 # Without this option, the compiler would fuse multiplications and additions.
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -63,6 +64,10 @@ class TritonRows:
         self.table, self.row_steps = table.detach(), row_steps
         self.slots = tuple(slot.detach() for slot in slots)
         self._blocks = block_options(table.shape[1])
+        pointers = [each.data_ptr() for each in (row_steps, self.table, *self.slots)]
+        self._addresses = (len(table), *pointers)
+        # The kernel reads the addresses of several tables as multiples of ALIGNMENT.
+        self._can_join = not any(pointer % ALIGNMENT for pointer in pointers)
         self._set_program(program)
 
     def _set_program(self, program: Program) -> None:
@@ -145,38 +150,53 @@ class TritonRows:
 
         check = id_check(tables[0].table.device)
         ledger = tables[0]._ledger(steps)
+        by_columns: dict[object, list[tuple[Self, GroupedGradients]]] = {}
+        for table, grads in zip(tables, batches, strict=True):
+            if grads.values.numel():
+                key = table.table.shape[1] if table._can_join else table
+                by_columns.setdefault(key, []).append((table, grads))
         with on_device(tables[0].table):
-            for table, grads in zip(tables, batches, strict=True):
-                table._step(grads, ledger, check)
+            for joined in by_columns.values():
+                _step_joined([table for table, _ in joined], [grads for _, grads in joined], ledger)
             kernels.advance_clock[(1,)](ledger.clock, check.bad_id)
 
-    def _step(self, grads: GroupedGradients, ledger: DeviceLedger, check: IdCheck) -> None:
-        from hotrow.kernels.triton import rows as kernels
 
-        batch, values = DeviceIds.of(grads.ids), grads.values.contiguous()
-        count, columns = values.shape
-        if not count or not columns:
-            return
-        ids, order = batch.sorted
-        sums = sum_chunks(batch, values)
-        kernels.step[(count,)](
-            self.table,
-            self.slots,
-            self.row_steps,
-            ids,
-            order,
-            values,
-            sums,
-            ledger.clock,
-            ledger.entries,
-            ledger.numbers,
-            ledger.arrays,
-            check.bad_id,
-            count,
-            *self.table.shape,
-            AHEAD=AHEAD,
-            **self._options,
-        )
+def _step_joined(
+    tables: Sequence[TritonRows], batches: Sequence[GroupedGradients], ledger: DeviceLedger
+) -> None:
+    """Step tables with the same number of columns in one launch."""
+    from hotrow.kernels.triton import rows as kernels
+
+    first, addresses = tables[0], None
+    batch, values = DeviceIds.of(batches[0].ids), batches[0].values.contiguous()
+    if len(tables) > 1:
+        row_count = max(len(table.table) for table in tables)
+        batch = DeviceIds.join([DeviceIds.of(grads.ids) for grads in batches], row_count)
+        values = torch.cat([grads.values for grads in batches])
+        addresses = ledger.upload_addresses(tuple(table._addresses for table in tables))
+    count, columns = values.shape
+    ids, order = batch.sorted
+    kernels.step[(count,)](
+        first.table,
+        first.slots,
+        first.row_steps,
+        addresses,
+        len(tables),
+        ids,
+        order,
+        values,
+        sum_chunks(batch, values),
+        ledger.clock,
+        ledger.entries,
+        ledger.numbers,
+        ledger.arrays,
+        id_check(first.table.device).bad_id,
+        count,
+        len(first.table),
+        columns,
+        AHEAD=AHEAD,
+        **first._options,
+    )
 
 
 def _look_up(

@@ -167,27 +167,15 @@ def settle(
 
 
 @triton.jit
-def first_position(ids, value, end):
-    """Return the first position of a value that occurs in the sorted ids before `end`."""
-    low = end * 0
-    high = end
+def first_position(ids, value, begin, end):
+    """Return the first position from `begin` whose id is at least `value`, or `end`.
+
+    The ids are sorted. The ids equal to `value` end at the first position of `value + 1`.
+    """
+    low, high = begin, end
     while low < high:
         middle = (low + high) // 2
         if tl.load(ids + middle) < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@triton.jit
-def end_position(ids, value, begin, count):
-    """Return the position after the last occurrence of a value in the sorted ids."""
-    low = begin
-    high = count
-    while low < high:
-        middle = (low + high) // 2
-        if tl.load(ids + middle) <= value:
             low = middle + 1
         else:
             high = middle
@@ -246,7 +234,7 @@ def sum_chunks(ids, order, grads, sums, count, columns, BLOCK: tl.constexpr, AHE
     if (row >= 0) & ((is_first & is_long) | may_continue):
         begin = i
         if may_continue:
-            begin = first_position(ids, row, i)
+            begin = first_position(ids, row, i * 0, i)
         if (i - begin) % CHUNK == 0:
             end = short_end(ids, i, row, count)
             for start in range(0, columns, BLOCK):
@@ -266,7 +254,7 @@ def sum_row(
     """Return the sum of the gradients of the id whose first position is i."""
     total = zero
     if is_at(ids, i + CHUNK, row, count):
-        end = end_position(ids, row, i + CHUNK + 1, count)
+        end = first_position(ids, row + 1, i + CHUNK + 1, count)
         for k in range(i, end, CHUNK * AHEAD):
             for u in tl.static_range(AHEAD):
                 j = k + u * CHUNK
@@ -303,24 +291,44 @@ def merge(
         tl.store(values + i.to(tl.int64) * columns + column, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "rows"])
+@triton.jit
+def load_pointers(addresses, tensors):
+    """Load a pointer of the type of each tensor from consecutive addresses, multiples of 16."""
+    pointers = ()
+    for i in tl.static_range(len(tensors)):
+        pointer = tl.load(addresses + i).to(tensors[i].dtype)
+        pointers = pointers + (tl.multiple_of(pointer, 16),)
+    return pointers
+
+
+@triton.jit(do_not_specialize=["table_count", "count", "rows"])
 def step(
-    table, slots, row_steps, ids, order, grads, sums, clock, entries, numbers, arrays,
-    bad_id, count, rows, columns,
+    table, slots, row_steps, addresses, table_count, ids, order, grads, sums, clock, entries,
+    numbers, arrays, bad_id, count, rows, columns,
     update: tl.constexpr, flags: tl.constexpr, width: tl.constexpr,
     form: tl.constexpr, formula: tl.constexpr, is_inexact: tl.constexpr,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Settle the row of each distinct id, and step it with the sum of its gradients."""
+    """Settle the row of each distinct id, and step it with the sum of its gradients.
+
+    With `addresses`, the ids belong to several tables; see `DeviceIds.join`. The arguments
+    `table`, `slots` and `row_steps` are then the first table's, and serve only for their types.
+    """
     i = tl.program_id(0)
     row_id = tl.load(ids + i)
     is_first = not is_at(ids, i - 1, row_id, count)
-    is_row = (row_id >= 0) & (row_id < rows)
-    if is_first & is_row & (tl.load(bad_id) == NO_BAD_ID):
-        row = row_id.to(tl.int64)
+    if is_first & (row_id >= 0) & (tl.load(bad_id) == NO_BAD_ID):
+        row, row_count = row_id.to(tl.int64), rows.to(tl.int64)
+        if addresses is not None:
+            own = addresses + (row_id % table_count) * (len(slots) + 3)
+            row = row // table_count
+            row_count = tl.load(own)
+            row_steps, table = load_pointers(own + 1, (row_steps, table))
+            slots = load_pointers(own + 3, slots)
+        # A frozen row takes no step, and has a greater step count than the clock.
         now = tl.load(clock)
-        t = tl.load(row_steps + row)
-        if t <= now:  # a frozen row takes no step
+        t = tl.load(row_steps + row, mask=row < row_count, other=now + 1)
+        if t <= now:
             for begin in range(0, columns, BLOCK):
                 column = begin + tl.arange(0, BLOCK)
                 inside = column < columns
