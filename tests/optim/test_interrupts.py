@@ -74,6 +74,7 @@ def run(interrupted_line=None):
             optimizer.step()
             continue
         before = snapshot(model, optimizer)
+        gc.disable()  # in a finalizer or a callback of gc, Python ignores an interrupt and only warns
         try:
             sys.settrace(InterruptAt(interrupted_line))
             optimizer.step()
@@ -81,6 +82,7 @@ def run(interrupted_line=None):
             stopped = True
         finally:
             sys.settrace(None)
+            gc.enable()
         assert torch.is_grad_enabled()
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if stopped and same(snapshot(model, optimizer), before):
@@ -165,7 +167,7 @@ def test_an_interrupt_at_any_line_of_a_lookup_changes_no_result(compiled, monkey
             optimizer.zero_grad()
             if n == 6:
                 assert layer.weight.has_stale_rows
-                gc.disable()  # Python ignores an interrupt of a finalizer, and warns
+                gc.disable()  # as in run()
                 try:
                     sys.settrace(trace)
                     layer(ids)

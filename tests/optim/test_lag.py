@@ -272,7 +272,7 @@ def test_function_transforms_read_a_settled_table():
         parameters = {name: each.detach() for name, each in layers.named_parameters()}
 
         def loss(given, layers=layers):
-            # Use the table once from the closure and once as an argument.
+            # Use the table both as a variable of the closure and as an argument.
             closed = layers(IDLE).pow(2).sum()
             return closed + torch.func.functional_call(layers, given, (IDLE,)).pow(2).sum()
 
@@ -462,6 +462,19 @@ def test_the_state_of_another_table_raises():
         optimizer.load_state_dict(foreign.state_dict())
     for name, value in optimizer.state_dict()["state"][0].items():
         assert torch.equal(value, before["state"][0][name])
+
+
+@pytest.mark.parametrize(("name", "slot"), [("Adagrad", "sum"), ("Rprop", "step_size")])
+@pytest.mark.parametrize("value", [torch.nan, -1.0])
+def test_negative_sums_and_step_sizes_are_refused(name, slot, value):
+    layer = hotrow.convert(nn.Embedding(ROWS, COLUMNS), min_entries=0)
+    optimizer = getattr(hotrow.optim, name)(layer.parameters())
+    layer(IDLE).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0][slot][3] = value
+    with pytest.raises(HotrowError, match=rf"state\[0\]\['{slot}'\] has negative or NaN values"):
+        optimizer.load_state_dict(state)
 
 
 def test_saved_files_contain_only_torch_objects():

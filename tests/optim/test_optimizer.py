@@ -11,6 +11,7 @@ from torch import nn
 
 import hotrow.optim
 from hotrow import HotrowError
+from hotrow.kernels.cpu.rows import row_kernel
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive, grid
@@ -348,6 +349,39 @@ def test_state_is_in_torchs_format(name, options):
     torch.save(state, file)
     file.seek(0)
     torch.load(file, weights_only=True)
+
+
+@all_configurations
+def test_a_second_optimizer_uses_the_compiled_kernels_of_the_first(name, options):
+    misses = []
+    for _ in range(2):
+        layers = table_model()
+        train(layers, hotrow_optimizer(name, layers, options), batches(4))
+        assert type(layers[0].weight) is Table
+        layers[0].weight.sum()
+        misses.append(row_kernel.cache_info().misses)
+    assert misses[0] == misses[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("Adagrad", "lr_decay", float("nan")),
+        ("Adagrad", "lr", float("inf")),
+        ("SGD", "lr", float("inf")),
+    ],
+)
+def test_a_step_size_that_is_not_finite_changes_idle_rows_as_in_torch(name, option, value):
+    weights = []
+    for make_model, make in ((table_model, hotrow_optimizer), (dense_model, torch_optimizer)):
+        layers = make_model()
+        optimizer = make(name, layers, {"lr": 0.1})
+        train(layers, optimizer, batches(3))
+        optimizer.param_groups[0][option] = value
+        train(layers, optimizer, batches(3))
+        weights.append(layers[0].weight.detach().clone())
+    assert weights[1].isnan().any()
+    assert torch.equal(weights[0].isnan(), weights[1].isnan())
 
 
 @some_configurations

@@ -156,7 +156,7 @@ def test_tables_of_different_groups_and_counts_do_not_share():
     assert one is two
     assert one is four
     assert one is not three
-    # After a load, the step counts of the tables differ.
+    # Load a state in which the first table has another step count.
     saved = copy.deepcopy(optimizer.state_dict())
     saved["state"][0]["step"] += 7
     optimizer.load_state_dict(saved)
@@ -164,7 +164,7 @@ def test_tables_of_different_groups_and_counts_do_not_share():
     one, two, three, four = ledgers(model)
     assert one is not two
     assert two is four
-    # `mu_product` differs, and the step count does not.
+    # Load a state in which only the `mu_product` of a table differs.
     saved = copy.deepcopy(optimizer.state_dict())
     saved["state"][2]["mu_product"] /= 2
     optimizer.load_state_dict(saved)

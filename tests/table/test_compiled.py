@@ -107,6 +107,15 @@ def test_a_lookup_that_changes_rows_breaks_the_graph():
     assert torch.equal(torch.compile(model, backend="eager")(ids), plain(ids))
 
 
+def test_the_refusal_of_another_use_in_a_full_graph_says_what_to_do():
+    layer = hotrow.convert(nn.Embedding(9, 3), min_entries=0)
+    compiled = torch.compile(
+        lambda ids: layer(ids).sum() + layer.weight.pow(2).sum(), fullgraph=True, backend="eager"
+    )
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="use the table only in lookups"):
+        compiled(torch.tensor([1]))
+
+
 @pytest.mark.parametrize("options", [{"padding_idx": 3}, {"scale_grad_by_freq": True}])
 def test_the_gradient_has_the_layer_s_options(options):
     layer = nn.Embedding(50, 4, **options)

@@ -34,7 +34,7 @@ def example(count):
 
 
 def physical_bytes(tensor):
-    """Return the bytes of a tensor's memory that are in physical memory."""
+    """Return how many bytes of a tensor are in physical memory."""
     first = tensor.data_ptr() // mmap.PAGESIZE
     with open("/proc/self/pagemap", "rb") as file:
         file.seek(8 * first)
@@ -71,7 +71,7 @@ def test_if_pages_do_not_move_values_are_copied(moves, failing):
     grow_storage(values.untyped_storage(), 2 * values.nbytes)
     assert torch.equal(values, expected)
     assert moves.results == [True, False][1 - failing :]
-    # The system does not support it: it is not tried again.
+    # If the very first attempt failed, hotrow doesn't try to move pages again.
     grow_storage(values.untyped_storage(), 4 * values.nbytes)
     assert torch.equal(values, expected)
     assert len(moves.results) == (1 if failing == 0 else 4)

@@ -40,13 +40,15 @@ Memory
     step. At most 65,536 steps are recorded.
 
 Errors
-    An optimizer raises `HotrowError`, before anything changes, if a table was resized, moved or
-    cast after its first step, or if a loaded state is incomplete or has the wrong shape.
+    An optimizer raises `HotrowError` if a table was resized, moved or cast after its first step, or
+    if a loaded state is incomplete or has the wrong shape. The error is raised before anything
+    changes.
 
-Some code bypasses torch's function protocol and reads stale rows from a table: `torch.jit.script`,
-`torch.func` transforms that take the table as an input, and jagged ids. Call `optimizer.settle()`
-before such code runs. You can't read a table during its own step, for example in a signal handler.
-Tables don't support `torch.__future__.set_swap_module_params_on_conversion`.
+Some code bypasses torch's function protocol and reads stale rows from a table. Examples are modules
+made by `torch.jit.script` or `torch.jit.trace`, `torch.func` transforms that take the table as an
+input, and lookups with jagged ids. Call `optimizer.settle()` before such code runs. You can't read
+a table during its own step, for example in a signal handler. Tables don't support
+`torch.__future__.set_swap_module_params_on_conversion`.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)

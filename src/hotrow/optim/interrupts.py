@@ -44,7 +44,7 @@ class PostponedSignals:
             _is_postponing = True
             for number, _ in self._handlers:
                 _set(number, self._postpone)
-        except BaseException:  # raised by a handler that had not been replaced yet
+        except BaseException:  # from a handler that had not been replaced yet
             self._restore()
             raise
 
@@ -63,7 +63,7 @@ class PostponedSignals:
         try:
             for number, handler in self._handlers:
                 _set(number, handler)
-        except BaseException:  # raised by a handler that had already been restored
+        except BaseException:  # from a handler that had already been restored
             for number, handler in self._handlers:
                 _set(number, handler)
             raise

@@ -1,7 +1,7 @@
 """`RowLag`, which tracks the steps that each row of a table has missed.
 
-A `RowLag` connects a table to its optimizer. The optimizer's step calls `step_together`; reads of
-the table and of its state call `settle`, `look_up` or `peek`.
+A `RowLag` connects a table to its optimizer. The optimizer's step calls `step.step_together`; reads
+of the table and of its state call `settle`, `look_up` or `peek`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ from torch import Tensor
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.batch import DistinctIds, GroupedGradients
-from hotrow.kernels.program import FROZEN, Program
-from hotrow.optim import updater
+from hotrow.kernels.program import FROZEN
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.ledger import Ledger
 from hotrow.optim.rule import ParamGroup, Rule, ScalarState, scalar_dtype
@@ -49,7 +48,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_replace_lock)
 
 
-class _ExclusiveAccess:
+class ExclusiveAccess:
     """A context that allows one operation on rows at a time, across threads and within a thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
@@ -99,8 +98,8 @@ class RowLag:
             name: loaded.get(name, torch.tensor(value, dtype=scalar_dtype()))
             for name, value in self.ledger.torch_scalars(group).items()
         }
-        self._scalar_values = {name: float(scalar) for name, scalar in self.scalar_tensors.items()}
-        self._tensors = [self.values, *self.slots.values()]
+        self._scalar_marks = {name: _mark(scalar) for name, scalar in self.scalar_tensors.items()}
+        self.tensors = [self.values, *self.slots.values()]
         self._by_columns, count = table.columns, len(table.raw_rows)
         if table.backing is None:
             self.row_steps = torch.zeros(count, dtype=torch.int32, device=self.values.device)
@@ -113,8 +112,7 @@ class RowLag:
         self._updater: RowUpdater | None = None
         self._addresses: list[int] = []
         self._expected_uses: list[tuple[StorageUses, int]] = []
-        self._captured_rows: RowUpdater | None = None  # the updater in a captured CUDA graph
-        self._captured_program: Program | None = None
+        self.captured: object = None  # what a CUDA graph uses; see `graphs.py`
         self._is_on_gpu = devices.is_on_gpu(self.values)
         if self._is_on_gpu:
             self.ledger.allow_undo()
@@ -135,7 +133,7 @@ class RowLag:
         if loaded is not None:
             self._check_slot(name, loaded)
             return loaded if backing is None else backing.store_slot(name, loaded)
-        if self.ledger.rule.has_step_count and self.ledger.start_step:
+        if self.ledger.rule.has_step_count and self.state:
             raise HotrowError(
                 f"the optimizer state has no {name!r}, but its step count is "
                 f"{self.ledger.start_step}",
@@ -161,14 +159,14 @@ class RowLag:
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
         """Return (V, D) views of the table and its slots; storing a view would create an alias."""
-        tensors = self._tensors
+        tensors = self.tensors
         if self._by_columns:
             tensors = [tensor.t() for tensor in tensors]
         return tensors[0], tensors[1:]
 
-    def _rows(self) -> RowUpdater:
+    def rows(self) -> RowUpdater:
         """Return the updater of the rows; create it again if their memory or the ledger changed."""
-        addresses = list(map(Tensor.data_ptr, self._tensors))
+        addresses = list(map(Tensor.data_ptr, self.tensors))
         updater = self._updater
         if updater is None or updater.ledger is not self.ledger or addresses != self._addresses:
             updater = RowUpdater(self.ledger, *self._row_views(), self.row_steps)
@@ -176,9 +174,13 @@ class RowLag:
             # slot's storage has two.
             slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
             self._expected_uses = [(StorageUses(self.values), 3), *slots]
-            self._updater = updater
-            self._addresses = addresses  # set last, because a signal handler may raise an error
+            self._updater, self.captured = updater, None
+            self._addresses = addresses  # set this last: a signal handler may raise an error
         return updater
+
+    def _drop_updater(self) -> None:
+        """Drop all references to the memory of the table and its slots, except `tensors`."""
+        self._updater, self._expected_uses, self.captured = None, [], None
 
     @property
     def has_stale_rows(self) -> bool:
@@ -206,7 +208,7 @@ class RowLag:
 
     def _scalars_changed(self) -> bool:
         """Return whether the user changed the step count or another scalar in torch's state."""
-        return any(float(s) != self._scalar_values[name] for name, s in self.scalar_tensors.items())
+        return any(_mark(s) != self._scalar_marks[name] for name, s in self.scalar_tensors.items())
 
     def check_idle(self) -> None:
         """Raise an error if an operation on rows is running."""
@@ -219,9 +221,9 @@ class RowLag:
     def settle(self, rows: Tensor | None) -> None:
         """Apply every missed step to the distinct `rows`, or to all rows if `rows` is None."""
         self.raise_earlier_error()
-        with _ExclusiveAccess(self):
+        with ExclusiveAccess(self):
             step_count = self.ledger.length
-            self._rows().settle(rows)
+            self.rows().settle(rows)
             if rows is None:
                 self.settled_steps = step_count
 
@@ -233,11 +235,11 @@ class RowLag:
         self._check_storage()
         with _lock:
             self.check_idle()
-            updater = self._rows()
-            if updater.looks_up_atomically:  # postponing signals would take 4 us
+            updater = self.rows()
+            if updater.looks_up_atomically:  # don't postpone signals, which takes 4 us
                 return updater.look_up(ids)
-        with _ExclusiveAccess(self):
-            return self._rows().look_up(ids)
+        with ExclusiveAccess(self):
+            return self.rows().look_up(ids)
 
     def raise_earlier_error(self) -> None:
         """Raise the error of an earlier lookup on the table's GPU; see `raise_bad_id`."""
@@ -247,13 +249,14 @@ class RowLag:
     def undo_stopped_steps(self) -> None:
         """Undo the steps that the device did not run because of an id out of range."""
         self.ledger.undo_stopped_steps()
+        self._drop_updater()  # so that no graph uses the old ledger
         self.settled_steps = min(self.settled_steps, self.ledger.length)
         self.write_scalars(self.ledger.torch_scalars(self.group_options))
 
     def peek(self, ids: DistinctIds) -> Tensor:
         """Return the settled rows selected by `ids`, (..., D), without storing them."""
         self._check_storage()
-        with _ExclusiveAccess(self):
+        with ExclusiveAccess(self):
             table, slots = self._row_views()
             rows, *row_slots = (tensor[ids.rows] for tensor in (table, *slots))
             indices = torch.arange(len(ids.rows), device=rows.device)
@@ -263,9 +266,9 @@ class RowLag:
     def write_scalars(self, scalars: ScalarState) -> None:
         """Set the scalars in torch's state."""
         for name, value in scalars.items():
-            self._scalar_values[name] = float(self.scalar_tensors[name].fill_(value))
+            self._scalar_marks[name] = _mark(self.scalar_tensors[name].fill_(value))
 
-    def _has_alias(self) -> bool:
+    def has_alias(self) -> bool:
         """Return whether another tensor, whose reads wouldn't settle rows, shares the storage."""
         has_alias = self.table.was_sent
         for uses, expected in self._expected_uses:
@@ -292,8 +295,8 @@ class RowLag:
             The new values of the table, and a function that completes the change. Call it after
             the table has its new values.
         """
-        with _ExclusiveAccess(self):
-            self._updater, self._expected_uses = None, []  # so that they don't count as aliases
+        with ExclusiveAccess(self):
+            self._drop_updater()  # so that they don't count as aliases
             # The table's storage has two expected uses (`values` and the table).
             values = self._change_tensor(change, self.values, added, 2)
             new_slots = {
@@ -304,7 +307,7 @@ class RowLag:
 
         def complete() -> None:
             self.values, self.slots, self.row_steps = self.table.raw_data, new_slots, row_steps
-            self._tensors = [self.values, *new_slots.values()]
+            self.tensors = [self.values, *new_slots.values()]
             dict.update(self.state, new_slots)
 
         return values, complete
@@ -338,113 +341,31 @@ class RowLag:
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""
         self.settle_all()
-        self._updater, self._expected_uses = None, []  # so that they don't count as aliases
+        self._drop_updater()  # so that they don't count as aliases
         self.ledger.table_count -= 1
         self.state.lag = None
         table = self._table()
         if table is not None and table.lag is self:
             table.lag = None
 
-    def prepare_capture(self) -> None:
-        """Prepare the steps on the GPU for a CUDA graph."""
-        self._rows().reserve(MAX_LEDGER_ENTRIES)
 
-    def prepare_replay(self, group: ParamGroup) -> None:
-        """Check that the next step may be the replay of a captured step, and upload the ledger.
+def _mark(scalar: Tensor) -> float:
+    """Return a number that changes when a scalar of torch's state does.
 
-        Raises:
-            HotrowError: the step was not captured, or its memory or its options have changed.
-        """
-        self.raise_earlier_error()
-        if self.has_stale_rows and self._has_alias():
-            self.settle(None)
-        rows = self._rows()
-        is_same = rows is self._captured_rows and self.accepts(group)
-        if not (is_same and rows.upload() is self._captured_program):
-            raise HotrowError(
-                f"the step of a {tuple(self.values.shape)} table cannot be replayed: it was not "
-                "captured, or the table, its state or an option has changed since then",
-                fix="take a step without a graph, call optimizer.prepare_capture(), and capture "
-                "the step again",
-            )
-
-
-_Step = tuple[RowLag, ParamGroup, GroupedGradients]
-
-
-def step_together(steps: Sequence[_Step]) -> None:
-    """Record a step of each table, and apply it to the rows of the table's gradients.
-
-    Arguments:
-        steps: (lag, parameter group, gradients) for each table that takes the step.
+    It is the value on the CPU. Reading a value on a GPU would wait, so it is the version there.
     """
-    if devices.is_capturing(steps[0][0].values):
-        _capture_together(steps)
-        return
-    for lag, _, _ in steps:
-        lag.raise_earlier_error()
-    _share_new_ledgers(steps)
-    by_ledger: dict[tuple[int, int], list[_Step]] = {}
-    for each in steps:
-        by_ledger.setdefault((id(each[0].ledger), id(each[1])), []).append(each)
-    with _ExclusiveAccess(*(lag for lag, _, _ in steps)):
-        for same_ledger in by_ledger.values():
-            lag, group, _ = same_ledger[0]
-            ledger = lag.ledger
-            if len(same_ledger) < ledger.table_count:  # other tables don't take this step
-                ledger = ledger.split(len(same_ledger))
-                for lag, _, _ in same_ledger:
-                    lag.ledger = ledger
-            ledger.record_step(group)
-            updater.step_together([(lag._rows(), grads) for lag, _, grads in same_ledger])
-            scalars = ledger.torch_scalars(group)
-            for lag, _, _ in same_ledger:
-                lag.write_scalars(scalars)
+    return float(scalar) if devices.is_on_cpu(scalar) else scalar._version
+
+
+def finish_step(lags: Sequence[RowLag]) -> None:
+    """Tell autograd that the tables have changed, and settle the tables that have aliases."""
     torch.autograd.graph.increment_version(
-        [tensor for lag, _, _ in steps for tensor in (lag.table, *lag._tensors[1:])]
+        [tensor for lag in lags for tensor in (lag.table, *lag.tensors[1:])]
     )
-    for lag, _, _ in steps:
-        if lag.has_stale_rows and lag._has_alias():
+    for lag in lags:
+        if lag.has_stale_rows and lag.has_alias():
             lag.settle_all()
 
 
-def _capture_together(steps: Sequence[_Step]) -> None:
-    """Launch the kernels of a step that becomes part of a CUDA graph.
-
-    The kernels read the step from the ledger on the GPU; `record_replay` records each step there.
-    """
-    by_ledger: dict[int, list[_Step]] = {}
-    for each in steps:
-        by_ledger.setdefault(id(each[0].ledger), []).append(each)
-    for same_ledger in by_ledger.values():
-        rows = [(lag._rows(), grads) for lag, _, grads in same_ledger]
-        updater.step_together(rows, is_recorded=False)
-        for lag, _, _ in same_ledger:
-            lag._captured_rows = lag._rows()
-            lag._captured_program = lag._captured_rows.program
-
-
-def record_replay(lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
-    """Record the step that the replay of a CUDA graph takes next, for each table in the graph."""
-    for lag, group in lags:
-        lag.prepare_replay(group)
-    ledgers = {id(lag.ledger): (lag.ledger, group) for lag, group in lags}
-    with _ExclusiveAccess(*(lag for lag, _ in lags)):
-        for ledger, group in ledgers.values():
-            ledger.record_step(group)
-        for lag, group in lags:
-            lag._rows().upload_entry()
-            lag.write_scalars(lag.ledger.torch_scalars(group))
-
-
-def _share_new_ledgers(steps: Sequence[_Step]) -> None:
-    """Create one shared ledger for tables that take their first step together."""
-    shared: dict[Hashable, Ledger] = {}
-    for lag, group, _ in steps:
-        if not lag.ledger.length:
-            key = id(group), lag.values.device, lag.ledger.initial_scalars(group)
-            ledger = shared.setdefault(key, lag.ledger)
-            if ledger is not lag.ledger:
-                lag.ledger.table_count -= 1
-                lag.ledger = ledger
-                ledger.table_count += 1
+# One table's part of a step: its lag, the options and the gradients.
+TableStep = tuple[RowLag, ParamGroup, GroupedGradients]

@@ -1,11 +1,12 @@
 """The ledger, which records the scalars of every step so that missed steps can be applied later.
 
-`lag.step_together` records an entry before it updates the touched rows.
+`step.step_together` records an entry before it updates the touched rows.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -63,7 +64,7 @@ class Ledger:
         self._entries = np.empty((0, 0))
         self._programs: dict[FastForward, Program] = {}
         self._prepared: dict[tuple[int, int, torch.dtype], tuple[Program, Steps]] = {}
-        self._copies: dict[Any, Any] = {}  # on other devices
+        self._copies: dict[Any, Any] = {}  # copies of the entries on other devices
         self._options = {key: value for key, value in group.items() if key != "params"}
         self._exact, self._has_scalars = exact, False
         self._undo: deque[tuple[int, ScalarState, bool]] | None = None
@@ -102,10 +103,12 @@ class Ledger:
         if self._undo is not None:
             self._undo.append((self.length, dict(self.scalar_state), self.idle_rows_unchanged))
         step = self.start_step + self.length + 1
-        entry = self.rule.ledger_entry(group, step, self.scalar_state)
-        self.append(tuple(map(float, entry)))
+        entry = tuple(map(float, self.rule.ledger_entry(group, step, self.scalar_state)))
+        self.append(entry)
         # Rows may skip all missed steps only if none of these steps changes an idle row.
-        self.idle_rows_unchanged = self.idle_rows_unchanged and self.rule.idle_rows_unchanged(group)
+        if self.idle_rows_unchanged:
+            is_finite = all(map(math.isfinite, entry))  # torch computes inf * 0 = NaN
+            self.idle_rows_unchanged = is_finite and self.rule.idle_rows_unchanged(group)
 
     def allow_undo(self) -> None:
         """Keep the data to undo any of the steps that a GPU may not have run yet."""

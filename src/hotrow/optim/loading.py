@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from hotrow.errors import HotrowError
 from hotrow.optim.rule import ParamGroup
 from hotrow.table.parameter import Table
 
-_SCALARS = "step", "eta", "mu", "mu_product"  # of a parameter; all other values are (V, D) tensors
+_SCALARS = "step", "eta", "mu", "mu_product"
+# Adagrad and Rprop compute with these values even if a row has no gradient; hotrow doesn't.
+_NOT_NEGATIVE = "sum", "step_size"
 _MAX_STEP = 1 << 53
 _FIX = "load the state dict of an optimizer for the same tables"
 
@@ -22,8 +24,7 @@ def check_structure(state_dict: Any) -> None:
     is_complete = isinstance(state_dict, Mapping) and isinstance(state_dict.get("state"), Mapping)
     groups = state_dict.get("param_groups") if is_complete else None
     if not isinstance(groups, list | tuple) or not all(
-        isinstance(group, Mapping) and isinstance(group.get("params"), list | tuple)
-        for group in groups
+        isinstance(group, Mapping) and isinstance(group.get("params"), Sequence) for group in groups
     ):
         raise HotrowError(
             "the state dict has no 'state' and 'param_groups' of an optimizer",
@@ -31,47 +32,68 @@ def check_structure(state_dict: Any) -> None:
         )
 
 
-def check_group(number: int, saved: Mapping[str, Any], group: ParamGroup) -> None:
-    """Raise an error if an option of a saved group has another type than in the group."""
-    for name in (saved.keys() & group.keys()) - {"params"}:
-        kind, expected = _kind(saved[name]), _kind(group[name])
-        if kind != expected and not {kind, expected} <= {"None", "bool"}:
+def check_group(number: int, saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise an error if a group lacks a number, or an option differs in type from its default.
+
+    Options without a default are the user's own. Older versions of torch saved fewer switches.
+    """
+    for name, default in defaults.items():
+        if name not in saved and not isinstance(default, bool | None):
+            raise HotrowError(f"param_groups[{number}] has no {name!r}", fix=_FIX)
+    for name in saved.keys() & defaults.keys():
+        if not _is_like(saved[name], defaults[name]):
             raise HotrowError(
                 f"param_groups[{number}][{name!r}] is {saved[name]!r:.40}, but must be a value "
-                f"such as {group[name]!r:.40}",
+                f"such as {defaults[name]!r:.40}",
                 fix=_FIX,
             )
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, bool | None):
-        return "None" if value is None else "bool"
-    if isinstance(value, int | float) or (isinstance(value, Tensor) and _is_number(value)):
-        return "number"
-    if isinstance(value, list | tuple):
-        return f"({', '.join(map(_kind, value))})"
-    return type(value).__name__
+def _is_like(value: Any, default: Any) -> bool:
+    """Return whether the value has the default's type, as far as torch distinguishes types."""
+    if isinstance(default, bool | None):
+        return value is None or (_is_number(value) and not isinstance(value, Tensor))
+    if _is_number(default):
+        return _is_number(value)
+    is_sequence = hasattr(value, "__len__") and not isinstance(value, Mapping | str)
+    is_sequence &= getattr(value, "ndim", 1) == 1
+    return is_sequence and len(value) == len(default) and all(map(_is_number, value))
 
 
-def _is_number(value: Tensor) -> bool:
-    is_real = not (value.is_complex() or value.is_quantized)
-    return value.numel() == 1 and is_real and value.layout == torch.strided and not value.is_meta
+def _is_number(value: Any) -> bool:
+    """Return whether the value is one real number of Python, numpy or torch."""
+    if isinstance(value, Tensor):
+        is_real = not (value.is_complex() or value.is_quantized)
+        return (
+            value.numel() == 1 and is_real and value.layout == torch.strided and not value.is_meta
+        )
+    try:
+        float("" if isinstance(value, str | bytes) else value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
-def check_state(key: Any, state: Any, table: Table) -> None:
-    """Raise an error if the saved state of a table has wrong names, types, shapes or values."""
+def check_state(key: Any, state: Any, table: Table, slots: Container[str]) -> None:
+    """Raise an error if the saved state of a table has wrong types, shapes or values.
+
+    The optimizer doesn't use names other than those of the slots and scalars.
+    """
     if not isinstance(state, Mapping):
         raise HotrowError(
             f"state[{key}] is of type {type(state).__name__}, but must be a dict", fix=_FIX
         )
     for name, value in state.items():
-        problem = _scalar_problem(name, value) if name in _SCALARS else _slot_problem(value, table)
+        if name in _SCALARS:
+            problem = _scalar_problem(name, value)
+        else:
+            problem = _slot_problem(name, value, table) if name in slots else None
         if problem:
             raise HotrowError(f"state[{key}][{name!r}] {problem}", fix=_FIX)
 
 
 def _scalar_problem(name: str, value: Any) -> str | None:
-    if _kind(value) != "number":
+    if not _is_number(value):
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         return f"is of type {type(value).__name__}{shape}, but must be a number"
     number = float(value)
@@ -80,7 +102,7 @@ def _scalar_problem(name: str, value: Any) -> str | None:
     return None
 
 
-def _slot_problem(value: Any, table: Table) -> str | None:
+def _slot_problem(name: str, value: Any, table: Table) -> str | None:
     """Return what is wrong with a value that must be a tensor of the table's shape."""
     if not isinstance(value, Tensor):
         # torch stores None for a momentum that it has not created yet.
@@ -90,6 +112,8 @@ def _slot_problem(value: Any, table: Table) -> str | None:
     if value.layout != torch.strided or value.is_meta or value.is_complex():
         layout = str(value.layout).removeprefix("torch.")
         return f"is a {layout} {value.dtype} tensor on {value.device}, but must be dense and real"
+    if name in _NOT_NEGATIVE and not bool((value >= 0).all()):
+        return "has negative or NaN values, with which rows outside the batch would become NaN"
     return None
 
 

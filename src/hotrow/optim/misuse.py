@@ -1,7 +1,7 @@
 """Detect code that uses `hotrow.convert` without `hotrow.optim`, or the other way around.
 
-Code that uses only one of them either trains at the cost of dense training, or fails with an error
-that doesn't mention the other.
+Code that uses only one of the two either trains at the cost of dense training, or fails with an
+error that doesn't mention the other.
 """
 
 from __future__ import annotations

@@ -19,12 +19,14 @@ from torch._C._autograd import _profiler_enabled
 from hotrow.errors import HotrowError
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import never_trace
+from hotrow.optim import graphs
 from hotrow.optim.interrupts import PostponedSignals
-from hotrow.optim.lag import RowLag, record_replay, step_together
+from hotrow.optim.lag import RowLag
 from hotrow.optim.loading import check_group, check_state, check_structure, saved_tables
 from hotrow.optim.misuse import check_sparse_gradients, has_hooks
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
+from hotrow.optim.step import step_together
 from hotrow.table.autograd import set_strides, with_strides
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import TABLE_CLASSES, Table
@@ -151,7 +153,7 @@ class RowOptimizer(_Optimizer):
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
         """Make `step` call hooks and record itself in profiles, as torch does.
 
-        Without hooks and profilers, the step doesn't run torch's code for them, which takes 9 us.
+        If there are no hooks or profilers, the step skips torch's code for them, which takes 9 us.
         """
         with_hooks = torch.optim.Optimizer.profile_hook_step(step)
 
@@ -277,7 +279,7 @@ class RowOptimizer(_Optimizer):
         return with_strides(gradient, table.stride())
 
     def _adopt_tables(self) -> None:
-        """Make tables of parameters used in lookups, except in groups with unsupported options."""
+        """Convert looked-up parameters to tables, except in groups with unsupported options."""
         for group in self.param_groups:
             if not any(map(group.get, _UNSUPPORTED_OPTIONS)):
                 for parameter in group["params"]:
@@ -350,27 +352,36 @@ class RowOptimizer(_Optimizer):
         for 65,536 steps.
 
         Raises:
-            HotrowError: a table has taken no row step on a GPU with Triton.
+            HotrowError: no table has a gradient, or a table has taken no row step on a GPU with
+                Triton.
         """
-        for _, lag in self._gpu_lags():
-            lag.prepare_capture()
+        graphs.prepare_capture([lag for _, lag in self._gpu_lags()])
 
-    def prepare_replay(self) -> None:
-        """Record the next step, with the current learning rate, before you replay its graph.
+    def replay(self, graph: graphs.Graph, *others: RowOptimizer) -> None:
+        """Take a step by replaying its CUDA graph, with the current learning rate.
+
+        Args:
+            graph: the `torch.cuda.CUDAGraph` that contains the step.
+            others: the other optimizers in `hotrow.optim` whose steps the graph contains.
 
         Raises:
-            HotrowError: the graph no longer matches the tables, their state or the options.
+            HotrowError: the graph no longer matches the tables, their state or the options. Nothing
+                has changed.
         """
+        optimizers = self, *others
+        lags = [(lag, group) for each in optimizers for group, lag in each._gpu_lags()]
         with PostponedSignals(), torch.no_grad():
-            record_replay([(lag, numeric_group(group)) for group, lag in self._gpu_lags()])
-            self._count += 1
+            graphs.replay(graph, [(lag, numeric_group(group)) for lag, group in lags])
+            for each in optimizers:
+                each._count += 1
 
     def _gpu_lags(self) -> list[tuple[ParamGroup, RowLag]]:
-        """Return the lag of each table that has a gradient."""
+        """Return the lag of each table that has a gradient or is part of a CUDA graph."""
         lags = []
         for group, table in self._tables():
             lag = table.lag
-            if table.grad is None:
+            is_captured = isinstance(lag, RowLag) and lag.captured is not None
+            if table.grad is None and not is_captured:
                 continue
             if not (isinstance(lag, RowLag) and devices.has_triton_kernels(table.raw_rows)):
                 raise HotrowError(
@@ -404,6 +415,7 @@ class RowOptimizer(_Optimizer):
         result["state"] = {
             index: _contiguous_state(state, tables[index]) if index in tables else state
             for index, state in result["state"].items()
+            if state or index not in tables
         }
         return result
 
@@ -414,22 +426,38 @@ class RowOptimizer(_Optimizer):
 
         Raises:
             HotrowError: the state dict is incomplete, a table's state does not have the table's
-                shape, or an option or a scalar has another type. Nothing was loaded.
+                shape, or an option or a scalar has the wrong type. Nothing was loaded.
         """
+        if not isinstance(state_dict, Mapping):
+            check_structure(state_dict)
+        # The user's hooks, which may change the state dict, run before this one.
+        prepare: Any = type(self)._prepare_state_dict
+        handle = self.register_load_state_dict_pre_hook(prepare)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def _prepare_state_dict(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Check a state dict, and return a copy with this process's rows."""
         check_structure(state_dict)
-        tables = dict(saved_tables(self.param_groups, state_dict["param_groups"]))
         state_dict = {**state_dict, "state": dict(state_dict["state"])}
-        for number, saved in enumerate(state_dict["param_groups"][: len(self.param_groups)]):
-            group = self.param_groups[number]
-            if any(isinstance(parameter, Table) for parameter in group["params"]):
-                check_group(number, saved, group)
-        for key, table in tables.items():
-            state = state_dict["state"].get(key, {})
-            if isinstance(state, Mapping) and state:
-                state_dict["state"][key] = state = {
-                    k: table.to_local(v) if isinstance(v, Tensor) else v for k, v in state.items()
-                }
-            check_state(key, state, table)
+        tables: dict[Any, Table] = {}
+        pairs = zip(self.param_groups, state_dict["param_groups"], strict=False)
+        for number, (group, saved) in enumerate(pairs):
+            of_group = dict(saved_tables([group], [saved]))
+            if of_group:
+                check_group(number, saved, self.defaults)
+                slots = self.rule.initial_slots({**group, **saved})
+            for key, table in of_group.items():
+                state = state_dict["state"].get(key, {})
+                if isinstance(state, Mapping) and state:
+                    state_dict["state"][key] = state = {
+                        k: table.to_local(v) if isinstance(v, Tensor) else v
+                        for k, v in state.items()
+                    }
+                check_state(key, state, table, slots)
+            tables |= of_group
         for table in tables.values():
             self._close_lag(table)
         # Copy the tensors. Otherwise the caller's tensors would alias the tables' state.
@@ -439,7 +467,7 @@ class RowOptimizer(_Optimizer):
             else state
             for index, state in state_dict["state"].items()
         }
-        super().load_state_dict({**state_dict, "state": states})
+        return {**state_dict, "state": states}
 
     def __getstate__(self) -> dict[str, Any]:
         for _, table in self._tables():

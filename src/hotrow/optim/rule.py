@@ -20,7 +20,7 @@ ParamState = Mapping[str, Any]  # a parameter's torch.optim state; empty before 
 ScalarState = dict[str, float]  # a parameter's scalars that change from step to step
 
 
-# A scalar state contains only floats. Under this key, it stores the dtype to which torch rounds its
+# A scalar state contains only floats. The value of this key is the dtype to which torch rounds the
 # scalars, as a position in `SCALAR_DTYPES`.
 DTYPE_KEY = "_dtype"
 SCALAR_DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
@@ -33,7 +33,9 @@ def scalar_dtype() -> torch.dtype:
 
 def numeric_group(group: ParamGroup) -> ParamGroup:
     """Return a copy of the group with tensor options, such as `lr`, converted to numbers."""
-    return {key: v.item() if isinstance(v, Tensor) else v for key, v in group.items()}
+    return {
+        key: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for key, v in group.items()
+    }
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:

@@ -37,6 +37,7 @@ class RowUpdater:
         self.ledger, self.row_steps, self._dtype = ledger, row_steps, table.dtype
         self._tensors, self._operators = (table, slots), None
         self._ready_steps = -1  # the number of steps for which `_ready` was prepared
+        self.has_stepped = False  # if so, a GPU has what a step needs besides the ledger
 
     def _prepare(self, end_step: int, step_count: int) -> tuple[RowOperators, Steps]:
         program, steps = self.ledger.steps(end_step, step_count, self._dtype)
@@ -133,3 +134,4 @@ def step_together(
         return
     for updater, _ in tables:
         updater._prepare_look_up()
+        updater.has_stepped = True

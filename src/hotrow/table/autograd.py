@@ -73,7 +73,7 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 
 
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
-    """Replace the values and the gradient of a parameter with ones of a different shape, in place.
+    """Replace a parameter's values and gradient in place; their shape may be different.
 
     Backpropagating through an earlier forward pass raises an error, because the gradient would be
     for the old rows.

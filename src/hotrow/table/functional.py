@@ -34,6 +34,7 @@ from hotrow.table.protocols import Distribution
 from hotrow.table.reading import (
     check_look_up,
     contiguous_rows,
+    has_gpu_reader,
     renorm,
     row_reader,
     stale_row_reader,
@@ -176,6 +177,24 @@ def _embedding_bag(
     padding_idx: int | None,
 ) -> Tensor:
     padding = normalize_padding(padding_idx, table_row_count(weight))
+    if max_norm is None and weight.shards is None and has_gpu_reader(weight, input):
+        # Only the GPU knows the distinct ids, so look up a row for each id.
+        rows = local_embedding(
+            input.reshape(-1), weight, padding_idx, None, norm_type, scale_grad_by_freq
+        )
+        positions = torch.arange(len(rows), device=rows.device)
+        if padding_idx is not None:  # all padding ids point to an extra row
+            positions = positions.masked_fill(input.reshape(-1) == padding, len(rows))
+            rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        return F.embedding_bag(
+            positions.view(input.shape),
+            rows,
+            None if offsets is None else offsets.long(),
+            mode=mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=include_last_offset,
+            padding_idx=None if padding_idx is None else len(rows) - 1,
+        )
     if weight.spans_processes:  # torch's own checks would raise an error only in this process
         try:
             offsets = check_bag(

@@ -166,7 +166,7 @@ class RowGradient(Tensor):
         As in torch, each batch is summed before it is added to the earlier batches.
         """
         storage = self.merge().row_storage
-        if storage.has_all_rows(self.count):  # add in place to update views
+        if storage.has_all_rows(self.count):  # add in place, which also updates views
             if devices.is_on_gpu(ids):
                 indices = (ids >= 0).nonzero()[:, 0]
                 ids, rows = ids[indices], rows[indices]
@@ -286,7 +286,7 @@ def _keeps_zero(func: Any, args: Any, kwargs: Any) -> bool:
         return False
     if _IN_PLACE.get(func, func) in _SCALINGS and not all(map(devices.is_on_cpu, tensors)):
         return True
-    return bool(_IN_PLACE.get(func, func)(torch.zeros(()), *others) == 0)
+    return bool(_IN_PLACE.get(func, func)(torch.zeros((), device="cpu"), *others) == 0)
 
 
 def _elementwise(func: Any, args: Any, kwargs: Any) -> Any:
@@ -382,7 +382,7 @@ def _to(func: Any, args: Any, kwargs: Any) -> Any:
 def _zero(func: Any, args: Any, kwargs: Any) -> Any:
     gradient = args[0]
     storage = gradient.row_storage
-    if storage.has_all_rows(gradient.count):  # write in place to update views
+    if storage.has_all_rows(gradient.count):  # write in place, which also updates views
         return NotImplemented
     storage.batch, storage.rows, storage.is_merged = storage.ids[:0], storage.rows[:0], True
     return gradient
@@ -408,7 +408,8 @@ _IN_PLACE = {
     aten.nan_to_num_.default: aten.nan_to_num.default,
 }
 _SCALINGS = aten.mul.Tensor, aten.div.Tensor
-# Functions that return an operation's result without a dense gradient, or NotImplemented.
+# Functions that compute an operation's result without building the dense gradient, or return
+# NotImplemented.
 RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_IN_PLACE, _elementwise),
     **dict.fromkeys(_IN_PLACE.values(), _elementwise),
@@ -416,7 +417,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.sign.default: _elementwise,
     aten.isnan.default: _elementwise,
     aten.isinf.default: _elementwise,
-    aten._is_any_true.default: _any,  # anomaly mode calls it on `isnan(gradient)`
+    aten._is_any_true.default: _any,  # anomaly mode calls this on `isnan(gradient)`
     aten.any.default: _any,
     aten.linalg_vector_norm.default: _norm,
     aten._foreach_norm.Scalar: _foreach(torch.linalg.vector_norm),

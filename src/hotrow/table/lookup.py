@@ -6,8 +6,12 @@ a table after the next optimizer step.
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.table.functional import embedding, embedding_bag
@@ -67,7 +71,42 @@ def look_up_bags(
         return embedding_bag(ids, weight, mode="sum", per_sample_weights=scales)
     _record_lookup_axis(weight, columns)
     table = weight.t() if columns else weight
-    return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
+    is_transforming = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    only_table = table.requires_grad and (scales is None or not scales.requires_grad)
+    if is_compiling() or is_transforming or not (only_table and torch.is_grad_enabled()):
+        return F.embedding_bag(ids, table, mode="sum", per_sample_weights=scales)
+    result: Tensor = _Bags.apply(table, ids, scales)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Bags(torch.autograd.Function):
+    """torch's embedding_bag with second derivatives with respect to the table."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, scales: Tensor | None) -> Tensor:
+        flat = None if scales is None else scales.reshape(-1)
+        starts = torch.arange(0, ids.numel(), ids.shape[1], dtype=ids.dtype, device=ids.device)
+        sums, *saved = torch.ops.aten._embedding_bag(
+            table, ids.reshape(-1), starts, per_sample_weights=flat
+        )
+        ctx.save_for_backward(ids, scales, starts, *saved)
+        ctx.count = len(table)
+        result: Tensor = sums
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ids, scales, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            rows = gradient.unsqueeze(1).expand(*ids.shape, -1)
+            rows = rows if scales is None else rows * scales.unsqueeze(-1)
+            zeros = gradient.new_zeros(ctx.count, gradient.shape[1])
+            return zeros.index_add(0, ids.reshape(-1), rows.flatten(0, 1)), None, None
+        flat = None if scales is None else scales.reshape(-1)
+        dense: Tensor = torch.ops.aten._embedding_bag_backward(
+            gradient, ids.reshape(-1), *saved, ctx.count, False, 0, False, flat
+        )
+        return dense, None, None
 
 
 def _is_trained(weight: Tensor) -> bool:

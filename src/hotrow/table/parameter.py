@@ -22,11 +22,12 @@ from hotrow.ids import is_readable
 from hotrow.kernels import devices
 from hotrow.kernels.tracing import is_compiling, never_compile_alone, never_trace
 from hotrow.table.autograd import measure_engine_references, set_strides, storage_use_count
+from hotrow.table.backward import BACKWARD_FUNCTIONS, run_backward
 from hotrow.table.metadata import METADATA_FUNCTIONS
 from hotrow.table.nested import find_instances
 from hotrow.table.protocols import Backing, Distribution, Lag, Replicas, Shards
 from hotrow.table.row_change import trim_storage
-from hotrow.table.stack import location_of
+from hotrow.table.stack import is_called_by, location_of
 
 
 class Table(nn.Parameter):
@@ -207,8 +208,12 @@ class Table(nn.Parameter):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in METADATA_FUNCTIONS:
+            if func is _SIZE and not is_compiling() and sys._getframe(1).f_code is _MAKE_GRADS:
+                args[0].settle()  # a cotangent, which the backward pass reads
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func in BACKWARD_FUNCTIONS:
+            return run_backward(func, args, kwargs, Table)
         lookup = LOOKUP_FUNCTIONS.get(func)
         if lookup is not None:
             weight = kwargs.get("weight", args[1:] and args[1])
@@ -223,7 +228,7 @@ class Table(nn.Parameter):
                 table.lag.close()  # the next step starts from the new storage
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-        if func == _DETACH and sys._getframe(1).f_code is _NEW_PARAMETER:
+        if func == _DETACH and is_called_by(_NEW_PARAMETER, sys._getframe(1)):
             # `nn.Parameter(table)` requires a tensor of the same class.
             return Table.adopt(nn.Parameter(result), args[0].columns)
         if func in _ALIASES:
@@ -313,6 +318,8 @@ _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _DETACH = Tensor.detach
 _ALIASES = {_GET_DATA, _DETACH}  # code that saves a table calls these functions
 _NEW_PARAMETER = nn.Parameter.__new__.__code__
+_SIZE = Tensor.size
+_MAKE_GRADS = torch.autograd._make_grads.__code__
 # These functions require torch's memory order, and `parameters_to_vector` calls them.
 _VIEWS = {Tensor.view, Tensor.view_as}
 

@@ -49,7 +49,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
             raise failure
         table.check_files(input)
     finally:
-        failure = None  # the error's traceback refers to the rows, which would count as an alias
+        failure = None  # drop the error, whose traceback would count as an alias of the rows
 
 
 def _can_read(table: Table, ids: Tensor) -> bool:
@@ -78,7 +78,7 @@ def _read(rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def _read_many(rows: Tensor, ids: Tensor) -> Tensor:
-    """Do the same as `_read`, with the compiled kernel."""
+    """Return `rows[ids]` after checking the ids, with the compiled kernel."""
     output = select_rows(rows, ids)
     return _read(rows, ids) if output is None else output
 
@@ -101,7 +101,7 @@ def stale_row_reader(
     return None
 
 
-def _has_gpu_reader(table: Table, ids: Tensor) -> bool:
+def has_gpu_reader(table: Table, ids: Tensor) -> bool:
     """Return whether a Triton kernel can read the rows and check the ids."""
     is_plain = table.replicas is None and is_readable(ids) and not ids.is_nested
     return is_plain and devices.has_triton_kernels(table.raw_rows)
@@ -110,7 +110,7 @@ def _has_gpu_reader(table: Table, ids: Tensor) -> bool:
 def _gpu_reader(
     table: Table, ids: Tensor, row_count: int
 ) -> tuple[Callable[[], Tensor], DistinctIds]:
-    """Do the same as `row_reader`, without waiting for the GPU."""
+    """Return the results of `row_reader`, without waiting for the GPU."""
     check_dtype(ids, "input")
     if ids.device != table.device:
         raise HotrowError(
@@ -124,7 +124,7 @@ def _gpu_reader(
         lag = table.lag
         is_stale = lag is not None and lag.has_stale_rows
         values = lag.look_up(batch) if lag and is_stale else read_rows(table.raw_rows, batch)
-        raise_earlier_error(table.device)  # if the kernel has already run
+        raise_earlier_error(table.device)  # finds an error only if the kernel has already run
         return values
 
     return read, batch
@@ -160,12 +160,12 @@ def row_reader(
     """
     columns, lag = table.columns, table.lag
     if not devices.is_on_cpu(table):
-        measure_engine_references(table.device)  # a table may have moved since `Table.adopt`
+        measure_engine_references(table.device)  # the table may be on a new device
     if columns:
         table.set_layout()
     row_count = table.shape[columns]
     is_stale = lag is not None and lag.has_stale_rows
-    if devices.is_on_gpu(table) and max_norm is None and _has_gpu_reader(table, ids):
+    if devices.is_on_gpu(table) and max_norm is None and has_gpu_reader(table, ids):
         return _gpu_reader(table, ids, row_count)
     checks_later = (
         max_norm is None

@@ -1,10 +1,10 @@
 """Keep, drop, move and add rows of a tensor, with spare memory for rows that are added later.
 
-The storage of a tensor that grows is enlarged to twice as many rows. The next growth only takes a
-longer view of the same storage, so a thousand growths cost about as much as one. Memory that was
-never written takes no space on the CPU. Other code must not see the spare memory, which
-`torch.save` would write, so reads return an alias whose storage ends with the last row
-(`trim_storage`).
+When a tensor grows, its storage is enlarged to twice as many rows. Until the storage is full,
+adding rows only takes a longer view of it. So adding rows in a thousand small steps costs about as
+much as adding them all at once. On the CPU, memory that was never written takes no physical memory.
+Other code must not see the spare memory, which `torch.save` would write, so reads return an alias
+whose storage ends with the last row (`trim_storage`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RowChange:
     def apply_to(
         self, tensor: Tensor, added: float | Tensor, *, columns: bool, extend: bool = False
     ) -> Tensor:
-        """Do the same as `apply` for a (V, ...) tensor, or for a (D, V) tensor with `columns`."""
+        """Call `apply` on a (V, ...) tensor, or with `columns`, on a (D, V) tensor."""
         if not columns:
             return self.apply(tensor, added, extend=extend)
         return self.apply(tensor.t(), added, extend=extend).t().data
@@ -90,7 +90,7 @@ def _allocate(like: Tensor, count: int, capacity: int) -> Tensor:
 
 
 def _copy(rows: Tensor, count: int, capacity: int | None = None) -> Tensor:
-    """Return `count` rows in new storage; the first ones are copied."""
+    """Return `count` rows in new storage, which begin with a copy of the given rows."""
     result, kept = _allocate(rows, count, capacity or count), min(len(rows), count)
     result[:kept] = rows[:kept]
     return result

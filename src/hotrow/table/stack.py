@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 
 
 def is_library_frame(frame: FrameType) -> bool:
@@ -24,3 +24,16 @@ def location_of(frame: FrameType) -> str:
     while frame.f_back is not None and is_library_frame(frame):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def is_called_by(code: CodeType, frame: FrameType | None) -> bool:
+    """Return whether the frame or one of its 16 nearest callers runs this code.
+
+    Torch function modes, such as `torch.device("cpu")`, run between torch and a table's
+    `__torch_function__`.
+    """
+    for _ in range(16):
+        if frame is None or frame.f_code is code:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is code

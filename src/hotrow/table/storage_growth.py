@@ -23,10 +23,10 @@ import torch
 
 MIN_BYTES = 1 << 25  # smaller memory may be a part of the C heap, which has no fixed alignment
 _PAGE = mmap.PAGESIZE
-_HUGE_PAGE = 1 << 21  # Linux moves huge pages only to addresses with the same remainder
+_HUGE_PAGE = 1 << 21  # Linux moves a huge page only if its address modulo this size stays the same
 _RESERVE_NOTHING: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # new in Python 3.13
-_MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4  # of mremap; the last one is new in Linux 5.7
-_FIXED_NOREPLACE = 0x100000  # of mmap
+_MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4  # flags of mremap; the last flag needs Linux 5.7
+_FIXED_NOREPLACE = 0x100000  # a flag of mmap
 _FAILED = ctypes.c_void_p(-1).value
 
 # Memory to which the system could not move pages. It may have a hole that other code uses, so it is
@@ -45,7 +45,7 @@ def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
     """
     parked = None
     if _is_movable(storage):
-        torch.empty(size, dtype=torch.uint8, device="cpu")  # raises an error if it doesn't fit
+        torch.empty(size, dtype=torch.uint8, device="cpu")  # raises an error if memory is too small
         parked = _park(storage)
     if parked is None:
         storage.resize_(size)
@@ -103,7 +103,7 @@ def _move_pages(source: int, target: int, length: int) -> bool:
 
 
 def _fill_hole(address: int, length: int) -> None:
-    """Map memory where `mremap` has unmapped some before it failed."""
+    """Map the pages of a range again if a failed `mremap` has unmapped them."""
     first, size = _whole_pages(address, length)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED_NOREPLACE
@@ -118,7 +118,7 @@ def _whole_pages(address: int, length: int) -> tuple[int, int]:
 
 @functools.cache
 def _libc() -> Any:
-    """Return the C library, whose functions run without releasing Python's lock."""
+    """Return the C library, whose functions run without releasing the GIL."""
     library = ctypes.PyDLL(None)
     size = ctypes.c_size_t
     for name, arguments in {

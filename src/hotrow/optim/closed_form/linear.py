@@ -1,10 +1,11 @@
 """The closed form of rules that are linear for zero gradients: a product of small matrices.
 
-With g = 0, the update of SGD, ASGD, RMSprop and Adadelta (the last two without decay) multiplies
-(w, *slots) by a matrix that is the same for every element. Applying the update to the unit vectors
-in rational arithmetic yields the columns of this matrix. If the rule is not linear at a step, that
-step is replayed. The matrix products over aligned blocks of 1, 2, 4, ... steps are stored in
-float64. So any K consecutive steps, under any schedule, are a product of at most 2 log2 K blocks.
+With g = 0, the update of SGD and ASGD multiplies (w, *slots) by a matrix that is the same for every
+element. So does the update of RMSprop and Adadelta without decay. Applying the update to the unit
+vectors in rational arithmetic yields the columns of this matrix. If the rule is not linear at a
+step, that step is replayed. The matrix products over aligned blocks of 1, 2, 4, ... steps are
+stored in float64. So any K consecutive steps, under any schedule, are a product of at most 2 log2 K
+blocks.
 
 Squaring 1 - e doubles its relative error, so a product of K matrices would accumulate K rounding
 errors, all in the same direction. To avoid that, each product also stores how far its diagonal is
@@ -122,10 +123,10 @@ class LinearRecurrence:
         self, update: Callable[..., Any], flags: tuple[bool, ...], slot_count: int
     ) -> None:
         self.update, self.flags, self.size = update, flags, slot_count + 1
-        self.first_step = 0  # earlier steps are replayed one by one
+        self.first_step = 0  # steps before `first_step` are replayed one by one
         self.identity = np.eye(self.size, self.size + 1)
         self.blocks = np.empty((128, self.size, self.size + 1))
-        self.block_starts = np.empty(64, np.int64)  # index of the first block ending at each step
+        self.block_starts = np.empty(64, np.int64)  # the first block that ends at each step
         self.entry_count, self.block_count = 0, 0
         self.entry: tuple[float, ...] = ()
         self.matrix: NDArray[np.float64] | None = None

@@ -53,7 +53,7 @@ TERMS = 10
 # all decay factors before the step.
 REMAINDER, CENTER, LOG_FACTOR, WIDTH = 10, 11, 12, 13
 COLUMNS = REMAINDER, CENTER, LOG_FACTOR
-SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the factors that follow the columns
+SHRINK, SHRINK2, FACTOR_COUNT = 13, 14, 15  # the last two factors, which follow the columns
 MIN_STEPS = 3  # compiled code replays up to two missed steps one by one
 MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infinite v into NaN
 
@@ -69,7 +69,7 @@ def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any,
     p = one - eps * inverse
     total = t9
     for term in (t8, t7, t6, t5, t4, t3, t2, t1, t0):
-        total = addcmul(term, p, total, one)  # fused, because the kernel waits for these operations
+        total = addcmul(term, p, total, one)  # fused: the kernel is limited by their latency
     return (w - m * inverse * total) * decay_factor, m * shrink, v * shrink2
 
 

@@ -24,9 +24,9 @@ class MissedStepSums(ABC):
 
     def __init__(self, width: int) -> None:
         self.entry_count = 0  # the number of entries added so far
-        self.first_step = 0  # earlier steps are replayed one by one
+        self.first_step = 0  # steps before `first_step` are replayed one by one
         self.hyperparameters = (0.0,) * 4  # b1, b2, eps, coupled decay
-        self.window = 0  # missed steps that can change a row; 0 if the changes shrink too slowly
+        self.window = 0  # how many missed steps can change a row; 0 if changes shrink too slowly
         self.sums = np.zeros((64, width))
         self.max_window = 0  # the largest window so far
 
@@ -37,7 +37,7 @@ class MissedStepSums(ABC):
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """Return the coefficients up to `end_step`, or None if those for a later step exist."""
+        """Return the coefficients up to `end_step`, or None if later coefficients already exist."""
         if end_step < self.entry_count:
             return None
         while len(self.sums) <= end_step:

@@ -9,7 +9,6 @@ Source: Duchi, Hazan and Singer, https://jmlr.org/papers/v12/duchi11a.html.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from hotrow.kernels.rule_math import addcdiv, addcmul, axpy, sqrt
@@ -40,8 +39,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
     """Return True if there is no decay and eps > 0, so that 0 / (sqrt(sum) + eps) is 0."""
-    zero = group["weight_decay"] == 0 and group["eps"] > 0
-    return bool(zero and math.isfinite(group["lr"]))
+    return bool(group["weight_decay"] == 0 and group["eps"] > 0)
 
 
 rule = Rule("Adagrad", update, initial_slots, ledger_entry, idle_rows_unchanged=idle_rows_unchanged)

@@ -74,7 +74,7 @@ class RpropClosedForm:
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype
     ) -> Coefficients | None:
-        """Return the coefficients for `end_step`, or None if those for a later step exist."""
+        """Return the coefficients for `end_step`, or None if later coefficients already exist."""
         if end_step < self.entry_count or not end_step:
             return None
         for i in range(max(self.entry_count, 1), end_step):

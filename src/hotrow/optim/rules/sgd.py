@@ -13,7 +13,6 @@ Source: Sutskever et al., https://proceedings.mlr.press/v28/sutskever13.html (mo
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from hotrow.kernels.rule_math import axpy
@@ -62,8 +61,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
     """Return True if there is neither momentum nor decay; idle rows don't change in that case."""
-    moves = group["momentum"] != 0 or group["weight_decay"] != 0
-    return not moves and math.isfinite(group["lr"])
+    return bool(group["momentum"] == 0 and group["weight_decay"] == 0)
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:

@@ -1,0 +1,50 @@
+"""Take a step with several tables at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from hotrow.kernels import devices
+from hotrow.optim import graphs, updater
+from hotrow.optim.lag import ExclusiveAccess, TableStep, finish_step
+from hotrow.optim.ledger import Ledger
+
+
+def step_together(steps: Sequence[TableStep]) -> None:
+    """Record a step of each table, and apply it to the rows of the table's gradients."""
+    if devices.is_capturing(steps[0][0].values):
+        graphs.capture(steps)
+        return
+    for lag, _, _ in steps:
+        lag.raise_earlier_error()
+    _share_new_ledgers(steps)
+    by_ledger: dict[tuple[int, int], list[TableStep]] = {}
+    for each in steps:
+        by_ledger.setdefault((id(each[0].ledger), id(each[1])), []).append(each)
+    with ExclusiveAccess(*(lag for lag, _, _ in steps)):
+        for same_ledger in by_ledger.values():
+            lag, group, _ = same_ledger[0]
+            ledger = lag.ledger
+            if len(same_ledger) < ledger.table_count:  # other tables don't take this step
+                ledger = ledger.split(len(same_ledger))
+                for lag, _, _ in same_ledger:
+                    lag.ledger = ledger
+            ledger.record_step(group)
+            updater.step_together([(lag.rows(), grads) for lag, _, grads in same_ledger])
+            scalars = ledger.torch_scalars(group)
+            for lag, _, _ in same_ledger:
+                lag.write_scalars(scalars)
+    finish_step([lag for lag, _, _ in steps])
+
+
+def _share_new_ledgers(steps: Sequence[TableStep]) -> None:
+    """Create one shared ledger for tables that take their first step together."""
+    shared: dict[Hashable, Ledger] = {}
+    for lag, group, _ in steps:
+        if not lag.ledger.length:
+            key = id(group), lag.values.device, lag.ledger.initial_scalars(group)
+            ledger = shared.setdefault(key, lag.ledger)
+            if ledger is not lag.ledger:
+                lag.ledger.table_count -= 1
+                lag.ledger = ledger
+                ledger.table_count += 1

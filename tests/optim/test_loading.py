@@ -1,0 +1,160 @@
+"""`load_state_dict` accepts what torch accepts, and refuses damaged state before it changes any."""
+
+import copy
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hotrow
+from hotrow import HotrowError
+from hotrow.table.parameter import Table
+
+
+def train(library, options=None, change=None, name="AdamW"):
+    """Train, change the saved state, resume from it, and return the weight and the state."""
+    torch.manual_seed(0)
+    layer = nn.Embedding(20, 4)
+    if library is hotrow:
+        layer = hotrow.convert(layer, min_entries=0)
+        assert type(layer.weight) is Table
+    optimizer = getattr(library.optim, name)(layer.parameters(), **(options or {}))
+    for resumed in False, True:
+        for row in range(3):
+            optimizer.zero_grad()
+            layer(torch.tensor([row, 1])).sum().backward()
+            optimizer.step()
+        if not resumed:
+            state = optimizer.state_dict()
+            if change is not None:
+                change(state)
+            optimizer = getattr(library.optim, name)(layer.parameters())
+            optimizer.load_state_dict(state)
+    return layer.weight.detach().clone(), optimizer.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("RAdam", {"betas": [0.9, 0.99]}),
+        ("Adamax", {"betas": [0.9, 0.99]}),
+        ("NAdam", {"betas": np.array([0.9, 0.99])}),
+        ("Rprop", {"etas": [0.5, 1.2], "step_sizes": [1e-6, 50]}),
+        ("AdamW", {"lr": np.float32(0.1), "amsgrad": 0, "fused": 1}),
+    ],
+)
+def test_an_optimizer_loads_its_own_state_whatever_the_type_of_its_options(name, options):
+    layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), **options)
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    for key, value in saved["state"][0].items():
+        assert torch.equal(optimizer.state_dict()["state"][0][key], value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lr": np.float32(0.1), "eps": np.float32(1e-8)},
+        {"lr": np.array(0.1)},
+        {"lr": Fraction(1, 10)},
+        {"betas": torch.tensor([0.9, 0.99])},
+        {"betas": np.array([0.9, 0.99])},
+        {"betas": [0.9, 0.99]},
+        {"amsgrad": 0},
+        {"amsgrad": np.bool_(True)},
+        {"weight_decay": False},
+        {"fused": 1},
+    ],
+    ids=str,
+)
+def test_a_run_resumes_with_any_options_that_torch_accepts(options):
+    expected, _ = train(torch, options)
+    found, _ = train(hotrow, options)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def set_in(part, name, value):
+    def change(state):
+        each = state["state"][0] if part == "state" else state["param_groups"][0]
+        each[name] = value(each[name]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        set_in("state", "step", lambda step: np.int64(step.item())),
+        set_in("state", "step", lambda step: int(step)),
+        set_in("state", "noise", torch.zeros(3)),
+        set_in("state", "note", "mine"),
+        set_in("group", "params", range(1)),
+        set_in("group", "name", "table"),
+        set_in("group", "lr_scale", "high"),
+        set_in("group", "scales", torch.zeros(3)),
+    ],
+)
+def test_torch_s_other_forms_of_a_state_dict_load(change):
+    expected, torch_state = train(torch, change=change)
+    found, state = train(hotrow, change=change)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert state["param_groups"][0].keys() == torch_state["param_groups"][0].keys()
+    assert state["state"][0].keys() == torch_state["state"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (set_in("group", "lr", "fast"), r"param_groups\[0\]\['lr'\] is 'fast'"),
+        (set_in("group", "betas", (0.9,)), "betas"),
+        (set_in("group", "betas", 0.9), "betas"),
+        (set_in("group", "betas", "ab"), "betas"),
+        (set_in("group", "lr", None), "lr"),
+        (set_in("group", "lr", torch.zeros(2)), "lr"),
+        (set_in("group", "eps", 1j), "eps"),
+        (set_in("group", "amsgrad", []), "amsgrad"),
+        (set_in("state", "step", 1.5), "step"),
+        (set_in("state", "step", "7"), "step"),
+        (set_in("state", "exp_avg", torch.zeros(3)), "exp_avg"),
+        (set_in("state", "exp_avg_sq", 1.0), "exp_avg_sq"),
+        (set_in("group", "params", 3), "param_groups"),
+        (lambda state: state["param_groups"][0].pop("lr"), r"param_groups\[0\] has no 'lr'"),
+        (set_in("group", "betas", torch.tensor(0.9)), "betas"),
+    ],
+)
+def test_a_damaged_state_is_refused_before_anything_changes(change, match):
+    layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    change(state)
+    before = copy.deepcopy((layer.weight, optimizer.state_dict()))
+    with pytest.raises(HotrowError, match=match):
+        optimizer.load_state_dict(state)
+    torch.testing.assert_close((layer.weight, optimizer.state_dict()), before, rtol=0, atol=0)
+
+
+def test_a_rule_without_state_saves_none_as_torch():
+    _, expected = train(torch, {"lr": 0.1}, name="SGD")
+    _, found = train(hotrow, {"lr": 0.1}, name="SGD")
+    assert found["state"] == expected["state"] == {}
+
+
+def test_a_hook_can_repair_a_state_before_it_is_checked():
+    layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
+    optimizer = hotrow.optim.AdamW(layer.parameters())
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    wrapped = {"inner": copy.deepcopy(optimizer.state_dict())}
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: state["inner"])
+    optimizer.load_state_dict(wrapped)
+    assert optimizer.state_dict()["state"][0]["step"] == 1
+    with pytest.raises(HotrowError):
+        optimizer.load_state_dict({"inner": {}})
+    assert len(optimizer._optimizer_load_state_dict_pre_hooks) == 1
