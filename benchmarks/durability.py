@@ -4,15 +4,15 @@
     python -m benchmarks.durability checks
     python -m benchmarks.durability --record 1000
 
-`checks` measures the cost of checksums: the time of a step with them, divided by the time without
-them. Each attack prints "N tried, M lost":
+`checks` measures the cost of checksums: the time of a step with checksums, divided by the time
+without. Each attack prints "N tried, M lost". An attempt counts as lost in these cases:
 
-- `kills` sends SIGKILL to a process that trains and saves. Lost: an acknowledged save, or a folder
-  that doesn't open, or values that differ from the same training in memory.
-- `flips` flips one bit of one file. Lost: values that differ, without an error.
-- `full` fills the disk (a tmpfs, which requires root) during training. Lost: as for `kills`, or a
-  process that ends without a hotrow error.
-- `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank that doesn't end.
+- `kills` sends SIGKILL to a process that trains and saves. Lost: an acknowledged save is missing,
+  the folder doesn't open, or the values differ from those of the same training in memory.
+- `flips` flips one bit of one file. Lost: values differ, but hotrow raises no error.
+- `full` fills the disk (a tmpfs, which requires root) during training. Lost: as for `kills`, or the
+  process ends without a hotrow error.
+- `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank doesn't end.
 
 `--record` runs all attacks, and writes docs/scale.json and docs/scale.md. The processes are forked,
 so that an attempt takes milliseconds.
@@ -59,7 +59,7 @@ def first_values() -> torch.Tensor:
 
 
 def step(layer: nn.Module, optimizer: torch.optim.Optimizer, t: int) -> None:
-    """Take step number t, which depends only on t."""
+    """Take step t, whose ids and gradients depend only on t."""
     generator = torch.Generator().manual_seed(t)
     ids = (torch.rand(IDS, generator=generator) ** 3 * ROWS).long()
     optimizer.zero_grad()
@@ -91,14 +91,14 @@ def create(folder: Path) -> None:
 
 
 def read_folder(folder: Path, *, verify: bool = True) -> tuple[int, dict[str, torch.Tensor]]:
-    """Return the number of saved steps, and the rows and the state."""
+    """Return the number of saved steps, and the rows with their optimizer state."""
     with disk.open(folder, verify=verify) as store:
         optimizer = hotrow.optim.AdamW(store.layer.parameters(), lr=0.05)
         return store.rest or 0, read_state(store.layer.weight, optimizer)
 
 
 def differs(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    """Return whether any value differs in its bits."""
+    """Return whether the bits of any value differ."""
     return found.keys() != expected.keys() or not all(
         torch.equal(value, expected[key]) for key, value in found.items()
     )
@@ -307,10 +307,10 @@ def _ends(child: int) -> bool:
 
 
 def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> dict[str, Any]:
-    """Measure the time of steps with checksums, relative to the same steps without.
+    """Measure the time of steps with checksums, relative to the same steps without checksums.
 
-    Each round opens the folder with and without checks. It takes the steps twice: first with pages
-    that have not been checked, then with the same pages.
+    Each round opens the folder once with and once without checks. After each opening, it takes the
+    steps twice: first on pages that have not been checked, then on the same pages again.
     """
     columns, ids = 64, 4096
     batches = Batches(rows, ids)
@@ -332,7 +332,7 @@ def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> d
                     for each in all_ids:
                         begin = time.perf_counter()
                         take_step(store.layer, optimizer, each)
-                        if i > 1:  # the first opening of each kind warms up
+                        if i > 1:  # the first opening of each kind is a warm-up
                             times = seconds.setdefault((verify, is_first), [])
                             times.append(time.perf_counter() - begin)
                     store.save()

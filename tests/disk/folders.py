@@ -38,7 +38,7 @@ def make_folder(path, steps=4, rest=None):
 
 
 def read_values(path, verify=True):
-    """Return the rows, the optimizer state and `rest`, read as a user reads them."""
+    """Return the rows, the optimizer state and `rest`, read through the public API."""
     with disk.open(path, verify=verify) as store:
         optimizer = hotrow.optim.Adam(store.layer.parameters(), lr=0.05)
         rows = store.layer.weight.detach().clone()

@@ -154,8 +154,11 @@ def test_a_journal_with_nonsense_is_an_error(folder):
     save = complete_save(folder)
     huge = struct.pack("<HQQ", 1, 0, 1 << 62) + b"x"
     for content, text in (
-        (b"", "its checksum does not match"),
-        (b"hotrow journal 2\n", "its checksum does not match"),
+        (b"", "it is too short"),
+        (b"hotrow journal 2\n", "it is too short"),
+        (journal()[:-1] + b"x", "it does not contain a complete save"),
+        (journal(*save)[:-1] + b"x", "its checksum does not match"),
+        (journal(*save, ("weight.safetensors", 0, b"x" * 4097)), "it writes more than a page"),
         (journal(), "it does not contain a complete save"),
         (journal(magic=b"hotrow journal 2\n" + huge), "it ends within a write"),
         (journal(magic=b"hotrow journal 2\n" + b"x" * 7), "it ends within a write"),
@@ -175,7 +178,47 @@ def test_a_journal_with_nonsense_is_an_error(folder):
         (folder / "journal").write_bytes(content)
         refuses(folder, f"journal is damaged .{text}")
     (folder / "journal").write_bytes(journal(magic=b"hotrow journal 1\n"))
-    refuses(folder, "another version of hotrow wrote .*journal: open and close the folder once")
+    refuses(
+        folder, "another version of hotrow wrote .*journal, or it is damaged: open and close the"
+    )
+
+
+@pytest.mark.parametrize("name", ["../outside", "{outside}", "other", "run.json"])
+def test_a_journal_that_changes_after_the_check_cannot_write_to_other_files(
+    folder, name, monkeypatch
+):
+    outside, other = folder.parent / "outside", folder / "other"
+    for path in (outside, other):
+        path.write_text("untouched")
+    name = name.format(outside=outside)
+    # The journal is larger than a file buffer, so `apply` has to read from the file again.
+    page = (folder / "weight.safetensors").read_bytes()[8192:12288]
+    pages = [("weight.safetensors", 8192, page)] * 99
+    last = ("weight.safetensors", 8192, page)
+    (folder / "journal").write_bytes(journal(*complete_save(folder), *pages, last))
+    length = len(page) + len("weight.safetensors") - len(name)  # the journal keeps its length
+    apply = disk.journal._Journal.apply
+
+    def change_and_apply(self):
+        changed = journal(*complete_save(folder), *pages, (name, 0, (2 * page)[:length]))
+        with (folder / "journal").open("r+b") as file:
+            file.write(changed)
+        apply(self)
+
+    monkeypatch.setattr(disk.journal._Journal, "apply", change_and_apply)
+    with pytest.raises(HotrowError, match="journal is damaged"):
+        disk.open(folder)
+    assert outside.read_text() == other.read_text() == "untouched"
+
+
+@pytest.mark.parametrize("name", ["journal", "rest.pt"])
+def test_a_sparse_file_is_refused_without_reading_it(folder, name):
+    with (folder / name).open("ab") as file:
+        file.write(b"hotrow journal 2\n" if name == "journal" else b"")
+        file.truncate(1 << 43)
+    why = "it ends within a write|it does not start" if name == "journal" else "it does not belong"
+    with pytest.raises(HotrowError, match=f"{name} is damaged .{why}"):
+        disk.open(folder)
 
 
 def test_a_journal_of_another_save_is_refused(folder):
@@ -234,6 +277,7 @@ def test_wrong_types_in_the_record_are_named(folder):
         ({"save": 3}, "invalid name of a save"),
         ({"previous": "../x"}, "invalid name of a save"),
         ({"rest": "abc"}, "invalid length or checksum of rest.pt"),
+        ({"rest": [1 << 40, 2]}, "invalid length or checksum of rest.pt"),
         ({"rest": [-1, 2]}, "invalid length or checksum of rest.pt"),
         ({"behind": None}, "invalid training run"),
         ({"run": []}, "invalid training run"),
@@ -289,6 +333,22 @@ def test_wrong_types_in_the_record_are_named(folder):
         refuses(folder, f"run.json {text}")
 
 
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_an_impossible_path_is_refused(path):
+    for function in (disk.open, disk.verify, lambda path: disk.create(path, 2, 2)):
+        with pytest.raises(HotrowError, match=r"is not a path .*pass another path"):
+            function(path)
+
+
+def test_a_table_that_is_truncated_while_it_is_opened_is_refused(folder, monkeypatch):
+    def truncate(*arguments):
+        os.truncate(folder / "weight.safetensors", 9000)
+
+    monkeypatch.setattr(disk.store, "read_rest", truncate)
+    with pytest.raises(HotrowError, match=r"weight\S+ is damaged .another program has truncated"):
+        disk.open(folder)
+
+
 def test_steps_out_of_range_are_refused_because_kernels_use_them_as_indices(folder):
     values = disk.mapped_tensor.Layout("last", (ROWS,), torch.int32)
     path = folder / "last.safetensors"
@@ -323,7 +383,7 @@ def test_a_second_process_cannot_open_the_folder_whatever_is_deleted(folder):
             (folder / name).unlink(missing_ok=True)
         command = [sys.executable, "-c", SECOND, str(folder)]
         found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "is already open, in this process or another one" in found
+        assert "is already open, in this process or another process" in found
         with pytest.raises(HotrowError, match="is already open"):
             disk.open(folder)
         with pytest.raises(HotrowError, match=r"run.json is damaged .it is missing"):

@@ -195,11 +195,11 @@ def test_unsaved_changes_are_lost(tmp_path):
 
 
 class Crash(BaseException):
-    """Simulates a crash of the process."""
+    """Raised to simulate a crash of the process."""
 
 
 def raise_at_line(number, error):
-    """Return a trace function that raises at the `number`-th executed line of a save's writes."""
+    """Return a function that raises `error` at the `number`-th traced line of the disk code."""
     left = [number]
 
     def trace(frame, event, argument):
@@ -346,7 +346,7 @@ def test_a_killed_process_leaves_a_complete_save(tmp_path):
 
 
 def test_a_folder_can_be_open_only_once(tmp_path):
-    text = "is already open, in this process or another one"
+    text = "is already open, in this process or another process"
     with create(tmp_path / "t"), pytest.raises(HotrowError, match=text):
         disk.open(tmp_path / "t")
     disk.open(tmp_path / "t").close()
@@ -369,7 +369,7 @@ def test_missing_and_damaged_folders_raise(tmp_path):
 
 
 def saved_and_in_memory(path):
-    """Save a trained table; return an in-memory layer after the same steps, and its optimizer."""
+    """Save a trained table. Return a layer in memory with the same steps, and its optimizer."""
     layer = in_memory()
     optimizer = make("Adam", layer)
     with create(path) as store:
@@ -462,7 +462,7 @@ def test_an_unreadable_rest_raises_before_anything_changes(rest, tmp_path):
     with create(tmp_path / "t") as store:
         store.save({"step": 1})
         with pytest.raises(
-            HotrowError, match="rest cannot be saved, because open could not read it"
+            HotrowError, match=r"rest cannot be saved, because disk\.open could not read it"
         ):
             store.save(rest)
         assert store.rest == {"step": 1}
@@ -575,3 +575,5 @@ def test_a_new_folder_has_the_default_permissions(tmp_path):
     assert (tmp_path / "t").stat().st_mode == (tmp_path / "plain").stat().st_mode
     with pytest.raises(HotrowError, match=r"rows is 2\.5 and columns is 3, but both must be int"):
         disk.create(tmp_path / "u", 2.5, 3)
+    with pytest.raises(HotrowError, match=r"rows is True and columns is 3, but both must be int"):
+        disk.create(tmp_path / "u", True, 3)

@@ -1,8 +1,8 @@
 """The folder of a table, whose contents are never trusted.
 
 `Folder` opens the folder once and accesses its files only through the resulting descriptor. It
-never follows a symbolic link, and opens only regular files that have no other name. So the contents
-of a folder can never make hotrow read or write a file outside of it.
+never follows a symbolic link, and opens only regular files without other hard links. So the
+contents of a folder can never make hotrow read or write a file outside of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Folder:
     """
 
     def __init__(self, path: Path) -> None:
-        check_platform(path)
+        check_path(path)
         self.path = path
         try:
             self._descriptor = os.open(path, os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -60,7 +60,7 @@ class Folder:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HotrowError(
-                f"{self.path} is already open, in this process or another one",
+                f"{self.path} is already open, in this process or another process",
                 fix="close it first, or use a copy of the folder",
             ) from None
 
@@ -107,7 +107,7 @@ class Folder:
             )
 
     def create(self, name: str) -> IO[bytes]:
-        """Create a file for writing; an old file of this name, even a link, is deleted first."""
+        """Create a file for writing, after deleting any file or link with the same name."""
         self.remove(name)
         return self.open(name, "xb")
 
@@ -154,14 +154,22 @@ class Folder:
         return False
 
 
-def check_platform(path: Path) -> None:
-    """Raise an error unless the system is Linux."""
+def check_path(path: Path) -> None:
+    """Raise an error unless the system is Linux and accepts the path."""
     if sys.platform != "linux":
         raise HotrowError(
             f"{path} cannot be used for training on {sys.platform}, because only Linux reports "
             "which pages were written",
             fix="read its rows with hotrow.Embedding.from_file",
         )
+    try:
+        os.stat(path)
+    except ValueError as error:  # a null character, or a surrogate
+        raise HotrowError(
+            f"{str(path)!r} is not a path ({error})", fix="pass another path"
+        ) from None
+    except OSError:
+        pass
 
 
 def damaged_file(path: Path, why: str) -> HotrowError:

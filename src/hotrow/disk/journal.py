@@ -5,13 +5,13 @@
     3. Write the data to the files, and flush them.
     4. Delete `journal`.
 
-If the process or the machine stops before step 2, the files contain the previous save. If it stops
-later, the next process that opens the folder repeats step 3 and continues with step 4.
+If the process or the machine stops before step 2, the files contain the previous save. After a
+later stop, the next process that opens the folder repeats step 3 and continues with step 4.
 
 The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
-Each write consists of the length of the file name, the offset, the length of the data, the file
-name and the data. The first write is the record of the save, which says what the other writes may
-change. The journal is checked completely before the first write.
+Each write consists of three numbers (file name length, offset, data length), the file name and the
+data. The first write is the record of the save, which says what the other writes may change. The
+journal is checked completely before the first write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from hotrow.disk.folder import Folder, damaged_file, flush
-from hotrow.disk.mapped_tensor import check_file
+from hotrow.disk.mapped_tensor import PAGE, check_file
 from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
 from hotrow.disk.rest import REST_FILE
 from hotrow.errors import HotrowError
@@ -103,27 +103,19 @@ class _Journal:
     def __init__(self, folder: Folder, file: IO[bytes]) -> None:
         self.folder, self.file, self.path = folder, file, folder.path / JOURNAL
         self.end = os.fstat(file.fileno()).st_size - _HASH_BYTES
+        self._record: Record | None = None
 
     def check(self) -> None:
-        """Check the hash, every write, and that the writes belong to the files in the folder."""
-        self._check_hash()
-        record = None
-        targets = set()
-        for name, offset, length in self._writes():
-            if record is None:
-                record = self._read_record(name, offset, length)
-            elif name == REST_FILE:
-                if offset != WHOLE_FILE or length != record.rest[0]:
-                    raise damaged_file(self.path, f"it does not contain all of {REST_FILE}")
-            else:
-                layout = record.tensors.get(name.removesuffix(".safetensors"))
-                if layout is None or name != layout.file_name:
-                    raise damaged_file(self.path, "it changes a file that is not part of the save")
-                if offset + length > layout.file_bytes:
-                    raise damaged_file(self.path, f"it writes beyond the end of {name}")
-            targets.add(name)
-        if record is None or REST_FILE not in targets:
+        """Check the writes and the hash, and that the writes belong to the folder's files.
+
+        The writes are checked before the hash, which requires reading the whole journal. A sparse
+        file can have any length, but it can't contain valid writes.
+        """
+        names = {name for name, _, _ in self._writes()}
+        record = self._record
+        if record is None or REST_FILE not in names:
             raise damaged_file(self.path, "it does not contain a complete save")
+        self._check_hash()
         for layout in record.tensors.values():
             check_file(self.folder, layout, (record.previous, record.session, record.save))
 
@@ -146,17 +138,52 @@ class _Journal:
     def _check_hash(self) -> None:
         self.file.seek(0)
         digest = hashlib.sha256()
-        for data in self._read_chunks(max(self.end, 0)):
+        for data in self._read_chunks(self.end):
             digest.update(data)
-        if self.end < len(_MAGIC) or self.file.read() != digest.digest():
+        if self.file.read() != digest.digest():
             raise damaged_file(self.path, "its checksum does not match its contents")
 
     def _writes(self) -> Iterator[tuple[str, int, int]]:
+        """Check each write, and yield its (name, offset, length); the file is then at its data.
+
+        `apply` checks the writes again, because another process can change the journal.
+        """
+        for number, (name, offset, length) in enumerate(self._headers()):
+            data = self.file.tell()
+            if number == 0 or self._record is None:
+                self._check_record(name, offset, length)
+            else:
+                self._check_write(self._record, name, offset, length)
+            self.file.seek(data)
+            yield name, offset, length
+
+    def _check_record(self, name: str, offset: int, length: int) -> None:
+        if (name, offset) != (RECORD_FILE, WHOLE_FILE) or length > MAX_RECORD_BYTES:
+            raise damaged_file(self.path, f"it does not start with {RECORD_FILE}")
+        if self._record is None:
+            self._record = parse_record(self.file.read(length), self.path)
+
+    def _check_write(self, record: Record, name: str, offset: int, length: int) -> None:
+        if name == REST_FILE:
+            if offset != WHOLE_FILE or length != record.rest[0]:
+                raise damaged_file(self.path, f"it does not contain all of {REST_FILE}")
+            return
+        layout = record.tensors.get(name.removesuffix(".safetensors"))
+        if layout is None or name != layout.file_name:
+            raise damaged_file(self.path, "it changes a file that is not part of the save")
+        if offset + length > layout.file_bytes:
+            raise damaged_file(self.path, f"it writes beyond the end of {name}")
+        if length > PAGE:
+            raise damaged_file(self.path, f"it writes more than a page of {name} at once")
+
+    def _headers(self) -> Iterator[tuple[str, int, int]]:
         """Yield (name, offset, length) of each write; the file is then positioned at the data."""
         self.file.seek(0)
+        if self.end < len(_MAGIC):
+            raise damaged_file(self.path, "it is too short")
         if self.file.read(len(_MAGIC)) != _MAGIC:
             raise HotrowError(
-                f"another version of hotrow wrote {self.path}",
+                f"another version of hotrow wrote {self.path}, or it is damaged",
                 fix="open and close the folder once with that version, to finish its last save",
             )
         position = len(_MAGIC)
@@ -171,11 +198,6 @@ class _Journal:
             if position > self.end or name_length > _MAX_NAME_BYTES:
                 raise damaged_file(self.path, "it ends within a write")
             yield name.decode("ascii", "replace"), offset, length
-
-    def _read_record(self, name: str, offset: int, length: int) -> Record:
-        if (name, offset) != (RECORD_FILE, WHOLE_FILE) or length > MAX_RECORD_BYTES:
-            raise damaged_file(self.path, f"it does not start with {RECORD_FILE}")
-        return parse_record(self.file.read(length), self.path)
 
     def _read_chunks(self, length: int) -> Iterator[bytes]:
         while length > 0 and (data := self.file.read(min(length, _CHUNK))):

@@ -44,6 +44,7 @@ NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int3
 MAX_BYTES = 1 << 60  # the maximum size of the values in a file
 _SECTOR = 512  # a disk writes each sector completely or not at all
 _CHUNK_PAGES = 256  # the number of pages per read when the whole file is checked
+_HOLE_PAGES = 1 << 20  # the number of pages in a hole that are checked at once
 _PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
 
 
@@ -188,7 +189,7 @@ class MappedTensor:
     Arguments:
         folder: the folder of the file.
         layout: the layout of the file, which `check_file` has checked.
-        largest: the largest valid value, or None. Values below 0 are then invalid, too.
+        largest: the largest valid value, or None. If it is set, values below 0 are invalid too.
     """
 
     def __init__(self, folder: Folder, layout: Layout, largest: int | None = None) -> None:
@@ -197,6 +198,8 @@ class MappedTensor:
             with folder.open(layout.file_name, "r+b") as file:
                 folder.reserve(file, layout.file_bytes)
         with folder.open(layout.file_name, "rb") as file:
+            if os.fstat(file.fileno()).st_size < layout.file_bytes:  # shorter than in `check_file`
+                raise damaged_file(self.path, "another program has truncated it")
             self._map = mmap.mmap(
                 file.fileno(),
                 layout.file_bytes,
@@ -254,9 +257,11 @@ class MappedTensor:
         position, count = 0, self.layout.page_count
         while position < count:
             first, end = self._next_data(position)
-            is_wrong = (self._checksums[position:first] != 0) & ~self._is_checked[position:first]
-            if is_wrong.any():  # these pages were not zero when they were saved
-                raise self._damaged_page(position + int(is_wrong.argmax()))
+            for begin in range(position, first, _HOLE_PAGES):
+                hole = slice(begin, min(begin + _HOLE_PAGES, first))
+                is_wrong = (self._checksums[hole] != 0) & ~self._is_checked[hole]
+                if is_wrong.any():  # these pages were not zero when they were saved
+                    raise self._damaged_page(begin + int(is_wrong.argmax()))
             for begin in range(first, end, _CHUNK_PAGES):
                 data = memoryview(self._read(begin, min(begin + _CHUNK_PAGES, end)))
                 for number in range(begin, min(begin + _CHUNK_PAGES, end)):
@@ -316,7 +321,7 @@ class MappedTensor:
         Arguments:
             save: the name of the save.
             check: whether to check the old values of these pages. The new values are computed from
-                the old ones, so the new checksums would hide any damage to the old values.
+                the old values, so the new checksums would hide any damage to the old values.
 
         Raises:
             HotrowError: the checksum of a page does not match its old values.

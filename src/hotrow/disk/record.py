@@ -1,8 +1,8 @@
 """The record of a save, `run.json`, which lists the files that belong to the save.
 
-The record contains its own checksum, and describes all other files: the shape and dtype of each
-tensor, the name of the save (which the header of each tensor's file repeats), and the length and
-checksum of `rest.pt`.
+The record contains its own checksum, and describes all other files. It lists the shape and dtype of
+each tensor, the name of the save, and the length and checksum of `rest.pt`. The header of each
+tensor's file also contains the name of the save.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 
 from hotrow.disk.folder import Folder, damaged_file
 from hotrow.disk.mapped_tensor import DTYPE_NAMES, DTYPES, FORMAT, MAX_BYTES, PAGE, Layout
+from hotrow.disk.rest import MAX_REST_BYTES
 from hotrow.errors import HotrowError
 
 RECORD_FILE = "run.json"
-MAX_RECORD_BYTES = 1 << 26  # the record of a ledger with 65,536 steps takes a third of this
+MAX_RECORD_BYTES = 1 << 26  # three times the size of a record with 65,536 steps
 TABLE, STEPS = "weight", "last"  # the tensors with the rows and with each row's last step
 
 _SAVE_NAME = re.compile("[0-9a-f]{32}")
@@ -39,7 +40,7 @@ class Record:
 
     Attributes:
         save: the name of the save.
-        previous: the name of the save before it.
+        previous: the name of the previous save.
         session: the name in the headers of files that were created after the previous save.
         tensors: the layout of each file with a tensor.
         rest: the length and the CRC-32 of `rest.pt`.
@@ -147,7 +148,7 @@ def _parse(record: dict[str, Any]) -> Record:
     if not all(isinstance(name, str) and _SAVE_NAME.fullmatch(name) for name in names):
         raise ValueError("name of a save")
     rest = record["rest"]
-    if not _are_counts(rest, 2):
+    if not (_are_counts(rest, 2) and rest[0] <= MAX_REST_BYTES):
         raise ValueError("length or checksum of rest.pt")
     run, behind = record["run"], record["behind"]
     if not isinstance(run, dict | None) or not isinstance(behind, bool):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from typing import IO, Any
 
@@ -13,6 +14,7 @@ from hotrow.errors import HotrowError
 from hotrow.inputs.checkpoint import load_checkpoint
 
 REST_FILE = "rest.pt"
+MAX_REST_BYTES = 1 << 35  # without a limit, reading a sparse rest.pt could take days
 _CHUNK = 1 << 20
 
 
@@ -26,9 +28,11 @@ def serialize_rest(rest: Any) -> bytes:
     try:
         torch.save(rest, buffer)
         load_checkpoint(buffer, REST_FILE)
+        if buffer.getbuffer().nbytes > MAX_REST_BYTES:
+            raise ValueError(f"it has more than {MAX_REST_BYTES:,} bytes")
     except Exception as error:
         raise HotrowError(
-            f"rest cannot be saved, because open could not read it ({error_summary(error)})",
+            f"rest cannot be saved, because disk.open could not read it ({error_summary(error)})",
             fix="use only tensors, numbers, strings, and lists, tuples and dicts of these",
         ) from None
     return buffer.getvalue()
@@ -52,7 +56,10 @@ def read_rest(folder: Folder, expected: tuple[int, int]) -> Any:
     path = folder.path / REST_FILE
     try:
         with folder.open(REST_FILE, "rb") as file:
-            if _describe(file) != expected:
+            is_right = (
+                os.fstat(file.fileno()).st_size == expected[0]
+            )  # the file may be huge but sparse
+            if not is_right or _describe(file) != expected:
                 raise damaged_file(path, "it does not belong to the last save, or has changed")
             file.seek(0)
             return load_checkpoint(file, path)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotrow.disk.folder import Folder, check_platform, damaged_file
+from hotrow.disk.folder import Folder, check_path, damaged_file
 from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
 from hotrow.disk.mapped_tensor import (
     MAX_BYTES,
@@ -56,8 +56,8 @@ def create(
         rows: V, at least 1.
         columns: D, at least 1.
         dtype: float32 or float64.
-        fill: a function such as `torch.nn.init.normal_`. `create` calls it with one
-            (n, D) block of rows at a time, and `fill` writes the values in place.
+        fill: a function such as `torch.nn.init.normal_`, which writes values in place. `create`
+            calls the function with one (n, D) block of rows at a time.
 
     Returns:
         The open store.
@@ -66,8 +66,8 @@ def create(
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
             positive integer, or the disk is full. After an error, no new folder remains.
 
-    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse, except
-    in a tmpfs such as `/dev/shm`.
+    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. Only in
+    a tmpfs such as `/dev/shm` do zeros take space.
 
     >>> import tempfile, torch, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,13 +81,13 @@ def create(
     -0.001
     """
     folder = Path(path)
-    check_platform(folder)
+    check_path(folder)
     if dtype not in (torch.float32, torch.float64):
         raise HotrowError(
             f"dtype is {dtype}, but a table on disk must be float32 or float64",
             fix="pass dtype=torch.float32 or torch.float64",
         )
-    if not (isinstance(rows, int) and isinstance(columns, int)):
+    if not (type(rows) is int and type(columns) is int):  # bool is a subclass of int
         raise HotrowError(
             f"rows is {rows!r} and columns is {columns!r}, but both must be integers",
             fix="pass integers",
@@ -160,7 +160,7 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
 
     Raises:
         HotrowError: the folder does not exist, a file of the last save is missing, damaged or part
-            of another save, or the folder is already open, in this process or another one. No file
+            of another save, or the folder is already open, in this or another process. No file
             has changed. If a page does not match its checksum, the operation that first uses the
             page raises the error.
 
