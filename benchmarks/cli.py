@@ -71,7 +71,7 @@ def run_command(
         list[str] | None,
         typer.Option(
             "--suite",
-            help="Suites (quick, full) or workloads, comma-separated. Default: quick.",
+            help="Suites (quick, full, narrow) or workloads, comma-separated. Default: quick.",
             metavar="NAMES",
         ),
     ] = None,

@@ -4,7 +4,7 @@
 
 The script writes the results to runs.json and draws the figures from that file. `--draw` redraws
 the figures without training. Each training run takes a few seconds. The script doesn't
-measure times.
+time anything.
 """
 
 from __future__ import annotations

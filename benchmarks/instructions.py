@@ -1,4 +1,4 @@
-"""Count the instructions of short training steps, which are more reproducible than their times.
+"""Count the instructions of short training steps: the counts are more reproducible than times.
 
     python -m benchmarks.instructions
     python -m benchmarks.instructions --update

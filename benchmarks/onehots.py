@@ -1,4 +1,4 @@
-"""Benchmark the uses of a one-hot, before and after `convert`, in one process.
+"""Benchmark the uses of a one-hot, before and after `convert`, each use in one process.
 
     python -m benchmarks.onehots --records benchmarks/records
 
@@ -25,6 +25,8 @@ from torch.profiler import ProfilerActivity, profile
 import hotrow
 from benchmarks import record_files
 from hotrow.bench.percentiles import percentiles
+from hotrow.bench.process import run_job
+from hotrow.bench.workload import ignore_progress
 
 SIZES = ((64, 200_000), (8_192, 1_000), (64, 1_600))  # rows of the one-hot, classes
 COLUMNS, EXPERTS, SECONDS, WARMUPS = 16, 8, 1.5, 10
@@ -134,15 +136,11 @@ def main(
     records: Annotated[str | None, typer.Option(help="Write the record to this folder.")] = None,
 ) -> None:
     """Measure all uses, print them, and write the record."""
-    measured = []
+    measured, threads = [], torch.get_num_threads()
     for rows, classes in SIZES:
-        for name, use in USES.items():
-            result = {
-                "use": name,
-                "rows": rows,
-                "classes": classes,
-                **_measure(Numbers(rows, classes, use)),
-            }
+        for name in USES:
+            case = {"use": name, "rows": rows, "classes": classes}
+            result = case | run_job("benchmarks.onehots:measure", case, threads, ignore_progress)
             measured.append(result)
             ratio = result["torch"]["median_ms"] / result["hotrow"]["median_ms"]
             peaks = (result[side]["peak_bytes"] / 1e6 for side in ("torch", "hotrow"))
@@ -156,13 +154,14 @@ def main(
             "workload": "onehots",
             "about": "uses of a one-hot, before and after convert",
             "uses": measured,
-            "environment": record_files.describe_environment(torch.get_num_threads()),
+            "environment": record_files.describe_environment(threads),
         }
         record_files.write(record, Path(records))
 
 
-def _measure(plain: Numbers) -> dict[str, Any]:
+def measure(use: str, rows: int, classes: int, report_progress: object) -> dict[str, Any]:
     """Compare the results of both models, and return the time and the peak memory of each."""
+    plain = Numbers(rows, classes, USES[use])
     converted = hotrow.convert(copy.deepcopy(plain))
     sides = {"torch": plain, "hotrow": converted}
     for theirs, ours in zip(_step(plain), _step(converted), strict=True):

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks import plots, record_files
 from benchmarks.report import describe, model_goals, speedup
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import SUITES, WORKLOADS
 from hotrow.bench.report import number, number_range, title, trains_other_model
 from hotrow.bench.workload import Record
 from hotrow.inputs import files
@@ -40,6 +40,7 @@ def make_page(records: dict[str, Record]) -> str:
     parts = {
         "summary": summary_table(ordered, SUMMARY),
         "optimizers": summary_table(ordered, OPTIMIZERS),
+        "narrow": summary_table(ordered, NARROW),
         "tables": "\n\n".join(tables),
         "startup": "\n\n".join(others),
         "models": models_table(ordered),
@@ -76,6 +77,7 @@ SUMMARY = (
     "sgd-1m-256",
 )
 OPTIMIZERS = tuple(name for name in WORKLOADS if name.endswith("-1m-64"))
+NARROW = ("sgd-1m-64", "sgd-10m-64", *SUITES["narrow"])
 DENSE_PEERS = ("torch fused", "torch foreach", "torch default")
 LIBRARY_PEERS = ("fbgemm", "jax lazy", "jax dense")
 
@@ -192,7 +194,7 @@ def onehots_table(uses: list[dict[str, Any]]) -> str:
 
 
 def machines_list(records: dict[str, Record]) -> str:
-    """Return a list of the machines that produced the records, each with its commits."""
+    """List the machines that produced the records, with the commits measured on each."""
     machines: dict[str, dict[str, list[Record]]] = {}
     for record in records.values():
         environment = record["environment"]

@@ -57,7 +57,7 @@ def plot_errors(errors: list[tuple[str, float, float]], steps: int) -> str:
 
 
 def plot_bytes(sent: list[tuple[str, float]]) -> str:
-    """Return the SVG of the bytes that all ranks send in a step."""
+    """Return an SVG bar chart of the bytes that all ranks send in a step."""
     heading = "Bytes sent per step, all ranks together"
     note = "1,000,000 x 64 float32, 8,192 ids per rank, logarithmic axis"
     bars = [Bar(name, value, format_size(value), name.startswith("hotrow")) for name, value in sent]

@@ -121,14 +121,15 @@ def _goal_remarks(record: Record) -> Iterator[str]:
             continue
         max_ratio, ratio = goal["max_ratio"], goal["ratio"]
         is_speedup = goal["against"] != "floor" and max_ratio < 1
-        if ratio is not None:
-            verdict += f" ({speedup(ratio) if is_speedup else f'{number(ratio)}x'})"
         if is_speedup:
-            yield f"{verdict}: {1 / max_ratio:.3g}x faster than {_goal_peer(record, goal)}."
+            limit = f"at least {1 / max_ratio:.3g}x faster than {_goal_peer(record, goal)}"
         elif goal["against"] == "floor":
-            yield f"{verdict}: at most {max_ratio:.3g}x the bandwidth floor."
+            limit = f"at most {max_ratio:.3g}x the bandwidth floor"
         else:
-            yield f"{verdict}: at most {max_ratio:.3g}x the time of {_goal_peer(record, goal)}."
+            limit = f"at most {max_ratio:.3g}x the time of {_goal_peer(record, goal)}"
+        if ratio is not None:
+            limit += f"; measured: {speedup(ratio) if is_speedup else f'{number(ratio)}x'}"
+        yield f"{verdict}: {limit}."
 
 
 def _goal_peer(record: Record, goal: Record) -> str:

@@ -39,7 +39,7 @@ from hotrow.inputs.files import write_text
 from hotrow.verify.sameness import SCALES, SLACK, Batches, measure_sameness
 from tests.support.training import configurations
 
-# The rounding errors of a row that is in every batch are a random walk. In a single column, either
+# The rounding errors of a row that is in every batch form a random walk. In a single column, either
 # hotrow or torch can end up closer to float64. Many columns provide many samples.
 ROWS, COLUMNS, SEED = 300, 152, 0
 Record = dict[str, Any]

@@ -54,7 +54,8 @@ def test_the_command_in_its_own_process(tmp_path):
     assert {"jax", "optax", "fbgemm-gpu-cpu"} < set(environment["versions"])
     assert (folder / "sgd-1k-16.json").stat().st_size < 4000  # no samples
     assert "torch.optim.SGD (sparse=True)" in done.stdout
-    assert "x): at most 1x the time of the fastest peer," in done.stdout
+    assert ": at most 1x the time of the fastest peer," in done.stdout
+    assert "measured: " in " ".join(done.stdout.split())
     assert "1 workload, about 8 s on two idle cores" in done.stderr
     assert " left\n" in done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -164,10 +165,10 @@ def test_report_of_a_record(brief):
         "torch.optim.Adam on 9 sampled rows. The maximum error is 0.5 (dense bfloat16 training: "
         "0.25), and weights moved by up to 1.",
         "absent was not measured: ImportError: no. Install it with `pip install it`.",
-        "Goal met (31.2x): 10x faster than theirs, 7 rows, 3 ids, 1 thread.",
-        "Goal **not met** (3.06x): at most 2x the bandwidth floor.",
-        "Goal met (0.0321x): at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, "
-        "1 thread.",
+        "Goal met: at least 10x faster than theirs, 7 rows, 3 ids, 1 thread; measured: 31.2x.",
+        "Goal **not met**: at most 2x the bandwidth floor; measured: 3.06x.",
+        "Goal met: at most 1x the time of the fastest peer, theirs, 7 rows, 3 ids, 1 thread; "
+        "measured: 0.0321x.",
         "Goal not measured: at most 1x the time of the fastest peer.",
         "Goal **not met**: at most 50 MB of extra memory.",
     ):

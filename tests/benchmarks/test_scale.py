@@ -58,7 +58,7 @@ def counted(rank):
 
 
 def bytes_of_step(mode, count, together=False):
-    """Return the bytes that this rank sends in a step with two tables, and its ids."""
+    """Return the bytes that this rank sends in a step with two tables, and the rank's ids."""
     rank = dist.get_rank()
     model = hotrow.convert(nn.ModuleList([nn.Embedding(*size) for size in SIZES]))
     {"shard": shard, "replicate": replicate}[mode](model, mesh_of_all(count))
