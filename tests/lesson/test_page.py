@@ -954,6 +954,8 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
     looked_up = rows.all_inner_texts()
     assert len(looked_up) == 3
     assert counts() == ["0", "0", "5"]
+    assert page.inner_text("#hero-for").startswith("For “fox”, an embedding layer copies one row")
+    assert page.inner_text("#hero-verdict").startswith("Only row 2 is read")
     assert not page.is_visible("#hero-table tr.total")
     page.check("#way-product")
     assert page.is_visible("#hero-table tr.total")
@@ -963,7 +965,7 @@ def test_hero_shows_both_ways_and_counts_the_zeros(open_page: Open) -> None:
         "Equal to the looked-up row: all 5 values bit for bit "
         "(every binary digit, not just 4 decimals)."
     )
-    assert page.inner_text("#hero-for") == "For “fox”:"
+    assert page.inner_text("#hero-for").startswith("For “fox”, a linear layer multiplies each row")
     factors = page.locator("#hero-table tr:not(.total) td:first-of-type")
     assert factors.all_inner_texts() == ["0 ×", "0 ×", "1 ×", "0 ×"]
     page.click("#hero-words button:last-child")
@@ -1116,14 +1118,15 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     page.clock.run_for(6000)
     expect(page.locator("#meaning-now")).to_contain_text("step 100, loss ")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
-    assert "60 neighbors" in page.inner_text("#meaning-verdict")
-    assert "10 before training, 60 at step 100." in page.inner_text("#meaning-verdict")
+    verdict = page.inner_text("#meaning-verdict")
+    assert "10 of 60 belong to its own group" in verdict
+    assert verdict.endswith("before training, and 60 of 60 at step 100.")
     page.focus("#noun-7")
     page.keyboard.press("Enter")
     near = page.inner_text("#meaning-near")
-    assert near.startswith("“bus” has id 7 in this vocabulary of 20 words. Its row was [")
+    assert near.startswith("Nearest to “bus” at step 100: ")
     rows = re.findall(r"\[(.*?)\]", plain(near))
-    snapshots = page.evaluate("[snapshots[0][7], snapshots[100][7]]")
+    snapshots = page.evaluate("[snapshots[100][7], snapshots[0][7]]")
     assert rows == [", ".join(map(format_number, row)) for row in snapshots]
     assert page.evaluate("document.activeElement.id") == "noun-7"
 
@@ -1175,7 +1178,7 @@ def test_the_verdict_counts_neighbors_of_the_same_group(open_page: Open) -> None
         near = distances.fill_diagonal_(torch.inf).topk(3, largest=False).indices
         same = int((groups[near] == groups[:, None]).sum())
         page.evaluate(f"change({{learned: {learned}}}, null)")
-        assert page.inner_text("#meaning-verdict").endswith(f"{same} at step {learned}.")
+        assert page.inner_text("#meaning-verdict").endswith(f" {same} of 60 at step {learned}.")
     assert "own group (animals, food, people or vehicles)" in page.inner_text("#meaning-verdict")
 
 
@@ -1236,7 +1239,9 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
     best = (share / share.sum(1, keepdim=True)).log()[space["nouns"], space["verbs"]]
     lowest = -best.mean()
     assert lowest < found[100]
-    shown = f"was {found[0]:.2f} and is {found[100]:.2f}. It can’t fall below {lowest:.2f}:"
+    shown = (
+        f"started at {found[0]:.2f} and is now {found[100]:.2f}. It can’t fall below {lowest:.2f}:"
+    )
     assert shown in page.inner_text("#meaning-loss")
     with torch.no_grad():
         scores = space["embedding"].weight[0] @ space["output"].T
@@ -1361,9 +1366,8 @@ def test_the_product_shows_the_numbers_that_it_multiplies(open_page: Open) -> No
     assert plain(cell.inner_text()).split("\n") == shown
     # The note below the table explains the last digit of a cell that the reader sees.
     note = page.locator("#vector-table + .note").inner_text()
-    assert plain(note).endswith(
-        f"So {shown[0]} is shown as {shown[1]}: the exact number is {value:.6f}."
-    )
+    decimals = "with six decimals, the table’s number is"
+    assert plain(note).endswith(f"So {shown[0]} is shown as {shown[1]}: {decimals} {value:.6f}.")
     page.set_viewport_size({"width": 360, "height": 800})
     assert plain(cell.inner_text()).split() == [*shown[0].split(), shown[1]]
     assert page.locator("#vector-table").evaluate("e => e.scrollWidth <= e.clientWidth")
@@ -1530,12 +1534,16 @@ def test_language_can_change_while_a_row_travels(open_page: Open) -> None:
 def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
     page = open_page("lang=en&ids=3,1").page
     classes = page.evaluate(
-        """() => [...document.querySelectorAll("main tr.picked, main tr.used")]
+        """() => [...document.querySelectorAll("main tr.picked, main tr.used, main tr.drift")]
             .filter(e => /row 1|id 1\b/.test(e.cells[0].textContent))
             .map(e => [...e.classList].find(name => /^h\\d$/.test(name)))"""
     )
     assert len(classes) > 4
     assert set(classes) == {"h1"}
+    assert page.locator("#step-rows tr.drift.h1").count() == 1
+    color = "e => getComputedStyle(e).backgroundColor"
+    word = page.evaluate("getComputedStyle(document.querySelector('#row-ids .h2')).color")
+    assert page.locator("#waste-zeros span").evaluate(color) == word  # the square is that of id 2
 
 
 def test_cells_are_colored_by_their_values(open_page: Open) -> None:
@@ -1548,6 +1556,45 @@ def test_cells_are_colored_by_their_values(open_page: Open) -> None:
     for value, names, strength in cells:
         assert names == f"value {'below' if value < 0 else 'above'}"
         assert abs(int(strength[:-1]) - 100 * abs(value) / largest) <= 1
+
+
+def test_every_matrix_is_colored_by_value(open_page: Open) -> None:
+    page = open_page("lang=en&linear=own").page
+    uncolored = page.evaluate(
+        """() => [...document.querySelectorAll("main .wide td")]
+            .filter(e => /^-?\\d+\\.\\d{4}$/.test(e.textContent) && !e.classList.contains("value"))
+            .map(e => e.closest(".wide").id)"""
+    )
+    assert set(uncolored) == {"product-list", "step-rows"}  # lists of steps, not matrices
+    strengths = """id => [...document.querySelectorAll(`#${id} td.value`)]
+        .map(e => parseInt(e.style.getPropertyValue("--strength")))"""
+    for id in ("linear-columns", "gradient-table"):
+        assert max(page.evaluate(strengths, id)) == 100
+        assert len(set(page.evaluate(strengths, id))) > 4
+
+
+def test_rows_of_a_mix_add_up_to_it(open_page: Open) -> None:
+    page = open_page("lang=en&softA=2&softB=3&p=0.75").page
+    rows = page.locator("#mix-table tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].slice(1).map(cell => Number(cell.textContent)))"
+    )
+    for first, second, mix in zip(*rows, strict=True):
+        assert abs(first + second - mix) < 2e-4
+
+
+def test_a_choice_shows_the_state_after_the_answer(open_page: Open) -> None:
+    page = open_page(everything=False).page
+    page.evaluate("unfold('mix')")
+    page.click("#mix-answer-1")
+    assert [page.input_value("#softA"), page.input_value("#softB")] == ["2", "3"]
+
+
+def test_products_with_inf_are_shown(open_page: Open) -> None:
+    page = open_page().page
+    page.fill("#value-0-0", "inf")
+    page.keyboard.press("Tab")
+    cell = page.locator("#vector-table tbody tr").first.locator("td.value").first
+    assert "nan" in cell.inner_text()
 
 
 @pytest.mark.parametrize("lang", grid(lesson.LANGUAGES, "zh-CN".__eq__))
@@ -1604,16 +1651,16 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
         )
         loss = F.cross_entropy(scores[space["nouns"]], space["verbs"]).item()
         assert page.inner_text("#meaning-now") == f"{now}, loss {loss:.2f}"
-        assert f"and is {loss:.2f}. " in page.inner_text("#meaning-loss")
+        assert f"and is now {loss:.2f}. " in page.inner_text("#meaning-loss")
         distances = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
         nearest = distances.argsort(1)[:, :3]
         near = plain(page.inner_text("#meaning-near"))
-        assert f"and is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}] at {now}." in near
-        assert near.endswith(f"Nearest to it: {', '.join(names[k] for k in nearest[6])}.")
+        assert f"Its row is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}]." in near
+        assert f"“girl” at {now}: {', '.join(names[k] for k in nearest[6])}." in near
         bold = page.locator("#meaning-map text.label.near").all_text_contents()
         assert sorted(bold) == sorted(names[k] for k in nearest[6])
         same_group = int((nearest % 4 == torch.arange(20)[:, None] % 4).sum())
-        assert page.inner_text("#meaning-verdict").endswith(f" {same_group} at {now}.")
+        assert page.inner_text("#meaning-verdict").endswith(f" {same_group} of 60 at {now}.")
         chance, best = scores[6].softmax(0).topk(4)
         guess = plain(page.inner_text("#meaning-guess")).replace(" ✓", "")
         assert f"at {now}: " in guess

@@ -42,6 +42,20 @@ function tint(cell, value, scale) {
   return cell;
 }
 
+// The heads of a weight that has one column for each id.
+const idHeads = (table) => [
+  "",
+  ...table.labels.map((id, k) => h("span", { class: colourOf(id) }, say("class", { id }), h("br"), tokenOf(table, k))),
+];
+
+// The cells of a row of such a weight. The columns of the selected ids are bold.
+const idCells = (table, row, isChosen, scale) =>
+  numbers(row, scale).map((cell, k) => {
+    const id = table.labels[k];
+    if (isChosen(id)) cell.classList.add("picked", colourOf(id));
+    return cell;
+  });
+
 const placeName = (table, ids, n) => say("place", { place: n, id: idName(table, ids[n]) });
 
 function outputGrid(caption, table, ids, output, heads = columnNames(table), name = (n) => placeName(table, ids, n)) {

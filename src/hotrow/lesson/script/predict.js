@@ -90,7 +90,7 @@ function addQuestion(question) {
 // Show the hidden part of the section. The question stays, so the reader can change the answer.
 function reveal(question) {
   uncover(question);
-  drawSections();
+  draw();
 }
 
 function uncover(question) {
@@ -145,6 +145,6 @@ function revealAll() {
 
 // Show all answers and open all folded sections.
 function showEverything() {
-  document.querySelectorAll(".fold").forEach((fold) => (fold.open = true));
+  document.querySelectorAll(".fold, .more").forEach((fold) => (fold.open = true));
   revealAll();
 }

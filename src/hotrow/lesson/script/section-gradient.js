@@ -35,7 +35,7 @@ sections.push({
           const uses = ids.filter((id) => id === table.labels[k]).length;
           return {
             head: rowName(table, k),
-            cells: [...numbers(row), uses ? say("gradient.used", { n: uses }) : say("gradient.never")],
+            cells: [...numbers(row, scaleOf(gradient)), uses ? say("gradient.used", { n: uses }) : say("gradient.never")],
             class: uses ? hue(ids, table.labels[k]) : "zero",
           };
         }),

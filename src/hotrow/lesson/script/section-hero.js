@@ -42,12 +42,12 @@ sections.push({
     );
     const place = (n) => say("position.class", { n }) + (tokenOf(table, places[n]) || `${say("gap")}${say("class", { id: ids[n] })}`);
     put(find("hero-output"), outputGrid(say("lookup.output", { N: ids.length, D: table.D }), table, ids, looked, [], place));
-    put(find("hero-for"), say("hero.for", { word: wordName(table, id) }));
+    put(find("hero-for"), say(product ? "hero.for" : "hero.copy", { word: wordName(table, id) }));
     writeCounts(heroCounts(state, table.V, table.V - 1));
     if (product) verdict("hero-verdict", compared, state, { key: "bits.shown", opening: "equal.row" });
     else {
       find("hero-verdict").className = "verdict equal";
-      put(find("hero-verdict"), say("hero.read", { id: idName(table, id) }));
+      put(find("hero-verdict"), say("hero.read", { row: id }));
     }
   },
 });

@@ -40,7 +40,11 @@ sections.push({
         ["", ...table.labels.map((id) => say("class", { id }))],
         kept.map((line, n) => ({
           head: placeName(table, ids, n),
-          cells: line.map((value, k) => h("td", { class: table.labels[k] === ids[n] ? "one" : "zero" }, value === 0 ? "0" : number(value))),
+          cells: line.map((value, k) =>
+            table.labels[k] === ids[n]
+              ? tint(h("td", { class: "one" }, value === 0 ? "0" : number(value)), value, scaleOf(kept))
+              : h("td", { class: "zero" }, value === 0 ? "0" : number(value)),
+          ),
           class: hue(ids, ids[n]),
         })),
       ),

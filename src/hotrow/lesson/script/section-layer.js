@@ -55,15 +55,12 @@ sections.push({
     const columns = () =>
       grid(
         say("linear.columns", { V: table.V, D: table.D }),
-        ["", ...table.labels.map((label, k) => h("span", { class: colourOf(label) }, say("class", { id: label }), h("br"), tokenOf(table, k))), say("layer.output")],
+        [...idHeads(table), say("layer.output")],
         [
           { head: say("product.factor"), cells: [...table.labels.map((label) => h("td", { class: label === id ? chosen : "dim" }, String(Number(label === id)))), ""] },
           ...transpose(table.rows).map((row, j) => ({
             head: say("linear.out", { j }),
-            cells: [...numbers(row).map((cell, k) => {
-              if (table.labels[k] === id) cell.classList.add(...chosen.split(" "));
-              return cell;
-            }), bordered(sum[j])],
+            cells: [...idCells(table, row, (label) => label === id), bordered(sum[j])],
           })),
         ],
       );

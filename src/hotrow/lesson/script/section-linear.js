@@ -31,10 +31,10 @@ sections.push({
       find("linear-columns"),
       grid(
         say("linear.columns", { V: table.V, D: table.D }),
-        ["", ...table.labels.map((id, k) => say("class", { id }) + tokenOf(table, k))],
+        idHeads(table),
         weight.map((row, j) => ({
           head: say("linear.out", { j }),
-          cells: row.map((value, k) => h("td", { class: hue(ids, table.labels[k]) }, number(value))),
+          cells: idCells(table, row, (id) => ids.includes(id), scaleOf(weight)),
         })),
       ),
     );

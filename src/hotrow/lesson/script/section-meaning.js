@@ -172,8 +172,6 @@ sections.push({
       find("meaning-near"),
       say("meaning.near", {
         word,
-        id: noun,
-        n: NOUNS.length,
         before: pairText(snapshots[0][noun]),
         values: pairText(table[noun]),
         near: several(nearest(table, noun).map(nounText)),
@@ -183,7 +181,7 @@ sections.push({
     put(find("meaning-guess"), say("meaning.guess", { word, now, guesses: guesses(table[noun], weight, noun) }));
     const element = find("meaning-verdict");
     element.className = "verdict";
-    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), n: NOUNS.length, all: 3 * NOUNS.length, now }));
+    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), all: 3 * NOUNS.length, now }));
     put(find("meaning-loss"), say("meaning.loss", { first: losses[0].toFixed(2), loss: loss.toFixed(2), lowest: LOWEST.toFixed(2) }));
     put(
       find("meaning-sentences"),

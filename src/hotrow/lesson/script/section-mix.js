@@ -38,16 +38,17 @@ sections.push({
     const choices = table.labels.map((id) => [id, idName(table, id)]);
     for (const name of ["softA", "softB"]) options(find(name), choices);
     put(find("p-now"), say("mix.now", { p: p.toFixed(2), q: (1 - p).toFixed(2) }));
+    const shares = sharesOf(p);
     const line = (id, share, row) => ({
       head: `${share.toFixed(2)} × ${say("row", { row: id })}`,
-      cells: numbers(row),
+      cells: numbers(row.map((value) => f32(share * value) + 0)),
       class: hue([softA, softB], id),
     });
     put(
       find("mix-table"),
       grid(say("mix.table"), columnNames(table), [
-        line(softA, p, rowA),
-        line(softB, 1 - p, rowB),
+        line(softA, shares[0], rowA),
+        line(softB, shares[1], rowB),
         { head: say("mix.sum"), cells: numbers(mixed), class: "total" },
       ]),
     );

@@ -53,7 +53,7 @@ sections.push({
     );
     put(find("product-looked"), outputGrid(say("product.looked"), table, ids, looked));
     const multipliedGrid = outputGrid(say("product.multiplied"), table, ids, multiplied);
-    multipliedGrid.querySelectorAll("tbody tr")[pick].querySelectorAll("td")[column].className = "chosen";
+    multipliedGrid.querySelectorAll("tbody tr")[pick].querySelectorAll("td")[column].classList.add("chosen");
     put(find("product-multiplied"), multipliedGrid);
     find("product-back").disabled = shown === 0;
     find("product-next").disabled = shown === table.rows.length;

@@ -151,7 +151,7 @@ function rowGrid({ table, batches, taken, column }, { dense, skip, later, before
           count(later.done[k]),
           taken ? (idle ? (moving ? say("step.drift") : say("step.still")) : say("step.touched")) : "",
         ],
-        class: idle ? (moving ? "drift" : "") : hue(now, id),
+        class: idle ? (moving ? `drift ${colourOf(id)}` : "") : hue(now, id),
       };
     }),
   );

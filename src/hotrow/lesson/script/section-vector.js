@@ -15,7 +15,7 @@ sections.push({
     const width = table.rows[0].length;
     // The multiplication, small, and the product below it. Without −0.
     const cells = (row, k) =>
-      numbers(row.map((value) => value || 0)).map((cell, j) => {
+      numbers(row.map((value) => value + 0)).map((cell, j) => {
         cell.prepend(h("small", {}, h("span", {}, `${factors[k]} × `), unbroken(table.rows[k][j])), h("br"));
         return cell;
       });
@@ -60,11 +60,9 @@ sections.push({
   prints: (_, { sum }) => tensorText(sum),
 });
 
-// Explain a number whose double, as shown, is not twice the number that is shown. Prefer a number
-// that the vector doubles.
+// Explain a number in a doubled row whose double, as shown, is not twice the number that is shown.
 function roundingNote(rows, factors) {
-  const doubledFirst = [...rows.filter((_, k) => factors[k] === 2), ...rows].flat();
-  const value = doubledFirst.find((each) => {
+  const value = rows.filter((_, k) => factors[k] === 2).flat().find((each) => {
     const shown = [number(each), number(2 * each)];
     return shown.every((text) => /^-?\d+\.\d{4}$/.test(text)) && number(2 * Number(shown[0])) !== shown[1];
   });
