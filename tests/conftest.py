@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,13 @@ if not torch.cuda.is_available():  # Triton reads this variable when it is first
 from hypothesis import settings
 
 from hotrow.cli import main as cli
-from tests.support.browser import BROWSER_ARGUMENTS, OpenPage, RecordedPage
+from tests.support.browser import (
+    BROWSER_ARGUMENTS,
+    BROWSER_NAMES,
+    OpenPage,
+    RecordedPage,
+    find_browser,
+)
 from tests.support.command_line import Result, Run
 
 if TYPE_CHECKING:
@@ -78,10 +83,9 @@ def small_tables(monkeypatch):
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    names = ("chromium", "chromium-browser", "google-chrome")
-    path = next(filter(None, map(shutil.which, names)), None)
+    path = find_browser()
     if path is None:
-        reason = f"no browser: install one of {', '.join(names)}"
+        reason = f"no browser: install one of {', '.join(BROWSER_NAMES)}"
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     from playwright.sync_api import sync_playwright  # `make test-torch` doesn't install playwright
 

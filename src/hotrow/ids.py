@@ -85,8 +85,9 @@ def check_ids(
         name: the argument's name, for error messages.
         refused_encoding: reject integers that look like this encoding: "one-hot" (a single 1, all
             others 0), "multi-hot" (only 0s and 1s, with at least one 1), or "" for none. This check
-            runs only if the last dimension is V, V is 3 or more, and fewer than 1 in 50 uniformly
-            random batches of ids would look like the encoding (1 in 10,000 for 1-D ids).
+            runs only if the last dimension is V, and V is 3 or more. It also requires that fewer
+            than 1 in 50 uniformly random batches of ids would look like the encoding (1 in 10,000
+            for 1-D ids).
 
     Raises:
         HotrowIndexError: an id is negative or not less than `rows`. The message names the first
@@ -119,8 +120,8 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
 def is_readable(ids: Tensor) -> bool:
     """Return whether Python code can read the values of the ids.
 
-    It can't read the values of a meta tensor or a tensor subclass. While a tracer, a transform or a
-    dispatch mode is active, it can't read any values.
+    Python code can't read the values of a meta tensor or a tensor subclass. While a tracer, a
+    transform or a dispatch mode is active, Python code can't read the values of any tensor.
     """
     return (
         type(ids) is Tensor
@@ -145,7 +146,7 @@ def check_offsets(offsets: Tensor, count: int, last: bool) -> Tensor:
     """
     check_dtype(offsets, "offsets", "offsets")
     if offsets.ndim != 1:
-        raise HotrowError(f"offsets must be 1-D, but its shape is {tuple(offsets.shape)}")
+        raise HotrowError(f"offsets must be 1-D, but has shape {tuple(offsets.shape)}")
     result: Tensor = torch.ops.hotrow.check_offsets(offsets, count, last)
     return result
 
@@ -283,7 +284,7 @@ def raise_bad_id(device: torch.device) -> None:
         index, table = ", ".join(str(int(each)) for each in place), f"a table of {row_count} rows"
     raise HotrowIndexError(
         f"an earlier lookup in {table} had an id out of range: input[{index}]",
-        fix="check the ids on the CPU before the lookup to find the batch",
+        fix="to find the batch with this id, check the ids on the CPU before each lookup",
     )
 
 

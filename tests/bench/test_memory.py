@@ -36,7 +36,7 @@ def test_memory_includes_a_gradient_as_large_as_the_table():
     assert 0.99 < extra["torch fused"] < 1.2
     assert 2.9 < extra["torch default"] < 3.2  # the gradient and two temporaries of the same size
     assert extra["torch sparse"] < 0.1
-    # hotrow stores the last step of each row in 4 bytes.
+    # hotrow stores the number of each row's last step in 4 bytes.
     assert 4 * rows / table <= extra["hotrow"] < 4 * rows / table + 0.1
 
 

@@ -281,7 +281,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     *(
         (
             f"{ONE} {ids}",
-            "0 ids in a 4 x 5 table have no values to compare\n",
+            "there are no values to compare for 0 ids in a 4 x 5 table\n",
             "pass at least one id",
         )
         for ids in (
@@ -293,7 +293,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         "--table no-columns.safetensors --ids 1,2",
-        "2 ids in a 4 x 0 table have no values to compare\n",
+        "there are no values to compare for 2 ids in a 4 x 0 table\n",
         "pass a table with at least one column",
     ),
     # the budget

@@ -128,6 +128,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     torch.save({"states": states, "scale": scale}, tmp_path / "names.PT")
     torch.save({"states": Batch()}, tmp_path / "classes.pt")
     torch.save(3, tmp_path / "number.pt")
+    torch.save(states[:0], tmp_path / "none.pt")
+    buffer, sizes = torch.rand(3), [torch.tensor([[3]]), torch.tensor([[1]]), torch.tensor([0])]
+    torch.save(torch._nested_view_from_buffer(buffer, *sizes), tmp_path / "nested.pt")
     whole = (tmp_path / "states.pt").read_bytes()
     (tmp_path / "half.pt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "text.pt").write_text("not tensors at all")
@@ -414,6 +417,16 @@ UNUSABLE: list[tuple[str, str, str]] = [
         "classes.pt contains a tests.cli.test_compare_models.Batch, but hotrow loads only tensors "
         "from pickle files",
         AGAIN,
+    ),
+    (
+        "@built --inputs nested.pt",
+        "nested.pt contains a torch._utils._rebuild_nested_tensor, but hotrow loads only tensors",
+        AGAIN,
+    ),
+    (
+        "@built --inputs none.pt",
+        "returns only empty tensors for these inputs (int64 (0,)), so there is nothing to compare",
+        "pass inputs with at least one element",
     ),
     ("@built --inputs text.pt", "text.pt cannot be read as a .pt file (", COMPLETE),
     ("@built --inputs half.pt", "half.pt cannot be read as a .pt file (", COMPLETE),

@@ -1,4 +1,4 @@
-"""Test that hostile files, names, streams and environments end with exit code 2 and a message."""
+"""The command line exits with code 2 and a message for hostile files, names and streams."""
 
 import os
 import re
@@ -202,9 +202,9 @@ def test_write_that_fails_keeps_the_old_file(
 
 
 def test_only_one_function_opens_files_for_writing() -> None:
-    """Every other writer would have to replace the old file atomically itself."""
+    """All other code writes through `files.write_text`, which replaces a file atomically."""
     writes = re.compile(r"""\.write_(text|bytes)\(|open\([^)\n]*["'](w|a|x|r\+)|O_WRONLY|O_RDWR""")
-    own_files = {  # temporary files, pipes and the kernel's; and the folders of hotrow.disk
+    own_files = {  # open temporary files, pipes, the kernel's files or hotrow.disk folders
         *("inputs/files.py", "bench/process.py"),
         *("bench/memory.py", "cli/terminal.py", "disk/folder.py", "disk/journal.py"),
         *("disk/mapped_tensor.py",),
@@ -304,7 +304,7 @@ def test_memory_of_the_lesson_does_not_depend_on_the_largest_id(run: Run, tmp_pa
     assert '"tokens":["?","the"]' in page
 
 
-# Kill processes that keep replacing a page, and count the files that are neither version of it.
+# Kill processes that keep replacing a page with another version, and count damaged pages.
 KILLS = """
 import os, signal, sys, time
 from pathlib import Path

@@ -261,7 +261,7 @@ def _() -> None:
     TRAINING,
     "Several optimizers",
     WORKS,
-    "For example, use one for the tables and one for all other parameters.",
+    "For example, use one optimizer for the tables and another for all other parameters.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -785,14 +785,17 @@ def _() -> None:
 AUTOGRAD = "Autograd and transforms"
 
 
-@feature(AUTOGRAD, "`torch.autograd.grad(loss, weight)`", WORKS)
+@feature(AUTOGRAD, "`torch.autograd.grad(loss, weight)`, `loss.backward(inputs=[weight])`", WORKS)
 def _() -> None:
-    found = [
-        torch.autograd.grad(loss_of(model, BATCHES[0]), model.embedding.weight)[0]
-        for model, _ in pair()
-    ]
-    assert isinstance(found[1], RowGradient)
-    torch.testing.assert_close(found[1] + 0, found[0])
+    found = []
+    for model, _ in pair():
+        weight = model.embedding.weight
+        found += torch.autograd.grad(loss_of(model, BATCHES[0]), weight)
+        loss_of(model, BATCHES[0]).backward(inputs=[weight])
+        found.append(weight.grad)
+    assert type(found[2]) is type(found[3]) is RowGradient
+    torch.testing.assert_close(found[2] + 0, found[0])
+    torch.testing.assert_close(found[3] + 0, found[1])
 
 
 @feature(
@@ -861,7 +864,8 @@ def _() -> None:
     AUTOGRAD,
     "`torch.func`: `functional_call`, `grad`, `vmap`",
     DENSE,
-    "Pass `weight.detach()`, or call `optimizer.settle()` first.",
+    "A transform reads stale rows from a table that it takes as an input. Pass `weight.detach()`, "
+    "or call `optimizer.settle()` first.",
 )
 def _() -> None:
     found = []
@@ -888,7 +892,8 @@ PARALLEL = "Multiple processes"
     EXECUTION,
     "`torch.compile`",
     WORKS,
-    "Lookups don't cause graph breaks, except with `max_norm` or in a distributed table.",
+    "Lookups don't cause graph breaks, except with `max_norm` or in a distributed table. Any other "
+    "read of a table causes a graph break, so `fullgraph=True` raises an error.",
 )
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
@@ -896,6 +901,10 @@ def _() -> None:
         train(torch.compile(model, fullgraph=True, backend="aot_eager"), adam(model, library))
 
     same(run)
+    model, _ = _trained()
+    compiled = torch.compile(lambda: model.embedding.weight.sum(), fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="only in lookups"):
+        compiled()
 
 
 @feature(

@@ -275,7 +275,7 @@ def test_dtype_strides_and_requires_grad_do_not_change_the_figure(kind, dtype):
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_large_table_is_neither_copied_nor_scanned(kind):
-    # The table spans 4 TB of addresses but stores one column. Reading it all takes too long.
+    # The table spans 4 TB of addresses but stores one column. Reading all 4 TB takes too long.
     table = torch.zeros(1_000_000, 1).expand(1_000_000, 1_000_000)
     drawn = ParsedFigure(draw_kind(kind, table, [31_337], column=999_999))
     assert_no_overlap(drawn)

@@ -122,7 +122,7 @@ def test_time_of_a_tokenizer_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     script.write_text(source.replace("CPU_SECONDS = 60", "CPU_SECONDS = 1"))
     assert "CPU_SECONDS = 1\n" in script.read_text()
     monkeypatch.setattr(tokenizer_process, "__file__", str(script))
-    # The time is cubic in the length of a word.
+    # WordPiece takes time cubic in the length of a word.
     model = {"type": "WordPiece", "vocab": {"x": 0, "##x": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
     model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 10**6}
     path = tokenizer_file(tmp_path, model=model)

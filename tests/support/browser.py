@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+BROWSER_NAMES = ("chromium", "chromium-browser", "google-chrome")
 BROWSER_ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -19,6 +21,11 @@ BROWSER_ARGUMENTS = [
     "--disable-sync",
     "--host-resolver-rules=MAP * ~NOTFOUND",
 ]
+
+
+def find_browser() -> str | None:
+    """Return the path to an installed browser, or None."""
+    return next(filter(None, map(shutil.which, BROWSER_NAMES)), None)
 
 
 @dataclass

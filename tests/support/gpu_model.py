@@ -9,10 +9,14 @@ from hotrow.table.parameter import Table
 ROWS, COLUMNS = 24, 5
 
 
-def make_training(name="AdamW", options=None, package=hotrow.optim, dtype=torch.float32, **layer):
-    """Return a model and its optimizer; with hotrow.optim, the embedding is a table."""
+def make_training(
+    name="AdamW", options=None, package=hotrow.optim, dtype=torch.float32, tables=1, **layer
+):
+    """Return a model and its optimizer; with hotrow.optim, the embeddings are tables."""
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Embedding(ROWS, COLUMNS, **layer), nn.Linear(COLUMNS, 2)).to(dtype)
+    layers = nn.Sequential(nn.Embedding(ROWS, COLUMNS, **layer), nn.Linear(COLUMNS, 2))
+    layers.extend(nn.Embedding(ROWS + k, COLUMNS) for k in range(1, tables))
+    layers.to(dtype)
     if package is hotrow.optim:
         hotrow.convert(layers, min_entries=0)
         assert isinstance(layers[0].weight, Table)

@@ -51,7 +51,7 @@ def test_different_gradient_or_table_is_not_equal():
 
 @pytest.mark.parametrize(("columns", "ids"), [(3, []), (0, [1, 2]), (0, [])])
 def test_comparison_of_no_values_raises(columns, ids):
-    with pytest.raises(HotrowError, match="have no values to compare"):
+    with pytest.raises(HotrowError, match="there are no values to compare"):
         compare(torch.randn(6, columns), ids)
 
 
@@ -89,12 +89,12 @@ def test_compared_ids_are_the_first():
 
 
 def test_default_budget_is_half_of_the_free_memory(monkeypatch):
-    monkeypatch.setattr(compare_module, "free_memory", lambda: 2_000_001)
+    monkeypatch.setattr(compare_module, "free_memory", lambda device: 2_000_001)
     assert compare(torch.randn(6, 3), [1], seconds=0).budget == 1_000_000
 
 
 def test_times_belong_to_their_method(monkeypatch):
-    def time_interleaved(works, seconds, max_rounds):
+    def time_interleaved(works, seconds, max_rounds, device):
         assert [set(work()) for work in works] == [{"output", "gradient"}] * 2
         assert [work()["gradient"].is_sparse for work in works] == [False, True]
         yield [30.0, 3.0]
@@ -128,7 +128,7 @@ def test_memory_estimate_is_an_upper_bound(monkeypatch, rows, columns, count, dt
     found = compare(table, ids, seconds=0)
     assert found.matmul.bytes_peak <= found.needed_bytes
     # Profilers can't be nested, so measure the whole call and disable compare's own measurement.
-    monkeypatch.setattr(compare_module, "measure_peak_memory", lambda work: (work(), 0))
+    monkeypatch.setattr(compare_module, "measure_peak_memory", lambda work, device: (work(), 0))
     _, used = measure_peak_memory(lambda: compare(table, ids, seconds=0))
     assert used <= found.needed_bytes
 

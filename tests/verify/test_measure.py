@@ -43,6 +43,30 @@ def clock(monkeypatch):
     return work
 
 
+def test_a_run_on_a_gpu_ends_when_its_kernels_have_run(clock, monkeypatch):
+    runs = []
+    wait = clock("wait", 3.0, runs)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: wait())
+    works, gpu = [clock("a", 1.0, runs)], torch.device("cuda")
+    assert list(time_interleaved(works, seconds=0, max_rounds=1, device=gpu)) == [[4000.0]]
+    assert runs == ["wait", "a", "wait"]
+
+
+def test_the_peak_on_a_gpu_excludes_earlier_allocations(monkeypatch):
+    calls, gpu = [], torch.device("cuda", 1)
+    answers = {"reset_peak_memory_stats": None, "memory_allocated": 7, "max_memory_allocated": 40}
+    for name, answer in answers.items():
+
+        def call(device, name=name, answer=answer):
+            assert device == gpu
+            calls.append(name)
+            return answer
+
+        monkeypatch.setattr(torch.cuda, name, call)
+    assert measure_peak_memory(lambda: calls.append("work") or 5, gpu) == (5, 33)
+    assert calls == [*list(answers)[:2], "work", "max_memory_allocated"]
+
+
 def test_functions_run_in_turn(clock):
     runs = []
     works = [clock("a", 1.0, runs), clock("b", 2.0, runs)]

@@ -170,7 +170,7 @@ def test_memory_estimate_is_an_upper_bound(monkeypatch, dtype, sizes, name):
     rows, columns, count = sizes
     table, ids = torch.randn(rows, columns).to(dtype), torch.randint(0, rows, (count,))
     # Profilers can't be nested, so measure the whole call and disable compare's own measurement.
-    monkeypatch.setattr(compare_module, "measure_peak_memory", lambda work: (work(), 0))
+    monkeypatch.setattr(compare_module, "measure_peak_memory", lambda work, device: (work(), 0))
     found, used = measure_peak_memory(lambda: compare(table, ids, operation=name, seconds=0))
     assert used <= found.needed_bytes == estimate_bytes(table, count, name)
 

@@ -227,8 +227,8 @@ DAMAGE = [
     (str, lambda path: rewrite(path, set_option("unknown_rows", -1)), "unknown_rows is -1"),
     (str, lambda path: rewrite(path, set_option("unknown_rows", 2)), "seen has shape"),
     (str, lambda path: rewrite(path, set_option("unknown", "x")), "unknown is 'x'"),
-    (str, lambda path: rewrite(path, None, set_number("keys.ends", 99)), "wrong positions"),
-    (str, lambda path: rewrite(path, None, set_number("keys.ends", -3)), "wrong positions"),
+    (str, lambda path: rewrite(path, None, set_number("keys.ends", 99)), "string positions of"),
+    (str, lambda path: rewrite(path, None, set_number("keys.ends", -3)), "string positions of"),
     (int, lambda path: rewrite(path, None, set_number("seen", -1)), "a count is negative"),
     (int, lambda path: rewrite(path, None, set_number("keys", KEYS[int]([3])[0])), "is repeated"),
     (int, lambda path: rewrite(path, lambda h: h.update(x=h.pop("keys"))), "KeyError"),
@@ -274,7 +274,7 @@ INVALID = {
     "unknown='hash' needs at least one row": lambda: Vocabulary(table_layer(2), unknown="hash"),
     "admit_after is 2, but with unknown='error'": lambda: Vocabulary(table_layer(1), admit_after=2),
     "key_type is <class 'float'>": lambda: Vocabulary(table_layer(1), key_type=float),
-    "keys has 'a' twice": lambda: Vocabulary(table_layer(2), keys=["a", "a"]),
+    "keys contains 'a' twice": lambda: Vocabulary(table_layer(2), keys=["a", "a"]),
     "the layer has 3 rows, but the vocabulary needs 2: 1 for": lambda: Vocabulary(
         table_layer(3), keys=["a"], unknown="row"
     ),

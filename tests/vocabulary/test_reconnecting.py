@@ -127,7 +127,7 @@ def test_equal_parameters_are_connected_to_different_new_ones():
     model = nn.ModuleList([nn.Embedding(4, 2, _weight=torch.zeros(4, 2)) for _ in range(3)])
     old = [layer.weight for layer in model]
     optimizer = torch.optim.AdamW(model.parameters())
-    for i in (1, 2):  # the first one stays
+    for i in (1, 2):  # the first layer stays
         model[i] = nn.Embedding(6, 2, _weight=torch.zeros(6, 2))
         model[i].scale = nn.Parameter(torch.tensor(0.0))
         model[i].exact = nn.Parameter(torch.zeros(6, 2, dtype=torch.float64))

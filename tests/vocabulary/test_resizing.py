@@ -338,8 +338,8 @@ INVALID = {
     "none of its groups has this parameter: pass": lambda x: resize(
         x.layer, 5, torch.optim.SGD(x.other.parameters())
     ),
-    "an optimizer trains the (4, 2) table": lambda x: resize(x.table, 5),
-    "was not a step of this Adam": lambda x: resize(x.table, 5, x.rival),
+    "the optimizer that trains the (4, 2) table has state": lambda x: resize(x.table, 5),
+    "this Adam did not take the last step": lambda x: resize(x.table, 5, x.rival),
     "optimizer is a str": lambda x: resize(x.layer, 5, "Adam"),
     "the optimizer state 'row_var' has shape (4, 1)": lambda x: resize(x.layer, 5, x.adafactor),
     "drop row 3, which is the padding row": lambda x: resize(x.padded, 3),

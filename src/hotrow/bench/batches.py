@@ -26,7 +26,7 @@ class Batches:
     ) -> None:
         self.rows, self.count, self.zipf_exponent, self.seed = rows, count, zipf_exponent, seed
         stride = STRIDE
-        while math.gcd(stride, rows) > 1:  # otherwise two frequency ranks would share an id
+        while math.gcd(stride, rows) > 1:  # a common factor would give two ranks the same id
             stride += 1
         self.stride = stride
 
@@ -50,5 +50,5 @@ def _cumulative_weights(rows: int, exponent: float) -> NDArray[np.float64]:
 
 
 def clear_cache() -> None:
-    """Free the cached Zipf weights, which take 8 bytes per row of each recent table."""
+    """Free the cached Zipf weights, which take 8 bytes for each row of the last four tables."""
     _cumulative_weights.cache_clear()

@@ -68,8 +68,8 @@ def compare_rows(
 
     Errors are measured against dense torch training in float64. The values count as equal if their
     max error is at most the dense error plus 2 ulp of the largest value. For float64 there is no
-    wider reference, so the dense error is estimated as twice the float32 error, scaled by the ratio
-    of the two ulps.
+    more precise reference, so the dense error is estimated as twice the float32 error, scaled by
+    the ratio of the two ulps.
     """
     truth = train_dense(torch.float64)
     eps = torch.finfo(values.dtype).eps

@@ -217,7 +217,7 @@ class Measurement:
             )
 
     def run_steps(self, name: str, peer: Peer, count: int) -> list[dict[str, float]]:
-        """Run `count` steps of one peer; return the milliseconds of each part of each step."""
+        """Run `count` steps of one peer; for each step, return the milliseconds of each part."""
         torch.set_num_threads(self.configs[name].threads or self.thread_count)
         gradient = self.gradient[: self.cases[name].ids]
         times = []
@@ -247,7 +247,7 @@ class Measurement:
                 work = functools.partial(self.run_steps, name, peer, 1 + steps)
                 times = self.attempt(name, work)
                 if times is not None:
-                    turns[name].append(times[1:])  # the first step has cold caches
+                    turns[name].append(times[1:])  # omit the first step, whose caches are cold
                     peer.zero_grad()
         return {name: peer_turns for name, peer_turns in turns.items() if name in self.peers}
 

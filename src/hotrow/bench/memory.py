@@ -35,7 +35,7 @@ def is_supported() -> bool:
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system immediately; don't use this while timing steps."""
+    """Return freed memory to the system immediately; don't call this while steps are timed."""
     libc = ctypes.CDLL(None)
     for option in THRESHOLDS.values():
         libc.mallopt(option, RETURN_BYTES)

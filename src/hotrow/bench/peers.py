@@ -70,7 +70,7 @@ class Peer:
 
     Attributes:
         label: the name in reports.
-        counterpart: the dense torch optimizer whose result this peer's rows are compared with.
+        counterpart: the dense torch optimizer that this peer's rows are compared with.
         is_dense: whether a step updates the whole table; if so, earlier steps don't affect its
             time.
         is_reference: whether this peer uses torch's dense optimizer itself.

@@ -47,10 +47,10 @@ def run_job(
     environment = (
         os.environ
         | SETTINGS
-        | {"OMP_NUM_THREADS": count, "NPROC": count}  # for torch and JAX
+        | {"OMP_NUM_THREADS": count, "NPROC": count}  # thread counts of torch and JAX
         | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-        }  # the child imports from the same folders
+        }  # lets the child import modules from the same folders
     )
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         path = Path(folder) / "result"

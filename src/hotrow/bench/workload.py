@@ -9,7 +9,7 @@ from typing import Any
 from hotrow.bench.batches import ZIPF_EXPONENT
 
 Record = dict[str, Any]
-ReportProgress = Callable[[float, str], None]  # completed share (0 to 1) and next activity
+ReportProgress = Callable[[float, str], None]  # args: completed share (0 to 1), next activity
 
 
 def ignore_progress(share: float, activity: str) -> None:
@@ -40,11 +40,11 @@ HOTROW = PeerConfig("hotrow")
 class TableWorkload:
     """One table, one task, and the number of steps.
 
-    `task` is a key of `peers.TASK_PARTS`. Without an optimizer, it is "forward" or "gradient".
-    Each peer first runs `warmup_steps` steps. A dense peer runs only `dense_warmup_steps`, because
-    earlier steps don't affect its time. Then the peers take turns for `rounds` rounds. In each
-    turn, a peer runs an untimed step, then `steps_per_turn` timed steps (`dense_steps_per_turn` if
-    it is dense).
+    `task` is a key of `peers.TASK_PARTS`. Without an optimizer, the task is "forward" or
+    "gradient". Each peer first runs `warmup_steps` steps. A dense peer runs only
+    `dense_warmup_steps`, because earlier steps don't affect its time. Then the peers take turns for
+    `rounds` rounds. In each turn, a peer runs an untimed step, then `steps_per_turn` timed steps
+    (`dense_steps_per_turn` if it is dense).
     """
 
     name: str

@@ -21,6 +21,7 @@ from hotrow.bench.process import JobError, run_job
 from hotrow.bench.workload import HOTROW, PeerConfig, Record, ReportProgress, TableWorkload
 from hotrow.cli import bench_report, terminal
 from hotrow.cli.optimizer_options import parse_optimizer
+from hotrow.cli.options import Device, check_device
 from hotrow.errors import HotrowError
 from hotrow.inputs import files
 from hotrow.inputs.text import format_size
@@ -87,9 +88,7 @@ def bench_command(
         str | None,
         typer.Option(help="Number of threads. Default: torch's.", metavar="N"),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device: cpu, or cuda for an NVIDIA GPU.", metavar="DEVICE")
-    ] = "cpu",
+    device: Device = "cpu",
     json: Annotated[
         str | None,
         typer.Option(help="Also write all results to this file as JSON.", metavar="FILE"),
@@ -165,19 +164,6 @@ def make_workload(
         warmup_steps=200,
         dense_steps_per_turn=min(max(dense_steps, 1), MAX_STEPS_PER_TURN),
     )
-
-
-def check_device(device: str) -> None:
-    """Raise HotrowError unless the device is cpu, or a GPU that torch can use."""
-    kind, _, index = device.partition(":")
-    is_valid = device == "cpu" or (kind == "cuda" and (not index or index.isdecimal()))
-    if not is_valid:
-        raise HotrowError(f"--device {device!r:.60} is not supported", fix="use cpu or cuda")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise HotrowError(
-            f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices",
-            fix="use --device cpu, or install torch with CUDA on a computer with an NVIDIA GPU",
-        )
 
 
 def parse_count(option: str, text: str, most: int) -> int:

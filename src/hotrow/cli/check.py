@@ -8,6 +8,7 @@ import typer
 
 from hotrow.cli import sameness_report, terminal
 from hotrow.cli.optimizer_options import parse_optimizer, parse_options, parse_scales
+from hotrow.cli.options import Device, check_device
 from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
 from hotrow.verify.sameness import SCALES, Batches, measure_sameness
@@ -74,18 +75,20 @@ def check_command(
     seed: Annotated[
         int, typer.Option(help="Seed for the table, ids and gradients.", min=0, metavar="N")
     ] = 0,
+    device: Device = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Run the check, print the report, and set the exit code."""
     if optimizer is None:
         raise HotrowError("--optimizer is missing", fix="hotrow check --optimizer AdamW")
+    check_device(device)
     name = parse_optimizer(optimizer)
     parsed, scale_values = parse_options(name, options or []), parse_scales(scales)
     with terminal.show_progress() as report_progress:
         report_progress("drawing the ids", 0, 1)
         batches = Batches(steps=steps, rows=rows, columns=columns, ids=ids, seed=seed)
         sameness = measure_sameness(
-            name, parsed, batches, scales=scale_values, progress=report_progress
+            name, parsed, batches, scales=scale_values, device=device, progress=report_progress
         )
     if json:
         terminal.write_output(sameness_report.to_json(sameness))

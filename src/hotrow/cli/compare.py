@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 
 from hotrow.cli import model_report, report, terminal
-from hotrow.cli.options import TableFile, TensorName, TokenizerFile
+from hotrow.cli.options import Device, TableFile, TensorName, TokenizerFile, check_device
 from hotrow.cli.terminal import DIFFERENT, EQUAL
 from hotrow.errors import HotrowError
 from hotrow.inputs import examples, files, loader
 from hotrow.inputs.text import escape_unprintable
 from hotrow.inputs.tokenizer import open_tokenizer
+from hotrow.kernels import devices
 from hotrow.verify.compare import Comparison, compare
 from hotrow.verify.models.compare import compare_models
 from hotrow.verify.models.comparison import ModelComparison
@@ -140,6 +141,7 @@ def compare_command(
             metavar="SIZE",
         ),
     ] = None,
+    device: Device = "cpu",
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     html: Annotated[
         str | None,
@@ -147,6 +149,7 @@ def compare_command(
     ] = None,
 ) -> None:
     """Run the comparison, print the report, and set the exit code."""
+    check_device(device)
     if any(each is not None for each in (model, inputs, seed, to)):
         given = {
             "--operation": operation,
@@ -161,7 +164,7 @@ def compare_command(
             "--html": html,
         }
         others = [option for option, value in given.items() if value is not None]
-        comparison = _compare_model(context, model, inputs, seed, to, others)
+        comparison = _compare_model(context, model, inputs, seed, to, device, others)
         terminal.write_output(
             model_report.to_json(comparison) if json else model_report.to_text(comparison)
         )
@@ -172,7 +175,9 @@ def compare_command(
     byte_limit = None if budget is None else parse_size(budget)
     source = _read_source(text, text_file, ids, ids_file)
     if table is not None:
-        comparisons = [_compare_file(table, tensor, tokenizer, source, byte_limit, operation)]
+        comparisons = [
+            _compare_file(table, tensor, tokenizer, source, byte_limit, operation, device)
+        ]
     else:
         dependent = [
             option
@@ -185,7 +190,9 @@ def compare_command(
         ]
         if dependent:
             raise HotrowError(f"{dependent[0]} needs a table", fix="add --table model.safetensors")
-        comparisons = [_compare_example(each, byte_limit, operation) for each in examples.ALL]
+        comparisons = [
+            _compare_example(each, byte_limit, operation, device) for each in examples.ALL
+        ]
     if html is not None:
         files.write_text(html, report.to_html(comparisons))
     terminal.write_output(
@@ -208,11 +215,11 @@ def _render_report(comparisons: list[Comparison], html: str | None) -> str:
 
 
 def _compare_example(
-    example: examples.Example, byte_limit: int | None, operation: str
+    example: examples.Example, byte_limit: int | None, operation: str, device: str
 ) -> Comparison:
     with terminal.show_progress() as report_progress:
         report_progress("making the table", 0, 1)
-        table = example.table()
+        table = example.table().to(device)
         return compare(
             table,
             example.ids,
@@ -230,6 +237,7 @@ def _compare_file(
     source: _IdSource | None,
     byte_limit: int | None,
     operation: str,
+    device: str,
 ) -> Comparison:
     if source is None:
         raise HotrowError(
@@ -254,7 +262,7 @@ def _compare_file(
                     texts = reader.token_texts(ids)
         title = f"{name} in {Path(table).name}"
         return compare(
-            values,
+            values.to(device),
             ids,
             operation=operation,
             tokens=texts,
@@ -270,6 +278,7 @@ def _compare_model(
     inputs: str | None,
     seed: int | None,
     to: str | None,
+    device: str,
     others: list[str],
 ) -> ModelComparison:
     if model is None:
@@ -297,7 +306,7 @@ def _compare_model(
     with terminal.show_progress() as report_progress, redirect_stdout(sys.stderr):
         report_progress("loading", 0, 1)
         seed = seed or 0
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices.all_accelerators()):
             built, given = loader.load_model(model, seed), loader.load_inputs(inputs, seed)
         return compare_models(
             built,
@@ -305,6 +314,7 @@ def _compare_model(
             title=model,
             to="lookup" if to is None else to,
             seed=seed,
+            device=None if device == "cpu" else device,
             progress=report_progress,
         )
 

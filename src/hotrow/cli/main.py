@@ -43,7 +43,7 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Train large PyTorch embeddings fast, with exactly the same results as dense training."""
+    """Train large PyTorch embeddings fast, with the same results as dense training."""
 
 
 app.command("compare", help=COMPARE_HELP, short_help="Compare the lookup with the one-hot matmul.")(
@@ -80,7 +80,7 @@ def run_app(app: typer.Typer) -> None:
             HotrowError(
                 f"the {'output cannot be written' if output else 'system reports an error'} "
                 f"({error.strerror or error})",
-                fix="redirect it to a file on a disk with free space" if output else None,
+                fix="redirect the output to a disk with free space" if output else None,
             ),
             UNUSABLE,
         )

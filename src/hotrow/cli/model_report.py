@@ -13,7 +13,7 @@ from hotrow.verify.agreement import Agreement
 from hotrow.verify.models.comparison import ModelComparison, ModelCost
 
 _WIDTH = 80
-_MAX_TABLES = 3  # at most this many tables are listed by name
+_MAX_TABLES = 3  # the maximum number of tables listed by name
 _NAME_COLUMNS = 28  # width of the name column
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import torch
 import typer
+
+from hotrow.errors import HotrowError
 
 TableFile = Annotated[
     str | None, typer.Option(help="Read the table from this safetensors file.", metavar="FILE")
@@ -19,3 +22,19 @@ TokenizerFile = Annotated[
     str | None,
     typer.Option(help="The tokenizer.json file that turns text into ids.", metavar="FILE"),
 ]
+Device = Annotated[
+    str, typer.Option(help="Device: cpu, or cuda for an NVIDIA GPU.", metavar="DEVICE")
+]
+
+
+def check_device(device: str) -> None:
+    """Raise HotrowError unless the device is cpu, or a GPU that torch can use."""
+    kind, _, index = device.partition(":")
+    is_valid = device == "cpu" or (kind == "cuda" and (not index or index.isdecimal()))
+    if not is_valid:
+        raise HotrowError(f"--device {device!r:.60} is not supported", fix="use cpu or cuda")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise HotrowError(
+            f"--device {device}: torch finds {torch.cuda.device_count()} CUDA devices",
+            fix="use --device cpu, or install torch with CUDA on a computer with an NVIDIA GPU",
+        )

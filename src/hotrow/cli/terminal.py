@@ -39,9 +39,9 @@ def write_output(text: str) -> None:
 
 
 def _make_console(*, stderr: bool = False) -> Console:
-    """Return a console of a reasonable size.
+    """Return a console whose width is within the limits.
 
-    By itself, rich accepts any value of the environment variables COLUMNS and LINES: it prints
+    Without limits, rich uses any value of the environment variables COLUMNS and LINES. It prints
     nothing if the width is 0, and fails for digits that `int` doesn't accept.
     """
     columns, lines = shutil.get_terminal_size()

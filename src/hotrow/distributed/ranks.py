@@ -54,8 +54,8 @@ class Ranks:
         dist.all_gather_object(answers, (value, problem), group=self.group)
         problems = [problem for _, problem in answers if problem is not None]
         if problems:
-            # A rank may exit after the error, and its data may then be lost before it arrives.
-            with contextlib.suppress(RuntimeError):  # another rank has already exited
+            # A rank may exit after the error, and data that it has sent may then be lost.
+            with contextlib.suppress(RuntimeError):  # raised if another rank has already exited
                 dist.barrier(group=self.group)
             error = failure or HotrowError(problems[0])
             error.on_all_ranks = True

@@ -63,9 +63,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
             table has `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has more than
             one dimension.
 
-    Cost: for each lookup, each rank sends the gradients and ids of the distinct rows in its
-    batch, and two 16-byte headers, to each of the W - 1 other ranks. A step sends 16 more bytes for
-    each table.
+    Cost: for each lookup, each rank sends to each of the W - 1 other ranks the gradients and ids of
+    the distinct rows in its batch, and two 16-byte headers. A step sends 16 more bytes for each
+    table.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 

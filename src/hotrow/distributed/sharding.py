@@ -19,6 +19,7 @@ from hotrow.distributed.tables import (
     table_in_files,
 )
 from hotrow.errors import HotrowError
+from hotrow.kernels import devices
 from hotrow.table.parameter import Table
 
 _M = TypeVar("_M", bound=nn.Module)
@@ -63,8 +64,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
         HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
             table has `scale_grad_by_freq` or is on disk, or the mesh has more than one dimension.
 
-    Cost: each rank copies its own rows and frees the others. See docs/scale.md for the cost of a
-    step.
+    Cost: each rank copies its own rows and frees the other rows. See docs/scale.md for the cost of
+    a step.
 
     Source: `torch.distributed.tensor.Shard`; hybrid parallelism, https://arxiv.org/abs/1906.00091.
 
@@ -121,7 +122,7 @@ def _initialize_rows(module: nn.Embedding | nn.EmbeddingBag, shards: Shards) -> 
     """Initialize the rows of this rank; ranks with the same seed get different values."""
     seed = int(torch.randint(2**62, ())) + shards.ranks.rank
     padding, module.padding_idx = module.padding_idx, None
-    with torch.random.fork_rng(devices=[] if module.weight.is_cpu else None):
+    with torch.random.fork_rng([] if module.weight.is_cpu else devices.all_accelerators()):
         torch.manual_seed(seed)
         module.reset_parameters()
     module.padding_idx = padding

@@ -8,14 +8,14 @@ from hotrow.errors import HotrowError
 from hotrow.figures import svg
 from hotrow.figures.words import Translate
 
-BAR_WIDTH = 320  # of the longest bar, in pixels
+BAR_WIDTH = 320  # width of the longest bar, in pixels
 
 
 def draw_idle(statistics: Any, translate: Translate) -> svg.Drawing:
-    """Draw the numbers of rows in `hotrow.vocabulary.stats`, with their idle times.
+    """Draw the number of rows for each range of idle times in `hotrow.vocabulary.stats`.
 
     Raises:
-        HotrowError: the statistics have another type, or contain no idle times.
+        HotrowError: `statistics` is not a `Statistics` object, or contains no idle times.
     """
     from hotrow.vocabulary import Statistics  # deferred, because the other figures don't need it
 
@@ -27,7 +27,7 @@ def draw_idle(statistics: Any, translate: Translate) -> svg.Drawing:
     if not statistics.idle:
         raise HotrowError(
             "the statistics contain no idle times",
-            fix="pass those of a Vocabulary, or of a table that an optimizer trains",
+            fix="pass the statistics of a Vocabulary, or of a table that an optimizer trains",
         )
     title, name = translate("idle"), translate(statistics.idle_name)
     summary = [translate("rows", statistics.rows)]

@@ -102,7 +102,7 @@ class Line(NamedTuple):
     texts: list[str]
     ink: str = "mono"
     box: str = "row"
-    hue: str = ""  # only for a selected row
+    hue: str = ""  # set only for a selected row
 
 
 class Column(NamedTuple):
@@ -242,7 +242,7 @@ def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Eleme
 
 
 def _needs_fallback_font(text: str) -> bool:
-    """Return whether monospace fonts may lack some characters, so the text needs a fixed width."""
+    """Return whether the text needs a fixed width, because monospace fonts may lack a character."""
     return any(char > "\u024f" and char != "…" and display_width(char) == 1 for char in text)
 
 

@@ -1,7 +1,7 @@
 """The example tables and ids that the lesson and `hotrow compare` use.
 
 The tables, ids and seed of examples A and B come from Sebastian Raschka, "Build a Large Language
-Model (From Scratch)", chapter 2 and its notebook on embedding layers and linear layers.
+Model (From Scratch)", chapter 2, and from its notebook on embedding layers and linear layers.
 """
 
 from __future__ import annotations

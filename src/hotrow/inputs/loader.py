@@ -159,7 +159,7 @@ def _read_pt(path: str) -> Any:
         open_regular(path, _WHAT) as descriptor,
         open(descriptor, "rb", closefd=False) as file,
     ):
-        # The tensors are memory-mapped, so their claimed sizes use no memory.
+        # The tensors are memory-mapped, so a file that declares huge tensors doesn't use up memory.
         mapped_path = path_of_descriptor(descriptor, path)
         return load_checkpoint(file, path, mapped_path=mapped_path, device="cpu")
 

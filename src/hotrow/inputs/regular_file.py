@@ -62,7 +62,7 @@ def read_regular(path: str | Path, what: str, limit: int) -> bytes:
 
 
 def read_standard_input(what: str, limit: int) -> bytes:
-    """Return the contents of standard input, of any type, up to `limit` bytes.
+    """Return the contents of standard input (a file, a pipe or a terminal), at most `limit` bytes.
 
     Raises:
         HotrowError: standard input is closed, can't be read, or is larger than the limit.

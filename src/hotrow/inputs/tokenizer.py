@@ -37,8 +37,8 @@ def open_tokenizer(path: str | Path, rows: int | None, table: str) -> Iterator[T
     Truncation and padding are turned off, so the tokens cover the whole text and nothing else.
 
     Raises:
-        HotrowError: the file can't be read or isn't a tokenizer; an id is out of range; or, here or
-            while the tokenizer is used, the tokenizer fails or exceeds its limits.
+        HotrowError: the file can't be read or isn't a tokenizer, an id is out of range, or the
+            tokenizer fails or exceeds its limits, which can also happen in a later call.
     """
     content = read_regular(path, "the tokenizer", MAX_FILE_BYTES)
     # `-P` keeps Python from adding the script's folder to its search path, where a file could

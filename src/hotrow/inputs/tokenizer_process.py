@@ -1,12 +1,12 @@
 """Run a tokenizer in a separate process, with limits on memory and processor time.
 
-A tokenizer file can crash the tokenizers library, let it run forever or take all memory: its
-regular expressions may backtrack, and its normalizers may make the text much longer. tokenizer.py
-starts this file as a script. The script imports nothing from hotrow, so it starts in a tenth of a
-second.
+A tokenizer file can crash the tokenizers library, make it run forever, or make it use all memory:
+its regular expressions may backtrack, and its normalizers may make the text much longer.
+tokenizer.py starts this file as a script. The script imports nothing from hotrow, so it starts in a
+tenth of a second.
 
-Every message is its length in 8 bytes, followed by its bytes. The first message is the tokenizer
-file; all others are JSON.
+Each message starts with the length of its content, stored in 8 bytes. The first message contains
+the tokenizer file, and all others contain JSON.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
 def operation_bounds(side: Side, ids: Tensor, dtype: torch.dtype) -> dict[str, Bound]:
     """Bound the rounding of an operation on the one-hot of (N,) ids; see `OperationSides`.
 
-    Only a scatter and a count add up terms. All other results are equal bit for bit. The gradients
-    of an operation are bounded by 0, because each entry has a single term.
+    Only a scatter and a count add up terms. All other results are equal bit for bit. The bound for
+    an operation's gradients is 0, because each entry has a single term.
     """
     if side.name not in ("scatter", "count") or len(ids) == 0:
         return {}

@@ -24,7 +24,7 @@ from hotrow.verify.sides import (
 )
 
 # The largest integer in the output's gradient. With these values, the gradient of a row adds up
-# exactly if the row is used up to a few dozen times in bfloat16, a thousand times in float16, and
+# exactly even if the row is used a few dozen times in bfloat16, a thousand times in float16, or
 # 16,000 times in float32.
 _LARGEST_COTANGENT = {
     torch.float64: 1 << 20,
@@ -114,8 +114,8 @@ def check(
     - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
     If `a` is a table, `b` may also be the name of an operation on the one-hot of the ids. Then one
-    side computes the literal product, and the other side is hotrow's one-hot, which uses only the
-    ids:
+    side computes the product with the dense one-hot, and the other side uses hotrow's one-hot,
+    which stores only the ids:
 
     - "lookup": one-hot @ table
     - "gather": (one-hot * scores).sum(1), for random scores

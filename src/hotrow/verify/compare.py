@@ -1,4 +1,4 @@
-"""Compare the results, time and memory of an operation on a one-hot, literally and by its ids."""
+"""Compare the literal one-hot arithmetic of an operation with the operation on the ids."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """The median time of the literal one-hot arithmetic divided by that of the operation."""
+        """The median time of the literal arithmetic divided by that of the operation on the ids."""
         return self.matmul.median_ms / self.lookup.median_ms
 
     @property
     def literal_name(self) -> str:
-        """What the literal arithmetic is called in reports: "one-hot matmul", or its formula."""
+        """The name of the literal arithmetic in reports: "one-hot matmul", or a formula."""
         return literal_name(self.operation, self.check.a)
 
     def __bool__(self) -> bool:
@@ -158,8 +158,8 @@ def compare(
     the first ids as fit in the budget.
 
     Args:
-        table: a (V, D) tensor in float64, float32, bfloat16 or float16, on the CPU. `compare` does
-            not change the table.
+        table: a (V, D) tensor in float64, float32, bfloat16 or float16. `compare` does not change
+            the table, and runs on the table's device.
         ids: an int64 or int32 tensor or a list, of any shape; the ids are flattened in order.
         operation: "lookup", "gather", "scatter" or "count".
         tokens: the token texts of the ids, in the same order.
@@ -191,18 +191,18 @@ def compare(
     """
     check_operation_name(operation)
     table = check_table(table, "the table").detach()
-    if table.device.type != "cpu":
+    if table.device.type not in ("cpu", "cuda"):
         raise HotrowError(
-            f"the table is on {table.device}, but compare runs on the CPU",
+            f"the table is on {table.device}, but compare runs on a CPU or an NVIDIA GPU",
             fix="use table.cpu()",
         )
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
         raise HotrowError(f"budget is {budget!r}, but it must be an int, in bytes")
     rows, columns = table.shape
-    ids = check_ids(as_ids(ids), rows).reshape(-1)
+    ids = check_ids(as_ids(ids), rows).reshape(-1).to(table.device)
     if not len(ids) or not columns:
         raise HotrowError(
-            f"{len(ids)} ids in a {rows:,} x {columns:,} table have no values to compare",
+            f"there are no values to compare for {len(ids)} ids in a {rows:,} x {columns:,} table",
             fix="pass at least one id, or a text with at least one token"
             if columns
             else "pass a table with at least one column",
@@ -212,34 +212,36 @@ def compare(
     if tokens is not None and len(tokens) != len(ids):
         raise HotrowError(f"there are {len(tokens)} tokens for {len(ids)} ids")
     if budget is None:
-        budget = free_memory() // 2
+        budget = free_memory(table.device) // 2
     compared_count = _count_fitting(table, len(ids), budget, operation)
     batch = Batch(ids[:compared_count])
     sides = make_operation_sides(operation, table, batch, seed)
     matmul, lookup = sides.literal, sides.by_ids
     cotangent = draw_integers(sides.shape, table, seed)
+    runs = [
+        lambda: matmul.compute_results(cotangent),
+        lambda: lookup.compute_results(cotangent),
+    ]
     report = progress or (lambda what, done, total: None)
     steps = 3 + _ROUNDS
     try:
         report(literal_name(operation, matmul.name), 0, steps)
-        matmul_results, matmul_peak = measure_peak_memory(lambda: matmul.compute_results(cotangent))
+        matmul_results, matmul_peak = measure_peak_memory(runs[0], table.device)
         report(operation, 1, steps)
-        lookup_results, lookup_peak = measure_peak_memory(lambda: lookup.compute_results(cotangent))
+        lookup_results, lookup_peak = measure_peak_memory(runs[1], table.device)
         report("comparing", 2, steps)
         check = compare_operation(batch, sides, matmul_results, lookup_results, cotangent)
         del matmul_results, lookup_results
         times = []
         report("timing", 3, steps)
-        runs = [
-            lambda: matmul.compute_results(cotangent),
-            lambda: lookup.compute_results(cotangent),
-        ]
-        for round_times in time_interleaved(runs, seconds, _ROUNDS):
+        for round_times in time_interleaved(runs, seconds, _ROUNDS, table.device):
             times.append(round_times)
             report("timing", 3 + len(times), steps)
         report("done", steps, steps)
     except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
+        if "can't allocate memory" not in str(error) and not isinstance(
+            error, torch.OutOfMemoryError
+        ):
             raise
         raise HotrowError(
             f"out of memory: comparing {compared_count:,} ids in a {rows:,} x {columns:,} table "
@@ -264,7 +266,7 @@ def compare(
 
 
 def literal_name(operation: str, formula: str) -> str:
-    """Return what the literal arithmetic of an operation is called."""
+    """Return the name of the literal arithmetic of an operation, for reports."""
     return "one-hot matmul" if operation == "lookup" else formula
 
 

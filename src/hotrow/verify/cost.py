@@ -12,7 +12,7 @@ from hotrow.ids import check_count
 
 @dataclass(frozen=True)
 class Work:
-    """The arithmetic and memory traffic of one method, for forward and gradient together.
+    """The arithmetic and memory traffic of one method, for the forward pass and the gradient.
 
     Attributes:
         multiplications: the number of multiplications.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import statistics
 import time
@@ -40,12 +41,20 @@ class Measurement:
         }
 
 
-def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
+CPU = torch.device("cpu")
+
+
+def measure_peak_memory(work: Callable[[], T], device: torch.device = CPU) -> tuple[T, int]:
     """Return the result of `work` and the peak memory that torch allocated, including the result.
 
-    torch's profiler counts every allocation and release by torch's allocators. It does not count
-    memory that a linear algebra library allocates.
+    On the CPU, torch's profiler counts every allocation and release by torch's allocators. It does
+    not count memory that a linear algebra library allocates.
     """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = work()
+        return result, torch.cuda.max_memory_allocated(device) - before
     # At lower log levels, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
@@ -60,37 +69,45 @@ def measure_peak_memory(work: Callable[[], T]) -> tuple[T, int]:
 
 
 def time_interleaved(
-    works: Sequence[Callable[[], object]], seconds: float, max_rounds: int
+    works: Sequence[Callable[[], object]],
+    seconds: float,
+    max_rounds: int,
+    device: torch.device = CPU,
 ) -> Iterator[list[float]]:
     """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
 
     At least one round runs. No round starts after `seconds` seconds or `max_rounds` rounds. The
     first run of a turn is slow because the threads of the previous function are still winding down.
     So a short function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the turn's time is
-    the median of these runs.
+    the median of these runs. On a GPU, a run ends when all its kernels have run.
     """
     start = time.perf_counter()
     for _ in range(max_rounds):
-        yield [statistics.median(_time_turn(work)) for work in works]
+        yield [statistics.median(_time_turn(work, device)) for work in works]
         if time.perf_counter() - start > seconds:
             return
 
 
-def _time_turn(work: Callable[[], object]) -> list[float]:
+def _time_turn(work: Callable[[], object], device: torch.device) -> list[float]:
+    wait = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
     times: list[float] = []
     while not times or (len(times) < _MAX_RUNS_PER_TURN and sum(times) < _SHORT_MS):
+        if wait is not None:
+            wait()
         begin = time.perf_counter()
         work()
+        if wait is not None:
+            wait()
         times.append((time.perf_counter() - begin) * 1e3)
     return times
 
 
-def free_memory(device: str = "cpu") -> int:
+def free_memory(device: str | torch.device = CPU) -> int:
     """Return how many bytes this process can still allocate on this system and in its cgroup.
 
     For a GPU, return how many bytes are free on the GPU.
     """
-    if device != "cpu":
+    if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([psutil.virtual_memory().available, *_cgroup_free_memory()])
 

@@ -149,12 +149,14 @@ class Sameness:
         options: the options of both optimizers.
         batches: the training data, before scaling.
         distances: one `Distance` for each scale.
+        device: the device of the tables.
     """
 
     optimizer: str
     options: dict[str, Any]
     batches: Batches
     distances: tuple[Distance, ...]
+    device: str = "cpu"
 
     @property
     def within_bound(self) -> bool:
@@ -181,6 +183,7 @@ class Sameness:
             "columns": self.batches.columns,
             "ids_a_step": self.batches.ids,
             "seed": self.batches.seed,
+            "device": self.device,
             "rows_never_touched": never,
             "longest_idle_steps": longest,
             "torch": torch.__version__,
@@ -195,6 +198,7 @@ def measure_sameness(
     batches: Batches,
     *,
     scales: Sequence[float] = SCALES,
+    device: str = "cpu",
     progress: Progress | None = None,
 ) -> Sameness:
     """Train a table in three ways at each gradient scale, and compare the results.
@@ -204,6 +208,7 @@ def measure_sameness(
         options: the options for both constructors; the function does not change them.
         batches: the training data.
         scales: the factors that multiply the gradients; each factor trains a separate table.
+        device: the device of the tables.
         progress: a function called with (the current activity, steps done, total steps).
 
     Raises:
@@ -227,7 +232,9 @@ def measure_sameness(
         optimizer_class = getattr(package, optimizer)
         try:
             with _single_thread():
-                tables = train(optimizer_class, options, batches, scales, dtype, report_step)
+                tables = train(
+                    optimizer_class, options, batches, scales, dtype, report_step, device
+                )
         except (ArithmeticError, TypeError, ValueError) as error:
             if package is hotrow.optim:
                 raise
@@ -244,7 +251,7 @@ def measure_sameness(
         results.append(tables)
     float64_tables, torch_tables, hotrow_tables = results
     distances = map(measure_distance, scales, hotrow_tables, torch_tables, float64_tables)
-    return Sameness(optimizer, dict(options), batches, tuple(distances))
+    return Sameness(optimizer, dict(options), batches, tuple(distances), device)
 
 
 _OPTIONS_FIX = "use options closer to the defaults; try a smaller lr first"
@@ -270,18 +277,24 @@ def train(
     scales: Sequence[float],
     dtype: torch.dtype,
     report_step: Callable[[int], None] = lambda t: None,
+    device: str = "cpu",
 ) -> list[Tensor]:
-    """Train a (V, D) table for each scale in an ordinary training loop, and return the tables."""
+    """Train a (V, D) table for each scale in an ordinary training loop.
+
+    Returns:
+        The tables, on the CPU.
+    """
     tables = [
         nn.Embedding(batches.rows, batches.columns, _weight=batches.weights.to(dtype, copy=True))
         for _ in scales
     ]
-    model = nn.ModuleList(tables)
+    model = nn.ModuleList(tables).to(device)
     kwargs = copy.deepcopy(dict(options))  # a schedule changes a learning rate tensor in place
-    if issubclass(optimizer_class, RowOptimizer):
-        convert(model, min_entries=0)
-    else:
+    is_dense = not issubclass(optimizer_class, RowOptimizer)
+    if is_dense:
         kwargs["foreach"] = False  # the reference implementation, one tensor at a time
+    else:
+        convert(model, min_entries=0)
     make_optimizer: Callable[..., torch.optim.Optimizer] = optimizer_class
     optimizer = make_optimizer(model.parameters(), **kwargs)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, batches.learning_rate_factor)
@@ -290,14 +303,20 @@ def train(
             report_step(t)
         optimizer.zero_grad()
         grads = batches.gradients(t)
-        losses = [
-            (table(ids) * (grads * scale).to(dtype)).sum()
-            for table, scale in zip(tables, scales, strict=True)
-        ]
-        torch.autograd.backward(losses)
+        values = [(grads * scale).to(dtype) for scale in scales]
+        if is_dense and device != "cpu":  # a GPU adds the gradients of a row in any order
+            for table, gradients in zip(tables, values, strict=True):
+                dense = torch.zeros(batches.rows, batches.columns, dtype=dtype)
+                table.weight.grad = dense.index_add_(0, ids, gradients).to(device)
+        else:
+            losses = [
+                (table(ids.to(device)) * gradients.to(device)).sum()
+                for table, gradients in zip(tables, values, strict=True)
+            ]
+            torch.autograd.backward(losses)
         optimizer.step()
         schedule.step()
-    return [table.weight.detach().clone() for table in tables]
+    return [table.weight.detach().to("cpu", copy=True) for table in tables]
 
 
 @contextmanager

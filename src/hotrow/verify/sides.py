@@ -28,8 +28,8 @@ class Batch:
 
     Attributes:
         ids: (...,); for bags (B, L) or (N,).
-        mode: the mode of the bags, or None without bags.
-        offsets: (B,), the start of each bag, or None without bags.
+        mode: the mode of the bags, or None if the batch has no bags.
+        offsets: (B,), the start of each bag, or None if the batch has no bags.
         weights: (N,), the weight of each flattened id, or None.
     """
 
@@ -239,7 +239,7 @@ class OperationSides:
 
 
 def make_operation_sides(name: str, table: Tensor, batch: Batch, seed: int) -> OperationSides:
-    """Return the sides of an operation.
+    """Return the two implementations of an operation that are compared.
 
     A lookup reads rows of the table. A gather reads entries of random scores, (N, V), and a scatter
     adds up random rows, (N, D).
@@ -254,7 +254,7 @@ def make_operation_sides(name: str, table: Tensor, batch: Batch, seed: int) -> O
 
     def random(columns: int) -> Tensor:
         generator = torch.Generator().manual_seed(seed)
-        full_dtype = torch.promote_types(dtype, torch.float32)  # on all devices, the same numbers
+        full_dtype = torch.promote_types(dtype, torch.float32)  # the same numbers on all devices
         return torch.randn(len(ids), columns, generator=generator, dtype=full_dtype).to(table)
 
     def encode() -> Tensor:

@@ -35,8 +35,8 @@ def freeze(layer: nn.Module, ids: Any) -> None:
             or the table is sharded or on disk. Later, a step raises this error if an optimizer from
             `torch.optim` trains the table.
 
-    Cost: settles the rows once. A step then only skips them. If the gradient is dense (a tied
-    head), each step copies the frozen rows and puts them back.
+    Cost: settles the rows once. After that, steps only skip the rows. If the gradient is dense (a
+    tied head), each step copies the frozen rows and puts them back.
 
     Checkpoints don't record which rows are frozen. After you load a checkpoint into a new model,
     call `freeze` again.

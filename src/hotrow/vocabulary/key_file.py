@@ -82,7 +82,7 @@ def _decode(tensors: dict[str, NDArray[Any]], name: str) -> list[str]:
         or starts[-1] != len(raw)
         or (np.diff(starts) < 0).any()
     ):
-        raise ValueError(f"the strings of {name} have wrong positions")
+        raise ValueError(f"the string positions of {name} are invalid")
     data = raw.tobytes()
     return [
         data[start:end].decode("utf-8", "surrogatepass")
@@ -91,7 +91,7 @@ def _decode(tensors: dict[str, NDArray[Any]], name: str) -> list[str]:
 
 
 def _check(arrays: dict[str, Any], options: dict[str, Any]) -> None:
-    """Raise ValueError unless the contents belong together."""
+    """Raise ValueError unless the contents are consistent."""
     if options.get("version") != VERSION:
         raise ValueError(f"its version is {options.get('version')!r}, not {VERSION}")
     for name, kind in _OPTIONS.items():

@@ -30,17 +30,17 @@ class Vocabulary:
     layers grow. `look_up` returns the ids for evaluation, and changes nothing. `evict` drops the
     rows of keys that are no longer used. Keys get rows in the order in which they are admitted.
 
-    If rows that no batch has touched yet don't move (no weight decay; all optimizers except ASGD),
-    training with a growing vocabulary gives the same result as dense training that has all
-    rows from the start.
+    Training with a growing vocabulary gives the same result as dense training that has all rows
+    from the start, if the optimizer doesn't change rows that no batch has touched yet. This is true
+    for all optimizers without weight decay, except ASGD.
 
     Args:
-        layer: an embedding layer with a row for each known key, after the rows for unknown keys; or
-            a list of layers with the same rows, such as an item's vector and its bias. See
+        layer: an embedding layer with the rows for unknown keys, followed by a row for each known
+            key; or a list of layers with the same rows, such as an item's vector and its bias. See
             `hotrow.vocabulary.resize`.
         optimizer: the optimizer that trains the layers, or None if there is none yet. You
             can set the attribute `optimizer` later.
-        keys: the distinct keys that the layer already has rows for, in order.
+        keys: the distinct keys that already have a row in the layer, in the order of their rows.
         key_type: `str` or `int`.
         unknown: what to do with a key without a row. "error" raises an error. "row" uses row 0,
             and "hash" uses one of the first `unknown_rows` rows, depending on the key's hash.
@@ -95,7 +95,7 @@ class Vocabulary:
         values = self._as_keys(keys)
         repeated = [key for key, count in Counter(_to_list(values)).items() if count > 1]
         if repeated:
-            raise HotrowError(f"keys has {repeated[0]!r} twice", fix="list each key once")
+            raise HotrowError(f"keys contains {repeated[0]!r} twice", fix="list each key once")
         for each in self.layers:
             found = find_layers(each).row_count
             if found != first_row + len(values):
@@ -194,8 +194,9 @@ class Vocabulary:
 
         Args:
             rows: the number of rows to keep, including the rows for unknown keys.
-            by: "idle" drops the rows that `admit` has not seen for the longest time, "count" those
-                that it has seen least often. If rows are tied, older rows are dropped first.
+            by: "idle" drops the rows that `admit` has not seen for the longest time, and "count"
+                drops the rows that it has seen least often. If rows are tied, older rows are
+                dropped first.
 
         Returns:
             (V,) int64: the new id of each old id, or -1 if its row was dropped.

@@ -67,7 +67,7 @@ class VocabularyLayers:
 
 
 def find_layers(layer: nn.Module, model: nn.Module | None = None) -> VocabularyLayers:
-    """Return the weight of a layer, or of the only embedding of a model, and all of its users.
+    """Return the weight of a layer, or of a model's only embedding, and all layers that use it.
 
     Arguments:
         layer: an embedding, a linear layer, or a model with one embedding.

@@ -24,8 +24,8 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     as with `hotrow.vocabulary.resize`: the first rows keep their state, and new rows get the
     optimizer's initial state.
 
-    If the model has new parameter objects, the old ones get the new values and are put back into
-    the model, so that the optimizer and its schedulers still refer to them.
+    If the model has new parameter objects, the old parameters get the new values and are put back
+    into the model, so that the optimizer and its schedulers still refer to them.
 
     Args:
         model: the model after the change.

@@ -58,18 +58,18 @@ def resize(
         optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
             wrapper around it. None if there is none yet.
         model: the model that contains the layer, to find layers that share its weight. You
-            can omit it if no other layer does.
-        init: the values of the new rows: a function such as `torch.nn.init.normal_`, which gets a
-            new (n, D) tensor and writes the values in place, or an (n, D) tensor. By default,
-            the layer's own initialization. New entries of a bias are 0.
+            can omit it if no other layer shares the weight.
+        init: the values of the n new rows, as an (n, D) tensor, or a function such as
+            `torch.nn.init.normal_`, which writes the values into a given (n, D) tensor. By default,
+            the layer's own initialization is used. New entries of a bias are 0.
 
     Returns:
         `layer` itself.
 
     Raises:
-        HotrowError: before anything changes, if the layer has no such weight, the optimizer does
-            not train it, the weight is on disk, or a removed row is frozen or is the padding row.
-            For a sharded or replicated table, every rank raises the error.
+        HotrowError: before anything changes, if the layer has no weight with a row for each id, the
+            optimizer does not train the weight, the weight is on disk, or a removed row is frozen
+            or is the padding row. For a sharded or replicated table, every rank raises the error.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
     On Linux, the memory pages of a large table then move without a copy. On other systems, many
@@ -192,7 +192,7 @@ def _change(
     try:
         added = _agree_on_rows(weight, _describe(change), added, failure)
     finally:
-        failure = None  # the error's traceback refers to the weight
+        failure = None  # drop the error, whose traceback refers to the weight
     shards = weight.shards if isinstance(weight, Table) else None
     if shards is not None:
         shards, change = shards.change_rows(change)
@@ -238,7 +238,7 @@ def prepare_parameters(
 
     Arguments:
         parameters: pairs of a parameter and whether ids select its columns. The added rows of the
-            first parameter are `added`; those of the others are 0.
+            first parameter are `added`; the added rows of the other parameters are 0.
         change: the change.
         added: the added rows of the first parameter.
         optimizer: the optimizer that trains the parameters, or None.

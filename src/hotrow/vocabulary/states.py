@@ -47,8 +47,8 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
     if optimizer is None:
         if lag is not None:
             raise HotrowError(
-                f"an optimizer trains the {shape} table, and its state has a row for each id",
-                fix="pass this optimizer too",
+                f"the optimizer that trains the {shape} table has state for each row",
+                fix="pass the optimizer too",
             )
         return
     name = type(optimizer).__name__
@@ -59,7 +59,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         )
     if isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight):
         raise HotrowError(
-            f"the last step of the {shape} table was not a step of this {name}",
+            f"this {name} did not take the last step of the {shape} table",
             fix="pass the optimizer that took the last step",
         )
 
@@ -97,7 +97,7 @@ def prepare_state(
         if value.shape != shape:
             raise HotrowError(
                 f"the optimizer state {name!r} has shape {tuple(value.shape)}, but the parameter "
-                f"has shape {tuple(shape)}, so its rows cannot follow the parameter's",
+                f"has shape {tuple(shape)}, so its rows cannot change with the parameter's rows",
                 fix=f"create a new {type(optimizer).__name__} after the change",
             )
         new_state[name] = change.apply_to(value, initial.get(name, 0.0), columns=columns)
@@ -138,7 +138,7 @@ def prepare_change(
 
 
 def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
-    """Return the initial values of an optimizer's state tensors; any missing ones start at 0."""
+    """Return the initial values of an optimizer's state tensors; the default is 0."""
     for cls in type(optimizer).__mro__:
         if cls in _RULES:
             return _RULES[cls].initial_slots(group)

@@ -78,13 +78,13 @@ def stats(
     Args:
         vocabulary: a `Vocabulary`, or a layer or model as in `hotrow.vocabulary.resize`.
         optimizer: the optimizer of a layer, for the memory and the touched rows.
-        evicted: how many keys to list that `Vocabulary.evict` would drop first.
+        evicted: the number of keys to list; `Vocabulary.evict` would drop these keys first.
 
     Returns:
         A `Statistics` object, which prints as text. A row of a `Vocabulary` counts as touched once
         `admit` has seen it. A row of a layer counts as touched if its optimizer state has changed;
-        without an optimizer state, this is not known. A `Vocabulary` counts the batches for which a
-        row was idle, and a table counts the steps that a row has missed.
+        without an optimizer state, the number of touched rows is not known. A `Vocabulary` counts
+        the batches for which a row was idle, and a table counts the steps that a row has missed.
 
     Cost: reads the optimizer's state once.
 

@@ -270,7 +270,7 @@ def test_nondeterministic_model_is_inconclusive():
     assert "the plain model is not deterministic" in found.notes[0]
 
 
-# --- errors that it must catch ----------------------------------------------------------------
+# --- errors that compare_models must detect ---------------------------------------------------
 
 
 def broken(monkeypatch, name, change):
@@ -517,6 +517,22 @@ def test_model_without_tensor_outputs_raises():
 
     with pytest.raises(HotrowError, match="Silent returns a str without tensors, so"):
         run(Silent, STATES)
+
+
+def test_model_with_only_empty_outputs_raises():
+    class Filter(Policy):
+        def forward(self, states):
+            return {"kept": super().forward(states)[:0], "masked": states[:0]}
+
+    with pytest.raises(
+        HotrowError, match=r"Filter returns only empty tensors .*nothing to compare"
+    ):
+        run(Filter, STATES)
+    with pytest.raises(
+        HotrowError, match=r"Policy returns only empty tensors .*int64 \(0,\)"
+    ) as it:
+        run(Policy, STATES[:0])
+    assert it.value.fix == "pass inputs with at least one element"
 
 
 def test_error_names_the_arguments_that_the_model_accepts():

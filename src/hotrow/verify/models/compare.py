@@ -8,14 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from hotrow.conversion.convert import convert
 from hotrow.conversion.modules import direction_of
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
+from hotrow.kernels import devices
 from hotrow.table.parameter import Table
 from hotrow.verify.measure import (
+    CPU,
     Measurement,
     Progress,
     measure_peak_memory,
@@ -36,6 +39,7 @@ def compare_models(
     title: str | None = None,
     to: str = "lookup",
     seed: int = 0,
+    device: str | None = None,
     seconds: float = 2.0,
     progress: Progress | None = None,
 ) -> ModelComparison:
@@ -65,6 +69,8 @@ def compare_models(
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
         seed: the seed for both runs and for the outputs' gradients.
+        device: where to run; by default, the device of the model's first parameter. The inputs move
+            there, too.
         seconds: how long to time each kind of run (forward only, and forward with gradient); at
             least 1 round and at most 7 rounds run.
         progress: a function called with (the current activity, steps done, total steps).
@@ -96,12 +102,14 @@ def compare_models(
     report("making the model", 0, steps)
     name = title or ""
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices.all_accelerators()):
             torch.manual_seed(seed)
             original = model if isinstance(model, nn.Module) else model()
             name = name or type(original).__name__
             _check_model(original, name)
-            trial = Trial(original, name, Inputs.of(inputs), seed, to)
+            if device is not None:
+                inputs = tree_map_only(Tensor, lambda each: each.to(device), inputs)
+            trial = Trial(original, name, Inputs.of(inputs), seed, to, device)
             return _compare_trial(trial, report, steps, seconds)
     except Exception as error:
         if not _is_out_of_memory(error):
@@ -223,19 +231,19 @@ def _measure_cost(
 ) -> ModelCost:
     what = "forward and gradient" if gradient else "forward"
     report(f"memory, {what}", done, steps)
-    peaks = []
+    peaks, device = [], next((each.device for each in plain.model.parameters()), CPU)
     for side in (plain, converted):
         with _InternalErrors() if side is converted else nullcontext():
             side.run(gradient)  # keep one-time allocations out of the measurement
             side.clear_gradients()
             _references = side.state_tensors()  # the profiler warns if these tensors are freed
-            result, peak = measure_peak_memory(lambda side=side: side.run(gradient))  # type: ignore[misc]
+            result, peak = measure_peak_memory(lambda side=side: side.run(gradient), device)  # type: ignore[misc]
             del result
             side.clear_gradients()
             peaks.append(peak)
     times = []
     works = [lambda: _run_cleared(plain, gradient), lambda: _run_cleared(converted, gradient)]
-    for each in time_interleaved(works, seconds, _ROUNDS):
+    for each in time_interleaved(works, seconds, _ROUNDS, device):
         times.append(each)
         report(f"timing, {what}", done + len(times), steps)
     plain_times, converted_times = zip(*times, strict=True)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hotrow.conversion.convert import convert
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import one_line
+from hotrow.kernels import devices
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
@@ -114,11 +115,13 @@ class Trial:
     inputs: Inputs
     seed: int
     to: str = "lookup"
+    device: str | None = None  # where the copies run; None for the model's own device
 
     def make_plain(self) -> ModelCopy:
         """Copy the model."""
         try:
-            return ModelCopy(deepcopy(self.model), self)
+            model = deepcopy(self.model)
+            return ModelCopy(model if self.device is None else model.to(self.device), self)
         except Exception as error:
             raise HotrowError(
                 f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
@@ -171,7 +174,7 @@ class ModelCopy:
         inputs = self.trial.inputs.copy()
         versions = [tensor._version for _, tensor in inputs.tensors]
         self._drop_gradients(inputs)
-        with torch.random.fork_rng(), torch.enable_grad():
+        with torch.random.fork_rng(devices.all_accelerators()), torch.enable_grad():
             torch.manual_seed(self.trial.seed)
             with mode or nullcontext():
                 outputs = self._run_forward(inputs)
