@@ -39,8 +39,10 @@ test-all: .venv/test .venv/triton .venv/real .venv/flights .venv/docs .venv/inte
 # Give changed files to everything that reads files, for MINUTES minutes, and print what went wrong.
 MINUTES ?= 10
 fuzz: .venv/fuzz
+	@$(FIND_CHROMIUM) > /dev/null
 	$(BIN)/python -m tests.attacks.fuzz --minutes $(MINUTES)
 	$(BIN)/python -m tests.attacks.command_lines 500
+	$(BIN)/python -m tests.attacks.addresses 500
 
 # Check hotrow on an NVIDIA GPU, then measure it, in at most 10 minutes. This target installs nothing:
 # it uses the torch, Triton and numba of PYTHON, and writes its results to benchmarks/records/gpu.
@@ -101,7 +103,7 @@ lessons: .venv/test
 # Run the benchmarks, and update benchmarks/records, docs/performance.md and the times in the READMEs.
 # This takes 20 minutes and 16 GB of memory.
 bench: .venv/peers
-	$(BIN)/python -m benchmarks --suite full --records benchmarks/records
+	$(BIN)/python -m benchmarks --suite full,narrow --records benchmarks/records
 	$(BIN)/python -m benchmarks.page
 
 # Generate docs/sameness.md, which compares every optimizer with its torch counterpart.

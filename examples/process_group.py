@@ -33,7 +33,7 @@ class ProcessGroup:
             print(text, flush=True)
 
     def local_share(self, batch: Any) -> Any:
-        """Return this rank's share of a batch of tensors or nested tuples of tensors."""
+        """Return this rank's share of a batch, which is a tensor or a nested tuple of tensors."""
         if isinstance(batch, Tensor):
             return batch.tensor_split(self.size)[self.rank]
         return tuple(map(self.local_share, batch))

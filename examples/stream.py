@@ -4,11 +4,12 @@ The data are synthetic (interactions.py). Each day, the model trains on the day'
 It is then tested on the interactions of the next day, which may include new items. The example
 compares three ways to store the items:
 
-- growing: `hotrow.vocabulary.Vocabulary` gives new items rows, and keeps the optimizer's state.
+- growing: `hotrow.vocabulary.Vocabulary` adds a row for each new item, and keeps the optimizer's
+  state.
 - hashed: items share the rows of a table that never grows, as is common without a vocabulary.
-- retrained: after the last day, a new torch model with rows for all items trains on all days again.
+- retrained: after the last day, a new torch model with rows for all items is trained on all days.
 
-The growing model reaches the same AUC as the retrained one.
+The growing model reaches the same AUC as the retrained model.
 
     python examples/stream.py
 """

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # the model and the data are generated
+os.environ["HF_HUB_OFFLINE"] = "1"  # no downloads: the model and the data are generated
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,

@@ -22,8 +22,11 @@ from torch.utils._pytree import tree_leaves
 from vector_quantize_pytorch import VectorQuantize
 
 import hotrow
+from hotrow.bench.process import run_job
+from hotrow.bench.workload import ignore_progress
 
-Program = tuple[str, Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
+Program = tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]
+WARMUPS, STEPS = 5, 15
 
 
 class QLearning(nn.Module):
@@ -84,46 +87,39 @@ def _ids(count: int, *shape: int) -> Tensor:
     return torch.randint(count, shape)
 
 
-PROGRAMS: list[Program] = [
-    *(
-        (
-            f"vector-quantize-pytorch, {size:,} codes",
+PROGRAMS: dict[str, Program] = {
+    **{
+        f"vector-quantize-pytorch, {size:,} codes": (
             lambda size=size: VectorQuantize(32, size, decay=0.9, kmeans_init=False),
             lambda: (torch.randn(8, 1024, 32),),
         )
         for size in (512, 8192)
-    ),
-    (
-        "DQN update, 5,000 actions",
+    },
+    "DQN update, 5,000 actions": (
         lambda: QLearning(32, 5_000),
         lambda: (torch.randn(512, 32), _ids(5_000, 512), torch.randn(512)),
     ),
-    (
-        "monai DiceLoss, 100 classes",
+    "monai DiceLoss, 100 classes": (
         lambda: DiceLoss(to_onehot_y=True, softmax=True),
         lambda: (torch.randn(2, 100, 96, 96, requires_grad=True), _ids(100, 2, 1, 96, 96)),
     ),
-    (
-        "monai confusion matrix, 100 classes",
+    "monai confusion matrix, 100 classes": (
         Confusion,
         lambda: (torch.randn(2, 100, 96, 96), _ids(100, 2, 96, 96)),
     ),
-    (
-        "mixture-of-experts MoE, 16 experts",
+    "mixture-of-experts MoE, 16 experts": (
         lambda: MoE(64, 16).eval(),
         lambda: (torch.randn(4, 1024, 64),),
     ),
-    (
-        "GRU over 10,000 characters",
+    "GRU over 10,000 characters": (
         lambda: Characters(10_000),
         lambda: (_ids(10_000, 16, 64),),
     ),
-    (
-        "label smoothing, 100,000 classes",
+    "label smoothing, 100,000 classes": (
         lambda: Classifier(32, 100_000),
         lambda: (torch.randn(64, 32), _ids(100_000, 64)),
     ),
-]
+}
 
 
 def run(model: nn.Module, arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -149,33 +145,44 @@ def in_float64(values: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
+def measure(title: str, report_progress: object) -> dict[str, Any]:
+    """Compare and time a program; return the median times and the lines of the report."""
+    torch.manual_seed(1)
+    make, arguments = PROGRAMS[title]
+    model, values = make(), arguments()
+    tolerance = 1e-5 if "quantize" in title else 1e-9  # this package computes in float32
+    plain, converted = (
+        copy.deepcopy(model).double(),
+        hotrow.convert(copy.deepcopy(model).double()),
+    )
+    for _ in range(2):
+        theirs, ours = run(plain, in_float64(values)), run(converted, in_float64(values))
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    sides = {"torch": model, "hotrow": hotrow.convert(copy.deepcopy(model))}
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(WARMUPS + STEPS):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            run(side, values)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    medians = {name: statistics.median(found[WARMUPS:]) for name, found in times.items()}
+    return medians | {"report": str(hotrow.convert.report(sides["hotrow"])).splitlines()}
+
+
 def main() -> None:
-    """Compare and time all programs."""
-    for title, make, arguments in PROGRAMS:
-        torch.manual_seed(1)
-        model, values = make(), arguments()
-        tolerance = 1e-5 if "quantize" in title else 1e-9  # this package computes in float32
-        plain, converted = (
-            copy.deepcopy(model).double(),
-            hotrow.convert(copy.deepcopy(model).double()),
+    """Compare and time each program in its own process, which keeps freed memory."""
+    for title in PROGRAMS:
+        found = run_job(
+            "integrations.one_hots:measure",
+            {"title": title},
+            torch.get_num_threads(),
+            ignore_progress,
         )
-        for _ in range(2):
-            theirs, ours = run(plain, in_float64(values)), run(converted, in_float64(values))
-            for one, other in zip(ours, theirs, strict=True):
-                torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
-        sides = model, hotrow.convert(copy.deepcopy(model))
-        times: list[list[float]] = [[], []]
-        for _ in range(12):
-            for side, found in zip(sides, times, strict=True):
-                start = time.perf_counter()
-                run(side, values)
-                found.append(time.perf_counter() - start)
-        dense, ids = (1e3 * statistics.median(found[3:]) for found in times)
+        dense, ids = found["torch"], found["hotrow"]
         ratio = f"{dense / ids:.2f}x"
         print(f"{title}: {dense:.1f} ms, with hotrow {ids:.1f} ms, {ratio}, the same model")
-        print(
-            *(f"    {line}" for line in str(hotrow.convert.report(sides[1])).splitlines()), sep="\n"
-        )
+        print(*(f"    {line}" for line in found["report"]), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

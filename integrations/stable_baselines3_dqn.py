@@ -43,7 +43,7 @@ class Walk(gymnasium.Env[int, int]):
 
 
 class Tick(BaseCallback):
-    """Tick the clock after each step in the environment, in which the network is trained once."""
+    """Tick the clock after each environment step; each of these steps trains the network once."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def train(way: str) -> tuple[DQN, float]:
         hotrow.convert(agent.policy)
     clock = Clock()
     agent.learn(32 + STEPS, callback=Tick(clock))
-    clock.seconds = clock.seconds[32:]  # before that, the agent only fills its replay buffer
+    clock.seconds = clock.seconds[32:]  # until then, the agent only fills its replay buffer
     return agent, clock.median
 
 
