@@ -74,7 +74,7 @@ def run(interrupted_line=None):
             optimizer.step()
             continue
         before = snapshot(model, optimizer)
-        gc.disable()  # in a finalizer or a callback of gc, Python ignores an interrupt and only warns
+        gc.disable()  # during garbage collection, Python ignores an interrupt and only warns
         try:
             sys.settrace(InterruptAt(interrupted_line))
             optimizer.step()
