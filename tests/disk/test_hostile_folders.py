@@ -399,6 +399,7 @@ def test_a_store_that_is_collected_releases_its_folder(folder):
     disk.open(folder).close()
 
 
+@pytest.mark.filterwarnings("ignore")  # JAX, if another test has imported it, warns about forks
 def test_a_forked_child_does_not_release_the_lock(folder):
     with disk.open(folder) as store:
         child = os.fork()
