@@ -101,9 +101,10 @@ lessons: .venv/test
 	OMP_NUM_THREADS=1 $(BIN)/python lessons/build.py
 
 # Run the benchmarks, and update benchmarks/records, docs/performance.md and the times in the READMEs.
-# This takes 20 minutes and 16 GB of memory.
+# This takes 26 minutes and 16 GB of memory.
 bench: .venv/peers
-	$(BIN)/python -m benchmarks --suite full,narrow --records benchmarks/records
+	$(BIN)/python -m benchmarks --suite full,narrow,tables --records benchmarks/records
+	$(BIN)/python -m benchmarks.onehots --records benchmarks/records
 	$(BIN)/python -m benchmarks.page
 
 # Generate docs/sameness.md, which compares every optimizer with its torch counterpart.

@@ -71,7 +71,8 @@ def run_command(
         list[str] | None,
         typer.Option(
             "--suite",
-            help="Suites (quick, full, narrow) or workloads, comma-separated. Default: quick.",
+            help="Suites (quick, full, narrow, tables) or workloads, comma-separated. "
+            "Default: quick.",
             metavar="NAMES",
         ),
     ] = None,

@@ -81,6 +81,24 @@ class Recommender(nn.Module):
         return output
 
 
+class Lookups(nn.Module):
+    """The row of one id per field, from a table for each field or from one table for all fields."""
+
+    def __init__(self, sizes: list[int], columns: int, is_joined: bool) -> None:
+        super().__init__()
+        self.is_joined = is_joined
+        tables = [sum(sizes)] if is_joined else sizes
+        self.tables = nn.ModuleList(nn.Embedding(size, columns) for size in tables)
+        self.register_buffer("starts", torch.tensor([0, *sizes[:-1]]).cumsum(0))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(B, fields) -> (B, fields * columns)."""
+        if self.is_joined:
+            output: Tensor = self.tables[0](ids + self.starts)
+            return output.flatten(1)
+        return torch.cat([table(ids[:, i]) for i, table in enumerate(self.tables)], -1)
+
+
 class LanguageModel(nn.Module):
     """A token embedding, a recurrent layer, and an untied output head."""
 
@@ -132,6 +150,14 @@ def recommender(small: bool) -> ModelAndBatches:
     )
     sizes = geometric(fields, total)
     return Recommender(sizes, dense, columns, width), _fields(sizes, dense, batch)
+
+
+def lookups(small: bool, is_joined: bool, batch: int) -> ModelAndBatches:
+    """Return the recommender's tables without its network, or one table with all their rows."""
+    fields, total, columns, batch = (4, 2000, 4, 64) if small else (26, 2_000_000, 32, batch)
+    sizes = geometric(fields, total)
+    draw = _fields(sizes, 0, batch)
+    return Lookups(sizes, columns, is_joined), lambda seed: draw(seed)[:1]
 
 
 def language_model(small: bool) -> ModelAndBatches:

@@ -5,8 +5,9 @@
 The text of the page comes from benchmarks/performance.md. The script replaces placeholders
 such as `<!-- tables -->` with tables made from the records. It replaces placeholders such as
 `{{speedup adamw-1m-256: torch fused}}` with a single number: hotrow's `speedup` over a peer, the
-peer's step time in `ms`, or its extra memory in `MB`. `make bench` measures the workloads and then
-runs this script.
+peer's step time in `ms`, or its extra memory in `MB`. A placeholder such as
+`{{slowdown tables-26: tables-1}}` becomes the ratio of the times of two converted models.
+`make bench` measures the workloads and then runs this script.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ def make_page(records: dict[str, Record]) -> str:
 
 
 def _figure(records: dict[str, Record], kind: str, workload: str, name: str) -> str:
-    """Return hotrow's speedup over a peer, the peer's step time, or its extra memory."""
+    """Return the number that a placeholder stands for; see the top of this file."""
+    if kind == "slowdown":
+        after, baseline = (records[each]["after"]["median_ms"] for each in (workload, name))
+        return f"{after / baseline:.3g}"
     peer = records[workload]["peers"][name]
     if kind == "speedup":
         return speedup(peer["hotrow_ratio"]["median"])

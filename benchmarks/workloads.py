@@ -196,6 +196,19 @@ MODELS = [
     ),
 ]  # fmt: skip
 
+# The cost of many tables, compared with one table that contains all their rows.
+TABLES = [
+    Model(
+        f"{name}-batch-{batch}", f"{what}, 2,000,000 x 32 in total, batch {batch:,}, no network",
+        partial(networks.lookups, is_joined=is_joined, batch=batch), (3, 50), seconds=14,
+    )
+    for batch in (64, 2048)
+    for name, what, is_joined in (
+        ("tables-26", "26 tables", False),
+        ("tables-1", "one table looked up 26 times per example", True),
+    )
+]  # fmt: skip
+
 # These workloads measure the cost of converting small one-hots. They aren't in any suite.
 LOOKED_UP = [
     Model(
@@ -213,11 +226,14 @@ LOOKED_UP = [
 _FULL: list[Workload] = [
     *LARGE, *GROWING, *PARTIAL, *SMALL, *OPTIMIZERS, *MODELS, Startup(),
 ]  # fmt: skip
-WORKLOADS: dict[str, Workload] = {each.name: each for each in [*_FULL, *NARROW, *LOOKED_UP]}
+WORKLOADS: dict[str, Workload] = {
+    each.name: each for each in [*_FULL, *NARROW, *TABLES, *LOOKED_UP]
+}
 SUITES = {
     "quick": ("sgd-1k-16", "adamw-10k-64", "sgd-1m-64", "adamw-1m-64", "onehot-policy"),
     "full": tuple(each.name for each in _FULL),
     "narrow": tuple(each.name for each in NARROW),
+    "tables": tuple(each.name for each in TABLES),
 }
 
 
