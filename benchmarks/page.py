@@ -1,4 +1,4 @@
-"""Write docs/performance.md, its figures and the READMEs' timing tables from benchmarks/records.
+"""Write docs/performance.md, its figures and the READMEs' numbers from benchmarks/records.
 
     python -m benchmarks.page
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, record_files
+from benchmarks import plots, readme, record_files
 from benchmarks.report import describe, model_goals, speedup
 from benchmarks.workloads import SUITES, WORKLOADS
 from hotrow.bench.report import number, number_range, title, trains_other_model
@@ -241,46 +241,8 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-# Workloads in the READMEs' timing table; both languages use the same labels.
-README_WORKLOADS = {
-    "adamw-1m-256": "1M x 256, 16,384, AdamW",
-    "adamw-50k-768": "50,257 x 768, 4,096, AdamW",
-    "adamw-10m-64": "10M x 64, 16,384, AdamW",
-    "adagrad-1m-256": "1M x 256, 16,384, Adagrad",
-    "sgd-1m-256": "1M x 256, 16,384, SGD",
-}
-README_PEERS = ("torch fused", "torch default", "torch sparse")
-
-
-def readme_rows(records: dict[str, Record]) -> str:
-    """Return the rows of the READMEs' timing table, without its header."""
-    lines = []
-    for name, label in README_WORKLOADS.items():
-        peers = records[name]["peers"]
-        cells = [f"{peers['hotrow']['step']['median_ms']:.1f} ms"]
-        for peer_name in README_PEERS:
-            peer = peers.get(peer_name, {})
-            if "step" not in peer:
-                cells.append("—")
-                continue
-            time, ratio = peer["step"]["median_ms"], peer["hotrow_ratio"]["median"]
-            shown = f"{time:,.0f}" if time >= 100 else f"{time:.1f}"
-            star = " *" if "SparseAdam" in peer["label"] else ""
-            cells.append(f"{shown} ms ({1 / ratio:.1f}x){star}")
-        lines.append("| " + " | ".join([label, *cells]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def replace_rows(readme: str, rows: str) -> str:
-    """Return the README with the rows of its timing table replaced by `rows`."""
-    pattern = r"(^\|[^\n]*\| hotrow \|[^\n]*\n\|[-| :]+\n)(?:\|[^\n]*\n)+"
-    changed, count = re.subn(pattern, lambda m: m[1] + rows, readme, flags=re.MULTILINE)
-    assert count == 1, "a README must contain exactly one timing table"
-    return changed
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page, its figures and the READMEs' timing tables."""
+    """Write the page, its figures and the READMEs' numbers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -300,7 +262,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.docs is None:
         for name in READMES:
             text = (ROOT / name).read_text(encoding="utf-8")
-            files.write_text(ROOT / name, replace_rows(text, readme_rows(records)))
+            files.write_text(ROOT / name, readme.update(text, records))
 
 
 if __name__ == "__main__":
