@@ -66,8 +66,8 @@ def create(
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
             positive integer, or the disk is full. After an error, no new folder remains.
 
-    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. Only in
-    a tmpfs such as `/dev/shm` do zeros take space.
+    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. In a
+    tmpfs such as `/dev/shm`, however, zeros take space.
 
     >>> import tempfile, torch, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -311,7 +311,7 @@ class Store:
         self._folder.close(unlock=self._process == os.getpid())
 
     def check_rows(self, rows: Tensor | None) -> None:
-        """Check the pages of the rows with these valid ids, or all pages, before they are used.
+        """Check the pages that contain these rows, or all pages, before they are used.
 
         The steps of rows are always checked, because the kernels use them as indices.
 

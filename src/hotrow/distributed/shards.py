@@ -146,7 +146,7 @@ class ShardedRowChange(RowChange):
         return torch.where(ids < self.old_count, ids, -1)
 
     def _owners(self, sources: Tensor) -> Tensor:
-        """Return the rank that has each old row; -1 for -1."""
+        """Return the rank that has each old row, or -1 if the source is -1."""
         return sources.div(self.old.rows_per_rank, rounding_mode="floor")
 
     def _added_before(self, row: int) -> int:

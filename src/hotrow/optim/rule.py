@@ -39,7 +39,7 @@ def numeric_group(group: ParamGroup) -> ParamGroup:
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:
-    """Return a scalar state with the dtype of a scalar in torch's state, or of a new one.
+    """Return a scalar state that contains the scalar's dtype, or torch's default for None.
 
     torch's `load_state_dict` casts scalars other than the step count to the parameter's dtype.
     """

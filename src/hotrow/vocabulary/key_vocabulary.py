@@ -332,7 +332,7 @@ class Vocabulary:
             self._seen = np.concatenate([self._seen, spare], axis=1)
 
     def _check_layers(self) -> None:
-        """Raise an error if a layer can't change, before another layer changes."""
+        """Raise an error if any layer can't change, before another layer changes."""
         for layer in self.layers:
             weight = find_layers(layer).weight
             check_owner(unwrap(self.optimizer), weight)

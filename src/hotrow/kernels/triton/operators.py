@@ -98,7 +98,7 @@ class TritonRows:
         return ledger
 
     def upload(self, steps: Steps) -> None:
-        """Copy the steps that are new to the device."""
+        """Copy the new steps to the device."""
         self._ledger(steps)
 
     def reserve(self, steps: Steps, step_count: int) -> None:
