@@ -260,7 +260,7 @@ def test_a_file_of_another_save_is_refused(folder, name):
     refuses(folder, rf"({damaged}) is damaged .{why}")
 
 
-def test_a_run_file_that_is_missing_loses_no_data(folder):
+def test_a_missing_run_file_loses_no_data(folder):
     expected = read_values(folder)
     saved = (folder / "run.json").read_bytes()
     (folder / "run.json").unlink()

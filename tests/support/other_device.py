@@ -37,7 +37,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(each, RowGradient) for each in types):
-            return NotImplemented  # RowGradient's handler runs; this mode sees what it calls
+            return NotImplemented  # this mode records what RowGradient's handler runs
         if function in WAITS:
             self.calls.append(function)
         result = function(*args, **kwargs or {})
@@ -48,7 +48,7 @@ class Waits(TorchDispatchMode):
         return result
 
     def __enter__(self):
-        # hotrow checks the ids in an operator if a dispatch mode is active. Hide this one.
+        # If a dispatch mode is active, hotrow checks the ids in an operator. Hide this mode.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
         for name in COPIES:
