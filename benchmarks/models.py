@@ -33,7 +33,7 @@ class Side:
     def __init__(self, model: nn.Module, converted: bool, min_entries: int | None = None) -> None:
         self.model = hotrow.convert(model, min_entries=min_entries) if converted else model
         kind = hotrow.optim.Adam if converted else torch.optim.Adam
-        self.optimizer = kind(model.parameters(), fused=True)  # torch's fastest
+        self.optimizer = kind(model.parameters(), fused=True)  # torch's fastest Adam
 
     def step(self, batch: Batch) -> None:
         """Run forward, backward and the optimizer step."""
