@@ -5,7 +5,7 @@
 
 Each command line is a valid command line with hostile values, files, streams or environment
 variables. It must end in time, without a traceback, and with exit code 0, 1 or 2. If a value is
-certainly invalid, it must end with exit code 2 and a message. No other file may change.
+certainly invalid, the exit code must be 2, with a message. No other file may change.
 """
 
 from __future__ import annotations

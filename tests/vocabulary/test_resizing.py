@@ -310,7 +310,7 @@ def test_resizing_frees_nothing_that_the_optimizer_needs():
 
 
 class Examples:
-    """Layers of four rows, and optimizers."""
+    """Example layers with four rows, and their optimizers."""
 
     def __init__(self):
         self.layer, self.other = nn.Embedding(4, 2), nn.Embedding(4, 2)

@@ -81,8 +81,8 @@ def replay_journal(folder: Folder) -> bool:
     Returns whether a journal existed.
 
     Raises:
-        HotrowError: the journal is damaged, or it does not match the files in the folder. No
-            file has changed.
+        HotrowError: before any file changes, if the journal is damaged or does not match the files
+            in the folder.
     """
     try:
         file = folder.open(JOURNAL, "rb")

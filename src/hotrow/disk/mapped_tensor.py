@@ -35,7 +35,7 @@ from hotrow.disk.folder import Folder, damaged_file, flush
 from hotrow.errors import HotrowError
 
 PAGE = mmap.PAGESIZE
-# Reserve no memory for pages that are not written yet. Python 3.13 added this flag to `mmap`.
+# Don't reserve memory for pages before they are written. Python 3.13 added this flag to `mmap`.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 FORMAT = "hotrow.disk 2"  # version 1 (hotrow 0.2) had no checksums
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}

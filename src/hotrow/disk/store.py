@@ -160,9 +160,9 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
 
     Raises:
         HotrowError: the folder does not exist, a file of the last save is missing, damaged or part
-            of another save, or the folder is already open, in this or another process. No file
-            has changed. If a page does not match its checksum, the operation that first uses the
-            page raises the error.
+            of another save, or the folder is already open, in this or another process. In these
+            cases, no file changes. If a page does not match its checksum, the operation that first
+            uses the page raises the error.
 
     Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once. With
     `verify`, the first use of a page of 4,096 bytes reads and checks it, which takes a few
@@ -305,7 +305,7 @@ class Store:
     def close(self) -> None:
         """Release the folder, so that another process can open it.
 
-        Changes since the last save are lost. Reading the table then raises an error.
+        Changes since the last save are lost. After the call, reading the table raises an error.
         """
         self._is_open = False
         self._folder.close(unlock=self._process == os.getpid())

@@ -33,8 +33,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
     A lookup sends each distinct id of the batch to the rank that has its row, and receives the row.
     The backward pass sends that rank one gradient for each distinct id, divided by W as in
-    DistributedDataParallel. A step gives the same result as in a single process that adds the
-    gradients of the ranks' batches in rank order.
+    DistributedDataParallel. A step gives the same result as a step in a single process that adds
+    the gradients of the ranks' batches in rank order.
 
     Call `shard` before you create the optimizer and before you pass the same module to
     DistributedDataParallel. DistributedDataParallel trains the dense parameters and ignores the

@@ -111,7 +111,7 @@ class ShardedRowChange(RowChange):
         old_count: see `RowChange`; the counts refer to the rows of all ranks.
         new_count: see `RowChange`.
         old: the shards before the change.
-        new: the shards after it.
+        new: the shards after the change.
     """
 
     old: Shards

@@ -104,7 +104,7 @@ FROZEN = 2**31 - 1  # the step count of a frozen row; greater than any other ste
 
 
 class Steps(NamedTuple):
-    """The recorded steps up to the current one.
+    """The recorded steps, up to the current step.
 
     Attributes:
         entries: (at least step_count, width) float64, the scalars of each step.

@@ -38,7 +38,7 @@ def addcdiv(a: Tensor, b: Tensor, c: Tensor, value: float) -> Tensor:
 def sqrt(a: Tensor) -> Tensor:
     """Return the square root.
 
-    numba rounds it correctly; torch on the CPU (MKL) may be off by 1 ulp.
+    numba's result is correctly rounded; torch's result on the CPU (MKL) may be off by 1 ulp.
     """
     return a.sqrt()
 

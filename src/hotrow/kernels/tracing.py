@@ -53,7 +53,7 @@ def may_trace() -> bool:
 
 
 def never_trace(function: _Function) -> _Function:
-    """Keep `torch.compile` from tracing a function, because it settles rows.
+    """Keep `torch.compile` from tracing a function that settles rows.
 
     The rows that a function must settle differ from run to run. `torch.compiler.disable` does the
     same, but it imports the compiler, and each call takes 3 us longer.

@@ -19,8 +19,8 @@ Gradients
 Shapes and dtypes
     A table has shape (V, D), and so does each tensor of its state. On the CPU, kernels for float32,
     float64 and bfloat16 are compiled when they are first used on a machine. On NVIDIA GPUs, Triton
-    kernels cover these dtypes and float16; they have not run on a GPU yet. Other dtypes and devices
-    use plain torch.
+    kernels support these dtypes and float16, but have not run on a GPU yet. Other dtypes and
+    devices use plain torch.
 
 State
     `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,

@@ -1,4 +1,4 @@
-"""Capture a step in a CUDA graph, and replay it with the ledger's next step.
+"""Capture a step in a CUDA graph, and replay the graph for later steps.
 
 The captured kernels read the step's number and its scalars from the ledger's copy on the GPU.
 """

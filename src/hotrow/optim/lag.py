@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ExclusiveAccess:
-    """A context that allows one operation on rows at a time, across threads and within a thread."""
+    """A context manager that allows one operation on rows at a time, even within a thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
 
@@ -313,12 +313,12 @@ class RowLag:
         return values, complete
 
     def freeze(self, rows: Tensor) -> None:
-        """Settle the distinct `rows`; from now on, they take no steps."""
+        """Settle and freeze the distinct `rows`, so that later steps don't change them."""
         self.settle(rows)
         self.row_steps[rows] = FROZEN
 
     def unfreeze(self, rows: Tensor) -> None:
-        """Let frozen rows take all steps from now on."""
+        """Unfreeze these rows, so that later steps change them again."""
         self.row_steps[rows] = self.ledger.length
 
     def _change_tensor(

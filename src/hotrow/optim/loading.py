@@ -27,7 +27,7 @@ def check_structure(state_dict: Any) -> None:
         isinstance(group, Mapping) and isinstance(group.get("params"), Sequence) for group in groups
     ):
         raise HotrowError(
-            "the state dict has no 'state' and 'param_groups' of an optimizer",
+            "the state dict does not have the 'state' and 'param_groups' of an optimizer",
             fix="load the result of optimizer.state_dict()",
         )
 
@@ -114,7 +114,7 @@ def _slot_problem(name: str, value: Any, table: Table) -> str | None:
         layout = str(value.layout).removeprefix("torch.")
         return f"is a {layout} {value.dtype} tensor on {value.device}, but must be dense and real"
     if name in _NOT_NEGATIVE and not bool((value >= 0).all()):
-        return "has negative or NaN values, with which rows outside the batch would become NaN"
+        return "has negative or NaN values, which would turn rows outside the batch into NaN"
     return None
 
 

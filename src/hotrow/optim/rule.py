@@ -96,7 +96,7 @@ class Rule:
             at once, or None. Where no closed form applies (coupled decay, except in SGD and ASGD),
             every missed step is replayed.
         needs_dense_step: `needs_dense_step(group)`, which returns whether a table must take torch's
-            dense step, because a difference in the last bit would grow to a visible size.
+            dense step, because rounding errors would grow.
         has_step_count: whether torch's state includes a step count.
     """
 

@@ -73,10 +73,10 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 
 
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
-    """Replace a parameter's values and gradient in place; their shape may be different.
+    """Replace a parameter's values and gradient in place; their shape may change.
 
-    Backpropagating through an earlier forward pass raises an error, because the gradient would be
-    for the old rows.
+    Backpropagating through an earlier forward pass then raises an error, because the gradient would
+    be for the old rows.
     """
     with torch._C.DisableTorchFunctionSubclass():
         parameter.grad = None

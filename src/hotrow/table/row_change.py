@@ -29,7 +29,7 @@ class RowChange:
 
     Attributes:
         old_count: V, the number of rows before the change.
-        new_count: V', the number of rows after it.
+        new_count: V', the number of rows after the change.
         sources: (V',) int64, the old row of each new row, or -1 if the row is added. If None, the
             first min(V, V') rows stay where they are.
     """

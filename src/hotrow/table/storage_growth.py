@@ -37,11 +37,11 @@ _abandoned: list[mmap.mmap] = []
 def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
     """Enlarge a storage to `size` bytes; the values of the new bytes are undefined.
 
-    No signal handler may raise an exception in the meantime, and no other thread may use the
+    During the call, no signal handler may raise an exception, and no other thread may use the
     storage. Pointers to the old memory, such as `data_ptr()`, become invalid.
 
     Raises:
-        RuntimeError: there is too little memory. The storage has not changed.
+        RuntimeError: before the storage changes, if there is too little memory.
     """
     parked = None
     if _is_movable(storage):

@@ -18,9 +18,9 @@ from hotrow.vocabulary.resizing import check_storage
 def freeze(layer: nn.Module, ids: Any) -> None:
     """Freeze rows, so that no step changes them, not even through momentum or weight decay.
 
-    The result is the same as in dense training in which the frozen rows of the weight and of its
-    optimizer state are restored after every step. Lookups still give frozen rows a gradient, which
-    clipping by norm includes.
+    The result equals that of dense training in which you restore the frozen rows and their
+    optimizer state after every step. Lookups still give frozen rows a gradient, which clipping by
+    norm includes.
 
     For example, freeze the pretrained rows and train only the rows of new tokens.
 

@@ -310,7 +310,7 @@ def test_a_bad_id_raises(bad, stale, interpret):
 
 
 class DelayedFlag:
-    """Hide a bad id from Python until `show`, as if the GPU had not run the kernel yet."""
+    """Hide a bad id from Python until `show` is called, as if the kernel had not run yet."""
 
     def __init__(self, monkeypatch):
         from hotrow.kernels.triton.id_check import id_check

@@ -25,7 +25,7 @@ class DeviceIds(DistinctIds):
     Arguments:
         flat: (N,) int32 or int64, the ids. The caller must not change them.
         shape: the shape of the batch.
-        is_merged: whether no id except -1 occurs twice.
+        is_merged: whether every id except -1 occurs only once.
         source: the ids that the lookup checks and copies to `flat`, or None.
     """
 
