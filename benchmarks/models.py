@@ -61,8 +61,8 @@ class Model:
     """A model to measure before and after `convert`.
 
     Attributes:
-        make: a function that returns the model and its batches; if called with True, it returns
-            small ones.
+        make: a function that returns the model and its batches; `make(True)` returns a small model
+            and small batches.
         steps_per_turn: timed steps per turn, before and after `convert`. Each turn begins with an
             untimed step.
         goals: "time" or "memory", each with the largest allowed ratio of the value after `convert`

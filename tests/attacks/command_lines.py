@@ -105,7 +105,7 @@ NO_SIZE = ("", "x", "-1", "1XB", "nan", "1e9", "²", "1 2", "\0", "GB")
 
 TABLE = {"--table": NO_TABLE, "--tensor": NO_WORD, "--tokenizer": NO_TOKENIZER}
 COUNTS = {"--rows": NO_COUNT, "--columns": NO_COUNT, "--ids": NO_COUNT}
-# Each valid command line, and the values that it refuses by option. "" is the argument.
+# Each valid command line, and the values that each of its options refuses. "" is the argument.
 COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
     ("compare --table one.safetensors --ids 1,2,1",
      {**TABLE, "--ids": NO_IDS, "--budget": NO_SIZE, "--html": NO_OUTPUT}),
@@ -162,7 +162,7 @@ ENVIRONMENTS = (
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line, and what is known about its result."""
+    """A command line, and the properties that its result must have."""
 
     arguments: list[str]
     is_refused: bool

@@ -1,7 +1,7 @@
 """The functions that read untrusted data, as attack targets.
 
-A target reads some bytes as a user's file. It returns if hotrow reads them correctly, and raises
-`HotrowError` if hotrow refuses them. Anything else is a bug: another exception, a result that
+A target reads bytes as if they were a user's file. It returns if hotrow reads them correctly, and
+raises `HotrowError` if hotrow refuses them. Anything else is a bug: another exception, a result that
 differs from that of independent code, or a write outside of the folder.
 """
 
@@ -141,7 +141,7 @@ def read_all(contents: Any) -> None:
 
 @target
 def ids(data: bytes) -> None:
-    """Read ids from a text file, and compare them with another parser."""
+    """Read ids from a text file, and compare them with the result of another parser."""
     text = files.read_text(write("ids.txt", data))
     found = files.parse_ids(text, "ids.txt")
     words = re.split(r"[,\s]+", data.decode("utf-8-sig"))

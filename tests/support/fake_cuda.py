@@ -182,7 +182,7 @@ def refuse_upload(*args):
 
 
 def use_fake_cuda(monkeypatch):
-    """Make CPU tensors count as tensors on a GPU, and replace what torch.cuda provides."""
+    """Make hotrow treat CPU tensors as tensors on a GPU, and replace functions of torch.cuda."""
     interpreter.use_triton(monkeypatch)
     for name in FACTORIES:
         monkeypatch.setattr(torch, name, with_cpu(getattr(torch, name)))

@@ -23,7 +23,7 @@ COPIES = "cpu", "numpy", "tolist"
 
 @pytest.fixture
 def other_device(monkeypatch):
-    """Make every tensor count as a tensor on a GPU, whose storages are always shared."""
+    """Make hotrow treat every tensor as a tensor on a GPU, with storages that count as shared."""
     monkeypatch.setattr(devices, "is_on_cpu", lambda tensor: False)
     monkeypatch.setattr(torch.UntypedStorage, "is_shared", lambda storage: True)
 

@@ -1,4 +1,4 @@
-"""Compare changes of a vocabulary with dense training in which the same change is made by hand."""
+"""Compare changes of a vocabulary with the same changes made by hand in dense training."""
 
 import copy
 import io

@@ -19,7 +19,7 @@ from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
-UNDO_STEPS = 256  # a device is at most about 1,000 kernels behind Python
+UNDO_STEPS = 256  # enough, because a device is at most about 1,000 kernels behind Python
 
 
 class Ledger:

@@ -148,7 +148,7 @@ def test_a_norm_that_reaches_eps_has_the_bits_of_the_cpu(interpret):
 
 
 def sums_of(ids, grads, row_count):
-    """Return the sums that a step of SGD uses: lr = -1 on zeros leaves the sums in the table."""
+    """Return the sums that a step uses; SGD with lr = -1 adds them to a table of zeros."""
     table = torch.zeros(row_count, grads.shape[1], dtype=grads.dtype)
     rule = RULES["SGD"]
     options = {"lr": 1.0, "maximize": True}

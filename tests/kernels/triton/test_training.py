@@ -1,4 +1,4 @@
-"""Training on a GPU, in Triton's interpreter, gives the CPU's bits and never waits."""
+"""The code for GPUs, in Triton's interpreter, trains with the CPU's bits and never waits."""
 
 import copy
 
