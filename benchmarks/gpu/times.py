@@ -107,7 +107,7 @@ def compare_rows(workload: Workload, batches: list[Tensor], gradient: Tensor) ->
 
 
 def time_steps(step: Callable[[Tensor], None], batches: list[Tensor]) -> dict[str, list[float]]:
-    """Return the milliseconds of each step, on the device and in Python."""
+    """Return the time of each step in milliseconds, on the device and in Python."""
     device, host = [], []
     for ids in batches:
         torch.cuda.synchronize()

@@ -235,8 +235,8 @@ def _exchange_counts(
         return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards reach this point. If any rank needs a gradient, the replicas
-        # wait for an exchange.
+        # All ranks of these shards raise this error. If any of them needs a gradient, the replicas
+        # wait for an exchange, so raise the error there too.
         if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)

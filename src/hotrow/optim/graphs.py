@@ -76,7 +76,7 @@ def capture(steps: Sequence[TableStep]) -> None:
 
 
 def replay(graph: Graph, lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
-    """Record the next step of each table in the CUDA graph, and replay the graph.
+    """Record the next step of the captured tables in their ledgers, and replay the graph.
 
     No other code can read the tables until the replay has been launched. Before that, the ledger on
     the GPU contains a step that has not been applied to the rows.

@@ -51,7 +51,7 @@ def check_group(number: int, saved: Mapping[str, Any], defaults: Mapping[str, An
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Return whether the value has the default's type, as far as torch distinguishes types."""
+    """Return whether the value has a type that torch accepts in place of the default's type."""
     if isinstance(default, bool | None):
         return value is None or (_is_number(value) and not isinstance(value, Tensor))
     if _is_number(default):
