@@ -241,7 +241,7 @@ def _fill_disk(parent: Path, fill_at: int) -> bool:
     try:
         create(folder)
     except HotrowError:
-        return folder.exists()  # nothing may remain
+        return folder.exists()  # `create` must leave no folder after an error
     with forked(functools.partial(train, folder, on_step=fill)) as (child, pipe):
         saved = read_all(pipe)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -274,7 +274,7 @@ def ranks(count: int, chance: random.Random) -> Iterator[bool]:
 
 def run_rank(rank: int, world: int, port: int, pipe: int) -> None:
     """Train a sharded table until a step fails."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo reports the lost connection
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # hide gloo's error
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",
@@ -309,8 +309,8 @@ def _ends(child: int) -> bool:
 def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> dict[str, Any]:
     """Measure the time of steps with checksums, relative to the same steps without checksums.
 
-    Each round opens the folder once with and once without checks. After each opening, it takes the
-    steps twice: first on pages that have not been checked, then on the same pages again.
+    Each round opens the folder once with checks and once without. After it opens the folder, it
+    runs the steps twice: first on pages that have not been checked, then on the same pages again.
     """
     columns, ids = 64, 4096
     batches = Batches(rows, ids)
@@ -332,7 +332,7 @@ def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> d
                     for each in all_ids:
                         begin = time.perf_counter()
                         take_step(store.layer, optimizer, each)
-                        if i > 1:  # the first opening of each kind is a warm-up
+                        if i > 1:  # the first round is a warm-up
                             times = seconds.setdefault((verify, is_first), [])
                             times.append(time.perf_counter() - begin)
                     store.save()

@@ -33,7 +33,7 @@ class Side:
     def __init__(self, model: nn.Module, converted: bool, min_entries: int | None = None) -> None:
         self.model = hotrow.convert(model, min_entries=min_entries) if converted else model
         kind = hotrow.optim.Adam if converted else torch.optim.Adam
-        self.optimizer = kind(model.parameters(), fused=True)  # torch's fastest
+        self.optimizer = kind(model.parameters(), fused=True)  # torch's fastest Adam
 
     def step(self, batch: Batch) -> None:
         """Run forward, backward and the optimizer step."""
@@ -42,7 +42,7 @@ class Side:
         self.optimizer.step()
 
     def peak_bytes(self, batch: Batch) -> int:
-        """Return the peak memory of a step on top of model, state and batch."""
+        """Return the additional peak memory of a step, without model, state and batch."""
         self.optimizer.zero_grad()
         return memory.measure_peak(lambda: self.step(batch))
 
@@ -61,8 +61,8 @@ class Model:
     """A model to measure before and after `convert`.
 
     Attributes:
-        make: a function that returns the model and its batches; if called with True, it returns
-            small ones.
+        make: a function that returns the model and its batches; `make(True)` returns a small model
+            and small batches.
         steps_per_turn: timed steps per turn, before and after `convert`. Each turn begins with an
             untimed step.
         goals: "time" or "memory", each with the largest allowed ratio of the value after `convert`

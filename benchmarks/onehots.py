@@ -1,11 +1,11 @@
-"""Benchmark the uses of a one-hot, before and after `convert`, each use in one process.
+"""Benchmark the uses of a one-hot before and after `convert`; each use runs in its own process.
 
     python -m benchmarks.onehots --records benchmarks/records
 
-Each use is the forward method of a model. It runs forward and backward, plain and converted with
-the default `min_entries`. The results and gradients are compared before timing starts. The plain
-and the converted model take turns. The peak is the largest sum of the memory that a run has
-allocated and not yet freed.
+Each use is the forward method of a model. The benchmark times forward and backward of the plain
+model, and of the model converted with the default `min_entries`. The two models take turns. Before
+timing starts, their results and gradients are compared. The peak is the largest amount of memory
+that a run has allocated and not yet freed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 `--page` only rewrites the page from docs/scale.json and benchmarks/scale.md. Linux counts the bytes
 on the loopback interface of a separate network namespace, which requires root. The bytes include
-the overhead of gloo and TCP. Times cover forward, backward and step, but not the drawing of the
+the overhead of gloo and TCP. Times include forward, backward and step, but not the time to draw the
 Zipf ids. Memory is the process's peak resident memory, including torch and the kernels.
 """
 

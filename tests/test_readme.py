@@ -14,7 +14,7 @@ def pages():
     return [(ROOT / name).read_text() for name in ("README.md", "README.zh-CN.md")]
 
 
-def test_the_readmes_are_twins(pages):
+def test_the_readmes_have_the_same_structure_and_code(pages):
     english, chinese = pages
     assert english.startswith("English | [简体中文](README.zh-CN.md)\n")
     assert chinese.startswith("[English](README.md) | 简体中文\n")

@@ -41,7 +41,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 
 
 class NotApplicableError(Exception):
-    """A check that needs another machine."""
+    """Raised if a check cannot run on this machine."""
 
 
 def make_table(
@@ -143,7 +143,7 @@ def bits_compared_with_the_cpu() -> str:
 
 
 def low_precision_is_no_worse_than_torch() -> str:
-    """Compare bfloat16 and float16 three ways."""
+    """Compare bfloat16 and float16 training with torch in the same dtype and in float64."""
     for name, options in OPTIMIZERS:
         for dtype in (torch.bfloat16, torch.float16):
             chosen = options if name in ("SGD", "ASGD", "Rprop") else options | {"eps": 1e-4}
@@ -164,7 +164,7 @@ def results_are_deterministic() -> None:
 
 
 def duplicates_add_in_chunks_of_32() -> None:
-    """Compare sums with those of the promised order, computed on the CPU."""
+    """Compare the GPU's sums with sums in the promised order, computed on the CPU."""
     random = torch.Generator().manual_seed(0)
     others = torch.randint(0, 20, (2000,), generator=random)
     ids = torch.cat([torch.full((FREQUENT,), 3), others[:FREQUENT]])
@@ -369,7 +369,7 @@ def a_compiled_model_trains() -> None:
 def tables_on_a_second_gpu() -> None:
     """Train on a GPU that is not the current one."""
     if torch.cuda.device_count() < 2:
-        raise NotApplicableError("there is one GPU")
+        raise NotApplicableError("there is only one GPU")
     layer, optimizer = make_table("AdamW", {}, device="cuda:1")
     train(layer, optimizer, batches(device="cuda:1"))
     assert torch.equal(layer.weight.detach().cpu(), train_table("AdamW", {}).cpu())

@@ -1,7 +1,7 @@
 """Measure a training step of hotrow and of torch's optimizers on a GPU, side by side.
 
 Before timing starts, sampled rows are compared with dense training. `host_ms` is the time until
-Python may continue; `device_ms` is the time between two CUDA events around the step.
+Python can continue; `device_ms` is the time between two CUDA events around the step.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def compare_rows(workload: Workload, batches: list[Tensor], gradient: Tensor) ->
 
 
 def time_steps(step: Callable[[Tensor], None], batches: list[Tensor]) -> dict[str, list[float]]:
-    """Return the milliseconds of each step, on the device and in Python."""
+    """Return the time of each step in milliseconds, on the device and in Python."""
     device, host = [], []
     for ids in batches:
         torch.cuda.synchronize()
@@ -197,7 +197,7 @@ def make_dense(workload: Workload, gradient: Tensor, **options: bool) -> Callabl
 
 
 def make_sparse(workload: Workload, gradient: Tensor) -> Callable[[Tensor], None]:
-    """Return a step of torch.optim.SparseAdam, which trains another model: it skips idle rows."""
+    """Return a step of torch.optim.SparseAdam, which skips idle rows, unlike dense training."""
     layer = make_layer(workload, sparse=True)
     return make_step(layer, torch.optim.SparseAdam(list(layer.parameters())), gradient)
 
@@ -221,7 +221,7 @@ def make_fbgemm(workload: Workload, gradient: Tensor) -> Callable[[Tensor], None
         stochastic_rounding=False,
     )
     module.split_embedding_weights()[0].copy_(make_layer(workload).weight.detach())
-    offsets = torch.arange(workload.ids + 1, device="cuda")  # one id a bag
+    offsets = torch.arange(workload.ids + 1, device="cuda")  # one id per bag
 
     def step(ids: Tensor) -> None:
         module(ids, offsets).backward(gradient)

@@ -7,7 +7,7 @@ class HotrowError(ValueError):
     """Raised for invalid input, before hotrow changes anything.
 
     `HotrowError` is a subclass of `ValueError`. For an id that is out of range, hotrow raises
-    `HotrowIndexError`, which is also an `IndexError`, like torch's own exception.
+    `HotrowIndexError`. This subclass also derives from `IndexError`, the type that torch raises.
 
     Attributes:
         problem: what is wrong, including the argument, position, value and valid range.
@@ -27,4 +27,4 @@ class HotrowError(ValueError):
 
 
 class HotrowIndexError(HotrowError, IndexError):
-    """Raised for an id that is out of range. It is also an `IndexError`, like torch's own error."""
+    """Raised for an id that is out of range. It derives from `IndexError`, which torch raises."""

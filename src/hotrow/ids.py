@@ -1,8 +1,9 @@
 """Check the dtype and range of ids, offsets and counts, and reject one-hots passed as ids.
 
 Checks that read tensor values run inside two custom operators, `hotrow::check_ids` and
-`hotrow::check_offsets`. This way, one implementation serves eager code, `torch.compile` (without a
-graph break), `torch.export` and `vmap`. Meta tensors have no values, so they always pass.
+`hotrow::check_offsets`. This way, one implementation works in eager code, in `torch.compile`
+(without a graph break), in `torch.export` and in `vmap`. Meta tensors have no values, so they
+always pass.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from hotrow.kernels.operators import take_bad_id
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Ids that look like an encoding are rejected only if a random batch of ids would look like that
-# encoding with a probability below a limit. The second limit applies to 1-D ids.
+# Limits on the probability that random ids look like a one-hot or multi-hot by chance. Above the
+# limit, hotrow accepts the ids. The second limit applies to 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {
@@ -34,7 +35,7 @@ def as_ids(values: Any, name: str = "ids", what: str = "ids") -> Tensor:
     """Convert a tensor, an array, a list (nested to any depth) or an int to a tensor of ids.
 
     Returns an int64 or int32 tensor of the same shape. Raises `HotrowError` for other values.
-    The range isn't checked; use `check_ids` for that.
+    To check the range of the ids, use `check_ids`.
 
     >>> as_ids([2, 3, 1])
     tensor([2, 3, 1])
@@ -85,13 +86,12 @@ def check_ids(
         name: the argument's name, for error messages.
         refused_encoding: reject integers that look like this encoding: "one-hot" (a single 1, all
             others 0), "multi-hot" (only 0s and 1s, with at least one 1), or "" for none. This check
-            runs only if the last dimension is V, and V is 3 or more. It also requires that fewer
-            than 1 in 50 uniformly random batches of ids would look like the encoding (1 in 10,000
-            for 1-D ids).
+            runs only if the last dimension is V and V is at least 3. It accepts a batch if more
+            than 1 in 50 uniformly random batches of its shape would also look like the encoding (1
+            in 10,000 for 1-D ids).
 
     Raises:
-        HotrowIndexError: an id is negative or not less than `rows`. The message names the first
-            such id.
+        HotrowIndexError: an id is outside 0..rows-1. The message names the first such id.
         HotrowError: the dtype is wrong, or the ids look like the rejected encoding.
 
     Cost: one pass over the ids, and a synchronization on a GPU.
@@ -120,8 +120,8 @@ def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
 def is_readable(ids: Tensor) -> bool:
     """Return whether Python code can read the values of the ids.
 
-    Python code can't read the values of a meta tensor or a tensor subclass. While a tracer, a
-    transform or a dispatch mode is active, Python code can't read the values of any tensor.
+    A meta tensor or a tensor subclass has no readable values. While a tracer, a transform or a
+    dispatch mode is active, no tensor has readable values.
     """
     return (
         type(ids) is Tensor
@@ -191,7 +191,7 @@ def check_bag(
         weights: `per_sample_weights`, with the shape of the ids and the dtype of the table.
         mode: the bag's mode; only "sum" accepts weights.
         dtype: the table's dtype.
-        last: `include_last_offset`.
+        last: torch's `include_last_offset`.
     """
     for name, value in (("offsets", offsets), ("per_sample_weights", weights)):
         if value is not None and not isinstance(value, Tensor):
@@ -264,14 +264,14 @@ def _is_encoded(ids: Tensor, rows: int, encoding: str) -> bool:
 def _check_range(ids: Tensor, rows: int, name: str) -> None:
     if ids.numel():
         low, high = torch.aminmax(ids)
-        if not ids.is_cpu:  # wait for the device only once
+        if not ids.is_cpu:  # read both with one synchronization
             low, high = torch.stack([low, high]).tolist()
         if int(low) < 0 or int(high) >= rows:
             raise _range_error(ids, rows, name)
 
 
 def raise_bad_id(device: torch.device) -> None:
-    """Raise the error of an earlier lookup on a GPU, if there is one; see `take_bad_id`."""
+    """Raise an error if an earlier GPU lookup found an invalid id. See `take_bad_id`."""
     bad_id = take_bad_id(device)
     if bad_id is None:
         return

@@ -3,9 +3,9 @@
     python -m tests.attacks.addresses 500
     python -m tests.attacks.addresses 500 --seed 7
 
-An address is right if the page shows it, or says that it's invalid, in time and without an error, a
-request, new markup or a NaN. If the page accepts an address, the address that it then writes must
-show the same page.
+The page must show each address, or report that the address is invalid. It must do so in time, and
+without an error, a request, new markup or a NaN. If the page accepts an address, it writes its own
+form of the address, which must show the same page.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hotrow import lesson
 from tests.support.browser import BROWSER_ARGUMENTS, find_browser
 
 MILLISECONDS = 30_000  # for one address
-FAST = "speed = {products: 1e9, copies: 1e9}; showEverything()"  # no measured speed
+FAST = "speed = {products: 1e9, copies: 1e9}; showEverything()"  # replaces the measured speed
 MARKUP = "<img src=x>"  # short, because messages cut long values
 NUMBERS = (
     *("0", "-0", "1", "2", "3", "7", "-1", "0.5", "1e-45", "1e38", "-1e38", "1e39", "1e-400"),
@@ -86,7 +86,7 @@ SHOW = """text => {
 
 
 def addresses(seed: int) -> Iterator[str]:
-    """Yield hostile addresses without end."""
+    """Yield hostile addresses endlessly."""
     chance = random.Random(seed)
     names = [*CHOICES, *RANGES, *REALS, *LISTS]
     while True:

@@ -3,9 +3,9 @@
     python -m tests.attacks.command_lines 500
     python -m tests.attacks.command_lines 500 --seed 7
 
-Each command line is a valid one with hostile values, files, streams or environment variables. It is
-right if it ends in time with exit code 0, 1 or 2 and without a traceback, if it is refused (exit
-code 2, and a message) when a value is certainly invalid, and if no other file has changed.
+Each command line is a valid command line with hostile values, files, streams or environment
+variables. It must end in time, without a traceback, and with exit code 0, 1 or 2. If a value is
+certainly invalid, the exit code must be 2, with a message. No other file may change.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ NO_SIZE = ("", "x", "-1", "1XB", "nan", "1e9", "²", "1 2", "\0", "GB")
 
 TABLE = {"--table": NO_TABLE, "--tensor": NO_WORD, "--tokenizer": NO_TOKENIZER}
 COUNTS = {"--rows": NO_COUNT, "--columns": NO_COUNT, "--ids": NO_COUNT}
-# Each valid command line, and the values that it refuses by option. "" is the argument.
+# Each valid command line, and the values that each of its options refuses. "" is the argument.
 COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
     ("compare --table one.safetensors --ids 1,2,1",
      {**TABLE, "--ids": NO_IDS, "--budget": NO_SIZE, "--html": NO_OUTPUT}),
@@ -131,7 +131,7 @@ COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
     ("--version", {}),
     ("compare --help", {}),
 ]  # fmt: skip
-# `hotrow bench` takes long, so it gets at least one invalid value.
+# A valid `hotrow bench` would run for too long, so it gets at least one invalid value.
 BENCH = ("bench --rows 100 --columns 2 --ids 3",
          {**COUNTS, "--threads": NO_COUNT, "--dtype": NO_WORD, "--optimizer": NO_WORD,
           "--zipf": ("", "x", "nan", "inf", "-1", "1e999"), "--json": NO_OUTPUT,
@@ -162,7 +162,7 @@ ENVIRONMENTS = (
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line, and what is known about its result."""
+    """A command line, and the properties that its result must have."""
 
     arguments: list[str]
     is_refused: bool
@@ -179,7 +179,7 @@ class CommandLine:
 
 
 def command_lines(seed: int) -> Iterator[CommandLine]:
-    """Yield hostile command lines without end."""
+    """Yield hostile command lines endlessly."""
     chance = random.Random(seed)
     while True:
         text, invalid = chance.choice([*COMMANDS, BENCH])
@@ -208,7 +208,7 @@ def command_lines(seed: int) -> Iterator[CommandLine]:
         output = "/dev/full" if chance.random() < 0.05 else ""
         if any("\0" in each for each in arguments):  # no system can pass such an argument
             continue
-        # After these, the rest of the command line has no effect.
+        # With these options, the rest of the command line has no effect.
         is_refused &= not {"--help", "--version"} & set(arguments)
         # A repeated option replaces the invalid value.
         is_refused &= not any(
@@ -218,7 +218,7 @@ def command_lines(seed: int) -> Iterator[CommandLine]:
 
 
 def _add_argument(arguments: list[str], chance: random.Random) -> bool:
-    """Add an argument that is certainly invalid, and return whether it is."""
+    """Add an unexpected argument, and return whether it is certainly invalid."""
     extra = chance.choice(EXTRA)
     arguments.append(extra)
     return extra not in ("--", "-h=3")

@@ -3,10 +3,11 @@
     python -m tests.attacks.fuzz --minutes 10
     python -m tests.attacks.fuzz --minutes 1 record journal
 
-`tests.attacks.targets` says what is right. Each target starts from the files in
-`tests/attacks/corpus`, and runs in another process. atheris (`make .venv/fuzz` installs it)
-lets coverage guide the changes; without atheris, they are random. Wrong inputs are written to
-`build/fuzz/<target>/wrong-*`. After a fix, add them to the corpus, which `make test` runs.
+`tests.attacks.targets` defines which results are correct. Each target starts from the files in
+`tests/attacks/corpus`, and runs in another process. If atheris is installed (`make .venv/fuzz`),
+code coverage guides the changes to these files. Otherwise, the changes are random. Inputs with
+wrong results are written to `build/fuzz/<target>/wrong-*`. After you fix a bug, add its input to
+the corpus, which `make test` reads.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ def corpus(target: str) -> list[Path]:
 
 
 class Attacker:
-    """Count the inputs of a target, and write the wrong ones to a folder.
+    """Count the inputs of a target, and write inputs with wrong results to a folder.
 
     Attributes:
         tried: the number of inputs so far.
-        wrong: the error of each wrong input, by its place in the code.
+        wrong: the error of each such input, by the error's location in the code.
     """
 
     def __init__(self, target: str, folder: Path) -> None:
@@ -82,7 +83,7 @@ class Attacker:
 
 
 def random_inputs(target: str, seed: int) -> Iterator[bytes]:
-    """Yield the corpus, then changed files of the corpus, without end."""
+    """Yield the files of the corpus, then endlessly yield changed copies of them."""
     chance = random.Random(seed)
     files = [path.read_bytes() for path in corpus(target)]
     yield from files
@@ -94,7 +95,7 @@ def fuzz_randomly(target: str, seconds: float, folder: Path) -> None:
     """Attack a target with random changes."""
     attacker, end = Attacker(target, folder), time.monotonic() + seconds
     for data in random_inputs(target, time.time_ns()):
-        (folder / "current").write_bytes(data)  # the input of a crash
+        (folder / "current").write_bytes(data)  # remains if this input crashes the process
         attacker(data)
         if time.monotonic() > end:
             break
@@ -139,7 +140,7 @@ def fuzz_with_coverage(target: str, seconds: float, folder: Path) -> None:
 
 
 def fuzz(target: str, seconds: float) -> bool:
-    """Attack a target in another process, print the numbers, and return whether all was right."""
+    """Attack a target in another process, print the counts, and return whether it passed."""
     folder = BUILD / target
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "report.json"

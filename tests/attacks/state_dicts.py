@@ -37,7 +37,7 @@ class WrongRowsError(Exception):
 
 
 def load_state(data: bytes) -> None:
-    """Damage a state dict as `data` says, load it, and take a step.
+    """Damage a state dict in a way that `data` determines, load it, and take a step.
 
     Raises:
         HotrowError: hotrow or torch refuses the state dict.
@@ -56,7 +56,7 @@ def load_state(data: bytes) -> None:
         raise error  # torch's optimizer may crash
     dense, dense_error = _load(runs[0], copy.deepcopy(state))
     if error is not None:
-        # Another error is right only if torch's optimizer raises the same one.
+        # Any other error is correct only if torch's optimizer raises an error of the same type.
         if type(error) is not type(dense_error):
             raise error
         raise HotrowError(f"refused: {error}")

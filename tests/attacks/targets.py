@@ -1,8 +1,8 @@
 """The functions that read untrusted data, as attack targets.
 
-A target reads some bytes as a user's file. It returns if hotrow reads them correctly, and raises
-`HotrowError` if hotrow refuses them. Anything else is a bug: another exception, a result that
-differs from an independent one, or a write outside of the folder.
+A target reads bytes as if they were a user's file. It returns if hotrow reads them correctly, and
+raises `HotrowError` if hotrow refuses them. Anything else is a bug: another exception, a result
+that differs from that of independent code, or a write outside of the folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def target(function: Target) -> Target:
 
 @cache
 def workplace() -> Path:
-    """Return a folder for the files; the folder around it must never change."""
+    """Return a folder for the files; its parent folder must never change."""
     outside = Path(tempfile.mkdtemp(prefix="hotrow-attack-"))
     (outside / "untouched").write_text("untouched")
     (outside / "inside").mkdir()
@@ -66,7 +66,7 @@ def write(name: str, data: bytes) -> Path:
 
 
 def attack(name: str, data: bytes) -> bool:
-    """Let a target read the data, and return whether it does so instead of refusing them."""
+    """Let a target read the data, and return whether the target accepts the data."""
     outside = workplace().parent
     try:
         TARGETS[name](data)
@@ -141,7 +141,7 @@ def read_all(contents: Any) -> None:
 
 @target
 def ids(data: bytes) -> None:
-    """Read ids from a text file, and compare them with another parser."""
+    """Read ids from a text file, and compare them with the result of another parser."""
     text = files.read_text(write("ids.txt", data))
     found = files.parse_ids(text, "ids.txt")
     words = re.split(r"[,\s]+", data.decode("utf-8-sig"))
@@ -223,7 +223,7 @@ def open_folder(name: str, data: bytes) -> None:
 
 @target
 def record(data: bytes) -> None:
-    """Open a folder with this `run.json`, whose checksum is right if it is a JSON object."""
+    """Open a folder with this `run.json`; if it is a JSON object, correct its checksum first."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -237,7 +237,7 @@ def record(data: bytes) -> None:
 
 @target
 def journal(data: bytes) -> None:
-    """Open a folder with this journal, whose hash is right."""
+    """Open a folder with this journal and its correct hash."""
     open_folder("journal", data + hashlib.sha256(data).digest())
 
 
@@ -250,7 +250,7 @@ def header(data: bytes) -> None:
 
 @target
 def beside_table(data: bytes) -> None:
-    """Read a table beside this `run.json`."""
+    """Read a table from a folder that also contains this `run.json`."""
     write("beside/run.json", data)
     files.read_table(write("beside/weight.safetensors", saved_folder()["weight.safetensors"]))
 

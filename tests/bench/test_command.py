@@ -53,7 +53,7 @@ def one_line(text):
 
 
 @exhaustive
-def test_the_whole_command_in_a_process_of_its_own(tmp_path):
+def test_the_command_runs_in_its_own_process(tmp_path):
     path = tmp_path / "bench.json"
     words = [*SMALL, "--optimizer", "sgd", "--threads", "1", "--json", str(path)]
     command = [sys.executable, "-m", "hotrow", "bench", *words]
@@ -235,7 +235,7 @@ def record_of(**peers):
 BOTH = ("forward", "backward")
 
 
-def test_times_need_forward_and_backward_of_both():
+def test_times_need_forward_and_backward_of_lookup_and_matmul():
     assert times.from_record(record_of(**{"hotrow": BOTH, "one-hot matmul": BOTH[:1]})) is None
     assert times.from_record(record_of(hotrow=BOTH)) is None
     both = times.from_record(record_of(**{"hotrow": BOTH, "one-hot matmul": BOTH}))

@@ -12,7 +12,7 @@ FOLDER = ROOT / "docs/explanation"
 RUNS = json.loads((FOLDER / "runs.json").read_text())
 
 
-def test_the_figures_are_those_of_the_recorded_runs(tmp_path):
+def test_the_figures_show_the_recorded_runs(tmp_path):
     shutil.copy(FOLDER / "runs.json", tmp_path)
     explanation.main(["--draw", "--docs", str(tmp_path)])
     for name in explanation.FIGURES:

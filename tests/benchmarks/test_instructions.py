@@ -1,4 +1,4 @@
-"""Test that no step needs many more instructions than when the counts were recorded."""
+"""Test that no step needs many more instructions than the recorded counts."""
 
 import json
 import shutil

@@ -147,7 +147,7 @@ def run(count, name, *words):
 
 
 @exhaustive
-def test_one_process_two_and_three_resumed_print_the_same(tmp_path):
+def test_two_processes_resumed_by_three_print_the_same_as_one(tmp_path):
     alone = run(1, "sharded", *SMALL)
     folder = str(tmp_path / "checkpoint")
     half = run(2, "sharded", *SMALL, "--until=20", "--save", folder)

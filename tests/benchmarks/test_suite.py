@@ -180,7 +180,7 @@ def test_a_wrong_model_raises_and_has_no_record(monkeypatch):
         found = right(model, batch)
         if next(model.parameters()).dtype == torch.float32:
             wrong.calls += 1
-            if wrong.calls == 2:  # the converted one
+            if wrong.calls == 2:  # the converted model
                 found["output"] = found["output"] + 1e-3
         return found
 

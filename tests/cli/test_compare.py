@@ -118,8 +118,8 @@ REGULAR = "pass the path of a regular file"
 SIZE = "use a size such as 500MB or 2GiB"
 LONG = "x" * 300
 
-# Each case is (arguments, start of the expected message, expected fix). The start ends before any
-# text that another library wrote.
+# Each case is (arguments, start of the expected message, expected fix). The start of the message
+# doesn't include text from other libraries.
 UNUSABLE: list[tuple[str, str, str | None]] = [
     # ids
     (

@@ -284,7 +284,7 @@ def test_progress_names_the_current_activity(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setattr(cli_compare, "compare_models", spy)
     assert run("@built --inputs @states").code == 0
     assert [what for what, *_ in reported][:4] == [
-        "making the model",
+        "creating the model",
         "plain",
         "converted",
         "comparing",

@@ -1,4 +1,4 @@
-"""Test `--device` of `hotrow compare` and `hotrow check`, on a GPU that the CPU stands in for."""
+"""Test `--device` of `hotrow compare` and `hotrow check`, with a GPU simulated on the CPU."""
 
 import json
 
@@ -36,7 +36,7 @@ def batch():
         ("cuda:99", "--device cuda:99: torch finds", "use --device cpu, or install torch with"),
     ],
 )
-def test_a_device_that_is_not_there_gets_exit_code_2(command, device, problem, fix, run_hotrow):
+def test_a_missing_device_gets_exit_code_2(command, device, problem, fix, run_hotrow):
     found = run_hotrow(*command, "--device", device)
     assert (found.code, found.out) == (2, "")
     assert found.err.startswith(f"Error: {problem}")
@@ -45,7 +45,7 @@ def test_a_device_that_is_not_there_gets_exit_code_2(command, device, problem, f
 
 @pytest.fixture
 def fake_cuda(monkeypatch):
-    """Let the CPU stand in for a GPU."""
+    """Simulate a GPU on the CPU."""
     pytest.importorskip("triton", reason="needs Triton: run make test-all")
     from tests.support.fake_cuda import use_fake_cuda
 

@@ -120,7 +120,7 @@ def test_damaged_run_file_beside_the_table_is_an_error(
     found = run(*command.split())
     assert (found.code, found.out) == (2, "")
     assert f"{tmp_path / 'run.json'}" in found.err
-    assert "file beside the table" in found.err
+    assert "file next to the table" in found.err
 
 
 def test_stale_table_is_not_read_through_a_link(run: Run, tmp_path: Path) -> None:

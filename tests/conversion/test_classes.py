@@ -128,7 +128,7 @@ class KeepsItsClass(Body):
 
 @pytest.mark.parametrize("cls", [MadeByClass, MadeByPartial, MadeByFunction, KeepsItsClass])
 @pytest.mark.parametrize("protocol", [2, pickle.HIGHEST_PROTOCOL])
-def test_modules_with_their_own_way_to_be_saved_are_converted_after_loading(cls, protocol):
+def test_modules_with_custom_pickling_are_converted_after_loading(cls, protocol):
     model = convert(cls(), min_entries=0)
     for other in (pickle.loads(pickle.dumps(model, protocol)), copy.deepcopy(model)):
         assert type(other) is type(model)
@@ -192,7 +192,7 @@ class SubOfConverted(type(convert(Concrete(), min_entries=0))):
     pass
 
 
-def test_a_subclass_of_a_converted_class_is_the_user_s_own():
+def test_a_subclass_of_a_converted_class_has_its_own_attributes():
     SubOfConverted.note = 1
     assert not hasattr(Concrete, "note")
     assert pickle.loads(pickle.dumps(SubOfConverted)) is SubOfConverted

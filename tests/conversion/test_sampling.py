@@ -92,14 +92,14 @@ class Fields(Small):
 
 
 @pytest.mark.parametrize(("min_entries", "always"), [(2, True), (3, False)])
-def test_one_hot_without_a_product_makes_it_search_if_ten_times_as_large(min_entries, always):
+def test_one_hot_without_a_product_starts_a_search_if_ten_times_as_large(min_entries, always):
     model = convert(Largest(), min_entries=min_entries)  # 24 entries
     assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
 
 
 @pytest.mark.parametrize("kind", [Small, Fields])
 @pytest.mark.parametrize(("min_entries", "always"), [(23, True), (25, False)])
-def test_one_large_one_hot_or_several_side_by_side_make_it_search(kind, min_entries, always):
+def test_one_large_one_hot_or_several_side_by_side_start_a_search(kind, min_entries, always):
     model = convert(kind(), min_entries=min_entries)  # 4 x 6
     assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
 

@@ -59,7 +59,7 @@ def equal(values, expected):
 
 
 def change_record(path, **changes):
-    """Change the record of a save, and update its checksum, as a forger would."""
+    """Change the record of a save, and update its checksum, as an attacker would."""
     record = json.loads((path / "run.json").read_bytes()) | changes
     record.pop("checksum", None)
     checksum = zlib.crc32(json.dumps(record, sort_keys=True).encode())

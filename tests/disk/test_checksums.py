@@ -1,4 +1,4 @@
-"""Every damaged page is found before its values are used, and a full tmpfs is an error."""
+"""Every damaged page is found before its values are used, and a full tmpfs raises an error."""
 
 import copy
 import errno

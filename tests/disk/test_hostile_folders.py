@@ -224,7 +224,7 @@ def test_a_sparse_file_is_refused_without_reading_it(folder, name):
 def test_a_journal_of_another_save_is_refused(folder):
     other = make_folder(folder.with_name("other"), steps=5)
     (folder / "journal").write_bytes(journal(*complete_save(other)))
-    refuses(folder, r"\w+.safetensors is damaged .it belongs to another save")
+    refuses(folder, r"\w+.safetensors is damaged .it is not from the same save")
 
 
 # --- Every file belongs to the last save ---------------------------------------------------------
@@ -256,11 +256,11 @@ def test_a_file_of_another_save_is_refused(folder, name):
         store.save({"step": 6})
     shutil.copy(old / name, folder / name)
     damaged = "exp_avg.safetensors|weight.safetensors" if name == "run.json" else name
-    why = "it does not belong to the last" if name == "rest.pt" else "it belongs to another save"
+    why = "it does not belong to the last" if name == "rest.pt" else "it is not from the same save"
     refuses(folder, rf"({damaged}) is damaged .{why}")
 
 
-def test_a_run_file_that_is_missing_loses_no_data(folder):
+def test_a_missing_run_file_loses_no_data(folder):
     expected = read_values(folder)
     saved = (folder / "run.json").read_bytes()
     (folder / "run.json").unlink()

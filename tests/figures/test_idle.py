@@ -45,7 +45,7 @@ def test_a_vocabulary():
     assert texts == [
         "Idle rows of the vocabulary",
         "3 rows, 2 ever touched",
-        "rows by the number of batches since admit saw them",
+        "rows by the number of batches since admit last used them",
         *("0", "1", "1", "1", "2–3", "1"),
     ]
 

@@ -34,8 +34,8 @@ def expressions(text):
 
 
 # --- Random expressions --------------------------------------------------------------------
-# All numbers are small multiples of powers of two, so every sum is exact in any order. Sums can
-# therefore be compared bit for bit, as looked-up values are.
+# All numbers are small multiples of powers of two, so every sum is exact in any order. This makes
+# it possible to compare sums, like looked-up values, bit for bit.
 
 
 class Pair:

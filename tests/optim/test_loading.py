@@ -1,4 +1,4 @@
-"""`load_state_dict` accepts what torch accepts, and refuses damaged state before it changes any."""
+"""`load_state_dict` accepts what torch accepts, and refuses damaged state before any change."""
 
 import copy
 from fractions import Fraction
@@ -99,7 +99,7 @@ def set_in(part, name, value):
         set_in("group", "scales", torch.zeros(3)),
     ],
 )
-def test_torch_s_other_forms_of_a_state_dict_load(change):
+def test_a_state_dict_loads_in_every_form_that_torch_accepts(change):
     expected, torch_state = train(torch, change=change)
     found, state = train(hotrow, change=change)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -140,7 +140,7 @@ def test_a_damaged_state_is_refused_before_anything_changes(change, match):
     torch.testing.assert_close((layer.weight, optimizer.state_dict()), before, rtol=0, atol=0)
 
 
-def test_a_rule_without_state_saves_none_as_torch():
+def test_a_rule_without_state_saves_no_state_like_torch():
     _, expected = train(torch, {"lr": 0.1}, name="SGD")
     _, found = train(hotrow, {"lr": 0.1}, name="SGD")
     assert found["state"] == expected["state"] == {}

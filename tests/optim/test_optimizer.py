@@ -285,7 +285,7 @@ def test_a_non_finite_gradient_stays_in_its_rows(value):
     assert finite.tolist() == [True, True, False, True, True, True]
 
 
-def test_a_dense_gradient_takes_torchs_step():
+def test_a_dense_gradient_gets_torchs_step():
     results = []
     for layers, kind in ((table_model(), hotrow.optim.AdamW), (dense_model(), torch.optim.AdamW)):
         optimizer = kind(layers.parameters(), lr=0.01)

@@ -153,7 +153,7 @@ def test_only_rmsprop_with_decay_takes_dense_steps():
     }
 
 
-def test_every_optimizer_is_covered():
+def test_configurations_include_every_optimizer():
     assert {name for name, _ in CONFIGURATIONS} == set(RULES)
     assert len(CONFIGURATIONS) > 70
 

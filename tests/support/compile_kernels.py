@@ -1,8 +1,8 @@
 """Compile every kernel for GPUs that this computer doesn't have, and print registers and memory.
 
-`python -m tests.support.compile_kernels 80 90 --only AdamW` compiles some of them. Each line of the
-output is JSON. `--update` writes the registers and the stack of each kernel to RECORD, which a test
-compares.
+`python -m tests.support.compile_kernels 80 90 --only AdamW` compiles only AdamW's kernels for these
+two targets. Each line of the output is JSON. `--update` writes the registers and the stack of each
+kernel to RECORD, which a test reads.
 """
 
 import argparse

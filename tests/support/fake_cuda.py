@@ -1,8 +1,9 @@
 """Run code for an NVIDIA GPU on the CPU: "cuda" selects CPU tensors, and kernels are interpreted.
 
-Only what hotrow's code for GPUs uses is replaced. Each replacement checks as much of the real one's
-contract as the CPU can show: an operation that waits for the device is an error in torch's
-synchronization check, and a CUDA graph replays the recorded operations with the same memory.
+This module replaces only what hotrow's code for GPUs uses. Each replacement checks as much of the
+real contract as the CPU allows. For example, torch's synchronization check raises an error for an
+operation that waits for the device, and a CUDA graph replays the recorded operations with the same
+memory.
 """
 
 import ctypes
@@ -17,10 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrow.kernels.triton.ledger import DeviceLedger
-from tests.support import interpreter  # before Triton
+from tests.support import interpreter  # import this module before Triton
 from tests.support.other_device import Waits
 
-if True:  # after the environment variable is set
+if True:  # import Triton only after setting the environment variable
     from triton.runtime.interpreter import GridExecutor
 
 FACTORIES = "tensor", "zeros", "ones", "full", "empty", "rand", "randn", "randint", "arange"
@@ -94,7 +95,7 @@ class Event:
 
 
 class Stream:
-    """A stream on which operations run at once."""
+    """A stream on which operations run immediately."""
 
     def wait_stream(self, other):
         assert isinstance(other, Stream)
@@ -119,7 +120,7 @@ class SyncCheck:
 class Graph:
     """Recorded operations and kernel launches, with the memory that they read and write.
 
-    As a real graph, it holds no references to tensors from before the capture.
+    Like a real graph, it holds no references to tensors from before the capture.
     """
 
     def __init__(self):
@@ -181,7 +182,7 @@ def refuse_upload(*args):
 
 
 def use_fake_cuda(monkeypatch):
-    """Make CPU tensors count as tensors on a GPU, and replace what torch.cuda provides."""
+    """Make hotrow treat CPU tensors as tensors on a GPU, and replace functions of torch.cuda."""
     interpreter.use_triton(monkeypatch)
     for name in FACTORIES:
         monkeypatch.setattr(torch, name, with_cpu(getattr(torch, name)))

@@ -76,7 +76,7 @@ def _has_triton_kernels(rows):
 
 
 def use_triton(monkeypatch):
-    """Make every tensor count as a tensor on a GPU with Triton."""
+    """Make hotrow treat every tensor as a tensor on a GPU with Triton."""
     monkeypatch.setattr(devices, "is_on_cpu", lambda tensor: False)
     monkeypatch.setattr(devices, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(devices, "has_triton_kernels", _has_triton_kernels)

@@ -23,7 +23,7 @@ COPIES = "cpu", "numpy", "tolist"
 
 @pytest.fixture
 def other_device(monkeypatch):
-    """Make every tensor count as a tensor on a GPU, whose storages are always shared."""
+    """Make hotrow treat every tensor as a tensor on a GPU, with storages that count as shared."""
     monkeypatch.setattr(devices, "is_on_cpu", lambda tensor: False)
     monkeypatch.setattr(torch.UntypedStorage, "is_shared", lambda storage: True)
 
@@ -37,7 +37,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(each, RowGradient) for each in types):
-            return NotImplemented  # RowGradient's handler runs; this mode sees what it calls
+            return NotImplemented  # this mode records what RowGradient's handler runs
         if function in WAITS:
             self.calls.append(function)
         result = function(*args, **kwargs or {})
@@ -48,7 +48,7 @@ class Waits(TorchDispatchMode):
         return result
 
     def __enter__(self):
-        # hotrow checks the ids in an operator if a dispatch mode is active. Hide this one.
+        # If a dispatch mode is active, hotrow checks the ids in an operator. Hide this mode.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
         for name in COPIES:

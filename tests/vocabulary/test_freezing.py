@@ -1,4 +1,4 @@
-"""Compare frozen rows with dense training in which they are restored after every step."""
+"""Compare freezing with dense training that restores the frozen rows after every step."""
 
 import copy
 import re

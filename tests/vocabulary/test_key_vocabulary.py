@@ -96,12 +96,12 @@ def test_hashes_are_the_same_on_every_machine():
 
 
 @pytest.mark.parametrize("key_type", [str, int])
-def test_a_key_gets_a_row_after_enough_sightings(key_type):
+def test_a_key_gets_a_row_after_enough_occurrences(key_type):
     layer = table_layer(1)
     words = Vocabulary(layer, key_type=key_type, unknown="row", admit_after=3)
     a, b, c = KEYS[key_type](range(3))
     assert words.admit([a, b, a]).tolist() == [0, 0, 0]
-    assert words.look_up([a]).tolist() == [0]  # doesn't count
+    assert words.look_up([a]).tolist() == [0]  # a lookup doesn't count as an occurrence
     assert words.admit([c, a, b]).tolist() == [0, 1, 0]
     assert layer.num_embeddings == 2
     assert words.admit([b, b, c]).tolist() == [2, 2, 0]
@@ -296,7 +296,7 @@ def test_invalid_arguments(message):
 
 def test_no_layer_changes_if_one_of_them_cannot():
     layer, bias = table_layer(1), table_layer(1, 1)
-    optimizer = hotrow.optim.AdamW(layer.parameters())  # not the bias
+    optimizer = hotrow.optim.AdamW(layer.parameters())  # doesn't train the bias
     words = Vocabulary([layer, bias], optimizer, unknown="row")
     with pytest.raises(HotrowError, match="none of its groups has this parameter"):
         words.admit(["a"])

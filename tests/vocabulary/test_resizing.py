@@ -1,4 +1,4 @@
-"""Compare changes of a vocabulary with dense training in which the same change is made by hand."""
+"""Compare changes of a vocabulary with the same changes made by hand in dense training."""
 
 import copy
 import io
@@ -34,7 +34,7 @@ def is_decisive(name, options):
 
 
 @pytest.mark.parametrize(("name", "options"), grid(CASES, is_decisive), ids=label)
-def test_training_continues_as_if_the_surgery_was_done_by_hand(name, options):
+def test_training_continues_as_after_a_change_by_hand(name, options):
     runs = ThreeRuns(name, options, rows=12)
     runs.steps(7)
     runs.resize(17)
@@ -310,7 +310,7 @@ def test_resizing_frees_nothing_that_the_optimizer_needs():
 
 
 class Examples:
-    """Layers of four rows, and optimizers."""
+    """Example layers with four rows, and their optimizers."""
 
     def __init__(self):
         self.layer, self.other = nn.Embedding(4, 2), nn.Embedding(4, 2)
@@ -355,7 +355,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("message", INVALID)
-def test_errors_come_before_any_change(message):
+def test_errors_are_raised_before_any_change(message):
     examples = Examples()
     layers = [examples.layer, examples.other, examples.padded, examples.table]
     before = [copy.deepcopy(layer.state_dict()) for layer in layers]

@@ -18,7 +18,7 @@ STRIDE, OFFSET = 7919, 13  # a prime step and a shift, which scatter frequent ro
 class Batches:
     """Reproducible batches of `count` ids for a table of `rows` rows.
 
-    The ids follow Zipf's law with `zipf_exponent`; if it is None, they are uniform.
+    The ids follow Zipf's law with `zipf_exponent`, or are uniform if the exponent is None.
     """
 
     def __init__(

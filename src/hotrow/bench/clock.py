@@ -20,7 +20,7 @@ class Clock:
         self.mark()
 
     def mark(self) -> None:
-        """End a part."""
+        """Mark the end of the current part."""
         if self._is_cpu:
             self._marks.append(time.perf_counter())
             return

@@ -37,7 +37,7 @@ WARMUP_SHARE = 0.65  # the warm-up's share of the total time
 
 
 def case_of(workload: TableWorkload, config: PeerConfig = HOTROW) -> Case:
-    """Return the task, optimizer and sizes that a peer is built for."""
+    """Return the case for a peer: its task, optimizer and sizes."""
     return Case(
         workload.task,
         workload.optimizer,
@@ -119,8 +119,8 @@ class Measurement:
     def prepare_peers(self) -> None:
         """Prepare each peer; if a peer fails, its result contains the reason.
 
-        A peer's memory is estimated in advance, because much of that memory is allocated only
-        during a step.
+        This method estimates a peer's memory in advance, because a step allocates much of that
+        memory.
         """
         budget = memory.MemoryBudget(free_memory(self.workload.device))
         references: dict[Any, Tensor] = {}

@@ -35,7 +35,7 @@ def is_supported() -> bool:
 
 @contextmanager
 def return_freed_memory() -> Iterator[None]:
-    """Return freed memory to the system immediately; don't call this while steps are timed."""
+    """Return freed memory to the system immediately. This slows down steps, so don't time them."""
     libc = ctypes.CDLL(None)
     for option in THRESHOLDS.values():
         libc.mallopt(option, RETURN_BYTES)

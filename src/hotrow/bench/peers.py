@@ -130,7 +130,7 @@ class Peer:
 
     @torch.no_grad()
     def gradient(self, rows: Tensor) -> Tensor:
-        """Return the given rows of the last step's gradient."""
+        """Return the given rows of the gradient of the last step."""
         gradient = self.module.weight.grad
         dense: Tensor = gradient.to_dense() if gradient.is_sparse else gradient
         return dense[rows]
@@ -185,7 +185,7 @@ class HotrowPeer(Peer):
 
 
 def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:
-    """Build hotrow's peer with the two lines from the README; also convert small tables."""
+    """Build the hotrow peer with the README's two lines of code, and convert small tables too."""
     module = hotrow.convert(torch_embedding(case), min_entries=0)
     assert isinstance(module.weight, Table), "convert did not convert the embedding"
     if case.optimizer is None:

@@ -86,7 +86,7 @@ def bench_command(
     uniform: Annotated[bool, typer.Option("--uniform", help="Draw ids uniformly.")] = False,
     threads: Annotated[
         str | None,
-        typer.Option(help="Number of threads. Default: torch's.", metavar="N"),
+        typer.Option(help="Number of threads; by default, torch chooses.", metavar="N"),
     ] = None,
     device: Device = "cpu",
     json: Annotated[

@@ -35,9 +35,9 @@ The command runs both methods forward and backward on the same table and ids, co
 and prints the cost of each method. Without --table, the command runs two examples: a 4 x 5 table,
 and a random table of GPT-2's size.
 
-With --operation, the command compares another operation on the one-hot X of the ids with its
-literal arithmetic: gather is (X * scores).sum(1), scatter is X.T @ rows, and count is X.sum(0). The
-scores and rows are random numbers.
+With --operation, the command compares another operation on the one-hot X of the ids with the same
+operation on a dense X. A gather is (X * scores).sum(1), a scatter is X.T @ rows, and a count is
+X.sum(0). The scores and rows are random numbers.
 
 With MODEL, the command compares a whole model before and after hotrow.convert. The report lists
 which one-hots and embeddings were converted, and explains why others were not. It shows whether
@@ -108,7 +108,7 @@ def compare_command(
     to: Annotated[
         str | None,
         typer.Option(
-            help="Method to convert the model to: lookup (the default) or matmul.", metavar="METHOD"
+            help="Direction of the conversion: lookup (the default) or matmul.", metavar="METHOD"
         ),
     ] = None,
     operation: Annotated[
@@ -218,7 +218,7 @@ def _compare_example(
     example: examples.Example, byte_limit: int | None, operation: str, device: str
 ) -> Comparison:
     with terminal.show_progress() as report_progress:
-        report_progress("making the table", 0, 1)
+        report_progress("creating the table", 0, 1)
         table = example.table().to(device)
         return compare(
             table,

@@ -44,7 +44,7 @@ def learn_command(
     lang: Annotated[
         str | None,
         typer.Option(
-            help="Open the lesson in this language: en or zh-CN. Default: the browser's.",
+            help="Open the lesson in this language: en or zh-CN. Default: the browser's language.",
             metavar="LANG",
         ),
     ] = None,
@@ -66,7 +66,7 @@ def learn_command(
     save: Annotated[
         str | None,
         typer.Option(
-            help="Write the page to this file, ready to share or host; don't open it.",
+            help="Write the page to this file, which you can share or host; don't open it.",
             metavar="FILE",
         ),
     ] = None,

@@ -43,7 +43,7 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     of a `hotrow.optim` optimizer turns the weight into a table. The table's memory layout is
     transposed, so call `.contiguous()` on the weight before you save it with safetensors.
 
-    The search for one-hots covers the methods of the model's modules. The class of each module is
+    hotrow searches for one-hots in the methods of the model's modules. The class of each module is
     replaced with a subclass of the same name. A one-hot that a module's method returns to code
     outside the model becomes a plain tensor. Under `torch.compile`, the search finds only one-hots
     that `F.one_hot` creates. With activation checkpointing (`use_reentrant=False`), the search
@@ -110,9 +110,9 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
     """Return whether a tensor outside of the model shares the whole storage of a trainable weight.
 
-    An example is a pretrained tensor that is still in scope. Every step would have to keep such a
-    tensor up to date. The function returns False if another tensor of the model or another process
-    shares the storage, or if the storage is larger than the weight.
+    An example is a pretrained tensor that is still in scope. If a table shared its storage, every
+    step would have to keep the tensor up to date. The function returns False if another tensor of
+    the model or another process shares the storage, or if the storage is larger than the weight.
     """
     if not weight.requires_grad or weight.is_meta or storage_use_count(weight) in (1, sys.maxsize):
         return False

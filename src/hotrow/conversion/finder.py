@@ -219,7 +219,7 @@ def _not_equal(func: Any, left: Any, other: Any) -> OneHot | None:
 
 
 def _without_expanded_axes(t: Tensor) -> Tensor:
-    """Return the tensor with size 1 along the axes to which it was expanded."""
+    """Return a view of the tensor in which each expanded axis (stride 0) has size 1."""
     for axis, stride in enumerate(t.stride()):
         if stride == 0:
             t = t.narrow(axis, 0, min(t.shape[axis], 1))
@@ -240,7 +240,7 @@ def _eye(func: Any, n: Any = None, m: Any = None, **kwargs: Any) -> OneHot | Non
 def _gumbel_softmax(
     func: Any, logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> OneHot | Tensor | None:
-    """Match a hard sample: its value is a one-hot, and its gradient flows to the soft sample."""
+    """Match a hard sample, a one-hot whose gradient flows to the soft sample."""
     if (
         not hard
         or type(logits) is not Tensor
@@ -283,7 +283,7 @@ _ONES = torch.ones, torch.ones_like, Tensor.new_ones
 
 
 def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
-    """Return zeros or equal numbers as a `OneHot`, into which the calling code can scatter."""
+    """Return a constant tensor as a `OneHot`, into which the calling code can scatter."""
     if not set(kwargs) <= {"size", "dtype", "device", "input", "fill_value"}:
         return None
     number: Any = int(func in _ONES)

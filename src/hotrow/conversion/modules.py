@@ -30,7 +30,7 @@ from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
 _records: dict[int, Record] = {}  # live modules only, keyed by id(module)
-# Maps each module that could not be converted to the reason.
+# For each module that could not be converted, the reason.
 refusals: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 DIRECTIONS = ("lookup", "matmul")
 
@@ -181,9 +181,9 @@ def _converted_class(
 def _metaclass(base: Any, has_hook: bool) -> Any:
     """Return a metaclass whose classes can be pickled, and share attributes with the original.
 
-    For example, `type(self).count += 1` sets the attribute of the original class, and a module's
-    state may contain `type(self)`. Methods are not shared, because the methods of a converted class
-    call those of the original class.
+    For example, `type(self).count += 1` sets the attribute of the original class. The classes are
+    picklable because a module's state may contain `type(self)`. Methods are not shared, because the
+    methods of a converted class call those of the original class.
 
     If the original class has an `__init_subclass__` hook (`has_hook`), the converted class must not
     run it. So the converted class looks up attributes in `_Converted` before its first base. Python
@@ -211,7 +211,7 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
 def _owner(cls: Any, name: str) -> Any:
     """Return the class that stores an attribute: the converted class or the original one."""
     is_special = name.startswith(("__", "_abc_"))
-    is_own = name in vars(cls) or "_original" not in vars(cls)  # of a user's subclass
+    is_own = name in vars(cls) or "_original" not in vars(cls)  # cls may be a user's subclass
     return cls if is_special or is_own else cls._original
 
 

@@ -22,7 +22,7 @@ class Finding:
         what: a description of the embedding, or of the one-hot and its line of code.
         converted: whether an embedding became a table or a one-hot product became a lookup.
         how: "table", or the products that became lookups; "" if nothing was converted.
-        why: why nothing or only a part was converted, or why the step is dense; otherwise "".
+        why: the reason if nothing or only a part was converted, or if the step is dense; else "".
     """
 
     path: str

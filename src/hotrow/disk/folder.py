@@ -164,7 +164,7 @@ def check_path(path: Path) -> None:
         )
     try:
         os.stat(path)
-    except ValueError as error:  # a null character, or a surrogate
+    except ValueError as error:  # the path contains a null character or a surrogate
         raise HotrowError(
             f"{str(path)!r} is not a path ({error})", fix="pass another path"
         ) from None

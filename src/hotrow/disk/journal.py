@@ -5,13 +5,13 @@
     3. Write the data to the files, and flush them.
     4. Delete `journal`.
 
-If the process or the machine stops before step 2, the files contain the previous save. After a
-later stop, the next process that opens the folder repeats step 3 and continues with step 4.
+If the process or the machine stops before step 2, the files contain the previous save. If it stops
+later, the next process that opens the folder repeats step 3 and continues with step 4.
 
 The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
 Each write consists of three numbers (file name length, offset, data length), the file name and the
 data. The first write is the record of the save, which says what the other writes may change. The
-journal is checked completely before the first write.
+whole journal is checked before any file changes.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def replay_journal(folder: Folder) -> bool:
     Returns whether a journal existed.
 
     Raises:
-        HotrowError: the journal is damaged, or it does not match the files in the folder. No
-            file has changed.
+        HotrowError: before any file changes, if the journal is damaged or does not match the files
+            in the folder.
     """
     try:
         file = folder.open(JOURNAL, "rb")
@@ -144,7 +144,7 @@ class _Journal:
             raise damaged_file(self.path, "its checksum does not match its contents")
 
     def _writes(self) -> Iterator[tuple[str, int, int]]:
-        """Check each write, and yield its (name, offset, length); the file is then at its data.
+        """Check each write, and yield its (name, offset, length), as `_headers` does.
 
         `apply` checks the writes again, because another process can change the journal.
         """

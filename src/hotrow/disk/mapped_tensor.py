@@ -8,7 +8,7 @@ The file has three parts, each of which starts at a page boundary:
 
     1. The header names the format and the save that wrote the file. It takes one page.
     2. The checksums: 32 bits for each page of values, combined by exclusive or with the checksum of
-       zeros. So a sparse file has checksums without writing any.
+       zeros. So the checksums of zeros are 0, and a sparse file needs no space for them.
     3. The values.
 """
 
@@ -35,7 +35,7 @@ from hotrow.disk.folder import Folder, damaged_file, flush
 from hotrow.errors import HotrowError
 
 PAGE = mmap.PAGESIZE
-# Reserve no memory for pages that are not written yet. Python 3.13 added this flag to `mmap`.
+# Don't reserve memory for pages before they are written. Python 3.13 added this flag to `mmap`.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 FORMAT = "hotrow.disk 2"  # version 1 (hotrow 0.2) had no checksums
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}
@@ -150,7 +150,7 @@ def _zero_checksum(length: int) -> int:
 
 
 def check_file(folder: Folder, layout: Layout, saves: Iterable[str]) -> None:
-    """Check the length of a file, and that one of these saves wrote its header.
+    """Check the length of a file, and check that its header names one of these saves.
 
     While a journal is replayed, the header can contain sectors from two saves.
 
@@ -177,7 +177,7 @@ def _header_problem(found: bytes, layout: Layout) -> str:
     try:
         save = json.loads(found[8:])["__metadata__"]["save"]
         if isinstance(save, str) and found == layout.header(save):
-            return "it belongs to another save than the other files of the folder"
+            return "it is not from the same save as the other files in the folder"
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
     return f"its header is not that of a {layout.describe()} tensor"

@@ -66,8 +66,8 @@ def create(
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
             positive integer, or the disk is full. After an error, no new folder remains.
 
-    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. Only in
-    a tmpfs such as `/dev/shm` do zeros take space.
+    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. In a
+    tmpfs such as `/dev/shm`, however, zeros take space.
 
     >>> import tempfile, torch, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -160,9 +160,9 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
 
     Raises:
         HotrowError: the folder does not exist, a file of the last save is missing, damaged or part
-            of another save, or the folder is already open, in this or another process. No file
-            has changed. If a page does not match its checksum, the operation that first uses the
-            page raises the error.
+            of another save, or the folder is already open, in this or another process. In these
+            cases, no file changes. If a page does not match its checksum, the operation that first
+            uses the page raises the error.
 
     Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once. With
     `verify`, the first use of a page of 4,096 bytes reads and checks it, which takes a few
@@ -305,13 +305,13 @@ class Store:
     def close(self) -> None:
         """Release the folder, so that another process can open it.
 
-        Changes since the last save are lost. Reading the table then raises an error.
+        Changes since the last save are lost. After the call, reading the table raises an error.
         """
         self._is_open = False
         self._folder.close(unlock=self._process == os.getpid())
 
     def check_rows(self, rows: Tensor | None) -> None:
-        """Check the pages of the rows with these valid ids, or all pages, before they are used.
+        """Check the pages that contain these rows, or all pages, before they are used.
 
         The steps of rows are always checked, because the kernels use them as indices.
 

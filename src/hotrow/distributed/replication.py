@@ -46,8 +46,8 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     All copies are bitwise equal after every step. If a read settles all rows on one rank, for
     example for a checkpoint, the other ranks settle theirs before the next step.
 
-    Every rank must make the same lookups, with an empty batch if it has no data. If one rank has an
-    invalid id, the lookup raises an error on all ranks, and training can continue. You can
+    Every rank must make the same lookups; a rank without data passes an empty batch. If one rank
+    has an invalid id, the lookup raises an error on all ranks, and training can continue. You can
     differentiate a table only through lookups.
 
     Args:
@@ -63,9 +63,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
             table has `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has more than
             one dimension.
 
-    Cost: for each lookup, each rank sends to each of the W - 1 other ranks the gradients and ids of
-    the distinct rows in its batch, and two 16-byte headers. A step sends 16 more bytes for each
-    table.
+    Cost: for each lookup, each rank sends two 16-byte headers, and the gradients and ids of the
+    distinct rows in its batch, to each of the W - 1 other ranks. A step sends 16 more bytes for
+    each table.
 
     Source: `torch.nn.parallel.DistributedDataParallel`.
 

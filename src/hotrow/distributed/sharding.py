@@ -33,8 +33,8 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
 
     A lookup sends each distinct id of the batch to the rank that has its row, and receives the row.
     The backward pass sends that rank one gradient for each distinct id, divided by W as in
-    DistributedDataParallel. A step gives the same result as in a single process that adds the
-    gradients of the ranks' batches in rank order.
+    DistributedDataParallel. A step gives the same result as a step in a single process that adds
+    the gradients of the ranks' batches in rank order.
 
     Call `shard` before you create the optimizer and before you pass the same module to
     DistributedDataParallel. DistributedDataParallel trains the dense parameters and ignores the
@@ -44,9 +44,9 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     can load a checkpoint on a different number of ranks, or in a single process. You can
     also load a state dict that contains whole tables; each rank then takes its own rows.
 
-    Every rank must make the same lookups, with an empty batch if it has no data. A direct read of a
-    table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
-    table's gradient covers the rows of all ranks, so `clip_grad_norm_` clips as in a single
+    Every rank must make the same lookups; a rank without data passes an empty batch. A direct read
+    of a table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
+    table's gradient includes the rows of all ranks, so `clip_grad_norm_` clips as in a single
     process. Every rank must call `clip_grad_norm_`.
 
     Args:

@@ -111,7 +111,7 @@ class ShardedRowChange(RowChange):
         old_count: see `RowChange`; the counts refer to the rows of all ranks.
         new_count: see `RowChange`.
         old: the shards before the change.
-        new: the shards after it.
+        new: the shards after the change.
     """
 
     old: Shards
@@ -146,7 +146,7 @@ class ShardedRowChange(RowChange):
         return torch.where(ids < self.old_count, ids, -1)
 
     def _owners(self, sources: Tensor) -> Tensor:
-        """Return the rank that has each old row; -1 for -1."""
+        """Return the rank that has each old row, or -1 if the source is -1."""
         return sources.div(self.old.rows_per_rank, rounding_mode="floor")
 
     def _added_before(self, row: int) -> int:
@@ -235,8 +235,8 @@ def _exchange_counts(
         return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards reach this point. If any rank needs a gradient, the replicas
-        # wait for an exchange.
+        # All ranks of these shards raise this error. If any of them needs a gradient, the replicas
+        # wait for an exchange, so raise the error there too.
         if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)

@@ -1,4 +1,4 @@
-"""The "idle" figure: a bar for each range of times for which rows were idle."""
+"""The "idle" figure: a bar for each range of idle times."""
 
 from __future__ import annotations
 

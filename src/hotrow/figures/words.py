@@ -61,7 +61,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
             "depend on V."
         ),
         "idle": "Idle rows of the vocabulary",
-        "batches since admit saw a row": "rows by the number of batches since admit saw them",
+        "batches since admit saw a row": "rows by the number of batches since admit last used them",
         "steps that rows have missed": "rows by the number of steps that they have missed",
         "touched": "{n} ever touched",
         "frozen": "{n} frozen",
@@ -112,7 +112,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "at": "V = {V}：独热矩阵乘法 {matmul}，查找（查表）{lookup}。",
         "constant": "前向与梯度合计。查找（查表）不做乘法，开销与 V 无关。",
         "idle": "词表中闲置的行",
-        "batches since admit saw a row": "各行距上次被 admit 看到的批次数",
+        "batches since admit saw a row": "各行自上次由 admit 使用以来的批次数",
         "steps that rows have missed": "各行错过的优化步数",
         "touched": "训练中出现过 {n} 行",
         "frozen": "冻结 {n} 行",

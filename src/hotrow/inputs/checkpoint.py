@@ -1,8 +1,8 @@
-"""Read a .pt file of tensors, numbers, strings and collections, which may come from a stranger.
+"""Read tensors, numbers, strings and collections from a .pt file, which may be untrusted.
 
-`torch.load(weights_only=True)` executes no code, but a small file can still make it run forever,
-fill the memory, or create a sparse tensor whose indices point outside of its memory. So the pickle
-program is checked before it runs, and the objects are checked before they are used.
+`torch.load(weights_only=True)` executes no code. But a small file can still make it run forever,
+fill the memory, or create a sparse tensor whose indices point outside of its memory. So hotrow
+checks the pickle program before it runs, and the objects before they are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hotrow.inputs.text import escape_unprintable
 
 MAX_OBJECTS = 1_000_000
 MAX_DEPTH = 50
-# An honest program takes a few bytes per object.
+# The pickle program of an ordinary file takes a few bytes per object.
 _OBJECTS_PER_BYTE = MAX_DEPTH
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
 # plain tensors. hotrow has no use for nested and quantized tensors, whose sizes torch checks late.
@@ -55,7 +55,7 @@ def load_checkpoint(
         device: where to put the tensors; None for the devices from which they were saved.
 
     Raises:
-        HotrowError: the file is damaged, or contains anything else than tensors, numbers, strings,
+        HotrowError: the file is damaged, or contains anything other than tensors, numbers, strings,
             and lists, tuples, sets and dicts of these.
     """
     fix = "is the file complete? Write it with torch.save"
@@ -114,7 +114,7 @@ def _check_program(program: bytes, size: int) -> None:
 
     A program can use the same object many times. For example, 50 pairs, each of which contains the
     previous pair twice, take 200 bytes, but computing the hash of the last pair takes days. So this
-    function runs the program with the number of objects instead of the objects.
+    function runs the program, but counts the objects instead of creating them.
     """
     stack: list[int] = []
     memo: dict[Any, int] = {}

@@ -63,7 +63,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
 
 @contextmanager
 def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
-    """Open a safetensors file and yield safetensors' reader; its failures become `HotrowError`.
+    """Open a safetensors file and yield its reader; raise `HotrowError` if reading fails.
 
     Args:
         path: the file.
@@ -89,12 +89,14 @@ def _check_settled(path: Path) -> None:
     folder = path.resolve().parent  # a link to the table may be in another folder
     run, behind = folder / "run.json", False
     if os.path.lexists(run):
-        fix = "restore it from a backup; if it isn't from hotrow.disk, move the table elsewhere"
-        with reader_errors(f"{run}, a file beside the table, is damaged", fix):
-            content = json.loads(read_regular(run, "a file beside the table", _MAX_RUN_BYTES))
+        fix = (
+            "restore the file from a backup; if it isn't from hotrow.disk, move the table elsewhere"
+        )
+        with reader_errors(f"{run}, a file next to the table, is damaged", fix):
+            content = json.loads(read_regular(run, "a file next to the table", _MAX_RUN_BYTES))
         if not isinstance(content, dict):
             raise HotrowError(
-                f"{run}, a file beside the table, does not contain a training run", fix=fix
+                f"{run}, a file next to the table, does not contain a training run", fix=fix
             )
         behind = bool(content.get("behind"))
     if behind or os.path.lexists(folder / "journal"):

@@ -28,7 +28,8 @@ _KINDS = {
 def open_regular(path: str | Path, what: str, limit: int | None = None) -> Iterator[int]:
     """Open a regular file for reading, and yield its descriptor.
 
-    The file is opened before its type is checked, so it can't be replaced in between.
+    This function opens the file before it checks the type, so the file can't be replaced in
+    between.
 
     Args:
         path: the file; symbolic links are followed.
@@ -113,13 +114,13 @@ def reader_errors(problem: str, fix: str) -> Iterator[None]:
 def is_panic(error: BaseException) -> bool:
     """Return whether the error is a panic in Rust code, which doesn't derive from `Exception`.
 
-    Each library written in Rust has its own class, which can't be imported.
+    Each library written in Rust has its own panic class, which can't be imported.
     """
     return type(error).__name__ == "PanicException"
 
 
 def _read_descriptor(descriptor: int, what: str, path: str | Path, limit: int) -> bytes:
-    """Read to the end; the size of a file may have changed, and the size of a pipe is unknown."""
+    """Read to the end, because a file may have grown and the size of a pipe is unknown."""
     data = bytearray()
     try:
         while len(data) <= limit and (

@@ -34,7 +34,7 @@ class Tokens:
 def open_tokenizer(path: str | Path, rows: int | None, table: str) -> Iterator[Tokenizer]:
     """Read a tokenizer.json file. If `rows` isn't None, check that the table has a row for each id.
 
-    Truncation and padding are turned off, so the tokens cover the whole text and nothing else.
+    Truncation and padding are turned off, so the tokens represent the whole text and nothing else.
 
     Raises:
         HotrowError: the file can't be read or isn't a tokenizer, an id is out of range, or the
@@ -123,7 +123,7 @@ class Tokenizer:
 
 
 def _describe_end(code: int) -> str:
-    """Say why the process ended without a reply."""
+    """Describe why the process ended without a reply."""
     if os.name == "posix" and code == -signal.SIGXCPU:
         return f"it takes more than {tokenizer_process.CPU_SECONDS} seconds"
     return (

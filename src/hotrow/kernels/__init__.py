@@ -1,6 +1,7 @@
-"""Kernels that process the rows of a table, in numba or plain torch.
+"""Kernels that process the rows of a table, in numba, Triton or plain torch.
 
-numba kernels cover float32, float64 and bfloat16 on the CPU; plain torch covers the rest. The
-kernels settle, update and look up rows for any optimizer. A `Program` passes the optimizer's rule
-to them. numba is imported when the first kernel runs.
+The numba kernels support float32, float64 and bfloat16 tables on the CPU, and the Triton kernels
+support tables on NVIDIA GPUs. Plain torch supports all other tables. The kernels settle, update and
+look up rows for any optimizer. A `Program` passes the optimizer's rule to them. numba is imported
+when the first compiled kernel runs.
 """

@@ -64,7 +64,8 @@ class DistinctIds:
     Arguments:
         rows: (R,) int64, the distinct ids, in any order.
         inverse: int64, same shape as the batch; `rows[inverse]` equals the batch.
-        are_in_range: whether each id selects a row of the table, if the ids are on the CPU.
+        are_in_range: whether every id selects a row of the table; True without a check if the ids
+            are not on the CPU.
     """
 
     def __init__(self, rows: Tensor, inverse: Tensor, are_in_range: bool = True) -> None:

@@ -1,7 +1,7 @@
-"""Decide which kernels and checks fit a tensor's device.
+"""Choose the kernels and checks for a tensor's device.
 
-All code that depends on the device calls these functions. Tests on a computer without a GPU replace
-these functions, and then run the code for GPUs on CPU tensors.
+All code that depends on the device calls these functions. On a computer without a GPU, tests
+replace these functions to run the code for GPUs on CPU tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def is_capturing(tensor: Tensor) -> bool:
 
 
 def all_accelerators() -> range:
-    """Return the index of every GPU; `torch.random.fork_rng` warns if it has to find several."""
+    """Return the indices of all GPUs, for `torch.random.fork_rng`.
+
+    If a computer has several GPUs and `fork_rng` gets no list of devices, it shows a warning.
+    """
     return range(torch.accelerator.device_count())
 
 

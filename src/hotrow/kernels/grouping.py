@@ -25,7 +25,7 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
 
     On the CPU, time and memory are proportional to the number of ids, and the distinct ids are in
     order of first appearance. An out-of-range id is not an error; see `DistinctIds.are_in_range`.
-    On other devices, only the caller checks the range, because each check waits for the device.
+    On other devices, this function doesn't check the range, because a check waits for the device.
 
     Arguments:
         ids: int64 or int32, any shape.

@@ -32,7 +32,7 @@ class RowOperators(Protocol):
 
     Attributes:
         program: the program.
-        kernel: identifies the kernel. One call can update all tables that have the same kernel.
+        kernel: an identifier of the kernel. One call can update all tables with the same kernel.
     """
 
     program: Program
@@ -40,7 +40,7 @@ class RowOperators(Protocol):
 
     @property
     def is_atomic(self) -> bool:
-        """Whether no Python signal handler can interrupt an operation."""
+        """Whether an operation always completes before a Python signal handler runs."""
 
     def with_program(self, program: Program) -> Self:
         """Return the kernels of another program for the same rows."""

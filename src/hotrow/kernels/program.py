@@ -63,8 +63,8 @@ class FastForward(NamedTuple):
         form: the name of the function in `triton/closed_forms.py` that replaces `apply` on a GPU.
         formulas: the functions for single elements that `form` calls.
         changed_since: `changed_since(step)`, which returns a slice for each array among the
-            coefficients: the items that have changed since the coefficients for `step` were
-            computed.
+            coefficients. The slice selects the items that have changed since the coefficients for
+            `step` were computed.
     """
 
     apply: Callable[..., Any]
@@ -100,11 +100,11 @@ class Program:
     kernels: dict[Any, Any] = field(default_factory=dict)
 
 
-FROZEN = 2**31 - 1  # the step count of a row that takes no steps; greater than any other step count
+FROZEN = 2**31 - 1  # the step count of a frozen row; greater than any other step count
 
 
 class Steps(NamedTuple):
-    """The recorded steps up to the current one.
+    """The recorded steps, up to the current step.
 
     Attributes:
         entries: (at least step_count, width) float64, the scalars of each step.

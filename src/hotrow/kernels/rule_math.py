@@ -1,8 +1,8 @@
 """The operations that a rule's update may use, for torch tensors.
 
 An update is one function of `(w, g, slots, entry, flags)`. In Python these operations call torch,
-so an update runs on tensors of gathered rows, in any dtype and on any device. The results are those
-of the single-tensor code of torch.optim. `cpu/rule_math.py` defines the same operations for numba
+so an update runs on tensors of gathered rows, in any dtype and on any device. The results equal
+those of torch.optim's single-tensor code. `cpu/rule_math.py` defines the same operations for numba
 on scalars, with the rounding of torch's CPU kernels. Measurements showed which torch operations use
 a fused multiply-add; `tests/optim/test_rules.py` compares every rule with torch.
 
@@ -38,7 +38,7 @@ def addcdiv(a: Tensor, b: Tensor, c: Tensor, value: float) -> Tensor:
 def sqrt(a: Tensor) -> Tensor:
     """Return the square root.
 
-    numba rounds it correctly; torch on the CPU (MKL) may be off by 1 ulp.
+    numba's result is correctly rounded; torch's result on the CPU (MKL) may be off by 1 ulp.
     """
     return a.sqrt()
 

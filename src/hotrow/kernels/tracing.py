@@ -19,9 +19,9 @@ def never_compile_alone(handler: _Function) -> _Function:
 
     A handler is a `__torch_function__` or `__torch_dispatch__` method. If a loop contains a graph
     break, torch.compile runs the loop in eager mode, but compiles the functions that the loop
-    calls. If it compiled a handler, the compiled code would also run for operations that it wasn't
-    compiled for, and return wrong values. When torch.compile traces a function that calls the
-    handler, it still traces the handler.
+    calls. The compiled code of a handler would also run for operations that it wasn't compiled for,
+    and return wrong values. When torch.compile traces a function that calls the handler, it still
+    traces the handler.
     """
     action = _eval_frame._FrameAction
     strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.SKIP)
@@ -46,14 +46,14 @@ is_compiling = (
 def may_trace() -> bool:
     """Return whether `torch.compile` may trace the functions that the caller calls now.
 
-    The callback that starts a trace is set while compiled code runs, even in functions that are not
-    compiled.
+    While compiled code runs, torch sets the callback that starts a trace, even for functions that
+    are not compiled.
     """
     return is_compiling() or _eval_frame.get_eval_frame_callback() is not None
 
 
 def never_trace(function: _Function) -> _Function:
-    """Keep `torch.compile` from tracing a function, because it settles rows.
+    """Keep `torch.compile` from tracing a function that settles rows.
 
     The rows that a function must settle differ from run to run. `torch.compiler.disable` does the
     same, but it imports the compiler, and each call takes 3 us longer.

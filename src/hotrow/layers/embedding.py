@@ -56,8 +56,8 @@ class Embedding(TableLayer, nn.Embedding):
     def from_file(cls, path: str | Path, tensor: str | None = None, **options: Any) -> Self:
         """Create a layer from a table in a safetensors file, without reading the whole file.
 
-        The weight is memory-mapped, so only the rows that are looked up are read. The weight is
-        read-only and has no gradient. To train a table on disk, see `hotrow.disk`.
+        The weight is memory-mapped, so the layer reads only the rows that it looks up. The weight
+        is read-only and has no gradient. To train a table on disk, see `hotrow.disk`.
 
         Args:
             path: the safetensors file.

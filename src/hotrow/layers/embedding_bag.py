@@ -38,7 +38,7 @@ class EmbeddingBag(TableLayer, nn.EmbeddingBag):
         per_sample_weights: the same shape as the ids, (B, L) or (N,).
 
     Raises:
-        HotrowError, HotrowIndexError: the same as for `Embedding`, and also for invalid offsets.
+        HotrowError, HotrowIndexError: in the same cases as `Embedding`, and for invalid offsets.
 
     Cost: the same as for `Embedding`, except that the forward pass writes B x D values.
 
@@ -136,8 +136,9 @@ def pool_rows(
 ) -> Tensor:
     """Use torch's `embedding_bag` to pool (N, D) rows that were already looked up.
 
-    `shape` is the shape of the ids; `rows` contains one row for each id. To ignore padding, all
-    padding ids point to an extra row, which is passed to torch as `padding_idx`.
+    `shape` is the shape of the ids; `rows` contains one row for each id. To ignore padding, this
+    function points all padding ids to an extra row, and passes the index of that row to torch as
+    `padding_idx`.
     """
     positions = torch.arange(len(rows), device=rows.device)
     if is_padding is not None:

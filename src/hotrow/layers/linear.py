@@ -1,4 +1,4 @@
-"""Conversion to and from linear layers."""
+"""Helpers for the conversion to and from linear layers."""
 
 from __future__ import annotations
 

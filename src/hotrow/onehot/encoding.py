@@ -15,7 +15,7 @@ from hotrow.onehot.tensor import OneHot
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """Raised for an id that is out of bounds; a RuntimeError, like the error of `F.one_hot`."""
+    """Raised for an id out of range. It derives from `RuntimeError`, which `F.one_hot` raises."""
 
 
 def one_hot(

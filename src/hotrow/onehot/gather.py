@@ -85,7 +85,7 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
 
 
 def gather_along(values: Tensor, axis: int, ids: Tensor) -> Tensor:
-    """Return `values.gather(axis, ids)`, where the sizes may differ only along this axis.
+    """Return `values.gather(axis, ids)`. `values` and `ids` may differ in size only along `axis`.
 
     Unlike `gather`, this function doesn't save the values for the backward pass, so other code may
     overwrite them.

@@ -59,7 +59,7 @@ class Connect(torch.autograd.Function):
     """Make autograd pass the gradient of a one-hot on to the tensors that it consists of.
 
     Rules use these tensors instead of the one-hot. Code without rules, such as
-    `torch.autograd.Function.apply`, uses the one-hot.
+    `torch.autograd.Function.apply`, uses the one-hot itself.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The arrangement of the axes of a one-hot whose class axis may not be the last axis."""
+"""The order of a one-hot's axes, for one-hots whose class axis may not be the last axis."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Layout:
         return tuple(all_sizes[axis] for axis in self.order)
 
     def arrange(self, values: Tensor) -> Tensor:
-        """Return (*batch, C) values in this layout; if C is 1, all class axes have size 1."""
+        """Return (*batch, C) values in this layout. For (*batch, 1), all class axes get size 1."""
         ones = (1,) * len(self.classes)
         classes = ones if values.shape[-1] == 1 else self.classes
         if len(classes) > 1:
@@ -86,7 +86,7 @@ def plain_layout(batch_count: int, width: int) -> Layout:
 
 
 def split_layout(shape: Sequence[int], width: int) -> Layout | None:
-    """Return the layout whose class axes are the last axes, with `width` entries, or None."""
+    """Return the layout in which the last axes, of `width` entries, are the classes, or None."""
     for first in range(len(shape) - 1, -1, -1):
         if math.prod(shape[first:]) == width:
             return Layout(tuple(shape[first:]), tuple(range(len(shape))))

@@ -91,7 +91,7 @@ class Field:
             return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
         if self.weights is not None and dtype.is_floating_point and self.ids.shape[-1] > 2:
-            sum_dtype = torch.float64  # so that the sum is rounded only once, in any order
+            sum_dtype = torch.float64  # so only the final conversion rounds, whatever the order
         zeros = self.ids.new_zeros(shape, dtype=sum_dtype)
         weights = self.weights_or_ones(sum_dtype).to(sum_dtype)
         return zeros.scatter_add_(-1, self.ids, weights).to(dtype)

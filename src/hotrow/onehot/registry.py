@@ -75,7 +75,7 @@ class RuleTensor(Tensor):
 
     @property
     def is_leaf_or_view_of_leaf(self) -> bool:
-        """True if torch refuses to change this tensor in place."""
+        """True if torch raises an error for any in-place change of this tensor."""
         raise NotImplementedError
 
     @property
@@ -257,7 +257,7 @@ def _is_modified(x: Any) -> bool:
 
 
 def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
-    """Register a rule for these functions; it receives the called function and its arguments.
+    """Register a rule for these functions. The rule gets the called function and its arguments.
 
     The rule runs only on plain one-hots, unless `any_layout` is true.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotrow.onehot.parts import DenseColumns, Field
 
-# Returns the entries of an operand that belong to the entries of a running count.
+# Returns the entries of an operand at the positions of a running count's entries.
 Pick = Callable[[Tensor], Tensor]
 Change = Callable[[Tensor, Pick], Tensor]
 
@@ -37,7 +37,7 @@ class RunningCount(DenseColumns):
         is_moved: whether `rows` are in a different order than in the field.
         is_exclusive: whether to exclude a row's own ids from its counts.
         change: an elementwise function that is applied to the counts, or None.
-        has_operands: whether this function also reads tensors; their rows correspond to `rows`.
+        has_operands: whether `change` also reads tensors, whose rows correspond to `rows`.
 
     Args:
         field: the one-hot; its weights are integers whose sum the dtype represents exactly.
@@ -82,7 +82,7 @@ class RunningCount(DenseColumns):
 
     @property
     def is_stored(self) -> bool:
-        """False, because `values` are computed on first use."""
+        """False, because `values` is computed on first use."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""Multiply a dense tensor by a one-hot whose other entries are not 0."""
+"""Multiply a dense tensor by a one-hot whose fill is not 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def scale_at_ids(values: Tensor, axis: int, ids: Tensor, factors: Tensor, fill: float) -> Tensor:
-    """Multiply the entries at the ids by their factors, and all other entries by one number.
+    """Multiply the entries at the ids by their factors, and all other entries by `fill`.
 
     Forward and backward each write a single tensor.
 

@@ -26,10 +26,11 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
-# Lookups pay off first. Sums of rows with equal ids pay off on one-hots that are this many times
-# larger, and all other operations on one-hots that are even larger.
+# How large a one-hot must be for its operations to be faster than torch's, as a multiple of
+# `min_entries`, which is the limit for lookups. The first limit is for sums of rows by id, the
+# second for all other operations.
 SCATTER_SIZE, OTHER_SIZE = 10, 30
-# The work for an id, relative to torch's work for a one-hot of 100,000 entries.
+# The time per id, relative to torch's time for a one-hot of 100,000 entries.
 _ROW_COST, _ENTRY_COST = 48e-5, 8e-5
 
 
@@ -52,7 +53,7 @@ class OneHot(RuleTensor):
         fill: the value of all entries that no id selects; 0 unless an operation such as `1 - x`
             changed it. If it is not 0, every field has at most one id per row.
         difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
-            as x - p; otherwise None. Adding p again gives x.
+            as x - p; otherwise None. Adding p to this tensor gives x.
 
     Args:
         parts: the parts, in column order.
@@ -183,7 +184,7 @@ class OneHot(RuleTensor):
 
     @property
     def has_own_grad(self) -> bool:
-        """True if the gradient stops here: for a leaf, or the result of an `autograd.Function`."""
+        """True if autograd treats this tensor itself as a leaf or as a function's result."""
         if self.is_grad_leaf:
             return True
         with torch._C.DisableTorchFunctionSubclass():
@@ -221,7 +222,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_too_small_to_scatter(self) -> bool:
-        """True if torch's product from the left is just as fast in a converted model."""
+        """Like `is_too_small_to_look_up`, for products that add up rows by id."""
         return self._is_small(SCATTER_SIZE, _ROW_COST)
 
     def _is_small(self, size: int, id_cost: float) -> bool:
@@ -258,7 +259,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_leaf_or_view_of_leaf(self) -> bool:
-        """True if torch refuses to change this tensor in place."""
+        """True if torch raises an error for any in-place change of this tensor."""
         if self.is_grad_leaf or self._parent is None:
             return self.is_grad_leaf
         return self.needs_grad and self._parent[0].is_leaf_or_view_of_leaf
@@ -319,7 +320,7 @@ class OneHot(RuleTensor):
             had_own_grad = parent.has_own_grad
             parent.materialize_for_write()
             if had_own_grad and not parent.has_own_grad:
-                self._dense = None  # this view is of a dense tensor that the parent has dropped
+                self._dense = None  # a view of the parent's old dense tensor
         dense = self.materialize(permanent=True)  # some kernels don't increment the version
         if torch.is_grad_enabled() and self.has_own_grad and not self.is_grad_leaf:
             self._dense = dense
@@ -349,13 +350,13 @@ class OneHot(RuleTensor):
         return not (is_read or self.needs_grad)
 
     def replace_parts(self, result: OneHot) -> None:
-        """Take the values of `result`, which has the same shape and dtype, in place."""
+        """Replace the values in place with those of `result`, of the same shape and dtype."""
         self._parts, self._axis_layout, self.fill = result._parts, result._axis_layout, result.fill
         self._dense_fn, self.difference = result._dense_fn, None
         self.connect()
 
     def reshape_in_place(self, result: OneHot, change: Callable[[Tensor], Tensor]) -> None:
-        """Take the shape and parts of `result`; `change` reshapes the dense tensor to match."""
+        """Adopt the shape and parts of `result`; `change` reshapes the dense tensor to match."""
         with (
             torch.no_grad(),
             torch._C._DisableTorchDispatch(),
@@ -399,7 +400,7 @@ class OneHot(RuleTensor):
                 self._graph = self.grad_fn
 
     def connect_all(self) -> None:
-        """After a write, connect this tensor, its base and their views."""
+        """After a write, connect this tensor, its base and their views to autograd's graph."""
         base = self
         while base._parent is not None:
             base = base._parent[0]

@@ -1,39 +1,39 @@
 """torch's elementwise optimizers, with steps that update only the touched rows of a table.
 
-Each optimizer trains every parameter of the model. Dense parameters take torch's step. A table is a
-(V, D) parameter converted by `hotrow.convert`, which by default skips parameters with fewer than
-100,000 entries. A table's step updates only the touched rows. In dense training, momentum or weight
-decay also moves the rows that no id selected. When such a row is next read, hotrow first applies
-all the steps that the row has missed. So every read returns what torch's dense step would have
-produced, up to rounding.
+Each optimizer trains every parameter of the model. torch's own step updates dense parameters. A
+table is a (V, D) parameter converted by `hotrow.convert`, which by default skips parameters with
+fewer than 100,000 entries. A table's step updates only the touched rows. In dense training,
+momentum or weight decay also changes the rows that no id selected. Before such a row is next read,
+hotrow applies all the steps that the row has missed. So every read returns what torch's dense steps
+would have produced, up to rounding.
 
 Options
     Options and defaults match torch's. `foreach` and `fused` affect only dense parameters. Tables
     don't support `capturable` or `differentiable`.
 
 Gradients
-    A table takes row steps if its gradient comes from lookups (`nn.Embedding`, `nn.EmbeddingBag`).
-    A table with a dense gradient, such as a tied output head, takes torch's step, and
-    `hotrow.convert.report(model)` gives the reason.
+    If a table's gradient comes from lookups (`nn.Embedding`, `nn.EmbeddingBag`), a step updates
+    only the touched rows. If the gradient is dense, for example because of a tied output head,
+    torch's own step updates all rows, and `hotrow.convert.report(model)` gives the reason.
 
 Shapes and dtypes
     A table has shape (V, D), and so does each tensor of its state. On the CPU, kernels for float32,
     float64 and bfloat16 are compiled when they are first used on a machine. On NVIDIA GPUs, Triton
-    kernels cover these dtypes and float16; they have not run on a GPU yet. Other dtypes and devices
-    use plain torch.
+    kernels support these dtypes and float16, but have not run on a GPU yet. Other dtypes and
+    devices use plain torch.
 
 State
     `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,
     and hotrow can load torch's state. A run that resumes from a checkpoint produces
     exactly the same bits as the run that saved the checkpoint. `state_dict()` and other reads
-    apply missed steps early, which can change the last bits of the final table, within the bound
-    for each step.
+    apply missed steps early. This can change the last bits of the final table, but the error stays
+    within the bound for each step.
 
 Time
     A step's time is proportional to the number of ids and touched rows, and independent of V. With
-    a closed form, this time is also independent of the number of missed steps. There is no closed
-    form with coupled weight decay (except in SGD and ASGD), so each row replays its missed steps
-    one by one. RMSprop with weight decay takes torch's dense step.
+    a closed form, this time is also independent of the number of missed steps. Coupled weight decay
+    has no closed form (except in SGD and ASGD), so hotrow replays each row's missed steps one by
+    one. For RMSprop with weight decay, hotrow runs torch's dense step.
 
 Memory
     In addition to torch's state, a table needs 4 bytes per row and about 200 bytes per recorded
@@ -169,7 +169,7 @@ class RMSprop(_RowOptimizer, _torch.RMSprop):
     """`torch.optim.RMSprop`, with steps that update only the touched rows of a table.
 
     Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices. With
-    `weight_decay`, a table takes torch's dense step, because the result depends on the rounding of
+    `weight_decay`, hotrow runs torch's dense step, because the result depends on the rounding of
     every missed step.
     """
 

@@ -1,4 +1,4 @@
-"""Capture a step in a CUDA graph, and replay it with the ledger's next step.
+"""Capture a step in a CUDA graph, and replay the graph for later steps.
 
 The captured kernels read the step's number and its scalars from the ledger's copy on the GPU.
 """
@@ -35,7 +35,7 @@ _Captured = tuple[RowUpdater, Program, int]
 
 
 def prepare_capture(lags: Sequence[RowLag]) -> None:
-    """Prepare the next step of these tables for a CUDA graph."""
+    """Prepare these tables for capturing their next step in a CUDA graph."""
     if not lags:
         raise HotrowError(
             "no table has a gradient, so no step can be captured in a CUDA graph",
@@ -54,7 +54,7 @@ def prepare_capture(lags: Sequence[RowLag]) -> None:
 
 
 def capture(steps: Sequence[TableStep]) -> None:
-    """Launch the kernels of a step that becomes part of a CUDA graph, without recording it."""
+    """Launch a step's kernels while a CUDA graph is captured; record no step in the ledger."""
     by_ledger: dict[int, list[TableStep]] = {}
     for each in steps:
         by_ledger.setdefault(id(each[0].ledger), []).append(each)
@@ -64,8 +64,8 @@ def capture(steps: Sequence[TableStep]) -> None:
             raise HotrowError(
                 f"{count} tables took all their steps together, but only {len(same_ledger)} of "
                 "them have a gradient in the captured step",
-                fix="take a step without a graph in which the same tables have a gradient, then "
-                "call optimizer.prepare_capture(), and capture the step again",
+                fix="take a step without a graph, with gradients for the same tables as in the "
+                "captured step, then call optimizer.prepare_capture() and capture the step again",
             )
     for same_ledger in by_ledger.values():
         rows = [(lag.rows(), grads) for lag, _, grads in same_ledger]
@@ -76,10 +76,10 @@ def capture(steps: Sequence[TableStep]) -> None:
 
 
 def replay(graph: Graph, lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
-    """Record the next step of each table in the CUDA graph, and replay the graph.
+    """Record the next step of the captured tables in their ledgers, and replay the graph.
 
-    Nothing can read the tables between the two. The ledger on the GPU would then have a step that
-    the rows have not taken.
+    No other code can read the tables until the replay has been launched. Before that, the ledger on
+    the GPU contains a step that has not been applied to the rows.
     """
     if not lags:
         raise HotrowError(
@@ -107,12 +107,12 @@ def replay(graph: Graph, lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
 
 
 def _check_replay(lag: RowLag, group: ParamGroup, table_count: int) -> None:
-    """Check that the next step may be the replay of a captured step, and upload the ledger.
+    """Check that a captured step can be replayed as the next step, and upload the ledger.
 
     Arguments:
         lag: the lag of a table.
         group: the table's options.
-        table_count: the number of tables of the replay that share the ledger.
+        table_count: the number of replayed tables that share the ledger.
 
     Raises:
         HotrowError: the step was not captured, or its memory or its options have changed.

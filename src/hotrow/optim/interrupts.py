@@ -25,7 +25,7 @@ _is_postponing = False  # only the main thread reads or writes this flag
 
 
 class PostponedSignals:
-    """A context that postpones Python's signal handlers until the context ends.
+    """A context manager that postpones Python's signal handlers until the context ends.
 
     Python runs signal handlers only in the main thread, so other threads need no protection.
     """
@@ -44,7 +44,7 @@ class PostponedSignals:
             _is_postponing = True
             for number, _ in self._handlers:
                 _set(number, self._postpone)
-        except BaseException:  # from a handler that had not been replaced yet
+        except BaseException:  # raised by a handler that had not been replaced yet
             self._restore()
             raise
 
@@ -63,7 +63,7 @@ class PostponedSignals:
         try:
             for number, handler in self._handlers:
                 _set(number, handler)
-        except BaseException:  # from a handler that had already been restored
+        except BaseException:  # raised by a handler that had already been restored
             for number, handler in self._handlers:
                 _set(number, handler)
             raise

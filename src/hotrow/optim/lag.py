@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ExclusiveAccess:
-    """A context that allows one operation on rows at a time, across threads and within a thread."""
+    """A context manager that allows one operation on rows at a time, even within a thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
 
@@ -77,7 +77,7 @@ class ExclusiveAccess:
 
 
 class RowLag:
-    """The ledger, the state, and each row's step count for one table under one rule.
+    """The ledger, the optimizer state, and the step count of each row, for one table.
 
     `state` has torch's format, and only its stale rows differ from torch's values. The state's
     tensors and the slots have the table's shape. Their (V, D) views exist only during an operation.
@@ -296,7 +296,7 @@ class RowLag:
             the table has its new values.
         """
         with ExclusiveAccess(self):
-            self._drop_updater()  # so that they don't count as aliases
+            self._drop_updater()  # its references would count as aliases
             # The table's storage has two expected uses (`values` and the table).
             values = self._change_tensor(change, self.values, added, 2)
             new_slots = {
@@ -313,18 +313,18 @@ class RowLag:
         return values, complete
 
     def freeze(self, rows: Tensor) -> None:
-        """Settle the distinct `rows`; from now on, they take no steps."""
+        """Settle and freeze the distinct `rows`, so that later steps don't change them."""
         self.settle(rows)
         self.row_steps[rows] = FROZEN
 
     def unfreeze(self, rows: Tensor) -> None:
-        """Let frozen rows take all steps from now on."""
+        """Unfreeze these rows, so that later steps change them again."""
         self.row_steps[rows] = self.ledger.length
 
     def _change_tensor(
         self, change: RowChange, tensor: Tensor, added: float | Tensor, expected_uses: int
     ) -> Tensor:
-        """Return a tensor of the table's shape with changed rows; an alias keeps the old rows."""
+        """Return the changed rows of the table or of a slot; aliases keep the old rows."""
         return change.apply_to(
             tensor,
             added,
@@ -341,7 +341,7 @@ class RowLag:
     def close(self) -> None:
         """Settle all rows, then detach this lag from the table and the state."""
         self.settle_all()
-        self._drop_updater()  # so that they don't count as aliases
+        self._drop_updater()  # its references would count as aliases
         self.ledger.table_count -= 1
         self.state.lag = None
         table = self._table()
@@ -350,9 +350,10 @@ class RowLag:
 
 
 def _mark(scalar: Tensor) -> float:
-    """Return a number that changes when a scalar of torch's state does.
+    """Return a number that changes whenever a scalar in torch's state changes.
 
-    It is the value on the CPU. Reading a value on a GPU would wait, so it is the version there.
+    On the CPU, this number is the scalar's value. Reading a value from a GPU would make the CPU
+    wait, so on a GPU, the number is the tensor's version counter.
     """
     return float(scalar) if devices.is_on_cpu(scalar) else scalar._version
 

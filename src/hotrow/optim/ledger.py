@@ -19,11 +19,11 @@ from hotrow.kernels.program import REPLAY, SKIP_IDLE_STEPS, FastForward, Program
 from hotrow.optim.closed_form.base import ClosedForm, Coefficients
 from hotrow.optim.rule import ParamGroup, ParamState, Rule, ScalarState
 
-UNDO_STEPS = 256  # a device is at most about 1,000 kernels behind Python
+UNDO_STEPS = 256  # enough, because a device is at most about 1,000 kernels behind Python
 
 
 class Ledger:
-    """The recorded steps of tables under one rule; entry i contains the scalars of step i + 1.
+    """The recorded steps of one or more tables; entry i contains the scalars of step i + 1.
 
     Tables that take all their steps together share a ledger.
 
@@ -75,7 +75,7 @@ class Ledger:
         return self._form(group) == self.form
 
     def initial_scalars(self, group: ParamGroup) -> tuple[Any, ...]:
-        """Return the values that distinguish this ledger from others before its first entry."""
+        """Return the values that must be equal for tables to share a ledger."""
         scalars = self.rule.initial_scalars(group, self.initial_state)
         return self.start_step, *scalars.items()
 
@@ -95,7 +95,7 @@ class Ledger:
         return result
 
     def record_step(self, group: ParamGroup) -> None:
-        """Append the entry for the next step, with the hyperparameters of an accepted group."""
+        """Append the entry for the next step; `accepts(group)` must be true."""
         if not self._has_scalars:  # as in torch, the initial scalars depend on the first step's lr
             self.scalar_state = self.rule.initial_scalars(group, self.initial_state)
             self.initial_state = {}  # drop the references to the table's tensors
@@ -111,11 +111,11 @@ class Ledger:
             self.idle_rows_unchanged = is_finite and self.rule.idle_rows_unchanged(group)
 
     def allow_undo(self) -> None:
-        """Keep the data to undo any of the steps that a GPU may not have run yet."""
+        """Start keeping the data that is needed to undo steps that a GPU has not run yet."""
         self._undo = self._undo or deque(maxlen=UNDO_STEPS)
 
     def undo_stopped_steps(self) -> None:
-        """Remove the last steps, which no row took because of an id out of range.
+        """Remove the last steps, which the device did not run because of an id out of range.
 
         This function waits for the device.
         """
@@ -168,7 +168,7 @@ class Ledger:
         return self._entries[: self.length]
 
     def steps(self, end_step: int, step_count: int, dtype: torch.dtype) -> tuple[Program, Steps]:
-        """Return the program and the steps with which a kernel applies idle steps.
+        """Return the program and the `Steps` that a kernel needs to apply idle steps.
 
         Arguments:
             end_step: the last step, counted from the start, that is applied as an idle step.

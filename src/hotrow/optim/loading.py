@@ -13,7 +13,7 @@ from hotrow.optim.rule import ParamGroup
 from hotrow.table.parameter import Table
 
 _SCALARS = "step", "eta", "mu", "mu_product"
-# Adagrad and Rprop compute with these values even if a row has no gradient; hotrow doesn't.
+# torch's Adagrad and Rprop use these values even for rows without a gradient; hotrow doesn't.
 _NOT_NEGATIVE = "sum", "step_size"
 _MAX_STEP = 1 << 53
 _FIX = "load the state dict of an optimizer for the same tables"
@@ -27,15 +27,16 @@ def check_structure(state_dict: Any) -> None:
         isinstance(group, Mapping) and isinstance(group.get("params"), Sequence) for group in groups
     ):
         raise HotrowError(
-            "the state dict has no 'state' and 'param_groups' of an optimizer",
+            "the state dict does not have the 'state' and 'param_groups' of an optimizer",
             fix="load the result of optimizer.state_dict()",
         )
 
 
 def check_group(number: int, saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise an error if a group lacks a number, or an option differs in type from its default.
+    """Raise an error if a group lacks an option, or an option differs in type from its default.
 
-    Options without a default are the user's own. Older versions of torch saved fewer switches.
+    Options that are True, False or None by default may be missing, because older versions of torch
+    didn't save all of them. Options without a default were added by the user and aren't checked.
     """
     for name, default in defaults.items():
         if name not in saved and not isinstance(default, bool | None):
@@ -50,7 +51,7 @@ def check_group(number: int, saved: Mapping[str, Any], defaults: Mapping[str, An
 
 
 def _is_like(value: Any, default: Any) -> bool:
-    """Return whether the value has the default's type, as far as torch distinguishes types."""
+    """Return whether the value has a type that torch accepts in place of the default's type."""
     if isinstance(default, bool | None):
         return value is None or (_is_number(value) and not isinstance(value, Tensor))
     if _is_number(default):
@@ -77,7 +78,7 @@ def _is_number(value: Any) -> bool:
 def check_state(key: Any, state: Any, table: Table, slots: Container[str]) -> None:
     """Raise an error if the saved state of a table has wrong types, shapes or values.
 
-    The optimizer doesn't use names other than those of the slots and scalars.
+    Only slots and scalars are checked, because the optimizer doesn't use other entries.
     """
     if not isinstance(state, Mapping):
         raise HotrowError(
@@ -113,7 +114,7 @@ def _slot_problem(name: str, value: Any, table: Table) -> str | None:
         layout = str(value.layout).removeprefix("torch.")
         return f"is a {layout} {value.dtype} tensor on {value.device}, but must be dense and real"
     if name in _NOT_NEGATIVE and not bool((value >= 0).all()):
-        return "has negative or NaN values, with which rows outside the batch would become NaN"
+        return "has negative or NaN values, which would turn rows outside the batch into NaN"
     return None
 
 

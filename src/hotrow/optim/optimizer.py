@@ -48,8 +48,9 @@ Args:
         parameters.
 
 Raises:
-    HotrowError: `step` or `load_state_dict` cannot continue. No parameter or state has changed. See
-        `hotrow.optim` for the causes, and for shapes, dtypes and costs.
+    HotrowError: `step` or `load_state_dict` cannot continue. The error is raised before any
+        parameter or state changes. See `hotrow.optim` for the causes, and for shapes, dtypes and
+        costs.
 
 >>> import torch, hotrow
 >>> model = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -68,7 +69,7 @@ def _contiguous_state(state: Mapping[str, Any], table: Table) -> dict[str, Any]:
 
 
 def _match_strides(state: dict[str, Any], table: Table, shared: bool = False) -> None:
-    """Give a state's tensors the table's strides; with `shared`, even if they have aliases."""
+    """Give a state's tensors the table's strides; tensors with aliases change only if `shared`."""
     for value in dict.values(state):
         if isinstance(value, Tensor) and value.shape == table.shape:
             set_strides(value, table.stride(), shared)
@@ -153,7 +154,7 @@ class RowOptimizer(_Optimizer):
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
         """Make `step` call hooks and record itself in profiles, as torch does.
 
-        If there are no hooks or profilers, the step skips torch's code for them, which takes 9 us.
+        If there are no hooks or profilers, the step skips torch's code for them, which saves 9 us.
         """
         with_hooks = torch.optim.Optimizer.profile_hook_step(step)
 
@@ -365,8 +366,8 @@ class RowOptimizer(_Optimizer):
             others: the other optimizers in `hotrow.optim` whose steps the graph contains.
 
         Raises:
-            HotrowError: the graph no longer matches the tables, their state or the options. Nothing
-                has changed.
+            HotrowError: before anything changes, if the graph no longer matches the tables, their
+                state or the options.
         """
         optimizers = self, *others
         lags = [(lag, group) for each in optimizers for group, lag in each._gpu_lags()]
@@ -425,8 +426,8 @@ class RowOptimizer(_Optimizer):
         The state of tables is copied.
 
         Raises:
-            HotrowError: the state dict is incomplete, a table's state does not have the table's
-                shape, or an option or a scalar has the wrong type. Nothing was loaded.
+            HotrowError: before anything is loaded, if the state dict is incomplete, a table's state
+                does not have the table's shape, or an option or a scalar has the wrong type.
         """
         if not isinstance(state_dict, Mapping):
             check_structure(state_dict)

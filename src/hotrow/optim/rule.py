@@ -39,7 +39,7 @@ def numeric_group(group: ParamGroup) -> ParamGroup:
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:
-    """Return a scalar state with the dtype of a scalar in torch's state, or of a new one.
+    """Return a scalar state that contains the scalar's dtype, or torch's default for None.
 
     torch's `load_state_dict` casts scalars other than the step count to the parameter's dtype.
     """
@@ -96,7 +96,7 @@ class Rule:
             at once, or None. Where no closed form applies (coupled decay, except in SGD and ASGD),
             every missed step is replayed.
         needs_dense_step: `needs_dense_step(group)`, which returns whether a table must take torch's
-            dense step, because a difference in the last bit would grow to a visible size.
+            dense step, because rounding errors would grow.
         has_step_count: whether torch's state includes a step count.
     """
 

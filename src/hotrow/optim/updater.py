@@ -37,7 +37,7 @@ class RowUpdater:
         self.ledger, self.row_steps, self._dtype = ledger, row_steps, table.dtype
         self._tensors, self._operators = (table, slots), None
         self._ready_steps = -1  # the number of steps for which `_ready` was prepared
-        self.has_stepped = False  # if so, a GPU has what a step needs besides the ledger
+        self.has_stepped = False  # if true, only the ledger must be uploaded before a step
 
     def _prepare(self, end_step: int, step_count: int) -> tuple[RowOperators, Steps]:
         program, steps = self.ledger.steps(end_step, step_count, self._dtype)
@@ -101,7 +101,7 @@ class RowUpdater:
         operators.reserve(steps, step_count)
 
     def upload(self) -> Program:
-        """Copy the steps that are new to the GPU, and return the current program."""
+        """Copy the new steps to the GPU, and return the current program."""
         end_step = self.ledger.length
         operators, steps = self._prepare(end_step, end_step)
         assert isinstance(operators, TritonRows)

@@ -73,10 +73,10 @@ def set_strides(tensor: Tensor, strides: tuple[int, ...], force: bool = False) -
 
 
 def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | None) -> None:
-    """Replace a parameter's values and gradient in place; their shape may be different.
+    """Replace a parameter's values and gradient in place; their shape may change.
 
-    Backpropagating through an earlier forward pass raises an error, because the gradient would be
-    for the old rows.
+    Backpropagating through an earlier forward pass then raises an error, because the gradient would
+    be for the old rows.
     """
     with torch._C.DisableTorchFunctionSubclass():
         parameter.grad = None
@@ -105,7 +105,7 @@ class LookUpOptions(NamedTuple):
 
     Attributes:
         shape: the table's shape.
-        padding_idx: the id that gets no gradient; -1 if there is none.
+        padding_idx: the id whose row gets no gradient, or -1.
         scale_by_frequency: whether to divide each row by the number of times its id occurs.
         columns: whether ids select columns.
     """
@@ -217,7 +217,8 @@ class LookUp(torch.autograd.Function):
         )
         is_exclusive = all(map(operator.le, reference_counts, expected_counts))
         if not is_exclusive and not gradient.is_contiguous():
-            # An example is a slice of the gradient of `torch.cat`. The step needs a copy anyway.
+            # For example, `gradient` is a slice of the gradient of `torch.cat`. The step would need
+            # a contiguous copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
         # If other code has a reference to `gradient`, sum the rows before that code can change

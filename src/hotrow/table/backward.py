@@ -2,8 +2,8 @@
 
 Torch passes `autograd.grad(loss, [table])` and `loss.backward(inputs=[table])` to the table's
 `__torch_function__`, which disables itself while it calls torch. But a backward pass can run
-Python code, such as a hook that looks up another table, and that code must not run with
-`__torch_function__` disabled: it would read stale rows.
+Python code, such as a hook that looks up another table. With `__torch_function__` disabled, that
+code would read stale rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _signature = functools.cache(inspect.signature)
 
 
 class _Alias(torch.autograd.Function):
-    """A tensor of the same shape with the same gradient; the values are not read."""
+    """Return a tensor with the input's shape and gradient, whose values are never read."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def run_backward(
     kwargs: dict[str, Any],
     cls: type[Tensor],
 ) -> Any:
-    """Call a function of `BACKWARD_FUNCTIONS` without the tensors of a class.
+    """Call a function in `BACKWARD_FUNCTIONS` after replacing all instances of `cls`.
 
     Edges of autograd's graph replace the inputs, and aliases replace the outputs.
     """

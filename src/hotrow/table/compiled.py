@@ -1,10 +1,10 @@
 """The lookup as an operator that `torch.compile` can trace without a graph break.
 
-The rows that a lookup must settle are known only when it runs, so the operator is opaque to the
-compiler. Its gradient is the operator `row_gradient`. To the compiler, this operator returns a
-dense (V, D) tensor; in fact, it returns a `RowGradient`, which the compiled code passes on to
-autograd. If the compiled code needs the gradient's values (for example, to add the gradients of two
-lookups), Inductor calls `dense_gradient`.
+The rows that a lookup must settle are known only at run time, so the operator is opaque to the
+compiler. Another operator, `row_gradient`, computes the gradient. The compiler expects a dense
+(V, D) tensor from this operator. At run time, the operator returns a `RowGradient`, which the
+compiled code passes on to autograd. If the compiled code needs the gradient's values (for example,
+to add the gradients of two lookups), Inductor calls `dense_gradient`.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class RowGradient(Tensor):
 
     @property
     def rows(self) -> Tensor:
-        """(N, D), in the gradient's dtype."""
+        """The rows, (N, D), in the gradient's dtype."""
         return self.row_storage.drop_empty().rows
 
     @property
@@ -161,7 +161,7 @@ class RowGradient(Tensor):
         return group(storage.batch, storage.rows, self.count)
 
     def append(self, ids: Tensor, rows: Tensor) -> None:
-        """Add the gradient of a later batch, whose ids are distinct except for -1, in place.
+        """Add the gradient of a later batch in place; its ids must be distinct except for -1.
 
         As in torch, each batch is summed before it is added to the earlier batches.
         """

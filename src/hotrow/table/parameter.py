@@ -50,7 +50,7 @@ class Table(nn.Parameter):
         was_sent: whether another process received the memory of a table on a GPU.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
-        frozen: (R,) int64 in ascending order, the rows that take no steps, or None.
+        frozen: (R,) int64 in ascending order, the frozen rows, or None.
         backing: the files to which rows and state are mapped, or None if they are in memory.
     """
 

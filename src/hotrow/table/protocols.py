@@ -36,10 +36,10 @@ class Lag(Protocol):
         """Return the settled rows selected by the ids, (..., D), without storing them."""
 
     def freeze(self, rows: Tensor) -> None:
-        """Settle the distinct `rows`; from now on, they take no steps."""
+        """Settle and freeze the distinct `rows`, so that later steps don't change them."""
 
     def unfreeze(self, rows: Tensor) -> None:
-        """Let frozen rows take all steps from now on."""
+        """Unfreeze these rows, so that later steps change them again."""
 
     def close(self) -> None:
         """Settle all rows, then detach the lag from the table."""

@@ -53,7 +53,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
 
 
 def _can_read(table: Table, ids: Tensor) -> bool:
-    """Return whether Python can read the ids and torch's CPU lookup checks their range.
+    """Return whether Python can read the ids, and torch's CPU lookup would check their range.
 
     `can_look_up_rows` has checked that no transform or tracer is active; see `is_readable`.
     """
@@ -151,8 +151,8 @@ def row_reader(
     Arguments:
         table: a table whose rows this process stores.
         ids: any shape.
-        max_norm: renormalizes the rows, with the norm `norm_type`, as torch does.
-        norm_type: see `max_norm`.
+        max_norm: the maximum norm of a row, or None. Longer rows are renormalized, as in torch.
+        norm_type: the order of the norm for `max_norm`.
         is_trained: whether the rows get a gradient, so that the next step updates them.
 
     Returns:

@@ -1,8 +1,9 @@
 """Keep, drop, move and add rows of a tensor, with spare memory for rows that are added later.
 
 When a tensor grows, its storage is enlarged to twice as many rows. Until the storage is full,
-adding rows only takes a longer view of it. So adding rows in a thousand small steps costs about as
-much as adding them all at once. On the CPU, memory that was never written takes no physical memory.
+adding rows only creates a longer view of it. So adding rows in a thousand small steps costs about
+as much as adding them all at once. On the CPU, pages that were never written take no physical
+memory.
 Other code must not see the spare memory, which `torch.save` would write, so reads return an alias
 whose storage ends with the last row (`trim_storage`).
 """
@@ -28,7 +29,7 @@ class RowChange:
 
     Attributes:
         old_count: V, the number of rows before the change.
-        new_count: V', the number of rows after it.
+        new_count: V', the number of rows after the change.
         sources: (V',) int64, the old row of each new row, or -1 if the row is added. If None, the
             first min(V, V') rows stay where they are.
     """

@@ -1,14 +1,14 @@
-"""Enlarge a storage in place, without copying its values if the system is Linux.
+"""Enlarge a storage in place; on Linux, without copying its values.
 
 `UntypedStorage.resize_` copies the values to new memory. On Linux, `mremap` moves pages of physical
 memory to another address instead:
 
-    1. Move the pages of the old memory to a parking place.
+    1. Move the pages of the old memory to a temporary address.
     2. Let torch free the old memory and allocate the new one.
     3. Move the pages to the new memory.
 
-The tensors of the storage remain valid, because the storage remains the same object. Memory
-allocators only see memory whose contents have changed.
+The tensors of the storage remain valid, because the storage remains the same object. To a memory
+allocator, only the contents of its memory have changed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _abandoned: list[mmap.mmap] = []
 
 
 def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
-    """Give a storage at least as many bytes as before; the values of the new bytes are undefined.
+    """Enlarge a storage to `size` bytes; the values of the new bytes are undefined.
 
-    No signal handler may raise an exception in the meantime, and no other thread may use the
-    storage. Memory that code uses without a tensor, such as a pointer, becomes invalid.
+    During the call, no signal handler may raise an exception, and no other thread may use the
+    storage. Pointers to the old memory, such as `data_ptr()`, become invalid.
 
     Raises:
-        RuntimeError: there is too little memory. The storage has not changed.
+        RuntimeError: before the storage changes, if there is too little memory.
     """
     parked = None
     if _is_movable(storage):

@@ -1,4 +1,4 @@
-"""Compare two tensors bit for bit, up to the signs of zeros, and within rounding."""
+"""Compare two tensors bit for bit, apart from the signs of zeros, or within rounding."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Agreement:
         max_ulp: the largest distance in units in the last place (adjacent floats are 1 ulp apart);
             2**63 - 1 if a value is NaN in only one tensor.
         max_error: the largest absolute difference; inf if a value is NaN in only one tensor.
-        first_difference: the first difference; if the verdict is "different", the first difference
-            that exceeds the bound.
+        first_difference: the first position where the tensors differ or, if the verdict is
+            "different", where they differ by more than the bound.
     """
 
     name: str

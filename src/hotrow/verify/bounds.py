@@ -14,8 +14,8 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
 
     The output is S W + b and the gradient is S.T c, where c is the cotangent. S is the (B, V)
     matrix of coefficients: ones for lookups and unweighted sums, the weights for weighted sums, and
-    1 / count for means. Each sum has k terms, and x stands for a term. S determines k. S and W (or
-    c) determine the terms.
+    1 / count for means. Each sum has k terms. S determines k, and S and W (or c) determine each
+    term x.
 
     In any order, the computed sum of k terms is within (k - 1) u sum|x| of the exact sum, where u
     is the unit roundoff. The factor (k - 1) u becomes k u if the terms are products, and

@@ -183,7 +183,7 @@ def check(
 
 
 def _check_operation(name: str, table: Any, batch: Batch, seed: int) -> Check:
-    """Compare the literal one-hot arithmetic of an operation with hotrow's; see `check`."""
+    """Compare an operation on a dense one-hot with hotrow's version of it; see `check`."""
     check_operation_name(name)
     if not isinstance(table, Tensor):
         raise HotrowError(

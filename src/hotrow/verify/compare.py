@@ -1,4 +1,4 @@
-"""Compare the literal one-hot arithmetic of an operation with the operation on the ids."""
+"""Compare operations on dense one-hots with the same operations on ids."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Comparison:
         check: the comparison of outputs and gradients.
         cost: each method's multiplications, additions and bytes written, computed from formulas;
             None for operations other than a lookup.
-        matmul: the measured time and memory of the literal one-hot arithmetic (for a lookup, the
-            one-hot matmul), for forward and gradient.
-        lookup: the measured time and memory of the operation on the ids, for forward and gradient.
+        matmul: the measured time and memory of the literal one-hot arithmetic in both passes. For a
+            lookup, this is the one-hot matmul.
+        lookup: the measured time and memory of the operation on the ids, in both passes.
         operation: "lookup", "gather", "scatter" or "count".
     """
 
@@ -142,8 +142,8 @@ def compare(
         matmul   output = one_hot(ids) @ table    gradient = one_hot(ids).T @ c
         lookup   output = table[ids]              gradient[ids] += c
 
-    The other operations on a one-hot are compared in the same way, with the literal arithmetic in
-    place of the matmul::
+    The other operations are compared in the same way, with the following arithmetic on the dense
+    one-hot in place of the matmul::
 
         gather   output = (one_hot(ids) * scores).sum(1), for random scores
         scatter  output = one_hot(ids).T @ rows, for a random row for each id
@@ -165,7 +165,7 @@ def compare(
         tokens: the token texts of the ids, in the same order.
         title: the title of the report.
         budget: the memory that the matmul may use, in bytes; half of the free memory by default.
-        seconds: how long to time the methods; at least 1 round and at most 7 rounds run.
+        seconds: the time limit for the timed rounds; at least 1 and at most 7 rounds run.
         seed: the seed for c.
         progress: a function called with (the current activity, steps done, total steps).
 
@@ -173,7 +173,7 @@ def compare(
         A `Comparison`. It is truthy if both methods agree, and prints as a report.
 
     Raises:
-        HotrowError: the table, the ids or the operation are invalid, there is no id or no column,
+        HotrowError: the table, the ids or the operation is invalid, there are no ids or no columns,
             or the budget is too small for a single id.
         HotrowIndexError: an id is out of range.
 

@@ -17,7 +17,7 @@ class Work:
     Attributes:
         multiplications: the number of multiplications.
         by_zero: the number of multiplications by a zero in the one-hot.
-        additions: the number of additions, each of two numbers.
+        additions: the number of additions of two numbers.
         bytes_written: the bytes of the one-hot, the output and the gradient, each written once.
             The table and the output's gradient also use memory, but are not counted.
     """
@@ -70,7 +70,7 @@ class Cost:
 
 
 def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
-    """Compute the cost of a one-hot matmul and a lookup, for forward and gradient.
+    """Compute the cost of a one-hot matmul and a lookup, for the forward pass and the gradient.
 
     With s bytes per number::
 

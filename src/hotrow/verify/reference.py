@@ -1,8 +1,8 @@
 """The dense reference: literal one-hot arithmetic.
 
 The reference is slow and simple, and doesn't check its input. Only `check` uses the reference, to
-compare the fast code with it. In shapes, V is the number of rows, D the number of columns, N the
-number of ids, and B the number of bags.
+test the fast code. In shapes, V is the number of rows, D the number of columns, N the number of
+ids, and B the number of bags.
 """
 
 from itertools import pairwise

@@ -58,7 +58,7 @@ class Batches:
         drawn_ids = random.choice(
             touched_rows, (self.steps, self.ids - 1), p=frequencies / frequencies.sum()
         )
-        self.all_ids = list(torch.from_numpy(np.pad(drawn_ids, ((0, 0), (0, 1)))))  # row 0 in each
+        self.all_ids = list(torch.from_numpy(np.pad(drawn_ids, ((0, 0), (0, 1)))))  # add row 0
         self.weights = torch.from_numpy(random.standard_normal((self.rows, self.columns))).float()
 
     def _check_size(self) -> None:
@@ -91,7 +91,7 @@ class Batches:
 
     def count_idle(self) -> tuple[int, int]:
         """Return the number of rows in no batch, and the other rows' longest idle time in steps."""
-        last = np.full(self.rows, self.steps)  # self.steps marks rows in no batch so far
+        last = np.full(self.rows, self.steps)  # self.steps: the row was in no batch yet
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))
@@ -214,7 +214,7 @@ def measure_sameness(
     Raises:
         HotrowError: torch rejects the options or raises an error, or its weights become inf or NaN.
 
-    Cost: two dense training runs of a table and one run with hotrow for each scale.
+    Cost: for each scale, two dense training runs and one run with hotrow.
     """
     check_options(optimizer, options)
     runs = [
@@ -304,7 +304,7 @@ def train(
         optimizer.zero_grad()
         grads = batches.gradients(t)
         values = [(grads * scale).to(dtype) for scale in scales]
-        if is_dense and device != "cpu":  # a GPU adds the gradients of a row in any order
+        if is_dense and device != "cpu":  # a GPU's order of addition varies
             for table, gradients in zip(tables, values, strict=True):
                 dense = torch.zeros(batches.rows, batches.columns, dtype=dtype)
                 table.weight.grad = dense.index_add_(0, ids, gradients).to(device)

@@ -82,7 +82,7 @@ class Side:
 
     Attributes:
         name: the name in the report.
-        tensors: the tensors to differentiate with respect to.
+        tensors: the tensors whose gradients to compare.
         run: computes the output from leaves with the same names and storages as `tensors`.
         transposed: whether the weight is (D, V).
     """
@@ -239,7 +239,7 @@ class OperationSides:
 
 
 def make_operation_sides(name: str, table: Tensor, batch: Batch, seed: int) -> OperationSides:
-    """Return the two implementations of an operation that are compared.
+    """Return the two sides that `check` compares for an operation.
 
     A lookup reads rows of the table. A gather reads entries of random scores, (N, V), and a scatter
     adds up random rows, (N, D).

@@ -1,7 +1,7 @@
 """Change a vocabulary during training: add, drop, move and freeze rows.
 
 Each operation changes a layer in place, together with the optimizer state of its rows. The result
-equals dense training in which the same change is made by hand.
+equals that of dense training with the same change made by hand.
 """
 
 from hotrow.vocabulary.freezing import freeze, unfreeze

@@ -16,11 +16,11 @@ from hotrow.vocabulary.resizing import check_storage
 
 
 def freeze(layer: nn.Module, ids: Any) -> None:
-    """Freeze rows: no step changes them, with any optimizer, momentum or weight decay.
+    """Freeze rows, so that no step changes them, not even through momentum or weight decay.
 
-    The result is the same as in dense training in which the frozen rows of the weight and of its
-    optimizer state are restored after every step. Lookups still give frozen rows a gradient, which
-    clipping by norm includes.
+    The result equals that of dense training in which you restore the frozen rows and their
+    optimizer state after every step. Lookups still give frozen rows a gradient, which clipping by
+    norm includes.
 
     For example, freeze the pretrained rows and train only the rows of new tokens.
 
@@ -59,9 +59,9 @@ def freeze(layer: nn.Module, ids: Any) -> None:
 
 
 def unfreeze(layer: nn.Module, ids: Any = None) -> None:
-    """Let frozen rows take steps again, from the next step on.
+    """Unfreeze rows, so that steps change them again.
 
-    Their values and state continue from where they were when they were frozen.
+    Training continues with the values and the state that the rows had when they were frozen.
 
     Args:
         layer: see `freeze`.

@@ -189,8 +189,8 @@ class Vocabulary:
     def evict(self, rows: int, by: Literal["idle", "count"] = "idle") -> Tensor:
         """Drop keys and their rows until the given number of rows is left.
 
-        The rows for unknown keys, padding rows and frozen rows stay. Remaining rows keep their
-        order, values and optimizer state.
+        The rows for unknown keys, padding rows and frozen rows are never dropped. Remaining rows
+        keep their order, values and optimizer state.
 
         Args:
             rows: the number of rows to keep, including the rows for unknown keys.
@@ -245,7 +245,7 @@ class Vocabulary:
     def save(self, path: str | Path) -> None:
         """Write the keys, their counts and the options to a safetensors file.
 
-        The file is written completely, and then renamed. Save the model and the optimizer with
+        If writing fails, an existing file remains unchanged. Save the model and the optimizer with
         `state_dict()` as usual.
 
         Raises:
@@ -332,7 +332,7 @@ class Vocabulary:
             self._seen = np.concatenate([self._seen, spare], axis=1)
 
     def _check_layers(self) -> None:
-        """Raise an error if a layer can't change, before another layer changes."""
+        """Raise an error if any layer can't change, before another layer changes."""
         for layer in self.layers:
             weight = find_layers(layer).weight
             check_owner(unwrap(self.optimizer), weight)

@@ -31,7 +31,7 @@ class KeyMap(Protocol):
         """Keep the keys at these positions, in this order."""
 
     def pick(self, keys: Any, positions: Rows) -> Any:
-        """Return a part of a batch of keys."""
+        """Return the keys at these positions in a batch."""
 
     def hash(self, keys: Any) -> Rows:
         """Return a non-negative number for each key, the same on every machine."""

@@ -19,10 +19,10 @@ from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
     """Let an optimizer continue after other code has resized embeddings of its model.
 
-    Call it after code such as Hugging Face's `model.resize_token_embeddings(n)`, which gives the
-    model larger or smaller weights but doesn't update the optimizer's state. The result is the same
-    as with `hotrow.vocabulary.resize`: the first rows keep their state, and new rows get the
-    optimizer's initial state.
+    Call this function after code such as Hugging Face's `model.resize_token_embeddings(n)`, which
+    gives the model larger or smaller weights but doesn't update the optimizer's state. The result
+    is the same as with `hotrow.vocabulary.resize`: the first rows keep their state, and new rows
+    get the optimizer's initial state.
 
     If the model has new parameter objects, the old parameters get the new values and are put back
     into the model, so that the optimizer and its schedulers still refer to them.
@@ -103,7 +103,7 @@ def _prepare_resized_state(
 ) -> Callable[[], None] | None:
     """Return a function that resizes a parameter's state to the parameter's number of rows.
 
-    Returns None if they have the same number of rows.
+    Returns None if the number of rows has not changed.
     """
     lengths = {len(value) for value in row_tensors(optimizer, parameter).values()}
     if not lengths or lengths == {len(parameter)}:

@@ -56,7 +56,7 @@ def resize(
         rows: V, the new number of rows; at least 1. In a `Linear` layer, this is the number of
             outputs.
         optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
-            wrapper around it. None if there is none yet.
+            wrapper around it. Pass None if you have not created the optimizer yet.
         model: the model that contains the layer, to find layers that share its weight. You
             can omit it if no other layer shares the weight.
         init: the values of the n new rows, as an (n, D) tensor, or a function such as
@@ -74,7 +74,7 @@ def resize(
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
     On Linux, the memory pages of a large table then move without a copy. On other systems, many
     small growths together copy each row about once. Unused capacity takes no physical memory. Other
-    weights are copied each time they grow. No other thread may use the layer in the meantime.
+    weights are copied each time they grow. No other thread may use the layer during the call.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)

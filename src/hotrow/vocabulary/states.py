@@ -23,7 +23,7 @@ _RULES: dict[type[torch.optim.Optimizer], Rule] = {
 
 
 def unwrap(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Return the optimizer in a wrapper, such as those of accelerate and Lightning."""
+    """Return the optimizer inside a wrapper, such as the wrappers of accelerate and Lightning."""
     while isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = optimizer.optimizer
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -42,7 +42,7 @@ def group_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> Param
 
 
 def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -> None:
-    """Raise an error if this is not the optimizer that trains a weight."""
+    """Raise an error if this is not the optimizer that trains the weight."""
     shape, lag = tuple(weight.shape), getattr(weight, "lag", None)
     if optimizer is None:
         if lag is not None:

@@ -1,6 +1,6 @@
-"""The checks and measurements for a GPU run to their end, on the CPU, with tiny tables.
+"""Run the checks and measurements for a GPU on the CPU, with tiny tables.
 
-So a first run on a GPU can't stop at an error in Python.
+These tests find errors in the Python code before the first run on a GPU.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_a_wait_in_a_step_is_found(fake_cuda, monkeypatch):
 
 
 def fake_fbgemm(monkeypatch):
-    """Install a module with the names that the peer uses, whose table only looks up."""
+    """Install a fake fbgemm_gpu module, whose tables support only lookups."""
     package, configs = types.ModuleType("fbgemm_gpu"), types.ModuleType("configs")
 
     class Table(torch.nn.Module):

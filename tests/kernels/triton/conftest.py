@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture
 def interpret(monkeypatch):
-    """Return a function that makes every tensor count as a tensor on a GPU with Triton."""
+    """Return a function that makes hotrow treat every tensor as a tensor on a GPU with Triton."""
     pytest.importorskip("triton", reason="needs Triton: run make test-all")
     from tests.support.interpreter import use_triton
 

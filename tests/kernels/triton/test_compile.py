@@ -1,7 +1,7 @@
 """Every kernel compiles to machine code for GPUs that this computer doesn't have.
 
 The compiler reports the registers and the stack of each kernel. A kernel that needs more registers
-than recorded, or spills them to the stack, is slower, so these tests notice it. If the change has a
+than recorded, or spills them to the stack, is slower and fails these tests. If the change has a
 good reason, record the new numbers with `python -m tests.support.compile_kernels --update`.
 """
 

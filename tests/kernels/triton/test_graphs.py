@@ -1,6 +1,6 @@
 """A step that a CUDA graph replays takes its scalars from the ledger on the GPU.
 
-Without a GPU, no real graph can be captured. The graphs of these tests record the operations and
+Without a GPU, no real graph can be captured. The graphs in these tests record the operations and
 the kernel launches of a step, and repeat them with the same memory.
 """
 

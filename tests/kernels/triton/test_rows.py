@@ -148,7 +148,7 @@ def test_a_norm_that_reaches_eps_has_the_bits_of_the_cpu(interpret):
 
 
 def sums_of(ids, grads, row_count):
-    """Return the sums that a step of SGD uses: lr = -1 on zeros leaves the sums in the table."""
+    """Return the sums that a step uses; SGD with lr = -1 adds them to a table of zeros."""
     table = torch.zeros(row_count, grads.shape[1], dtype=grads.dtype)
     rule = RULES["SGD"]
     options = {"lr": 1.0, "maximize": True}
@@ -273,7 +273,7 @@ def test_tables_that_step_together_have_the_bits_of_separate_steps(
     monkeypatch.setattr(gpu, "_step_joined", record)
     together = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches == [3, 1] * 3
-    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no address is a multiple of it
+    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no address is a multiple of this
     separate = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches[6:] == [1, 1, 1, 1] * 3
     for ours, expected in zip(together, separate, strict=True):

@@ -1,4 +1,4 @@
-"""Training on a GPU, in Triton's interpreter, gives the CPU's bits and never waits."""
+"""The code for GPUs, in Triton's interpreter, trains with the CPU's bits and never waits."""
 
 import copy
 
@@ -116,7 +116,7 @@ def test_bags_never_wait(layer, options, interpret):
 
 
 def test_a_bag_divides_gradients_by_the_frequencies_of_their_ids(interpret):
-    # torch's kernel for CPUs uses the frequencies of other ids, so it is no reference.
+    # torch's CPU kernel uses the frequencies of other ids, so it can't serve as the reference.
     interpret()
     options = {"mode": "mean", "scale_grad_by_freq": True}
     bag = hotrow.convert(nn.EmbeddingBag(ROWS, COLUMNS, **options), min_entries=0)
@@ -277,7 +277,7 @@ def test_training_never_waits(name, layer, interpret):
         train(layers, optimizer, batches(2), PREPARATIONS[name])
         with torch.no_grad():
             layers[0](batches(1)[0])
-    # In each step, clipping values checks that it keeps a zero, which is on the CPU.
+    # In each step, clip_grad_value_ checks that clipping keeps a zero, which it reads on the CPU.
     checks = [aten.is_nonzero.default] * 2 if name == "clip values" else []
     assert waits.calls == checks
     assert layers[0].weight.lag.has_stale_rows  # the steps didn't settle all rows
@@ -310,7 +310,7 @@ def test_a_bad_id_raises(bad, stale, interpret):
 
 
 class DelayedFlag:
-    """Hide a bad id from Python until `show`, as if the GPU had not run the kernel yet."""
+    """Hide a bad id from Python until `show` is called, as if the kernel had not run yet."""
 
     def __init__(self, monkeypatch):
         from hotrow.kernels.triton.id_check import id_check

@@ -88,8 +88,8 @@ def row_kernel(
         flags: see `Program`.
         width: see `Program`.
         advance: `FastForward.apply`.
-        compute_factors: see `FastForward`. This function doesn't take the whole `FastForward`,
-            which is different for each optimizer, so that all optimizers share the kernel.
+        compute_factors: see `FastForward`. The whole `FastForward` is not an argument, because it
+            differs between optimizers with the same rule, which should share one kernel.
         slot_count: the number of tensors in the optimizer state of a table.
     """
     functions = [*find_called(update), *find_called(advance), *find_called(compute_factors)]
@@ -119,7 +119,7 @@ def row_kernel(
         row_scratch = drop_owner(scratch)[thread]
         thread_factors, thread_keys = drop_owner(factors)[thread], drop_owner(factor_keys)[thread]
         scalars = np.empty(width, scratch.dtype)  # a ledger entry in the dtype of the update
-        plan, first, last = -1, 0, 0  # `plan` covers the claimed rows from `first` to `last`
+        plan, first, last = -1, 0, 0  # a plan, and the range of the claimed rows that belong to it
         while True:
             start = claim_rows(team, GRAIN_SIZE)
             while start >= last and plan + 1 < len(plans):
@@ -160,7 +160,7 @@ def row_kernel(
                     load_rows(slots, rows[i], slot_scratch, in_scratch),
                 )
                 replayed = 0
-                needs_step = task == STEP and t < step_count  # a frozen row takes no step
+                needs_step = task == STEP and t < step_count  # false for a frozen row
                 while t < end_step or needs_step:
                     grad = zeros
                     if t < end_step:

@@ -26,9 +26,9 @@ import torch
 GRAIN_SIZE = 32  # the number of rows that a thread claims at a time
 VALUES_PER_THREAD = 1 << 16  # about 0.1 ms of work, enough to justify waking a thread
 
-# A team of threads shares an int64 array with these entries: the number of rows claimed, the number
-# of threads that have joined, the maximum number of threads that get work, the number of threads
-# that OpenMP starts (see `run_on_threads`), and the address of `GOMP_parallel`.
+# A team of threads shares an int64 array. It contains the number of rows claimed, the number of
+# threads that have joined, the maximum number of threads that get work, the number of threads that
+# OpenMP starts (see `run_on_threads`), and the address of `GOMP_parallel`.
 CLAIMED, JOINED, MAX_THREADS, TEAM_SIZE, GOMP_PARALLEL = range(5)
 
 

@@ -25,7 +25,7 @@ class DeviceIds(DistinctIds):
     Arguments:
         flat: (N,) int32 or int64, the ids. The caller must not change them.
         shape: the shape of the batch.
-        is_merged: whether no id except -1 occurs twice.
+        is_merged: whether every id except -1 occurs only once.
         source: the ids that the lookup checks and copies to `flat`, or None.
     """
 
@@ -43,7 +43,7 @@ class DeviceIds(DistinctIds):
 
     @classmethod
     def unchecked(cls, ids: Tensor, row_count: int) -> DeviceIds:
-        """Return the ids of a lookup, which its kernel checks and copies."""
+        """Return the ids of a lookup; the lookup's kernel checks and copies them."""
         source = ids.reshape(-1).contiguous()
         flat = torch.empty(len(source), dtype=id_dtype(row_count), device=ids.device)
         result = cls(flat, ids.shape, source=source)

@@ -1,7 +1,7 @@
 """Apply many missed steps to a row at once, as the closed forms in `optim/closed_form/` do.
 
-Each function advances one block of a row from step t to `end_step`, or returns it unchanged. It
-computes the factors of the row with the same operations, in the same order, as the closed form's
+Each function advances one block of a row from step t to `end_step`, or returns it unchanged. The
+row's factors are computed with the same operations, in the same order, as in the closed form's
 functions for numba. Formulas for single elements are translated from the numba code.
 
 Arguments of each function:

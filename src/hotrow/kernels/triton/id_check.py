@@ -66,7 +66,7 @@ class BadId(NamedTuple):
 
     Attributes:
         position: the position in the flattened batch.
-        shape: the shape of the batch, or None if the lookup was too long ago.
+        shape: the shape of the batch, or None if too many lookups have followed.
         row_count: the number of rows of the table, or None.
         ids: the caller's batch, or None if it no longer exists.
     """

@@ -1,4 +1,4 @@
-"""A copy of the ledger on a device. Each step appends to it, instead of uploading it again."""
+"""A copy of the ledger on a device. Each step uploads only the new entries."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class DeviceLedger:
     def upload_addresses(self, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
         """Return the addresses of tables that step together, (tables, addresses) int64.
 
-        Tables with the same ledger take every step together, so they are uploaded once.
+        Tables with the same ledger take every step together, so their addresses are uploaded once.
         """
         copy = self._addresses.get(addresses)
         if copy is None:

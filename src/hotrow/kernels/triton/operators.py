@@ -20,7 +20,7 @@ from hotrow.kernels.triton.ledger import DeviceLedger
 MAX_BLOCK = 4096  # columns that one program processes at once
 AHEAD = 8  # gradients that a program loads at once
 ROWS_PER_PROGRAM = 16  # rows that one program processes when all rows are settled
-ALIGNMENT = 16  # bytes; a program then loads 16 bytes at once
+ALIGNMENT = 16  # bytes; with this alignment, a program loads 16 bytes at once
 # Without this option, the compiler would fuse multiplications and additions.
 OPTIONS = {"enable_fp_fusion": False}
 
@@ -49,7 +49,7 @@ def kernel_options(program: Program) -> dict[str, object]:
 
 
 def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Make the tensor's GPU the current one, on which Triton launches kernels."""
+    """Make the tensor's GPU the current device, on which Triton launches kernels."""
     if tensor.device.type != "cuda" or tensor.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(tensor.device)
@@ -98,7 +98,7 @@ class TritonRows:
         return ledger
 
     def upload(self, steps: Steps) -> None:
-        """Copy the steps that are new to the device."""
+        """Copy the new steps to the device."""
         self._ledger(steps)
 
     def reserve(self, steps: Steps, step_count: int) -> None:

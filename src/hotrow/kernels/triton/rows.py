@@ -202,7 +202,8 @@ def short_end(ids, i, value, count):
 def place_of(i, is_first):
     """Return where the sum of the chunk that begins at position i is stored.
 
-    Among any CHUNK positions, at most one chunk begins a run and at most one continues a run.
+    Among any CHUNK positions, at most one chunk begins a run of equal ids, and at most one
+    continues such a run.
     """
     return (2 * (i // CHUNK) + is_first.to(tl.int32)).to(tl.int64)
 
@@ -311,8 +312,8 @@ def step(
 ):  # fmt: skip
     """Settle the row of each distinct id, and step it with the sum of its gradients.
 
-    With `addresses`, the ids belong to several tables; see `DeviceIds.join`. The arguments
-    `table`, `slots` and `row_steps` are then the first table's, and serve only for their types.
+    With `addresses`, the ids belong to several tables; see `DeviceIds.join`. The kernel then uses
+    only the types of the arguments `table`, `slots` and `row_steps`.
     """
     i = tl.program_id(0)
     row_id = tl.load(ids + i)
@@ -325,7 +326,7 @@ def step(
             row_count = tl.load(own)
             row_steps, table = load_pointers(own + 1, (row_steps, table))
             slots = load_pointers(own + 3, slots)
-        # A frozen row takes no step, and has a greater step count than the clock.
+        # A frozen row doesn't change, because its step count is greater than the clock.
         now = tl.load(clock)
         t = tl.load(row_steps + row, mask=row < row_count, other=now + 1)
         if t <= now:

@@ -37,7 +37,7 @@ def widen(a):
 
 @triton.jit
 def term(a, dtype: tl.constexpr):
-    """Return an operand of a sum, rounded to a low precision first."""
+    """Return an operand of a sum, rounded to `dtype` first if `dtype` is a low precision."""
     if is_low(dtype):
         return a.to(dtype).to(tl.float32)
     else:

@@ -2,7 +2,7 @@
 
 `translate` parses the function's source, replaces each arithmetic operator with a call to the
 function in `rule_math.py` that rounds as torch does, and lets Triton compile the result. It also
-translates every function that this function calls. So each rule is written once.
+translates all functions that the original function calls. So each rule is written once.
 """
 # mypy: ignore-errors
 # Triton has no type annotations for compiled functions.

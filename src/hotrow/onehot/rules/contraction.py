@@ -105,7 +105,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         if isinstance(result, OneHot):
             result.origins = origins
             return result
-        for origin in origins:  # once, even if both operands come from the same line
+        for origin in origins:  # a set, so a line that made both operands counts once
             origin.record_use(func)
     return result
 
@@ -269,7 +269,7 @@ def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
         return zeros.index_add(0, ids, values)
     dtype = values.dtype
     if values.shape[1] == 1:
-        # Sum in float64 unless the result is long: the extra cost is small then.
+        # Sum a short result in float64, which is more precise and costs little extra.
         sum_dtype = torch.float64 if count <= 4 * len(ids) else dtype
         zeros = values.new_zeros(count, dtype=sum_dtype)
         return zeros.index_add(0, ids, values[:, 0].to(sum_dtype)).to(dtype).unsqueeze(1)

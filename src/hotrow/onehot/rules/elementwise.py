@@ -170,7 +170,7 @@ def _scale(
     func: Callable[..., Any],
     out: Tensor,
 ) -> Tensor | None:
-    """Multiply a dense tensor by a one-hot that is not 0 elsewhere; None if this rule can't."""
+    """Multiply a dense tensor by a one-hot whose fill is not 0, or return None."""
     (field,), (values,) = parts, dense
     assert isinstance(field, Field)
     factors = field.weights_or_ones(x.cached_dtype)
@@ -186,7 +186,7 @@ def _scale(
 
 
 def _single_value(values: Tensor) -> float | None:
-    """Return the number that all values are equal to, or None if they differ."""
+    """Return the number that all values equal, or None if the values differ."""
     flat = values.detach().flatten()
     first = flat[:1]
     if len(flat) > 1 and not bool(((flat == first) | (flat.isnan() & first.isnan())).all()):

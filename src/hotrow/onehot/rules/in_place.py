@@ -79,7 +79,7 @@ def _(func: Any, input: Any, mask: Any, value: Any) -> Any:
 
 
 def _fill_where(x: OneHot, mask: Any, value: Any) -> Any:
-    """Write a number to the rows that a bool mask selects, if all other entries have it already."""
+    """Write a number where a bool mask is True, if the number is the fill of x."""
     if not isinstance(mask, Tensor) or isinstance(mask, OneHot) or mask.numel() >= x.entries:
         return NotImplemented
     if not x.is_unused:
@@ -126,7 +126,7 @@ def _fill_rows(x: OneHot, rows: Any, value: Any) -> Any:
 
 @rule(Tensor.__setitem__)
 def _(func: Any, x: Any, index: Any, value: Any) -> Any:
-    """Match `dense[one_hot] = value`, and writes to an entry in each row, to rows or a column."""
+    """Match `dense[one_hot] = value`, and writes to one entry per row, whole rows or a column."""
     if not isinstance(x, OneHot):
         written = write_at_ids(func, x, index, value)
     elif not isinstance(index, tuple) or (len(index) == 2 and _is_full(index[1])):

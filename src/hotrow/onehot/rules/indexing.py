@@ -93,7 +93,7 @@ def _flip(x: OneHot, func: Any, args: Any, kwargs: Any, out: Tensor) -> Any:
 
 
 def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
-    """Return columns start to stop - 1, or None to slice the dense tensor."""
+    """Return columns start to stop - 1, or None if this needs the dense tensor."""
 
     def transform(t: Tensor) -> Tensor:
         return t[..., start:stop]

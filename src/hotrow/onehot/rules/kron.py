@@ -18,8 +18,9 @@ from hotrow.onehot.tensor import OneHot
 def _(func: Any, input: Any, other: Any) -> Any:
     """Return a one-hot: each row has one id for each column of the dense matrix.
 
-    Row n of the one-hot X and row m of the dense Y become row n * M + m. It contains row m of Y,
-    starting at column i * D for the id i of row n. `kron(Y, X)` interleaves the rows instead.
+    Row n of the one-hot X and row m of the dense Y become row n * M + m of the result. That row
+    contains row m of Y, starting at column i * D, where i is the id in row n. `kron(Y, X)`
+    interleaves the rows instead.
     """
     is_first = isinstance(input, OneHot)
     x, dense = (input, other) if is_first else (other, input)

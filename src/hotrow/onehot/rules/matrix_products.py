@@ -95,7 +95,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
 def _have_checkable_dtypes(tensors: Sequence[Any]) -> bool:
     """Return whether meta tensors raise the errors that torch raises for these dtypes.
 
-    Torch doesn't compare the dtypes of empty matrices, and multiplies no bools.
+    Torch doesn't compare the dtypes of empty matrices, and can't multiply bool matrices.
     """
     return all(
         is_strided(t) and dtype_of(t) != torch.bool and 0 not in sizes_of(t) for t in tensors

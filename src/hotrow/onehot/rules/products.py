@@ -52,7 +52,7 @@ class _AddProxyProduct(torch.autograd.Function):
 def product(x: OneHot, weight: Tensor, columns: bool = False) -> Tensor:
     """Multiply x, (*batch, C), by a (C, D) weight or, if `columns`, by a transposed (D, C) weight.
 
-    Returns (*batch, D). Fields look up rows; dense columns are multiplied.
+    Returns (*batch, D). The function looks up rows for fields, and multiplies only dense columns.
     """
     ids, fields, total, start = [], [], None, 0
     for part in x.parts:

@@ -24,7 +24,7 @@ def add_at_ids(
     func: Callable[..., Any],
     out: Tensor,
 ) -> Any:
-    """Add a one-hot to a dense tensor or subtract it; the gradient of the tensor is unchanged."""
+    """Add a one-hot to a dense tensor, or subtract one from the other, with a scatter."""
     field = parts[0]
     if len(parts) > 1 or not isinstance(field, Field) or len(layout.classes) > 1:
         return NotImplemented
@@ -62,7 +62,7 @@ def add_back(x: OneHot, other: Any) -> OneHot | None:
     if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
         return None
     if not bool((other.detach().abs() <= _MAX_ROUNDED).all()):
-        return None  # y - p + p differs visibly from y, or is not finite
+        return None  # y - p + p may have a large rounding error, or is not finite
     proxy = None
     if other.requires_grad and torch.is_grad_enabled():
         proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ class ClosedForm(Protocol):
 
     @property
     def fast_forward(self) -> FastForward:
-        """The functions that use the coefficients. All reads return equal values."""
+        """The functions that use the coefficients; every access returns an equal tuple."""
 
     def compute_coefficients(
         self, entries: NDArray[np.float64], end_step: int, dtype: torch.dtype

@@ -11,8 +11,8 @@ Two running sums are stored for every s: A_s sums h_k (b1 / b2)^k, and B_s sums 
 changes the sums only for the last few hundred values of s. In the formula for w_K, the first sum is
 A_s - (b1 / b2)^e A_(s+e), and the second is b1^e B_(s+e).
 
-With weight decay, an idle row has a gradient, which the sums don't cover, so every missed step is
-replayed.
+With weight decay, an idle row has a nonzero gradient. The sums don't include this gradient, so
+every missed step is replayed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The closed form of rules that are linear for zero gradients: a product of small matrices.
 
 With g = 0, the update of SGD and ASGD multiplies (w, *slots) by a matrix that is the same for every
-element. So does the update of RMSprop and Adadelta without decay. Applying the update to the unit
-vectors in rational arithmetic yields the columns of this matrix. If the rule is not linear at a
-step, that step is replayed. The matrix products over aligned blocks of 1, 2, 4, ... steps are
-stored in float64. So any K consecutive steps, under any schedule, are a product of at most 2 log2 K
-blocks.
+element. So does the update of RMSprop and Adadelta without decay. To find the columns of this
+matrix, hotrow applies the update to the unit vectors in rational arithmetic. If the rule is not
+linear at a step, that step is replayed. The matrix products over aligned blocks of 1, 2, 4, ...
+steps are stored in float64. So any K consecutive steps, under any schedule, are a product of at
+most 2 log2 K blocks.
 
 Squaring 1 - e doubles its relative error, so a product of K matrices would accumulate K rounding
 errors, all in the same direction. To avoid that, each product also stores how far its diagonal is

@@ -9,7 +9,7 @@ from fractions import Fraction
 class Rational:
     """A rational number with the operations from `kernels/rule_math.py` that linear rules use.
 
-    Only the square root is rounded. This rounding does no harm, because linear rules only divide 0
+    Only the square root is rounded. This rounding is harmless, because linear rules only divide 0
     by the root.
     """
 

@@ -27,8 +27,8 @@ again. At most a few dozen steps are replayed. Such replays occur in the first f
 a run, and in float64 if b2 is far from 1.
 
 With amsgrad, x is the square root of the largest v, which idle steps don't change, and y_k = c_k.
-With coupled decay, an idle row has a gradient, which the series doesn't cover, so every missed step
-is replayed.
+With coupled decay, an idle row has a nonzero gradient. The series doesn't include this gradient, so
+every missed step is replayed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any,
     p = one - eps * inverse
     total = t9
     for term in (t8, t7, t6, t5, t4, t3, t2, t1, t0):
-        total = addcmul(term, p, total, one)  # fused: the kernel is limited by their latency
+        total = addcmul(term, p, total, one)  # fused, because latency limits this chain of sums
     return (w - m * inverse * total) * decay_factor, m * shrink, v * shrink2
 
 

@@ -69,9 +69,9 @@ def closed_form(group: ParamGroup) -> ClosedForm:
 def needs_dense_step(group: ParamGroup) -> bool:
     """Return True if there is weight decay, because rounding errors would grow.
 
-    Decay is the only gradient of an idle row. The rule divides this gradient by its own root mean
-    square, so the step does not shrink with w. The weights oscillate around 0, and a single
-    rounding error grows as large as the weights.
+    The gradient of an idle row comes only from the decay. The rule divides this gradient by its own
+    root mean square, so the step does not shrink with w. The weights oscillate around 0, and a
+    single rounding error grows as large as the weights.
     """
     return bool(group["weight_decay"] != 0)
 

@@ -46,10 +46,10 @@ def compare_models(
     """Compare a model with its converted copy on the same inputs, and measure their cost.
 
     A plain copy of the model and a copy converted by `hotrow.convert` both run forward and backward
-    with the same random numbers. The gradients of the outputs are random integers. The comparison
-    covers every output, every gradient, and every buffer that the run changed. The comparison is
-    then repeated with the looked-up weights stored as tables, as in training with `hotrow.optim`.
-    The time and memory of the converted model are measured with these tables.
+    with the same random numbers. The gradients of the outputs are random integers. The function
+    compares every output, every gradient, and every buffer that the run changed. It then repeats
+    the comparison with the looked-up weights stored as tables, as in training with `hotrow.optim`.
+    It measures the time and memory of the converted model with these tables.
 
     Results are equal if they have the same bits, or differ only in the sign of zeros. Results are
     equal within rounding if both of these conditions hold:
@@ -69,10 +69,10 @@ def compare_models(
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
         seed: the seed for both runs and for the outputs' gradients.
-        device: where to run; by default, the device of the model's first parameter. The inputs move
-            there, too.
-        seconds: how long to time each kind of run (forward only, and forward with gradient); at
-            least 1 round and at most 7 rounds run.
+        device: the device to run on; by default, the device of the model's first parameter. The
+            inputs are also moved to this device.
+        seconds: the time limit for each kind of run (forward only, and forward with gradient); at
+            least 1 and at most 7 rounds run.
         progress: a function called with (the current activity, steps done, total steps).
 
     Returns:
@@ -81,7 +81,7 @@ def compare_models(
     Raises:
         HotrowError: the model is not a module, is already converted, can't be copied, rejects the
             inputs, or returns no tensor.
-        RuntimeError: only the converted model fails, which is an internal error.
+        RuntimeError: only the converted model fails, which is an internal error in hotrow.
 
     Cost: a dozen runs of each model, and three or four copies of the model.
 
@@ -99,7 +99,7 @@ def compare_models(
     """
     report = progress or (lambda what, done, total: None)
     steps = 5 + 2 * (1 + _ROUNDS)
-    report("making the model", 0, steps)
+    report("creating the model", 0, steps)
     name = title or ""
     try:
         with torch.random.fork_rng(devices.all_accelerators()):

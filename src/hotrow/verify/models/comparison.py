@@ -59,7 +59,7 @@ class ModelComparison:
         tables: the weights that were stored as tables, as in training with `hotrow.optim`.
         findings: the parts that were converted and those that were not, with location and reason.
         agreements: one `Agreement` for each output, gradient, and buffer that the run changed.
-        costs: the cost of the forward pass, and the cost of forward and gradient together.
+        costs: the cost of the forward pass alone, and of the forward pass with the gradient.
         notes: the cause of a difference or an inconclusive result, if it is known.
     """
 

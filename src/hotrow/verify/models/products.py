@@ -102,10 +102,10 @@ class ProductMode(TorchFunctionMode):
 
 
 class ProductCounter(ProductMode):
-    """Counts the multiplications that one-hot products need as dense products and as lookups.
+    """Counts the multiplications of one-hot products, with dense one-hots and with lookups.
 
     A product of x (N, C) and a weight (C, D) takes N C D multiplications in the forward pass. The
-    weight's gradient takes as many again, and so does the gradient of x if x requires grad. A
+    weight's gradient takes the same number, and so does the gradient of x if x requires grad. A
     lookup needs multiplications only for dense columns next to the one-hots, and for weighted
     one-hots.
     """

@@ -123,7 +123,7 @@ class ProductSplice(ProductMode):
         return _rounding_bound(terms, magnitudes, rounds_terms, dtype)
 
     def _compare_input_gradients(self, product: Product, gradient: Tensor) -> None:
-        """Compare the gradients of dense columns, scales and computed weights."""
+        """Compare the gradients of all inputs of the product except parameters."""
         tensors, layout = flatten(product.x.parts)
         part_tensors = [t for t in tensors if t.requires_grad]
         other_tensors = [t for t in (product.other_input, *product.weights) if t is not None]

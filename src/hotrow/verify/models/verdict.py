@@ -70,7 +70,7 @@ def judge_results(
         spliced_result = spliced.get(name, missing)
         remainder = compare_any_tensors(name, pairs[name][0], spliced_result, bound)
         # A difference in more than half of the digits is an error, or strongly amplified rounding.
-        epsilon = _epsilon_of(pairs[name][0])  # integer sums are not rounded
+        epsilon = _epsilon_of(pairs[name][0])  # 0 for integers, whose sums are exact
         tolerated = (max(splice.epsilon, epsilon) if epsilon else 0.0) ** 0.5
         is_near = each.max_error <= tolerated * magnitudes.get(name, 0.0)
         if proven and remainder.equal:
@@ -91,7 +91,7 @@ def _with_verdict(agreement: Agreement, verdict: Verdict) -> Agreement:
 
 
 def merge_agreements(*groups: list[Agreement]) -> tuple[Agreement, ...]:
-    """Return the worst agreement for each result."""
+    """Return the agreement with the worst verdict for each result."""
     by_name: dict[str, list[Agreement]] = {}
     for each in (agreement for agreements in groups for agreement in agreements):
         by_name.setdefault(each.name, []).append(each)
