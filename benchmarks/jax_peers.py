@@ -22,7 +22,7 @@ Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # table, state, ids, gra
 
 
 class JaxPeer(Peer):
-    """A peer that stores its table in a JAX array; its step is the compiled `update`, if any."""
+    """A peer that stores its table in a JAX array and steps with the compiled `update`, if any."""
 
     def __init__(
         self, case: Case, update: Step | None, init_state: Any, label: str, counterpart: str | None

@@ -1,4 +1,4 @@
-"""Count the frames that the lesson's page draws while the vocabulary slider moves.
+"""Count the frames that the lesson page draws while the vocabulary slider moves.
 
 python -m benchmarks.lesson_frames
 

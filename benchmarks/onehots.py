@@ -1,4 +1,4 @@
-"""Benchmark the uses of a one-hot before and after `convert`; each use runs in its own process.
+"""Benchmark operations on one-hots before and after `convert`, each in its own process.
 
     python -m benchmarks.onehots --records benchmarks/records
 
@@ -58,7 +58,7 @@ class Numbers(nn.Module):
         return F.one_hot(self.ids, self.classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Run the use; the argument tells `convert` the size of the batch."""
+        """Compute the result; `convert` infers the size of the batch from `ids`."""
         return self.use(self)
 
 

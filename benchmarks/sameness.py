@@ -39,8 +39,8 @@ from hotrow.inputs.files import write_text
 from hotrow.verify.sameness import SCALES, SLACK, Batches, measure_sameness
 from tests.support.training import configurations
 
-# The rounding errors of a row that is in every batch form a random walk. In a single column, either
-# hotrow or torch can end up closer to float64. Many columns provide many samples.
+# The rounding errors of a row that is in every batch form a random walk. In a single column, chance
+# decides whether hotrow or torch ends closer to float64. So the table has many columns.
 ROWS, COLUMNS, SEED = 300, 152, 0
 Record = dict[str, Any]
 

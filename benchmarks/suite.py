@@ -19,7 +19,7 @@ ReportSuiteProgress = Callable[[float, str, float, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """Options for every workload; if `peers` is None, hotrow is compared with all peers."""
+    """Options for every workload. `peers` lists the peers to measure; None means all."""
 
     threads: int
     peers: Collection[str] | None = None

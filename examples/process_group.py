@@ -28,7 +28,7 @@ class ProcessGroup:
         self.mesh: DeviceMesh = init_device_mesh("cpu", (self.size,))
 
     def print_once(self, text: str = "") -> None:
-        """Print on the first rank only."""
+        """Print only on the first rank."""
         if not self.rank:
             print(text, flush=True)
 

@@ -26,7 +26,7 @@ VOCABULARY, LENGTH, STEPS = 50_257, 32, 12
 
 
 class Tick(TrainerCallback):
-    """Tick the clock after each step."""
+    """Call the clock after each step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -39,7 +39,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Tick(lightning.Callback):
-    """Tick the clock after each step."""
+    """Call the clock after each step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

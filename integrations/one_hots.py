@@ -138,7 +138,7 @@ def run(model: nn.Module, arguments: tuple[Any, ...]) -> list[Tensor]:
 
 
 def in_float64(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return copies of the arguments, with floating numbers in float64."""
+    """Return copies of the arguments, with floating-point tensors in float64."""
     return tuple(
         v.detach().double().requires_grad_(v.requires_grad) if v.is_floating_point() else v
         for v in values

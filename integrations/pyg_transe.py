@@ -1,7 +1,7 @@
 """PyTorch Geometric's TransE, a model of a knowledge graph.
 
-With `sparse=True`, it needs SparseAdam, which trains a different model than Adam: the momentum of
-an entity changes only when a batch contains the entity.
+With `sparse=True`, the model needs SparseAdam, which trains a different model than Adam: the
+momentum of an entity changes only when a batch contains the entity.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Walk(gymnasium.Env[int, int]):
 
 
 class Tick(BaseCallback):
-    """Tick the clock after each environment step; each of these steps trains the network once."""
+    """Call the clock after each environment step, which trains the network once."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

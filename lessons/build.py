@@ -3,7 +3,7 @@
 The source is a Markdown file in this folder. `<!-- en -->` and `<!-- zh-CN -->` start the text of a
 cell in that language. Each Python block becomes a cell in both notebooks; only the line
 `lang = "en"` differs. `<!-- measured -->` before a block means that its output depends on the
-machine. `<!-- slider -->` means that the cell needs a reader, so the build doesn't run it.
+machine. `<!-- slider -->` means that the cell needs user input, so the build doesn't run it.
 
     python lessons/build.py
 """

@@ -3,7 +3,7 @@
 #
 #     scripts/find-program.sh PACKAGE [NAME...]
 #
-# The program may have any of the names. The default is the name of the package.
+# The script looks for a program with any of the names. NAME defaults to PACKAGE.
 set -eu
 package=$1
 [ $# = 1 ] || shift

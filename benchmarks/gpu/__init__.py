@@ -3,5 +3,5 @@
 checks.py  one function for each promise; each raises an error if the promise is broken
 times.py   a training step of hotrow and of torch's optimizers, with equality checked first
 
-The package needs torch with CUDA, Triton, numpy and numba, but no other package and no network.
+The package needs only torch with CUDA, Triton, numpy and numba. It doesn't use the network.
 """

@@ -111,7 +111,7 @@ def train_dense(
 
 
 def assert_no_worse(ours: Tensor, rival: Tensor, truth: Tensor) -> None:
-    """Assert that our error is at most torch's error plus 2 ulp."""
+    """Assert that hotrow's error is at most torch's error plus 2 ulp."""
     error, allowed = (float((each.double() - truth).abs().max()) for each in (ours, rival))
     allowed += 2 * torch.finfo(ours.dtype).eps * float(truth.abs().max())
     assert error <= allowed, f"error {error:.3g} exceeds {allowed:.3g}"
@@ -202,7 +202,7 @@ def refuse_waits() -> Iterator[None]:
 
 
 def a_step_never_waits() -> None:
-    """Train with torch's check for synchronization, also with clipping and accumulation."""
+    """Train under torch's synchronization check, also with clipping and accumulation."""
     clip = functools.partial(clip_gradients)
     for name, options in OPTIMIZERS[:6]:
         for after in (None, clip):
@@ -288,7 +288,7 @@ def an_alias_shows_dense_values() -> None:
 
 
 def backward_keeps_rows_unmerged() -> None:
-    """Check the reference counts that show whether other code holds the gradient."""
+    """Check that reference counts show whether other code holds the gradient."""
     layer, _ = make_table("AdamW", {})
     for ids, gradient in batches(2):
         layer.zero_grad()

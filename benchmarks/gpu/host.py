@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.host
 
-The kernels are empty, and CPU tensors count as tensors on a GPU. The times include
-neither Triton's launches (four per step) nor torch's launches on a GPU.
+The kernels are empty, and hotrow treats CPU tensors as GPU tensors. The times exclude kernel
+launches, both Triton's (four per step) and torch's.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EmptyKernel:
 
 
 def empty_kernels() -> None:
-    """Replace the kernels, and make CPU tensors count as tensors on a GPU."""
+    """Replace the kernels, and make hotrow treat CPU tensors as GPU tensors."""
     rows, translate = (types.ModuleType(name) for name in ("rows", "translate"))
     for name in ("look_up", "settle", "sum_chunks", "merge", "step", "advance_clock"):
         setattr(rows, name, EmptyKernel())

@@ -18,7 +18,7 @@ def mark_blocks(
         starts_block = line.startswith(" ") and is_after_blank and last and last[0] != " "
         if starts_block and not last.endswith("::") and not last.startswith((">>>", "..", "=")):
             result += ["::", ""]
-        # RST needs an escape between inline code and a letter that follows it, as in `Table`s.
+        # In RST, inline code directly followed by a letter needs an escape, as in `Table`s.
         result.append(re.sub(r"(?<![\w`])(`[^`]+`)(?=\w)", r"\1\\ ", line))
         is_after_blank = not line.strip()
         last = line or last

@@ -23,6 +23,6 @@ def formula(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the math renderer `mathml`."""
+    """Register `mathml` as a math renderer."""
     app.add_html_math_renderer("mathml", (inline_formula, None), (formula, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
