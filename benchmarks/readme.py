@@ -109,12 +109,12 @@ SENTENCES: tuple[tuple[tuple[str, str], Callable[[dict[str, Record]], Numbers]],
         _uniform,
     ),
     (
-        (r"(?P<ratio>[\d.]+)x over fused Adam for", r"fused Adam 的 (?P<ratio>[\d.]+) 倍"),
+        (r"(?P<ratio>[\d.]+)x faster than with fused Adam", r"fused Adam 的 (?P<ratio>[\d.]+) 倍"),
         _recommender,
     ),
     (
         (
-            r"trains (?P<ratio>\d+)x faster: a step\s+takes \[(?P<after_ms>\d+) ms instead of "
+            r"trains (?P<ratio>\d+)x faster. A step takes \[(?P<after_ms>\d+) ms\s+instead of "
             r"(?P<before_s>[\d.]+) s\]\S+ and needs (?P<after_mb>\d+) MB of extra memory instead "
             r"of (?P<before_gb>[\d.]+) GB",
             r"训练速度是原来的 (?P<ratio>\d+) 倍（\[每步从 (?P<before_s>[\d.]+) s 降到 "
