@@ -56,10 +56,10 @@ def default_min_entries(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
 
 
-def searching_calls(model, calls):
+def searching_calls(model, calls, ids=IDS):
     model.looked.clear()
     for _ in range(calls):
-        model(IDS)
+        model(ids)
     return [place + 1 for place, each in enumerate(model.looked) if each]
 
 
@@ -145,7 +145,64 @@ def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model(torch.zeros(rows, dtype=torch.int64))
     outcome = "linear(1000, 3) looked up; only one-hots with at least 100,000 entries are looked up"
     assert str(convert.report(model)).endswith(outcome)
-    assert searching_calls(model, 20) == [*range(1, 21)]
+    assert searching_calls(model, 9, torch.zeros(rows, dtype=torch.int64)) == [*range(1, 10)]
+    assert searching_calls(model, 9, torch.zeros(9 * rows, dtype=torch.int64)) == [*range(1, 10)]
+    assert not searching_calls(model, 9)  # small batches still don't search
+
+
+def test_small_batch_after_large_ones_searches_once():
+    model = convert(Small(), min_entries=6 * 48)
+    searching_calls(model, TRIES, torch.zeros(50, dtype=torch.int64))
+    # The first batch of 40 rows shows that batches of up to 40 rows create no large one-hot.
+    for rows, searches in [(40, True), (40, False), (30, False), (41, True), (49, True), (48, False)]:
+        model(torch.zeros(rows, dtype=torch.int64))
+        assert model.looked[-1] == searches, rows
+    model(torch.zeros(50, dtype=torch.int64))
+    assert model.looked[-1]
+    assert convert.report(model).findings[0].converted
+
+
+class Switch(Small):
+    """A model whose one-hot is large only if `large` is set, for an input of any size."""
+
+    large = False
+
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.linear(F.one_hot(ids.repeat(20 if self.large else 1), self.states).float())
+
+
+def test_size_with_and_without_large_one_hots_always_searches():
+    model = convert(Switch(), min_entries=6 * 50)
+    assert searching_calls(model, TRIES + 2) == [*range(1, TRIES + 1)]
+    model.large = True
+    assert searching_calls(model, EVERY) == [*range(EVERY - TRIES - 2, EVERY + 1)]
+    model.large = False
+    assert searching_calls(model, EVERY) == [*range(1, EVERY + 1)]
+    assert not any(searching_calls(model, 8, IDS[:3]))
+
+
+@pytest.mark.usefixtures("default_min_entries")
+@pytest.mark.parametrize("arguments", [(IDS, Batch()), (IDS, "train"), (IDS[:0],)])
+def test_inputs_of_unknown_size_are_counted_separately(arguments):
+    model = convert(Small())
+    searching_calls(model, TRIES + 2)
+    model.looked.clear()
+    for _ in range(EVERY):
+        model(*arguments)
+    assert [place + 1 for place, each in enumerate(model.looked) if each] == FIRST[:-1]
+    model(IDS)
+    assert not model.looked[-1]
+    model(torch.zeros(5, dtype=torch.int64))
+    assert model.looked[-1]
+
+
+def test_inputs_of_unknown_size_with_large_one_hots_always_search():
+    model = convert(Small())
+    model.looked.clear()
+    for _ in range(20):
+        model(IDS, Batch())
+    assert all(model.looked)
 
 
 @pytest.mark.usefixtures("default_min_entries")

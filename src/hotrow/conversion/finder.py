@@ -58,6 +58,7 @@ class Finder(TorchFunctionMode):
 
     def __exit__(self, *error: object) -> None:
         call_states.current.sampler = None
+        self.sampler.end_search()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @never_compile_alone
@@ -89,19 +90,6 @@ class Finder(TorchFunctionMode):
         if self.record is not None and isinstance(result, OneHot):
             self.record.origin_in(frame, func).record_one_hot(result)
         return result
-
-
-def finder_of(record: Record, method: Any, hook: Any, args: Any, kwargs: Any) -> Finder | None:
-    """Return the finder for this method call, or None to skip the search.
-
-    `hook` is the current `saved_tensor_hook()`.
-    """
-    finder: Finder | None = record.finders.get(method)
-    if finder is None:
-        finder = record.finders[method] = Finder(record)
-    # Recomputing a checkpointed function must find the same one-hots, so always search.
-    must_search = hook is not None or _is_tracing()
-    return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
 
 def _one_hot(

@@ -15,11 +15,11 @@ from hotrow.onehot.tensor import SCATTER_SIZE, OneHot
 from hotrow.table.stack import location_of
 
 
-def _search_always() -> None:
-    """Make hotrow search every later call of the current method for one-hots."""
+def _keep_searching() -> None:
+    """Make hotrow search later calls of the current method that have an input of this size."""
     sampler = call_states.current.sampler
     if sampler is not None:
-        sampler.always_searches = True
+        sampler.found = True
 
 
 class Origin:
@@ -63,19 +63,19 @@ class Origin:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
         if x.entries >= SCATTER_SIZE * self.min_entries:
-            _search_always()  # every operation on `x` may be faster, not only products
+            _keep_searching()  # every operation on `x` may be faster, not only products
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
         """Record that a product with this weight became a lookup."""
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
-        _search_always()
+        _keep_searching()
 
     def record_use(self, func: Any) -> None:
         """Record that this operation used only the ids."""
         self.use_counts[func.__name__.strip("_")] += 1
-        _search_always()
+        _keep_searching()
 
     def record_fallback(self, func: Any) -> None:
         """Record that an operation without a rule materialized a one-hot."""

@@ -20,36 +20,111 @@ from hotrow.kernels.tracing import is_compiling
 MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast as a lookup
 _FIRST_CALLS, _INTERVAL = 8, 64  # search the first 8 calls, then every 64th
 _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unknown
+_INFINITY = math.inf
+
+
+class _History:
+    """What the searches of a method have found.
+
+    Attributes:
+        largest_without: the size of the largest input without a large one-hot.
+        smallest_with: the size of the smallest input with a large one-hot.
+    """
+
+    def __init__(self) -> None:
+        self.largest_without, self.smallest_with = 0.0, _INFINITY
+        self._calls, self._next_search = 0, 1  # counted from 1
+        self._skipped_size: float = 0  # inputs up to this size need no search
+
+    def skips(self, size: float) -> bool:
+        """Count a call with an input of this size, and return whether to skip the search."""
+        self._calls = calls = self._calls + 1
+        if size <= self._skipped_size and calls < self._next_search:
+            return True
+        if calls >= self._next_search:
+            self._next_search = calls + 1
+            if calls >= _FIRST_CALLS:
+                self._next_search = _INTERVAL * (calls // _INTERVAL + 1)
+        return False
+
+    def record(self, size: float, found: bool) -> None:
+        """Record whether a search with an input of this size found a large one-hot."""
+        if found:
+            self.smallest_with = min(self.smallest_with, size)
+        else:
+            self.largest_without = max(self.largest_without, size)
+        self._skipped_size = min(self.largest_without, self.smallest_with - 1)
+
+
+class _History:
+    """The earlier calls of a method.
+
+    Attributes:
+        calls: the number of calls.
+        next_search: the number of the call to search next, whatever the size of its input.
+        skipped_size: inputs up to this size need no other search.
+    """
+
+    def __init__(self) -> None:
+        self.calls, self.next_search = 0, 1
+        self.skipped_size: float = 0
+        self._largest_without: float = 0  # the largest input without a large one-hot
+        self._smallest_with: float = _INFINITY  # the smallest input with a large one-hot
+
+    def start_search(self) -> None:
+        """Choose the next call to search, whatever the size of its input."""
+        following = self.calls // _INTERVAL * _INTERVAL + _INTERVAL
+        self.next_search = self.calls + 1 if self.calls < _FIRST_CALLS else following
+
+    def end_search(self, size: float, found: bool) -> None:
+        """Record whether a call with an input of this size created a large one-hot."""
+        if found:
+            self._smallest_with = min(self._smallest_with, size)
+        else:
+            self._largest_without = max(self._largest_without, size)
+        self.skipped_size = min(self._largest_without, self._smallest_with - 1)
 
 
 class CallSampler:
     """Chooses which calls of one method to search for one-hots.
 
-    hotrow searches the first 8 calls, and then every 64th call. It also searches each call
-    whose input is larger than in all earlier searches, or whose input size is unknown.
+    hotrow searches the first 8 calls, and then every 64th call. It also searches each call whose
+    input may be large enough: larger than the inputs of all searches without a large one-hot, or
+    at least as large as the input of a search with one. Inputs of unknown size have their own
+    history, and count as equally large.
 
     Attributes:
-        always_searches: whether to search every call; set once a call has created a large one-hot.
+        found: whether the current search has found a one-hot that is large enough.
     """
 
     def __init__(self) -> None:
-        self.always_searches = False
-        self._calls = 0
-        self._largest: float = 0
+        self.found = False
+        self._known, self._unknown = _History(), _History()
+        self._current: tuple[_History, float] = self._known, 0  # the history and size of a search
 
-    def skips(self, args: Any, kwargs: Any) -> bool:
+    def skips(self, args: Any, kwargs: Any, must_search: bool) -> bool:
         """Count a call with these arguments, and return whether to skip the search."""
-        if self.always_searches:
-            return False
-        self._calls += 1
-        size = _input_size(args) + _input_size(kwargs.values()) if kwargs else _input_size(args)
-        size = size or math.inf  # a method without arguments gets its input from elsewhere
-        searches = (
-            self._calls <= _FIRST_CALLS or self._calls % _INTERVAL == 0 or size > self._largest
-        )
-        if searches and size < math.inf:
-            self._largest = max(self._largest, size)
-        return not searches
+        size: float = 0
+        for value in args:
+            size += value.numel() if type(value) is Tensor else _size_of(value)
+        if kwargs:
+            size += _input_size(kwargs.values())
+        history = self._known
+        if not 0 < size < _INFINITY:  # a method without arguments gets its input from elsewhere
+            if is_compiling():
+                return False
+            history, size = self._unknown, 1
+        history.calls = calls = history.calls + 1
+        if size <= history.skipped_size and calls < history.next_search and not must_search:
+            return True
+        history.start_search()
+        self._current, self.found = (history, size), False
+        return False
+
+    def end_search(self) -> None:
+        """Record whether the current search has found a large one-hot."""
+        history, size = self._current
+        history.end_search(size, self.found)
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:
@@ -58,25 +133,29 @@ def _input_size(values: Collection[Any], depth: int = 0) -> float:
     Returns inf if the size of a value is unknown.
     """
     if len(values) > _MAX_ARGUMENTS or depth > _MAX_DEPTH:
-        return math.inf
+        return _INFINITY
     total: float = 0
     for value in values:
-        if isinstance(value, Tensor):
-            total += value.numel()
-        elif isinstance(value, int):
-            total += abs(value)
-        elif isinstance(value, list | tuple):
-            total += _input_size(value, depth + 1)
-        elif isinstance(value, dict):
-            total += _input_size(value.values(), depth + 1)
-        elif isinstance(value, np.ndarray | np.generic):
-            total += value.size + (abs(int(value)) if isinstance(value, np.integer) else 0)
-        elif value is not None and not isinstance(value, float):
-            return math.inf
+        total += _size_of(value, depth)
     return total
 
 
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+def _size_of(value: Any, depth: int = 0) -> float:
+    if isinstance(value, Tensor):
+        return _INFINITY if is_compiling() else value.numel()
+    if isinstance(value, int):
+        return abs(value)
+    if isinstance(value, list | tuple):
+        return _input_size(value, depth + 1)
+    if isinstance(value, dict):
+        return _input_size(value.values(), depth + 1)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size + (abs(int(value)) if isinstance(value, np.integer) else 0)
+    return 0 if value is None or isinstance(value, float) else _INFINITY
+
+
+top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+is_traced = torch.compiler.is_dynamo_compiling
 
 
 def saved_tensor_hook() -> Any:
@@ -84,10 +163,8 @@ def saved_tensor_hook() -> Any:
 
     Activation checkpointing sets such a hook.
     """
-    if is_compiling():
-        return None
-    hooks = _top_hooks(True)
-    return None if hooks is None else hooks[0]
+    hooks = None if is_traced() else top_hooks(True)
+    return hooks and hooks[0]
 
 
 class CallState:
