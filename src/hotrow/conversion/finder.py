@@ -44,22 +44,13 @@ class Finder(TorchFunctionMode):
         record: stores the origin of each one-hot found; None under `torch.compile`.
 
     Attributes:
-        sampler: chooses which method calls to search for one-hots.
+        sampler: chooses which method calls to search for one-hots; None under `torch.compile`.
     """
 
     def __init__(self, record: Record | None = None) -> None:
         super().__init__()
-        self.record, self.sampler = record, CallSampler()
-
-    def __enter__(self) -> Finder:
-        call_states.current.sampler = self.sampler
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        call_states.current.sampler = None
-        self.sampler.end_search()
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.record = record
+        self.sampler = None if record is None else CallSampler()
 
     @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -250,11 +250,9 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
         try:
             if mode is None:
                 return current(self, *args, **kwargs)
-            with mode:
-                result = current(self, *args, **kwargs)
+            return _run_under(mode, current, self, args, kwargs)
         finally:
             state.mode, state.saved_tensor_hook = outer_mode, outer_hook
-        return _materialize_outputs(result)
 
     return run
 
@@ -271,6 +269,20 @@ def _first_mode(module: Any, name: str, args: Any, kwargs: Any) -> MatmulMode | 
     return finder
 
 
+def _run_under(mode: Any, method: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    """Call a method under a mode, and materialize its outputs outside of the mode."""
+    state, sampler = call_states.current, mode.sampler
+    state.sampler = sampler
+    try:
+        with mode:
+            result = method(module, *args, **kwargs)
+        return _materialize_outputs(result)
+    finally:
+        state.sampler = None
+        if sampler is not None:
+            sampler.end_search()
+
+
 def _materialize_outputs(value: Any) -> Any:
     """Materialize the one-hots in an output, so that the model returns plain tensors."""
     if isinstance(value, Tensor):
@@ -284,5 +296,5 @@ def _materialize_outputs(value: Any) -> Any:
 
 def _materialize_output(value: OneHot) -> Tensor:
     for origin in value.origins:
-        origin.is_returned = True
+        origin.record_return()
     return materialize(value)

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.conversion.sampling import call_states
+from hotrow.conversion.sampling import Search, call_states
 from hotrow.onehot.tensor import SCATTER_SIZE, OneHot
 from hotrow.table.stack import location_of
 
 
-def _keep_searching() -> None:
-    """Make hotrow search later calls of the current method that have an input of this size."""
+def _current_search() -> Search:
+    """Return the findings of the current search, or of no search."""
     sampler = call_states.current.sampler
-    if sampler is not None:
-        sampler.found = True
+    return Search() if sampler is None else sampler.search
 
 
 class Origin:
@@ -63,27 +62,41 @@ class Origin:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
         if x.entries >= SCATTER_SIZE * self.min_entries:
-            _keep_searching()  # every operation on `x` may be faster, not only products
+            _current_search().used.add(self)  # every operation on `x` may be faster
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
         """Record that a product with this weight became a lookup."""
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
-        _keep_searching()
+        _current_search().is_faster = True
 
-    def record_use(self, func: Any) -> None:
-        """Record that this operation used only the ids."""
+    def record_use(self, func: Any, entries: int, is_faster: bool) -> None:
+        """Record that this operation used only the ids.
+
+        If `is_faster` is false, the operation is only faster than torch if no other operation
+        materializes the one-hot.
+        """
         self.use_counts[func.__name__.strip("_")] += 1
-        _keep_searching()
+        search = _current_search()
+        search.is_faster |= is_faster
+        if entries >= self.min_entries:
+            search.used.add(self)
 
     def record_fallback(self, func: Any) -> None:
         """Record that an operation without a rule materialized a one-hot."""
         self.fallback_counts[func] += 1
+        _current_search().materialized.add(self)
 
     def record_small_product(self, entries: int) -> None:
         """Record a product whose one-hot is too small for a lookup."""
         self.max_small_entries = max(self.max_small_entries, entries)
+        _current_search().materialized.add(self)
+
+    def record_return(self) -> None:
+        """Record that a converted method returned a one-hot to code outside the model."""
+        self.is_returned = True
+        _current_search().materialized.add(self)
 
     def describe_widths(self) -> str:
         """Describe the column counts of the one-hots."""

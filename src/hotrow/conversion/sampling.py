@@ -56,6 +56,26 @@ class _History:
         self._skipped_size = min(self.largest_without, self.smallest_with - 1)
 
 
+class Search:
+    """What the search of a call has found.
+
+    Attributes:
+        is_faster: whether an operation on ids saved more time than the search takes.
+        used: the origins of one-hots whose ids were used.
+        materialized: the origins of one-hots that were materialized.
+    """
+
+    def __init__(self) -> None:
+        self.is_faster = False
+        self.used: set[Any] = set()
+        self.materialized: set[Any] = set()
+
+    @property
+    def is_worthwhile(self) -> bool:
+        """Whether the call was faster because of the search."""
+        return self.is_faster or not self.used <= self.materialized
+
+
 class _History:
     """The earlier calls of a method.
 
@@ -68,37 +88,37 @@ class _History:
     def __init__(self) -> None:
         self.calls, self.next_search = 0, 1
         self.skipped_size: float = 0
-        self._largest_without: float = 0  # the largest input without a large one-hot
-        self._smallest_with: float = _INFINITY  # the smallest input with a large one-hot
+        self._largest_slower: float = 0  # the largest input whose search didn't pay
+        self._smallest_faster: float = _INFINITY  # the smallest input whose search paid
 
     def start_search(self) -> None:
         """Choose the next call to search, whatever the size of its input."""
         following = self.calls // _INTERVAL * _INTERVAL + _INTERVAL
         self.next_search = self.calls + 1 if self.calls < _FIRST_CALLS else following
 
-    def end_search(self, size: float, found: bool) -> None:
-        """Record whether a call with an input of this size created a large one-hot."""
-        if found:
-            self._smallest_with = min(self._smallest_with, size)
+    def end_search(self, size: float, is_worthwhile: bool) -> None:
+        """Record whether the search made a call with an input of this size faster."""
+        if is_worthwhile:
+            self._smallest_faster = min(self._smallest_faster, size)
         else:
-            self._largest_without = max(self._largest_without, size)
-        self.skipped_size = min(self._largest_without, self._smallest_with - 1)
+            self._largest_slower = max(self._largest_slower, size)
+        self.skipped_size = min(self._largest_slower, self._smallest_faster - 1)
 
 
 class CallSampler:
     """Chooses which calls of one method to search for one-hots.
 
     hotrow searches the first 8 calls, and then every 64th call. It also searches each call whose
-    input may be large enough: larger than the inputs of all searches without a large one-hot, or
-    at least as large as the input of a search with one. Inputs of unknown size have their own
-    history, and count as equally large.
+    input may be large enough: larger than the inputs of all searches that didn't pay, or at least
+    as large as the input of a search that did. Inputs of unknown size have their own history, and
+    count as equally large.
 
     Attributes:
-        found: whether the current search has found a one-hot that is large enough.
+        search: the findings of the current search.
     """
 
     def __init__(self) -> None:
-        self.found = False
+        self.search = Search()
         self._known, self._unknown = _History(), _History()
         self._current: tuple[_History, float] = self._known, 0  # the history and size of a search
 
@@ -118,13 +138,13 @@ class CallSampler:
         if size <= history.skipped_size and calls < history.next_search and not must_search:
             return True
         history.start_search()
-        self._current, self.found = (history, size), False
+        self._current, self.search = (history, size), Search()
         return False
 
     def end_search(self) -> None:
-        """Record whether the current search has found a large one-hot."""
+        """Record whether the current search made its call faster."""
         history, size = self._current
-        history.end_search(size, self.found)
+        history.end_search(size, self.search.is_worthwhile)
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:

@@ -330,7 +330,7 @@ class OneHot(RuleTensor):
     def record_use(self, func: Any) -> None:
         """Record for the report that `func` was computed from the ids."""
         for origin in self.origins:
-            origin.record_use(func)
+            origin.record_use(func, self.entries, not self.is_too_small)
 
     def detach_in_place(self) -> None:
         """Remove the graph that computed this tensor, like `Tensor.detach_`."""
