@@ -68,13 +68,14 @@ FIRST = [*range(1, TRIES + 1), EVERY, 2 * EVERY]
 
 @pytest.mark.usefixtures("default_min_entries")
 @pytest.mark.parametrize("kind", [Small, Nothing])
-def test_first_calls_and_each_64th_call_search(kind):
-    assert searching_calls(convert(kind()), 2 * EVERY + 1) == FIRST
+def test_first_calls_search_and_then_fewer_and_fewer(kind):
+    later = [256, 512, 1024, 2048, 3072]
+    assert searching_calls(convert(kind()), 3073) == [*FIRST, *later]
 
 
 def test_model_with_large_one_hots_always_searches():
     assert searching_calls(convert(Small()), 100) == [*range(1, 101)]
-    # A model without any one-hots searches only in its first calls and in each 64th call.
+    # A model without any one-hots searches only in a sample of its calls.
     assert searching_calls(convert(Nothing()), 2 * EVERY + 1) == FIRST
 
 
@@ -95,6 +96,41 @@ class Fields(Small):
 def test_one_hot_without_a_product_makes_it_search_if_ten_times_as_large(min_entries, always):
     model = convert(Largest(), min_entries=min_entries)  # 24 entries
     assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+
+
+class Uses(Small):
+    """A model that uses a one-hot of 4 x 6 or 4 x 3 entries."""
+
+    def __init__(self, states, use):
+        super().__init__(states)
+        self.use = use
+
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.use(F.one_hot(ids % self.states, self.states).float())
+
+
+@pytest.mark.parametrize(
+    ("states", "min_entries", "always", "use"),
+    [
+        (3, 4, True, lambda x: x.mean(0)),
+        (3, 5, False, lambda x: x.mean(0)),  # torch is as fast for fewer than 3 x 5 entries
+        (3, 4, False, lambda x: x.mean(0) + x.softmax(1).mean(0)),
+        (3, 4, False, lambda x: (x.mean(0), x)),
+        (3, 4, False, lambda x: (x.mean(0), x[:, 1:])),
+        (3, 0, True, lambda x: (x.mean(0), x)),
+        (6, 2, True, lambda x: (x.mean(0) + 1e-9).log()),  # materializes only the mean
+        (6, 2, False, lambda x: (x.mean(0) + 1e-9).log() + x.softmax(1).mean(0)),
+        (6, 2, False, lambda x: x.softmax(1)),
+        (6, 2, False, lambda x: x),
+        (6, 2, True, lambda x: x.softmax(1).mean(1) + x @ torch.ones(6)),
+        (6, 0, False, lambda x: x.softmax(1)),
+    ],
+)
+def test_materialized_one_hot_does_not_make_it_search(states, min_entries, always, use):
+    model = convert(Uses(states, use), min_entries=min_entries)
+    assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+    torch.testing.assert_close(model(IDS), use(F.one_hot(IDS % states, states).float()))
 
 
 @pytest.mark.parametrize("kind", [Small, Fields])
@@ -188,9 +224,10 @@ def test_inputs_of_unknown_size_are_counted_separately(arguments):
     model = convert(Small())
     searching_calls(model, TRIES + 2)
     model.looked.clear()
-    for _ in range(EVERY):
+    for _ in range(5 * EVERY + 1):
         model(*arguments)
-    assert [place + 1 for place, each in enumerate(model.looked) if each] == FIRST[:-1]
+    found = [place + 1 for place, each in enumerate(model.looked) if each]
+    assert found == [*FIRST, 3 * EVERY, 4 * EVERY, 5 * EVERY]
     model(IDS)
     assert not model.looked[-1]
     model(torch.zeros(5, dtype=torch.int64))

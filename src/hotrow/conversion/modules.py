@@ -230,13 +230,14 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = getattr(original, name)  # the user may have replaced the method
         state, traced = call_states.current, is_traced()
-        hooks = None if traced else top_hooks(True)  # as in `saved_tensor_hook`
-        hook = hooks and hooks[0]
-        outer_mode, outer_hook = state.mode, state.saved_tensor_hook
-        if outer_mode and hook is outer_hook:
+        hook = None if traced else top_hooks(True)  # as in `saved_tensor_hook`
+        if hook is not None:
+            hook = hook[0]
+        outer_hook = state.saved_tensor_hook
+        if hook is outer_hook:
             return current(self, *args, **kwargs)
         mode = None
-        if outer_mode != "searching":
+        if not state.is_searching:
             record = None if traced else _records.get(id(self))
             # A module that is being copied or loaded has no `training` attribute yet.
             finder = record and record.finders.get((name, getattr(self, "training", True)))
@@ -245,14 +246,13 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
             # Recomputing a checkpointed function must find the same one-hots, so always search.
             elif not finder.sampler.skips(args, kwargs, hook is not None or _is_tracing()):
                 mode = Finder() if is_compiling() else finder
-            state.mode = "searching" if mode else "skipping"
         state.saved_tensor_hook = hook
         try:
             if mode is None:
                 return current(self, *args, **kwargs)
             return _run_under(mode, current, self, args, kwargs)
         finally:
-            state.mode, state.saved_tensor_hook = outer_mode, outer_hook
+            state.saved_tensor_hook = outer_hook
 
     return run
 
@@ -272,13 +272,13 @@ def _first_mode(module: Any, name: str, args: Any, kwargs: Any) -> MatmulMode | 
 def _run_under(mode: Any, method: Any, module: Any, args: Any, kwargs: Any) -> Any:
     """Call a method under a mode, and materialize its outputs outside of the mode."""
     state, sampler = call_states.current, mode.sampler
-    state.sampler = sampler
+    state.is_searching, state.sampler = True, sampler
     try:
         with mode:
             result = method(module, *args, **kwargs)
         return _materialize_outputs(result)
     finally:
-        state.sampler = None
+        state.is_searching, state.sampler = False, None
         if sampler is not None:
             sampler.end_search()
 
@@ -296,5 +296,6 @@ def _materialize_outputs(value: Any) -> Any:
 
 def _materialize_output(value: OneHot) -> Tensor:
     for origin in value.origins:
-        origin.record_return()
+        origin.is_returned = True
+        origin.record_dense(value.entries)
     return materialize(value)

@@ -21,6 +21,10 @@ def _current_search() -> Search:
     return Search() if sampler is None else sampler.search
 
 
+# Operations that aren't products pay off on one-hots that are at least this many times larger.
+_USE_SIZE = 3
+
+
 class Origin:
     """A line of code that creates one-hots, and how the one-hots were used.
 
@@ -47,6 +51,7 @@ class Origin:
         self.fallback_counts: Counter[Any] = Counter()
         self.max_product_entries, self.max_small_entries, self.is_returned = 0, 0, False
         self.is_one_hot = operation != _ZEROS
+        self._entries = 0  # the size of the latest one-hot
 
     @property
     def min_entries(self) -> int:
@@ -61,6 +66,7 @@ class Origin:
     def record_one_hot(self, x: OneHot) -> None:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
+        self._entries = x.entries
         if x.entries >= SCATTER_SIZE * self.min_entries:
             _current_search().used.add(self)  # every operation on `x` may be faster
         x.origins = frozenset([self])
@@ -80,23 +86,21 @@ class Origin:
         self.use_counts[func.__name__.strip("_")] += 1
         search = _current_search()
         search.is_faster |= is_faster
-        if entries >= self.min_entries:
+        if entries >= _USE_SIZE * self.min_entries:
             search.used.add(self)
+
+    def record_dense(self, entries: int) -> None:
+        """Record that a one-hot, or a tensor computed from it, was materialized."""
+        if 2 * entries > self._entries:  # not the sum of its rows, for example
+            _current_search().materialized.add(self)
 
     def record_fallback(self, func: Any) -> None:
         """Record that an operation without a rule materialized a one-hot."""
         self.fallback_counts[func] += 1
-        _current_search().materialized.add(self)
 
     def record_small_product(self, entries: int) -> None:
         """Record a product whose one-hot is too small for a lookup."""
         self.max_small_entries = max(self.max_small_entries, entries)
-        _current_search().materialized.add(self)
-
-    def record_return(self) -> None:
-        """Record that a converted method returned a one-hot to code outside the model."""
-        self.is_returned = True
-        _current_search().materialized.add(self)
 
     def describe_widths(self) -> str:
         """Describe the column counts of the one-hots."""

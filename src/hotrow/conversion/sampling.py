@@ -1,7 +1,8 @@
 """Choose which calls of a converted model to search for one-hots.
 
-Until a method creates a one-hot that is large enough for a lookup, hotrow searches only a sample of
-the method's calls. All other calls run as in the original model.
+A search takes time, and makes a call faster only if the call creates a large one-hot. So hotrow
+searches the calls whose inputs are as large as those of earlier calls that became faster, and a
+sample of the other calls. All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling
 
 MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast as a lookup
-_FIRST_CALLS, _INTERVAL = 8, 64  # search the first 8 calls, then every 64th
+_FIRST_CALLS, _INTERVAL, _MAX_INTERVAL = 8, 64, 1024  # see `CallSampler`
 _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unknown
 _INFINITY = math.inf
 
@@ -79,13 +80,17 @@ class Search:
 class _History:
     """The earlier calls of a method.
 
+    Args:
+        max_interval: the largest number of calls from one search to the next.
+
     Attributes:
         calls: the number of calls.
         next_search: the number of the call to search next, whatever the size of its input.
         skipped_size: inputs up to this size need no other search.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_interval: int) -> None:
+        self._max_interval = max_interval
         self.calls, self.next_search = 0, 1
         self.skipped_size: float = 0
         self._largest_slower: float = 0  # the largest input whose search didn't pay
@@ -93,8 +98,8 @@ class _History:
 
     def start_search(self) -> None:
         """Choose the next call to search, whatever the size of its input."""
-        following = self.calls // _INTERVAL * _INTERVAL + _INTERVAL
-        self.next_search = self.calls + 1 if self.calls < _FIRST_CALLS else following
+        interval = min(max(self.calls, _INTERVAL - self.calls), self._max_interval)
+        self.next_search = self.calls + (1 if self.calls < _FIRST_CALLS else interval)
 
     def end_search(self, size: float, is_worthwhile: bool) -> None:
         """Record whether the search made a call with an input of this size faster."""
@@ -108,10 +113,12 @@ class _History:
 class CallSampler:
     """Chooses which calls of one method to search for one-hots.
 
-    hotrow searches the first 8 calls, and then every 64th call. It also searches each call whose
-    input may be large enough: larger than the inputs of all searches that didn't pay, or at least
-    as large as the input of a search that did. Inputs of unknown size have their own history, and
-    count as equally large.
+    hotrow searches the first 8 calls, and then calls 64, 128, 256, 512, 1024, 2048, 3072, ... It
+    also searches each call whose input may be large enough: larger than the inputs of all searches
+    that didn't make their calls faster, or at least as large as the input of a search that did.
+
+    Inputs of unknown size have their own history, and count as equally large. Because they may
+    grow, hotrow searches every 64th call.
 
     Attributes:
         search: the findings of the current search.
@@ -119,7 +126,7 @@ class CallSampler:
 
     def __init__(self) -> None:
         self.search = Search()
-        self._known, self._unknown = _History(), _History()
+        self._known, self._unknown = _History(_MAX_INTERVAL), _History(_INTERVAL)
         self._current: tuple[_History, float] = self._known, 0  # the history and size of a search
 
     def skips(self, args: Any, kwargs: Any, must_search: bool) -> bool:
@@ -191,15 +198,16 @@ class CallState:
     """The state of a thread's current call to a converted method.
 
     Attributes:
-        mode: "searching" for one-hots, "skipping" the search, or "" outside any call.
+        is_searching: whether a mode is active, such as a search for one-hots.
         sampler: the sampler of the method that is searching, or None.
-        saved_tensor_hook: the hook that was set when the innermost converted method began.
+        saved_tensor_hook: the hook that was set when the innermost converted method began, or
+            "no method" outside of any call.
     """
 
     def __init__(self) -> None:
-        self.mode = ""
+        self.is_searching = False
         self.sampler: CallSampler | None = None
-        self.saved_tensor_hook: Any = None
+        self.saved_tensor_hook: Any = "no method"
 
 
 class _CallStates(threading.local):
