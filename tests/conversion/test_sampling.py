@@ -400,6 +400,37 @@ def test_checkpoint_recomputes_with_the_same_search(make):
             torch.testing.assert_close(b.grad, a.grad, msg=name)
 
 
+@pytest.mark.usefixtures("default_min_entries")
+def test_checkpointed_calls_always_search():
+    model = convert(Twice(Small))
+    for _ in range(TRIES):
+        model(IDS).sum().backward()
+    assert model.block.looked == [True] * (4 * TRIES)  # two calls, and their recomputation
+
+
+@pytest.mark.usefixtures("default_min_entries")
+@pytest.mark.filterwarnings("ignore")
+def test_traced_model_searches():
+    model = convert(Small())
+    searching_calls(model, TRIES + 2)
+    assert not model.looked[-1]
+    traced = torch.jit.trace(model, IDS, check_trace=False)
+    assert model.looked[-1]
+    torch.testing.assert_close(traced(IDS), model(IDS))
+    assert not any(searching_calls(model, TRIES))
+
+
+@pytest.mark.usefixtures("default_min_entries")
+def test_exported_model_looks_up_rows_after_calls_without_a_search():
+    model = convert(Small())
+    searching_calls(model, TRIES + 2)
+    assert not model.looked[-1]
+    exported = torch.export.export(model, (IDS,), strict=False)
+    assert "aten.embedding" in exported.graph_module.code
+    torch.testing.assert_close(exported.module()(IDS), model(IDS))
+    assert not any(searching_calls(model, TRIES))
+
+
 def test_sequential_passes_one_hots_between_modules():
     class Encode(nn.Module):
         def forward(self, ids):

@@ -242,7 +242,7 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
             # A module that is being copied or loaded has no `training` attribute yet.
             finder = record and record.finders.get((name, getattr(self, "training", True)))
             if finder is None:
-                mode = _first_mode(self, name, args, kwargs)
+                mode = _first_mode(self, name, hook, args, kwargs)
             # Recomputing a checkpointed function must find the same one-hots, so always search.
             elif not finder.sampler.skips(args, kwargs, hook is not None or _is_tracing()):
                 mode = Finder() if is_compiling() else finder
@@ -257,7 +257,7 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     return run
 
 
-def _first_mode(module: Any, name: str, args: Any, kwargs: Any) -> MatmulMode | Finder:
+def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> MatmulMode | Finder:
     """Return the mode of a method that has no finder yet."""
     if module._direction == "matmul":
         return MatmulMode()
@@ -265,7 +265,7 @@ def _first_mode(module: Any, name: str, args: Any, kwargs: Any) -> MatmulMode | 
         return Finder()
     record = record_of(module)
     finder = record.finders[name, getattr(module, "training", True)] = Finder(record)
-    finder.sampler.skips(args, kwargs, must_search=True)
+    finder.sampler.skips(args, kwargs, hook is not None or _is_tracing())
     return finder
 
 

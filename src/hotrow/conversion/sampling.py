@@ -127,10 +127,16 @@ class CallSampler:
     def __init__(self) -> None:
         self.search = Search()
         self._known, self._unknown = _History(_MAX_INTERVAL), _History(_INTERVAL)
-        self._current: tuple[_History, float] = self._known, 0  # the history and size of a search
+        self._current: tuple[_History, float] | None = None  # the history and size of a search
 
     def skips(self, args: Any, kwargs: Any, must_search: bool) -> bool:
-        """Count a call with these arguments, and return whether to skip the search."""
+        """Return whether to skip the search of a call with these arguments.
+
+        If `must_search` is true, the call isn't counted, and the result is always false.
+        """
+        if must_search:
+            self._current, self.search = None, Search()
+            return False
         size: float = 0
         for value in args:
             size += value.numel() if type(value) is Tensor else _size_of(value)
@@ -139,10 +145,10 @@ class CallSampler:
         history = self._known
         if not 0 < size < _INFINITY:  # a method without arguments gets its input from elsewhere
             if is_compiling():
-                return False
+                return self.skips(args, kwargs, must_search=True)
             history, size = self._unknown, 1
         history.calls = calls = history.calls + 1
-        if size <= history.skipped_size and calls < history.next_search and not must_search:
+        if size <= history.skipped_size and calls < history.next_search:
             return True
         history.start_search()
         self._current, self.search = (history, size), Search()
@@ -150,8 +156,9 @@ class CallSampler:
 
     def end_search(self) -> None:
         """Record whether the current search made its call faster."""
-        history, size = self._current
-        history.end_search(size, self.search.is_worthwhile)
+        if self._current is not None:
+            history, size = self._current
+            history.end_search(size, self.search.is_worthwhile)
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:
