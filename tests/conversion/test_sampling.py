@@ -190,7 +190,14 @@ def test_small_batch_after_large_ones_searches_once():
     model = convert(Small(), min_entries=6 * 48)
     searching_calls(model, TRIES, torch.zeros(50, dtype=torch.int64))
     # The first batch of 40 rows shows that batches of up to 40 rows create no large one-hot.
-    for rows, searches in [(40, True), (40, False), (30, False), (41, True), (49, True), (48, False)]:
+    for rows, searches in [
+        (40, True),
+        (40, False),
+        (30, False),
+        (41, True),
+        (49, True),
+        (48, False),
+    ]:
         model(torch.zeros(rows, dtype=torch.int64))
         assert model.looked[-1] == searches, rows
     model(torch.zeros(50, dtype=torch.int64))
