@@ -230,15 +230,15 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = getattr(original, name)  # the user may have replaced the method
         state, traced = call_states.current, is_traced()
-        hook = None if traced else top_hooks(True)  # as in `saved_tensor_hook`
+        hook: Any = None if traced else top_hooks(True)  # as in `saved_tensor_hook`
         if hook is not None:
             hook = hook[0]
         outer_hook = state.saved_tensor_hook
         if hook is outer_hook:
             return current(self, *args, **kwargs)
-        mode = None
+        mode: Any = None
         if not state.is_searching:
-            record = None if traced else _records.get(id(self))
+            record: Any = None if traced else _records.get(id(self))
             # A module that is being copied or loaded has no `training` attribute yet.
             finder = record and record.finders.get((name, getattr(self, "training", True)))
             if finder is None:
@@ -257,14 +257,15 @@ def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> C
     return run
 
 
-def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> MatmulMode | Finder:
+def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> Any:
     """Return the mode of a method that has no finder yet."""
     if module._direction == "matmul":
         return MatmulMode()
     if is_compiling():
         return Finder()
     record = record_of(module)
-    finder = record.finders[name, getattr(module, "training", True)] = Finder(record)
+    finder: Any = Finder(record)
+    record.finders[name, getattr(module, "training", True)] = finder
     finder.sampler.skips(args, kwargs, hook is not None or _is_tracing())
     return finder
 

@@ -24,39 +24,6 @@ _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unk
 _INFINITY = math.inf
 
 
-class _History:
-    """What the searches of a method have found.
-
-    Attributes:
-        largest_without: the size of the largest input without a large one-hot.
-        smallest_with: the size of the smallest input with a large one-hot.
-    """
-
-    def __init__(self) -> None:
-        self.largest_without, self.smallest_with = 0.0, _INFINITY
-        self._calls, self._next_search = 0, 1  # counted from 1
-        self._skipped_size: float = 0  # inputs up to this size need no search
-
-    def skips(self, size: float) -> bool:
-        """Count a call with an input of this size, and return whether to skip the search."""
-        self._calls = calls = self._calls + 1
-        if size <= self._skipped_size and calls < self._next_search:
-            return True
-        if calls >= self._next_search:
-            self._next_search = calls + 1
-            if calls >= _FIRST_CALLS:
-                self._next_search = _INTERVAL * (calls // _INTERVAL + 1)
-        return False
-
-    def record(self, size: float, found: bool) -> None:
-        """Record whether a search with an input of this size found a large one-hot."""
-        if found:
-            self.smallest_with = min(self.smallest_with, size)
-        else:
-            self.largest_without = max(self.largest_without, size)
-        self._skipped_size = min(self.largest_without, self.smallest_with - 1)
-
-
 class Search:
     """What the search of a call has found.
 
