@@ -56,10 +56,10 @@ def default_min_entries(monkeypatch):
     monkeypatch.setattr("hotrow.conversion.sampling.MIN_ENTRIES", DEFAULT)
 
 
-def searching_calls(model, calls):
+def searching_calls(model, calls, ids=IDS):
     model.looked.clear()
     for _ in range(calls):
-        model(IDS)
+        model(ids)
     return [place + 1 for place, each in enumerate(model.looked) if each]
 
 
@@ -68,13 +68,14 @@ FIRST = [*range(1, TRIES + 1), EVERY, 2 * EVERY]
 
 @pytest.mark.usefixtures("default_min_entries")
 @pytest.mark.parametrize("kind", [Small, Nothing])
-def test_first_calls_and_each_64th_call_search(kind):
-    assert searching_calls(convert(kind()), 2 * EVERY + 1) == FIRST
+def test_first_calls_search_and_then_fewer_and_fewer(kind):
+    later = [256, 512, 1024, 2048, 3072]
+    assert searching_calls(convert(kind()), 3073) == [*FIRST, *later]
 
 
 def test_model_with_large_one_hots_always_searches():
     assert searching_calls(convert(Small()), 100) == [*range(1, 101)]
-    # A model without any one-hots searches only in its first calls and in each 64th call.
+    # A model without any one-hots searches only in a sample of its calls.
     assert searching_calls(convert(Nothing()), 2 * EVERY + 1) == FIRST
 
 
@@ -95,6 +96,41 @@ class Fields(Small):
 def test_one_hot_without_a_product_starts_a_search_if_ten_times_as_large(min_entries, always):
     model = convert(Largest(), min_entries=min_entries)  # 24 entries
     assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+
+
+class Uses(Small):
+    """A model that uses a one-hot of 4 x 6 or 4 x 3 entries."""
+
+    def __init__(self, states, use):
+        super().__init__(states)
+        self.use = use
+
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.use(F.one_hot(ids % self.states, self.states).float())
+
+
+@pytest.mark.parametrize(
+    ("states", "min_entries", "always", "use"),
+    [
+        (3, 4, True, lambda x: x.mean(0)),
+        (3, 5, False, lambda x: x.mean(0)),  # torch is as fast for fewer than 3 x 5 entries
+        (3, 4, False, lambda x: x.mean(0) + x.softmax(1).mean(0)),
+        (3, 4, False, lambda x: (x.mean(0), x)),
+        (3, 4, False, lambda x: (x.mean(0), x[:, 1:])),
+        (3, 0, True, lambda x: (x.mean(0), x)),
+        (6, 2, True, lambda x: (x.mean(0) + 1e-9).log()),  # materializes only the mean
+        (6, 2, False, lambda x: (x.mean(0) + 1e-9).log() + x.softmax(1).mean(0)),
+        (6, 2, False, lambda x: x.softmax(1)),
+        (6, 2, False, lambda x: x),
+        (6, 2, True, lambda x: x.softmax(1).mean(1) + x @ torch.ones(6)),
+        (6, 0, False, lambda x: x.softmax(1)),
+    ],
+)
+def test_materialized_one_hot_does_not_make_it_search(states, min_entries, always, use):
+    model = convert(Uses(states, use), min_entries=min_entries)
+    assert searching_calls(model, 20) == [*range(1, 21 if always else 1 + TRIES)]
+    torch.testing.assert_close(model(IDS), use(F.one_hot(IDS % states, states).float()))
 
 
 @pytest.mark.parametrize("kind", [Small, Fields])
@@ -145,7 +181,72 @@ def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model(torch.zeros(rows, dtype=torch.int64))
     outcome = "linear(1000, 3) looked up; only one-hots with at least 100,000 entries are looked up"
     assert str(convert.report(model)).endswith(outcome)
-    assert searching_calls(model, 20) == [*range(1, 21)]
+    assert searching_calls(model, 9, torch.zeros(rows, dtype=torch.int64)) == [*range(1, 10)]
+    assert searching_calls(model, 9, torch.zeros(9 * rows, dtype=torch.int64)) == [*range(1, 10)]
+    assert not searching_calls(model, 9)  # small batches still don't search
+
+
+def test_small_batch_after_large_ones_searches_once():
+    model = convert(Small(), min_entries=6 * 48)
+    searching_calls(model, TRIES, torch.zeros(50, dtype=torch.int64))
+    # The first batch of 40 rows shows that batches of up to 40 rows create no large one-hot.
+    for rows, searches in [
+        (40, True),
+        (40, False),
+        (30, False),
+        (41, True),
+        (49, True),
+        (48, False),
+    ]:
+        model(torch.zeros(rows, dtype=torch.int64))
+        assert model.looked[-1] == searches, rows
+    model(torch.zeros(50, dtype=torch.int64))
+    assert model.looked[-1]
+    assert convert.report(model).findings[0].converted
+
+
+class Switch(Small):
+    """A model whose one-hot is large only if `large` is set, for an input of any size."""
+
+    large = False
+
+    def forward(self, ids):
+        self.looked.append(bool(_get_current_function_mode_stack()))
+        return self.linear(F.one_hot(ids.repeat(20 if self.large else 1), self.states).float())
+
+
+def test_size_with_and_without_large_one_hots_always_searches():
+    model = convert(Switch(), min_entries=6 * 50)
+    assert searching_calls(model, TRIES + 2) == [*range(1, TRIES + 1)]
+    model.large = True
+    assert searching_calls(model, EVERY) == [*range(EVERY - TRIES - 2, EVERY + 1)]
+    model.large = False
+    assert searching_calls(model, EVERY) == [*range(1, EVERY + 1)]
+    assert not any(searching_calls(model, 8, IDS[:3]))
+
+
+@pytest.mark.usefixtures("default_min_entries")
+@pytest.mark.parametrize("arguments", [(IDS, Batch()), (IDS, "train"), (IDS[:0],)])
+def test_inputs_of_unknown_size_are_counted_separately(arguments):
+    model = convert(Small())
+    searching_calls(model, TRIES + 2)
+    model.looked.clear()
+    for _ in range(5 * EVERY + 1):
+        model(*arguments)
+    found = [place + 1 for place, each in enumerate(model.looked) if each]
+    assert found == [*FIRST, 3 * EVERY, 4 * EVERY, 5 * EVERY]
+    model(IDS)
+    assert not model.looked[-1]
+    model(torch.zeros(5, dtype=torch.int64))
+    assert model.looked[-1]
+
+
+def test_inputs_of_unknown_size_with_large_one_hots_always_search():
+    model = convert(Small())
+    model.looked.clear()
+    for _ in range(20):
+        model(IDS, Batch())
+    assert all(model.looked)
 
 
 @pytest.mark.usefixtures("default_min_entries")
@@ -304,6 +405,37 @@ def test_checkpoint_recomputes_with_the_same_search(make):
     for (name, a), b in zip(plain.named_parameters(), model.parameters(), strict=True):
         if a.grad is not None:
             torch.testing.assert_close(b.grad, a.grad, msg=name)
+
+
+@pytest.mark.usefixtures("default_min_entries")
+def test_checkpointed_calls_always_search():
+    model = convert(Twice(Small))
+    for _ in range(TRIES):
+        model(IDS).sum().backward()
+    assert model.block.looked == [True] * (4 * TRIES)  # two calls, and their recomputation
+
+
+@pytest.mark.usefixtures("default_min_entries")
+@pytest.mark.filterwarnings("ignore")
+def test_traced_model_searches():
+    model = convert(Small())
+    searching_calls(model, TRIES + 2)
+    assert not model.looked[-1]
+    traced = torch.jit.trace(model, IDS, check_trace=False)
+    assert model.looked[-1]
+    torch.testing.assert_close(traced(IDS), model(IDS))
+    assert not any(searching_calls(model, TRIES))
+
+
+@pytest.mark.usefixtures("default_min_entries")
+def test_exported_model_looks_up_rows_after_calls_without_a_search():
+    model = convert(Small())
+    searching_calls(model, TRIES + 2)
+    assert not model.looked[-1]
+    exported = torch.export.export(model, (IDS,), strict=False)
+    assert "aten.embedding" in exported.graph_module.code
+    torch.testing.assert_close(exported.module()(IDS), model(IDS))
+    assert not any(searching_calls(model, TRIES))
 
 
 def test_sequential_passes_one_hots_between_modules():

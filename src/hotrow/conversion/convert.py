@@ -63,10 +63,10 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
         min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
             default. Below 100,000 entries, plain PyTorch is about as fast. With fused Adam or
             AdamW, plain PyTorch is just as fast up to 500,000 entries, so pass 500_000.
-            A one-hot with N rows and C columns has N x C entries. Until a product becomes a lookup,
-            or the model creates a one-hot with 10 times `min_entries` entries, hotrow searches only
-            some calls to the model for one-hots. It searches the first 8 calls, then every 64th
-            call, and each call whose input is larger than in all earlier searches. Under
+            A one-hot with N rows and C columns has N x C entries. hotrow searches only some calls
+            to the model for one-hots: calls whose inputs are as large as in an earlier call that a
+            search made faster, calls with larger inputs than before, the first 8 calls, and then
+            fewer and fewer calls, at least one in 1,024. Other calls run the original code. Under
             `torch.compile`, all one-hot products become lookups. If converted modules with
             different `min_entries` are nested, the value of the module that you call applies.
 

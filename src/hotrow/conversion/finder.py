@@ -44,21 +44,13 @@ class Finder(TorchFunctionMode):
         record: stores the origin of each one-hot found; None under `torch.compile`.
 
     Attributes:
-        sampler: chooses which method calls to search for one-hots.
+        sampler: chooses which method calls to search for one-hots; None under `torch.compile`.
     """
 
     def __init__(self, record: Record | None = None) -> None:
         super().__init__()
-        self.record, self.sampler = record, CallSampler()
-
-    def __enter__(self) -> Finder:
-        call_states.current.sampler = self.sampler
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        call_states.current.sampler = None
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self.record = record
+        self.sampler = None if record is None else CallSampler()
 
     @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -89,19 +81,6 @@ class Finder(TorchFunctionMode):
         if self.record is not None and isinstance(result, OneHot):
             self.record.origin_in(frame, func).record_one_hot(result)
         return result
-
-
-def finder_of(record: Record, method: Any, hook: Any, args: Any, kwargs: Any) -> Finder | None:
-    """Return the finder for this method call, or None to skip the search.
-
-    `hook` is the current `saved_tensor_hook()`.
-    """
-    finder: Finder | None = record.finders.get(method)
-    if finder is None:
-        finder = record.finders[method] = Finder(record)
-    # Recomputing a checkpointed function must find the same one-hots, so always search.
-    must_search = hook is not None or _is_tracing()
-    return finder if must_search or not finder.sampler.skips(args, kwargs) else None
 
 
 def _one_hot(

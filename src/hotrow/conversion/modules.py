@@ -12,7 +12,6 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrow.conversion import sampling
-from hotrow.conversion.finder import Finder, finder_of
+from hotrow.conversion.finder import Finder
 from hotrow.conversion.matmul import MatmulMode
 from hotrow.conversion.origins import Record
-from hotrow.conversion.sampling import call_states, saved_tensor_hook
+from hotrow.conversion.sampling import call_states, is_traced, top_hooks
 from hotrow.errors import HotrowError
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.registry import materialize
@@ -33,6 +32,7 @@ _records: dict[int, Record] = {}  # live modules only, keyed by id(module)
 # For each module that could not be converted, the reason.
 refusals: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 DIRECTIONS = ("lookup", "matmul")
+_is_tracing = torch._C._is_tracing
 
 
 class _Converted:
@@ -224,27 +224,64 @@ def _reduce_class(cls: type[_Converted]) -> Any:
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method so that it activates the mode, unless an outer method has already done so."""
 
+    # Most calls skip the search. They must take much less time than the torch operations of a small
+    # model, so this function makes as few calls as possible before it calls the method.
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = getattr(original, name)  # the user may have replaced the method
-        state, hook = call_states.current, saved_tensor_hook()
-        outer_mode, outer_hook = state.mode, state.saved_tensor_hook
-        if outer_mode and hook is outer_hook:
+        state, traced = call_states.current, is_traced()
+        hook: Any = None if traced else top_hooks(True)  # as in `saved_tensor_hook`
+        if hook is not None:
+            hook = hook[0]
+        outer_hook = state.saved_tensor_hook
+        if hook is outer_hook:
             return current(self, *args, **kwargs)
-        is_searching = outer_mode == "searching"
-        mode = None if is_searching else _mode_for(self, name, hook, args, kwargs)
-        state.mode = "searching" if is_searching or mode else "skipping"
+        mode: Any = None
+        if not state.is_searching:
+            record: Any = None if traced else _records.get(id(self))
+            # A module that is being copied or loaded has no `training` attribute yet.
+            finder = record and record.finders.get((name, getattr(self, "training", True)))
+            if finder is None:
+                mode = _first_mode(self, name, hook, args, kwargs)
+            # Recomputing a checkpointed function must find the same one-hots, so always search.
+            elif not finder.sampler.skips(args, kwargs, hook is not None or _is_tracing()):
+                mode = Finder() if is_compiling() else finder
         state.saved_tensor_hook = hook
         try:
             if mode is None:
                 return current(self, *args, **kwargs)
-            with mode:
-                result = current(self, *args, **kwargs)
+            return _run_under(mode, current, self, args, kwargs)
         finally:
-            state.mode, state.saved_tensor_hook = outer_mode, outer_hook
-        return _materialize_outputs(result)
+            state.saved_tensor_hook = outer_hook
 
     return run
+
+
+def _first_mode(module: Any, name: str, hook: Any, args: Any, kwargs: Any) -> Any:
+    """Return the mode of a method that has no finder yet."""
+    if module._direction == "matmul":
+        return MatmulMode()
+    if is_compiling():
+        return Finder()
+    record = record_of(module)
+    finder: Any = Finder(record)
+    record.finders[name, getattr(module, "training", True)] = finder
+    finder.sampler.skips(args, kwargs, hook is not None or _is_tracing())
+    return finder
+
+
+def _run_under(mode: Any, method: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    """Call a method under a mode, and materialize its outputs outside of the mode."""
+    state, sampler = call_states.current, mode.sampler
+    state.is_searching, state.sampler = True, sampler
+    try:
+        with mode:
+            result = method(module, *args, **kwargs)
+        return _materialize_outputs(result)
+    finally:
+        state.is_searching, state.sampler = False, None
+        if sampler is not None:
+            sampler.end_search()
 
 
 def _materialize_outputs(value: Any) -> Any:
@@ -261,17 +298,5 @@ def _materialize_outputs(value: Any) -> Any:
 def _materialize_output(value: OneHot) -> Tensor:
     for origin in value.origins:
         origin.is_returned = True
+        origin.record_dense(value.entries)
     return materialize(value)
-
-
-def _mode_for(
-    module: Any, name: str, hook: Any, args: Any, kwargs: Any
-) -> AbstractContextManager[Any] | None:
-    """Return the mode for this method call, or None if the call needs no mode."""
-    if module._direction == "matmul":
-        return MatmulMode()
-    if is_compiling():
-        return Finder()
-    # A module that is being copied or loaded has no `training` attribute yet.
-    method = name, getattr(module, "training", True)
-    return finder_of(record_of(module), method, hook, args, kwargs)

@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrow.conversion.sampling import call_states
+from hotrow.conversion.sampling import Search, call_states
 from hotrow.onehot.tensor import SCATTER_SIZE, OneHot
 from hotrow.table.stack import location_of
 
 
-def _search_always() -> None:
-    """Make hotrow search every later call of the current method for one-hots."""
+def _current_search() -> Search:
+    """Return the findings of the current search, or of no search."""
     sampler = call_states.current.sampler
-    if sampler is not None:
-        sampler.always_searches = True
+    return Search() if sampler is None else sampler.search
+
+
+# Operations that aren't products pay off on one-hots that are at least this many times larger.
+_USE_SIZE = 3
 
 
 class Origin:
@@ -48,6 +51,7 @@ class Origin:
         self.fallback_counts: Counter[Any] = Counter()
         self.max_product_entries, self.max_small_entries, self.is_returned = 0, 0, False
         self.is_one_hot = operation != _ZEROS
+        self._entries = 0  # the size of the latest one-hot
 
     @property
     def min_entries(self) -> int:
@@ -62,20 +66,33 @@ class Origin:
     def record_one_hot(self, x: OneHot) -> None:
         """Record that this line created `x`."""
         self.widths[x.sizes[-1]] = None
+        self._entries = x.entries
         if x.entries >= SCATTER_SIZE * self.min_entries:
-            _search_always()  # every operation on `x` may be faster, not only products
+            _current_search().used.add(self)  # every operation on `x` may be faster
         x.origins = frozenset([self])
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
         """Record that a product with this weight became a lookup."""
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
-        _search_always()
+        _current_search().is_faster = True
 
-    def record_use(self, func: Any) -> None:
-        """Record that this operation used only the ids."""
+    def record_use(self, func: Any, entries: int, is_faster: bool) -> None:
+        """Record that this operation used only the ids.
+
+        If `is_faster` is false, the operation is only faster than torch if no other operation
+        materializes the one-hot.
+        """
         self.use_counts[func.__name__.strip("_")] += 1
-        _search_always()
+        search = _current_search()
+        search.is_faster |= is_faster
+        if entries >= _USE_SIZE * self.min_entries:
+            search.used.add(self)
+
+    def record_dense(self, entries: int) -> None:
+        """Record that a one-hot, or a tensor computed from it, was materialized."""
+        if 2 * entries > self._entries:  # not the sum of its rows, for example
+            _current_search().materialized.add(self)
 
     def record_fallback(self, func: Any) -> None:
         """Record that an operation without a rule materialized a one-hot."""

@@ -1,7 +1,8 @@
 """Choose which calls of a converted model to search for one-hots.
 
-Until a method creates a one-hot that is large enough for a lookup, hotrow searches only a sample of
-the method's calls. All other calls run as in the original model.
+A search takes time, and makes a call faster only if the call creates a large one-hot. So hotrow
+searches the calls whose inputs are as large as those of earlier calls that became faster, and a
+sample of the other calls. All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -18,38 +19,113 @@ from torch import Tensor
 from hotrow.kernels.tracing import is_compiling
 
 MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast as a lookup
-_FIRST_CALLS, _INTERVAL = 8, 64  # search the first 8 calls, then every 64th
+_FIRST_CALLS, _INTERVAL, _MAX_INTERVAL = 8, 64, 1024  # see `CallSampler`
 _MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unknown
+_INFINITY = math.inf
+
+
+class Search:
+    """What the search of a call has found.
+
+    Attributes:
+        is_faster: whether an operation on ids saved more time than the search takes.
+        used: the origins of one-hots whose ids were used.
+        materialized: the origins of one-hots that were materialized.
+    """
+
+    def __init__(self) -> None:
+        self.is_faster = False
+        self.used: set[Any] = set()
+        self.materialized: set[Any] = set()
+
+    @property
+    def is_worthwhile(self) -> bool:
+        """Whether the call was faster because of the search."""
+        return self.is_faster or not self.used <= self.materialized
+
+
+class _History:
+    """The earlier calls of a method.
+
+    Args:
+        max_interval: the largest number of calls from one search to the next.
+
+    Attributes:
+        calls: the number of calls.
+        next_search: the number of the call to search next, whatever the size of its input.
+        skipped_size: inputs up to this size need no other search.
+    """
+
+    def __init__(self, max_interval: int) -> None:
+        self._max_interval = max_interval
+        self.calls, self.next_search = 0, 1
+        self.skipped_size: float = 0
+        self._largest_slower: float = 0  # the largest input whose search didn't pay
+        self._smallest_faster: float = _INFINITY  # the smallest input whose search paid
+
+    def start_search(self) -> None:
+        """Choose the next call to search, whatever the size of its input."""
+        interval = min(max(self.calls, _INTERVAL - self.calls), self._max_interval)
+        self.next_search = self.calls + (1 if self.calls < _FIRST_CALLS else interval)
+
+    def end_search(self, size: float, is_worthwhile: bool) -> None:
+        """Record whether the search made a call with an input of this size faster."""
+        if is_worthwhile:
+            self._smallest_faster = min(self._smallest_faster, size)
+        else:
+            self._largest_slower = max(self._largest_slower, size)
+        self.skipped_size = min(self._largest_slower, self._smallest_faster - 1)
 
 
 class CallSampler:
     """Chooses which calls of one method to search for one-hots.
 
-    hotrow searches the first 8 calls, and then every 64th call. It also searches each call
-    whose input is larger than in all earlier searches, or whose input size is unknown.
+    hotrow searches the first 8 calls, and then calls 64, 128, 256, 512, 1024, 2048, 3072, ... It
+    also searches each call whose input may be large enough: larger than the inputs of all searches
+    that didn't make their calls faster, or at least as large as the input of a search that did.
+
+    Inputs of unknown size have their own history, and count as equally large. Because they may
+    grow, hotrow searches every 64th call.
 
     Attributes:
-        always_searches: whether to search every call; set once a call has created a large one-hot.
+        search: the findings of the current search.
     """
 
     def __init__(self) -> None:
-        self.always_searches = False
-        self._calls = 0
-        self._largest: float = 0
+        self.search = Search()
+        self._known, self._unknown = _History(_MAX_INTERVAL), _History(_INTERVAL)
+        self._current: tuple[_History, float] | None = None  # the history and size of a search
 
-    def skips(self, args: Any, kwargs: Any) -> bool:
-        """Count a call with these arguments, and return whether to skip the search."""
-        if self.always_searches:
+    def skips(self, args: Any, kwargs: Any, must_search: bool) -> bool:
+        """Return whether to skip the search of a call with these arguments.
+
+        If `must_search` is true, the call isn't counted, and the result is always false.
+        """
+        if must_search:
+            self._current, self.search = None, Search()
             return False
-        self._calls += 1
-        size = _input_size(args) + _input_size(kwargs.values()) if kwargs else _input_size(args)
-        size = size or math.inf  # a method without arguments gets its input from elsewhere
-        searches = (
-            self._calls <= _FIRST_CALLS or self._calls % _INTERVAL == 0 or size > self._largest
-        )
-        if searches and size < math.inf:
-            self._largest = max(self._largest, size)
-        return not searches
+        size: float = 0
+        for value in args:
+            size += value.numel() if type(value) is Tensor else _size_of(value)
+        if kwargs:
+            size += _input_size(kwargs.values())
+        history = self._known
+        if not 0 < size < _INFINITY:  # a method without arguments gets its input from elsewhere
+            if is_compiling():
+                return self.skips(args, kwargs, must_search=True)
+            history, size = self._unknown, 1
+        history.calls = calls = history.calls + 1
+        if size <= history.skipped_size and calls < history.next_search:
+            return True
+        history.start_search()
+        self._current, self.search = (history, size), Search()
+        return False
+
+    def end_search(self) -> None:
+        """Record whether the current search made its call faster."""
+        if self._current is not None:
+            history, size = self._current
+            history.end_search(size, self.search.is_worthwhile)
 
 
 def _input_size(values: Collection[Any], depth: int = 0) -> float:
@@ -58,25 +134,29 @@ def _input_size(values: Collection[Any], depth: int = 0) -> float:
     Returns inf if the size of a value is unknown.
     """
     if len(values) > _MAX_ARGUMENTS or depth > _MAX_DEPTH:
-        return math.inf
+        return _INFINITY
     total: float = 0
     for value in values:
-        if isinstance(value, Tensor):
-            total += value.numel()
-        elif isinstance(value, int):
-            total += abs(value)
-        elif isinstance(value, list | tuple):
-            total += _input_size(value, depth + 1)
-        elif isinstance(value, dict):
-            total += _input_size(value.values(), depth + 1)
-        elif isinstance(value, np.ndarray | np.generic):
-            total += value.size + (abs(int(value)) if isinstance(value, np.integer) else 0)
-        elif value is not None and not isinstance(value, float):
-            return math.inf
+        total += _size_of(value, depth)
     return total
 
 
-_top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+def _size_of(value: Any, depth: int = 0) -> float:
+    if isinstance(value, Tensor):
+        return _INFINITY if is_compiling() else value.numel()
+    if isinstance(value, int):
+        return abs(value)
+    if isinstance(value, list | tuple):
+        return _input_size(value, depth + 1)
+    if isinstance(value, dict):
+        return _input_size(value.values(), depth + 1)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size + (abs(int(value)) if isinstance(value, np.integer) else 0)
+    return 0 if value is None or isinstance(value, float) else _INFINITY
+
+
+top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+is_traced = torch.compiler.is_dynamo_compiling
 
 
 def saved_tensor_hook() -> Any:
@@ -84,25 +164,24 @@ def saved_tensor_hook() -> Any:
 
     Activation checkpointing sets such a hook.
     """
-    if is_compiling():
-        return None
-    hooks = _top_hooks(True)
-    return None if hooks is None else hooks[0]
+    hooks = None if is_traced() else top_hooks(True)
+    return hooks and hooks[0]
 
 
 class CallState:
     """The state of a thread's current call to a converted method.
 
     Attributes:
-        mode: "searching" for one-hots, "skipping" the search, or "" outside any call.
+        is_searching: whether a mode is active, such as a search for one-hots.
         sampler: the sampler of the method that is searching, or None.
-        saved_tensor_hook: the hook that was set when the innermost converted method began.
+        saved_tensor_hook: the hook that was set when the innermost converted method began, or
+            "no method" outside of any call.
     """
 
     def __init__(self) -> None:
-        self.mode = ""
+        self.is_searching = False
         self.sampler: CallSampler | None = None
-        self.saved_tensor_hook: Any = None
+        self.saved_tensor_hook: Any = "no method"
 
 
 class _CallStates(threading.local):

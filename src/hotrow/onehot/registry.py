@@ -149,6 +149,8 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     tensors = list(find_instances((args, kwargs), RuleTensor))
     for x in tensors:
         for origin in x.origins:
+            if not torch._C._is_tracing():  # comparing sizes would raise a warning
+                origin.record_dense(x.entries)
             if too_small:
                 origin.record_small_product(x.entries)
             elif x.has_many_zeros:

@@ -330,8 +330,10 @@ class OneHot(RuleTensor):
 
     def record_use(self, func: Any) -> None:
         """Record for the report that `func` was computed from the ids."""
+        # While torch.jit.trace is recording, comparing sizes raises a warning.
+        entries = 0 if torch._C._is_tracing() else self.entries
         for origin in self.origins:
-            origin.record_use(func)
+            origin.record_use(func, entries, entries > 0 and not self.is_too_small)
 
     def detach_in_place(self) -> None:
         """Remove the graph that computed this tensor, like `Tensor.detach_`."""

@@ -106,7 +106,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
             result.origins = origins
             return result
         for origin in origins:  # a set, so a line that made both operands counts once
-            origin.record_use(func)
+            origin.record_use(func, x.entries, is_faster=True)
     return result
 
 

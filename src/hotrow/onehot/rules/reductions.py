@@ -12,7 +12,7 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part
 from hotrow.onehot.registry import USE_TORCH, overloads, rule
-from hotrow.onehot.results import derive, meta_result, meta_tensor
+from hotrow.onehot.results import derive, meta_result
 from hotrow.onehot.tensor import OneHot
 
 _LOW_PRECISION = torch.float16, torch.bfloat16
@@ -91,7 +91,7 @@ def _sum_batch(x: OneHot, dims: set[int], keepdim: bool) -> OneHot:
         axes_left = [axis for i, axis in enumerate(layout.order) if i not in dims]
         renamed = tuple(sorted(axes_left).index(axis) for axis in axes_left)
         layout = Layout(layout.classes, renamed)
-    return derive(x, parts, reduce(meta_tensor(x)), reduce, layout=layout)
+    return derive(x, parts, meta_result(torch.sum, (x, axes, keepdim)), reduce, layout=layout)
 
 
 def _sum_classes(
