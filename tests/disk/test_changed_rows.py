@@ -133,8 +133,25 @@ def test_a_row_added_where_another_row_was_removed_begins_from_the_initial_state
     runs.check()
 
 
+def test_the_optimizer_changes_between_changes_of_the_rows(disk_run):
+    weights = torch.randn(500, COLUMNS)
+    runs = disk_run("Adam", {"lr": 0.1}, weights), TableRun("Adam", {"lr": 0.1}, weights)
+    for name, kwargs in (("Adam", {"lr": 0.1}), ("SGD", OPTIMIZERS["SGD"]), ("Adam", {"lr": 0.1})):
+        added = torch.ones(300, COLUMNS)
+        for run in runs:
+            run.optimizer = getattr(hotrow.optim, name)([run.weight], **kwargs)
+            run.kwargs = kwargs
+            run.step(torch.tensor([3, 400]), torch.ones(2, COLUMNS))
+            run.resize(len(run.layer.weight) + 300, added)
+            run.step(torch.tensor([3, 700]), torch.ones(2, COLUMNS))
+        runs[0].store.save()
+    runs[0].reopen()
+    assert_same_bits(*(run.weights for run in runs))
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_any_sequence_of_changes_has_the_same_bits_as_in_memory(seed, disk_run):
+def test_any_sequence_of_changes_has_the_same_bits_as_in_memory(seed, disk_run, monkeypatch):
+    monkeypatch.setattr(disk.resized_files, "_BLOCK_VALUES", 10 ** (seed + 1))
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     name = chance.choice(list(OPTIMIZERS))
     weights = torch.randn(chance.randrange(1, 900), COLUMNS, generator=generator)
@@ -480,6 +497,8 @@ def test_damaged_rows_are_not_moved(disk_run):
     with pytest.raises(HotrowError, match="the checksum of rows 341 to 499 does not match"):
         run.take([3, 2], None)
     run.resize(600, None)  # the new rows are on the damaged page
+    with pytest.raises(HotrowError, match="the checksum of rows 341 to 499 does not match"):
+        run.layer(torch.tensor([499]))
     run.step(torch.tensor([599]), torch.ones(1, COLUMNS))
     with pytest.raises(HotrowError, match="the checksum of rows 341 to 499 does not match"):
         run.store.save()
