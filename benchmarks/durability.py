@@ -7,8 +7,9 @@
 `checks` measures the cost of checksums: the time of a step with checksums, divided by the time
 without. Each attack prints "N tried, M lost". An attempt counts as lost in these cases:
 
-- `kills` sends SIGKILL to a process that trains and saves. Lost: an acknowledged save is missing,
-  the folder doesn't open, or the values differ from those of the same training in memory.
+- `kills` sends SIGKILL to a process that trains, saves, and changes the number of rows. Lost: an
+  acknowledged save is missing, the folder doesn't open, or the values or the number of rows differ
+  from those of the same training in memory.
 - `flips` flips one bit of one file. Lost: values differ, but hotrow raises no error.
 - `full` fills the disk (a tmpfs, which requires root) during training. Lost: as for `kills`, or the
   process ends without a hotrow error.
@@ -43,11 +44,12 @@ from torch import nn
 
 import hotrow
 from benchmarks.record_files import ROOT
-from hotrow import HotrowError, disk
+from hotrow import HotrowError, disk, vocabulary
 from hotrow.bench.batches import Batches
 from hotrow.distributed import shard
 
 ROWS, COLUMNS, IDS = 2000, 8, 16
+NEW_ROWS = 300  # the number of rows that a growth adds
 FRESH_EVERY = 25  # start again with a new table after this many attempts
 RANK_TIMEOUT = 20  # seconds until a rank counts as lost
 MAX_SECONDS = 0.15  # kill each process within this many seconds
@@ -56,6 +58,11 @@ MAX_SECONDS = 0.15  # kill each process within this many seconds
 def first_values() -> torch.Tensor:
     """Return the values of a new table."""
     return torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(1))
+
+
+def rows_at(t: int) -> int:
+    """Return the number of rows of step t: they grow every third step, and shrink at times."""
+    return ROWS + NEW_ROWS * (t // 3 % 8)
 
 
 def step(layer: nn.Module, optimizer: torch.optim.Optimizer, t: int) -> None:
@@ -67,13 +74,26 @@ def step(layer: nn.Module, optimizer: torch.optim.Optimizer, t: int) -> None:
     optimizer.step()
 
 
+def changing_step(layer: nn.Embedding, optimizer: torch.optim.Optimizer, t: int) -> None:
+    """Take step t after a change to its number of rows; the last row is new."""
+    rows = rows_at(t)
+    if rows != layer.num_embeddings:
+        generator = torch.Generator().manual_seed(t)
+        new = torch.randn(max(0, rows - layer.num_embeddings), COLUMNS, generator=generator)
+        vocabulary.resize(layer, rows, optimizer, init=new)
+    optimizer.zero_grad()
+    layer(torch.tensor([rows - 1])).sum().backward()
+    optimizer.step()
+    step(layer, optimizer, t)
+
+
 def train_in_memory(steps: int) -> dict[str, torch.Tensor]:
     """Return the rows and the state after the same training in memory."""
     layer = nn.Sequential(nn.Embedding(ROWS, COLUMNS, _weight=first_values()))
     layer = hotrow.convert(layer, min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.05)
     for t in range(steps):
-        step(layer, optimizer, t)
+        changing_step(layer[0], optimizer, t)
     return read_state(layer[0].weight, optimizer)
 
 
@@ -111,7 +131,7 @@ def train(folder: Path, pipe: int, on_step: Callable[[int], None] = lambda t: No
         t = store.rest or 0
         while True:
             on_step(t)
-            step(store.layer, optimizer, t)
+            changing_step(store.layer, optimizer, t)
             t += 1
             store.save(t)
             os.write(pipe, b".")

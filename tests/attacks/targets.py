@@ -33,7 +33,7 @@ from hotrow.inputs.tokenizer import open_tokenizer
 from hotrow.lesson import times
 from hotrow.vocabulary import Vocabulary
 from tests.attacks.state_dicts import load_state
-from tests.disk.folders import ROWS, change_record, make_folder
+from tests.disk.folders import change_record, make_folder
 
 Target = Callable[[bytes], object]
 TARGETS: dict[str, Target] = {}
@@ -206,7 +206,7 @@ def open_folder(name: str, data: bytes) -> None:
         with disk.open(folder) as store:
             optimizer = hotrow.optim.Adam(store.layer.parameters(), lr=0.05)
             store.layer.weight.sum()
-            store.layer(torch.tensor([0, ROWS - 1])).sum().backward()
+            store.layer(torch.tensor([0, store.layer.num_embeddings - 1])).sum().backward()
             optimizer.step()
             expected = store.layer.weight.detach().clone()
             store.save({"step": 5})

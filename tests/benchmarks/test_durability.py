@@ -5,6 +5,8 @@ import random
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks import durability
 from hotrow.disk import store
 from tests.support.exhaustive import exhaustive
@@ -17,9 +19,9 @@ def lost(attack, count, **options):
     return sum(results)
 
 
-@exhaustive
-def test_killed_processes_lose_no_save():
-    assert not lost(durability.kills, 60)
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=exhaustive)])
+def test_killed_processes_lose_no_save(count):
+    assert not lost(durability.kills, count)
 
 
 @exhaustive

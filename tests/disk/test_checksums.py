@@ -38,7 +38,7 @@ def flip_row(folder, name, row):
     with disk.open(folder) as store:
         (layout,) = (file.layout for file in store.files() if file.layout.name == name)
     row_bytes = layout.value_bytes // ROWS
-    flip(folder / layout.file_name, layout.first_page * 4096 + row * row_bytes + 2)
+    flip(folder / layout.file_name, 4096 + row * row_bytes + 2)
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -107,10 +107,19 @@ def test_reads_of_an_untrained_table_are_checked(tmp_path):
             store.save()  # nothing has changed
 
 
-@pytest.mark.parametrize("offset", [0, 8, 30, 100, 4000, 4096, 4099])
-def test_flipped_bits_in_the_header_and_the_checksums_are_found(folder, offset):
-    flip(folder / "weight.safetensors", offset)
-    with pytest.raises(HotrowError, match=r"weight.safetensors is damaged"):
+@pytest.mark.parametrize("name", ["weight", "weight.checksums"])
+@pytest.mark.parametrize("offset", [0, 8, 30, 100, 4000])
+def test_flipped_bits_in_a_header_are_found(folder, name, offset):
+    flip(folder / f"{name}.safetensors", offset)
+    with pytest.raises(HotrowError, match=rf"{name}.safetensors is damaged"):
+        disk.verify(folder)
+
+
+@pytest.mark.parametrize("offset", [4096, 4099])
+def test_flipped_bits_in_the_checksums_are_found(folder, offset):
+    flip(folder / "weight.checksums.safetensors", offset)
+    text = r"weight.safetensors is damaged .* does not match the one in weight.checksums.safetens"
+    with pytest.raises(HotrowError, match=text):
         disk.verify(folder)
 
 
@@ -127,8 +136,7 @@ def test_flipped_bits_in_the_other_files_are_found(folder):
 
 def test_a_save_does_not_hide_damage_in_the_rows_beside_its_changes(folder):
     with disk.open(folder) as store:
-        flip_row_of_open_folder = next(f.layout for f in store.files() if f.layout.name == "weight")
-        flip(folder / "weight.safetensors", flip_row_of_open_folder.first_page * 4096 + 62)
+        flip(folder / "weight.safetensors", 4096 + 62)
         before = snapshot(folder)
         store.table.raw_data[200] = 1.0  # on the damaged page, before hotrow has checked it
         with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
@@ -151,9 +159,7 @@ def test_zeros_need_no_space_and_are_checked(tmp_path):
     path = tmp_path / "t" / "weight.safetensors"
     assert path.stat().st_blocks * 512 < 100_000
     assert disk.verify(tmp_path / "t") == 3 * 256_000_000 + 4_000_000
-    with disk.open(tmp_path / "t") as store:
-        layout = store.files()[0].layout
-    flip(path, layout.first_page * 4096 + 3_000_000)  # in a hole
+    flip(path, 4096 + 3_000_000)  # in a hole
     with pytest.raises(HotrowError, match=MISMATCH.format("11,712 to 11,727")):
         disk.verify(tmp_path / "t")
 
@@ -163,7 +169,7 @@ def test_values_replaced_by_a_hole_are_found(folder):
         layout = store.files()[0].layout
     content = (folder / "weight.safetensors").read_bytes()
     with open(folder / "weight.safetensors", "r+b") as file:
-        file.truncate(layout.first_page * 4096)
+        file.truncate(4096)
         file.truncate(layout.file_bytes)
     assert len(content) == layout.file_bytes
     with pytest.raises(HotrowError, match=MISMATCH.format("0 to 204")):
@@ -182,9 +188,8 @@ def test_training_reads_and_checks_only_the_pages_of_its_rows(folder):
 
 
 def test_rows_wider_than_a_page_are_checked(tmp_path):
-    with disk.create(tmp_path / "t", 9, 3000, fill=torch.nn.init.normal_) as store:
-        layout = store.files()[0].layout
-    flip(tmp_path / "t" / "weight.safetensors", layout.first_page * 4096 + 4 * 3000 * 4 + 8000)
+    disk.create(tmp_path / "t", 9, 3000, fill=torch.nn.init.normal_).close()
+    flip(tmp_path / "t" / "weight.safetensors", 4096 + 4 * 3000 * 4 + 8000)
     with disk.open(tmp_path / "t") as store:
         store.layer(torch.tensor([2, 6, 8]))
         with pytest.raises(HotrowError, match=MISMATCH.format("4 to 4")):
@@ -206,13 +211,11 @@ def test_a_table_in_a_tmpfs_reserves_its_space(memory_folder, tmp_path):
     make_folder(memory_folder / "t")
     path = memory_folder / "t" / "weight.safetensors"
     assert path.stat().st_blocks * 512 >= path.stat().st_size
-    with disk.create(memory_folder / "u", 100_000, 5) as store:
+    with disk.create(memory_folder / "u", 100_000, 5):
         path = memory_folder / "u" / "weight.safetensors"
         assert path.stat().st_blocks * 512 >= path.stat().st_size
         size = path.stat().st_size
-        file = store.files()[0]
-        train_page = file.layout.first_page * 4096
-    os.truncate(path, train_page)  # like a copied file, which can have holes
+    os.truncate(path, 4096)  # like a copied file, which can have holes
     os.truncate(path, size)
     assert path.stat().st_blocks * 512 < path.stat().st_size
     disk.open(memory_folder / "u").close()

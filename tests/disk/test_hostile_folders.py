@@ -23,11 +23,15 @@ from tests.disk.folders import (
 )
 
 FILES = [
+    "exp_avg.checksums.safetensors",
     "exp_avg.safetensors",
+    "exp_avg_sq.checksums.safetensors",
     "exp_avg_sq.safetensors",
+    "last.checksums.safetensors",
     "last.safetensors",
     "rest.pt",
     "run.json",
+    "weight.checksums.safetensors",
     "weight.safetensors",
 ]
 WHOLE_FILE = (1 << 64) - 1
@@ -276,6 +280,9 @@ def test_wrong_types_in_the_record_are_named(folder):
     for changes, text in (
         ({"save": 3}, "invalid name of a save"),
         ({"previous": "../x"}, "invalid name of a save"),
+        ({"previous_rows": 0}, "invalid number of rows of the previous save"),
+        ({"previous_rows": 7.0}, "invalid number of rows of the previous save"),
+        ({"previous_rows": 1 << 58}, "invalid number of rows of the previous save"),
         ({"rest": "abc"}, "invalid length or checksum of rest.pt"),
         ({"rest": [1 << 40, 2]}, "invalid length or checksum of rest.pt"),
         ({"rest": [-1, 2]}, "invalid length or checksum of rest.pt"),
@@ -350,7 +357,7 @@ def test_a_table_that_is_truncated_while_it_is_opened_is_refused(folder, monkeyp
 
 
 def test_steps_out_of_range_are_refused_because_kernels_use_them_as_indices(folder):
-    values = disk.mapped_tensor.Layout("last", (ROWS,), torch.int32)
+    values = disk.layout.Layout("last", (ROWS,), torch.int32)
     path = folder / "last.safetensors"
     for wrong in (-1, 5, 1 << 30):
         content = bytearray(path.read_bytes())

@@ -20,7 +20,8 @@ from hotrow import HotrowError, disk
 from hotrow.disk import folder as folder_module
 from hotrow.disk import journal
 from hotrow.disk.folder import Folder
-from hotrow.disk.mapped_tensor import Layout, MappedTensor, write_new
+from hotrow.disk.layout import Layout
+from hotrow.disk.mapped_tensor import MappedTensor, write_new
 from hotrow.disk.record import new_name
 from hotrow.optim.lag import RowLag
 from tests.support.exhaustive import exhaustive
@@ -166,19 +167,20 @@ def test_a_save_writes_the_changed_pages_and_frees_them(tmp_path):
     mapped = MappedTensor(folder, layout)
     values = mapped.tensor()
     assert not values[::256].any()  # reads every page
-    assert mapped.written_pages().tolist() == []
+    assert mapped.file.written_pages().tolist() == []
     values[0], values[4095] = 1.0, 2.0
-    # Pages 0 and 1 contain the header and the checksums.
-    assert mapped.written_pages().tolist() == [2, 17]
-    mapped.discard_pages()
+    assert mapped.file.written_pages().tolist() == [1, 16]  # page 0 is the header
+    mapped.map_saved()
     assert not values.any()
+    emptied = mapped.emptied(2000)  # all pages change, although all values are still zero
+    assert emptied.file.written_pages().tolist() == list(range(1, 9))
     with create(tmp_path / "u") as store:
         step(store.layer, make("Adam", store.layer), 0)
         files = store.files()
-        assert [len(file.written_pages()) > 0 for file in files] == [True] * 4
+        assert [len(each.file.written_pages()) > 0 for each in files] == [True] * 4
         before = store.layer.weight.detach().clone()
         store.save()
-        assert [len(file.written_pages()) for file in files] == [0] * 4
+        assert [len(each.file.written_pages()) for each in files] == [0] * 4
         assert_same_bits(store.layer.weight.detach(), before)
 
 

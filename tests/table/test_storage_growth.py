@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hotrow.table import storage_growth
-from hotrow.table.storage_growth import MIN_BYTES, grow_storage
+from hotrow.table.storage_growth import MIN_BYTES, fill_with_zeros, grow_storage
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pages")
 
@@ -80,7 +80,7 @@ def test_if_pages_do_not_move_values_are_copied(moves, failing):
 @LINUX
 def test_a_hole_is_filled_before_values_are_copied(moves, monkeypatch):
     move = storage_growth._move_pages
-    libc = storage_growth._libc()
+    libc = storage_growth.libc()
 
     def fail(source, target, length):
         if not moves.results:
@@ -113,3 +113,52 @@ def test_too_little_memory_is_an_error_before_anything_changes(moves):
         grow_storage(values.untyped_storage(), 1 << 60)
     assert torch.equal(values, expected)
     assert not moves.results
+
+
+@pytest.mark.parametrize("columns", [1, 3, 5000])
+@pytest.mark.parametrize("written", [None, 0, 700, -1])
+def test_rows_are_filled_with_zeros(columns, written):
+    storage_rows = MIN_BYTES // 4 // columns + 1000
+    memory = torch.empty(storage_rows, columns)
+    grow_storage(memory.untyped_storage(), 2 * memory.nbytes)
+    rows = memory.as_strided((2 * storage_rows, columns), (columns, 1))[storage_rows:]
+    before, rows, after = rows[:1], rows[1:2001], rows[2001:2002]
+    before.fill_(1)
+    after.fill_(1)
+    if written is not None:
+        rows[written] = 7
+    fill_with_zeros(rows)
+    assert not rows.any()
+    assert before.all()
+    assert after.all()
+
+
+@LINUX
+def test_pages_that_were_never_written_are_not_filled():
+    memory = torch.empty(MIN_BYTES)
+    rows = memory[12345:]
+    before = physical_bytes(rows)
+    assert before < rows.nbytes / 4
+    fill_with_zeros(rows)
+    assert physical_bytes(rows) <= before + 2 * mmap.PAGESIZE
+    assert not rows.any()
+
+
+@LINUX
+def test_pages_are_filled_if_the_system_does_not_list_them(monkeypatch):
+    def fail(*arguments, **options):
+        raise PermissionError
+
+    monkeypatch.setattr(storage_growth, "open", fail, raising=False)
+    rows = torch.empty(MIN_BYTES)
+    fill_with_zeros(rows)
+    assert physical_bytes(rows) > rows.nbytes * 0.9
+    assert not rows.any()
+
+
+def test_memory_of_others_is_filled():
+    shared = torch.ones(MIN_BYTES // 4).share_memory_()
+    array = torch.from_numpy(torch.ones(MIN_BYTES // 4).numpy())
+    for rows in (shared, array, torch.ones(3, 2), torch.ones(0, 2), torch.ones(2**12, 2**12).t()):
+        fill_with_zeros(rows)
+        assert not rows.any()

@@ -173,5 +173,5 @@ def test_a_backward_pass_from_before_new_data_is_an_error():
 def test_a_table_on_disk_is_an_error(tmp_path):
     with disk.create(tmp_path / "table", 4, 2) as store:
         optimizer = hotrow.optim.AdamW(store.layer.parameters())
-        with pytest.raises(HotrowError, match="the rows of a table on disk cannot change"):
+        with pytest.raises(HotrowError, match="reconnect is not supported for a table on disk"):
             vocabulary.reconnect(store.layer, optimizer)

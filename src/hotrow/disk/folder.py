@@ -46,6 +46,7 @@ class Folder:
                     f"{path} is not a folder", fix="pass the folder that hotrow.disk.create created"
                 ) from None
             raise
+        self._is_tmpfs: bool | None = None
         self._close = weakref.finalize(self, os.close, self._descriptor)
 
     def lock(self) -> None:
@@ -143,15 +144,26 @@ class Folder:
         if self.is_tmpfs():
             os.posix_fallocate(file.fileno(), 0, size)
 
+    def free_bytes(self) -> int:
+        """Return the free space of the folder's file system."""
+        status = os.fstatvfs(self._descriptor)
+        return status.f_bavail * status.f_frsize
+
     def is_tmpfs(self) -> bool:
         """Return whether the folder is in a tmpfs."""
+        if self._is_tmpfs is None:
+            self._is_tmpfs = self._file_system() == "tmpfs"
+        return self._is_tmpfs
+
+    def _file_system(self) -> str:
+        """Return the kind of the folder's file system, or an empty string if it isn't known."""
         device = os.fstat(self._descriptor).st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
             fields, _, kind = line.partition(" - ")
             if fields.split()[2] == number:
-                return kind.startswith("tmpfs ")
-        return False
+                return kind.split()[0]
+        return ""
 
 
 def check_path(path: Path) -> None:

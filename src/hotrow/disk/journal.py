@@ -2,7 +2,8 @@
 
     1. Write all data to `journal.new`, and flush it to disk.
     2. Rename `journal.new` to `journal`. From this point on, the save is complete.
-    3. Write the data to the files, and flush them.
+    3. Write the data to the files, after changing their lengths if the number of rows has changed.
+       Flush the files.
     4. Delete `journal`.
 
 If the process or the machine stops before step 2, the files contain the previous save. If it stops
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from hotrow.disk.folder import Folder, damaged_file, flush
-from hotrow.disk.mapped_tensor import PAGE, check_file
+from hotrow.disk.layout import PAGE, Layout, check_file
 from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
 from hotrow.disk.rest import REST_FILE
 from hotrow.errors import HotrowError
@@ -104,6 +105,7 @@ class _Journal:
         self.folder, self.file, self.path = folder, file, folder.path / JOURNAL
         self.end = os.fstat(file.fileno()).st_size - _HASH_BYTES
         self._record: Record | None = None
+        self._layouts: dict[str, Layout] = {}
 
     def check(self) -> None:
         """Check the writes and the hash, and that the writes belong to the folder's files.
@@ -116,24 +118,33 @@ class _Journal:
         if record is None or REST_FILE not in names:
             raise damaged_file(self.path, "it does not contain a complete save")
         self._check_hash()
-        for layout in record.tensors.values():
-            check_file(self.folder, layout, (record.previous, record.session, record.save))
+        for layout, old in record.files().values():
+            versions = (layout, record.save), (old, record.previous), (old, record.session)
+            check_file(self.folder, versions)
 
     def apply(self) -> None:
         """Write the data to the files."""
         with contextlib.ExitStack() as stack:
             files: dict[str, IO[bytes]] = {}
+            for layout in self._layouts.values():
+                file = stack.enter_context(self.folder.open(layout.file_name, "r+b"))
+                files[layout.file_name] = file
+                self._set_length(file, layout.file_bytes)
             for name, offset, length in self._writes():
                 if offset == WHOLE_FILE:
                     self.folder.write(name, self._read_chunks(length))
                     continue
-                if name not in files:
-                    files[name] = stack.enter_context(self.folder.open(name, "r+b"))
                 files[name].seek(offset)
                 files[name].writelines(self._read_chunks(length))
             for file in files.values():
                 flush(file)
         self.folder.flush()
+
+    def _set_length(self, file: IO[bytes], size: int) -> None:
+        """Set the length of a file to that in the save."""
+        if os.fstat(file.fileno()).st_size != size:
+            file.truncate(size)
+            self.folder.reserve(file, size)
 
     def _check_hash(self) -> None:
         self.file.seek(0)
@@ -162,15 +173,16 @@ class _Journal:
             raise damaged_file(self.path, f"it does not start with {RECORD_FILE}")
         if self._record is None:
             self._record = parse_record(self.file.read(length), self.path)
+            self._layouts = {name: each for name, (each, _) in self._record.files().items()}
 
     def _check_write(self, record: Record, name: str, offset: int, length: int) -> None:
         if name == REST_FILE:
             if offset != WHOLE_FILE or length != record.rest[0]:
                 raise damaged_file(self.path, f"it does not contain all of {REST_FILE}")
             return
-        layout = record.tensors.get(name.removesuffix(".safetensors"))
-        if layout is None or name != layout.file_name:
+        if name not in self._layouts:
             raise damaged_file(self.path, "it changes a file that is not part of the save")
+        layout = self._layouts[name]
         if offset + length > layout.file_bytes:
             raise damaged_file(self.path, f"it writes beyond the end of {name}")
         if length > PAGE:

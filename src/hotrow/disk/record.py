@@ -2,7 +2,7 @@
 
 The record contains its own checksum, and describes all other files. It lists the shape and dtype of
 each tensor, the name of the save, and the length and checksum of `rest.pt`. The header of each
-tensor's file also contains the name of the save.
+tensor's files also contains the name of the save.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrow.disk.folder import Folder, damaged_file
-from hotrow.disk.mapped_tensor import DTYPE_NAMES, DTYPES, FORMAT, MAX_BYTES, PAGE, Layout
+from hotrow.disk.layout import DTYPE_NAMES, DTYPES, FORMAT, MAX_BYTES, PAGE, Layout
 from hotrow.disk.rest import MAX_REST_BYTES
 from hotrow.errors import HotrowError
 
@@ -42,7 +42,9 @@ class Record:
         save: the name of the save.
         previous: the name of the previous save.
         session: the name in the headers of files that were created after the previous save.
-        tensors: the layout of each file with a tensor.
+        previous_rows: the number of rows of the previous save. Until the journal has been applied,
+            files have this number of rows.
+        tensors: the layout of each tensor.
         rest: the length and the CRC-32 of `rest.pt`.
         run: the training run, or None if the table has not been trained.
         behind: whether rows of the table have missed steps.
@@ -51,10 +53,26 @@ class Record:
     save: str
     previous: str
     session: str
+    previous_rows: int
     tensors: Mapping[str, Layout]
     rest: tuple[int, int]
     run: dict[str, Any] | None = None
     behind: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return self.tensors[TABLE].shape[0]
+
+    def files(self) -> dict[str, list[Layout]]:
+        """Return the layout of each file in this save and in the previous save, by file name."""
+        return {
+            file.file_name: [file, old]
+            for layout in self.tensors.values()
+            for file, old in zip(
+                layout.files, layout.with_rows(self.previous_rows).files, strict=True
+            )
+        }
 
     def serialize(self) -> bytes:
         """Return the contents of `run.json`."""
@@ -64,6 +82,7 @@ class Record:
             "save": self.save,
             "previous": self.previous,
             "session": self.session,
+            "previous_rows": self.previous_rows,
             "tensors": {
                 name: [DTYPE_NAMES[layout.dtype], layout.shape]
                 for name, layout in self.tensors.items()
@@ -154,7 +173,10 @@ def _parse(record: dict[str, Any]) -> Record:
     if not isinstance(run, dict | None) or not isinstance(behind, bool):
         raise ValueError("training run")
     tensors = _parse_tensors(record["tensors"])
-    return Record(save, previous, session, tensors, (rest[0], rest[1]), run, behind)
+    rows = record["previous_rows"]
+    if type(rows) is not int or not 1 <= rows * tensors[TABLE].row_bytes <= MAX_BYTES:
+        raise ValueError("number of rows of the previous save")
+    return Record(save, previous, session, rows, tensors, (rest[0], rest[1]), run, behind)
 
 
 def _parse_tensors(tensors: Any) -> dict[str, Layout]:

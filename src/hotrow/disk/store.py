@@ -1,7 +1,8 @@
 """A folder with one table, its optimizer state and its ledger.
 
 An open `Store` is the `backing` of its table. The optimizer creates its state in the folder's
-files. A save includes the ledger, so stale rows don't need to be settled first.
+files. A save includes the ledger, so stale rows don't need to be settled first. The number of rows
+can change between saves; see `mapped_file`.
 """
 
 from __future__ import annotations
@@ -20,21 +21,17 @@ from torch import Tensor, nn
 
 from hotrow.disk.folder import Folder, check_path, damaged_file
 from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
-from hotrow.disk.mapped_tensor import (
-    MAX_BYTES,
-    Layout,
-    MappedTensor,
-    RowBlocks,
-    check_file,
-    write_new,
-)
+from hotrow.disk.layout import MAX_BYTES, Layout, check_file
+from hotrow.disk.mapped_tensor import MappedTensor, RowBlocks, write_new
 from hotrow.disk.record import RECORD_FILE, STEPS, TABLE, Record, new_name, read_record
+from hotrow.disk.resized_files import ResizedFiles
 from hotrow.disk.rest import REST_FILE, describe_rest, read_rest, serialize_rest
 from hotrow.disk.run import SavedRun, describe_run
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
+from hotrow.table.row_change import RowChange
 
 BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
 
@@ -126,7 +123,8 @@ def create(
 def _write_first_save(folder: Folder, table: Layout, values: RowBlocks) -> None:
     """Write the files of a new table."""
     save, rest = new_name(), serialize_rest(None)
-    record = Record(save, save, save, {table.name: table}, describe_rest(rest))
+    tensors = {table.name: table}
+    record = Record(save, save, save, table.shape[0], tensors, describe_rest(rest))
     try:
         write_new(folder, table, save, values)
         folder.write(REST_FILE, [rest])
@@ -212,8 +210,11 @@ class Store:
     Train the table like any other table, with an optimizer from `hotrow.optim`. Use the store in a
     `with` statement, or call `close` when you are done.
 
-    Memory: changed pages (4,096 bytes each) stay in memory until `save` writes them to the files
-    and frees them. So memory use grows with the number of rows touched since the last save.
+    To change the number of rows, use `hotrow.vocabulary`. The files change in the next save.
+
+    Memory: changed pages (4,096 bytes each) and new rows stay in memory until `save` writes them to
+    the files and frees them. So memory use grows with the number of rows touched since the last
+    save.
 
     Cost of a save: `save` writes the changed pages, and the ledger with its scalars for each step.
     `save` doesn't settle stale rows, but stores them with the steps that they have missed.
@@ -263,8 +264,8 @@ class Store:
                 raise ValueError(f"the tensors of the save are not {', '.join(sorted(names))}")
         except ValueError as error:
             raise damaged_file(record_path, str(error)) from None
-        for layout in record.tensors.values():
-            check_file(self._folder, layout, [record.save])
+        for layout, _ in record.files().values():
+            check_file(self._folder, [(layout, record.save)])
         self.rest = read_rest(self._folder, record.rest)
         self._files = {
             name: MappedTensor(
@@ -342,10 +343,7 @@ class Store:
                 fix="use one optimizer; to switch optimizers, save and reopen the folder first",
             )
         table = self._files[TABLE].layout
-        values: RowBlocks = ()
-        if initial:
-            values = _filled_blocks(table.shape, table.dtype, lambda block: block.fill_(initial))
-        return self._create_file(Layout(name, table.shape, table.dtype), values)
+        return self._create_file(Layout(name, table.shape, table.dtype), initial)
 
     def store_slot(self, name: str, values: Tensor) -> Tensor:
         """Return a (V, D) state tensor for the optimizer, with these values."""
@@ -366,18 +364,49 @@ class Store:
         shape = self._files[TABLE].layout.shape[:1]
         return self._create_file(Layout(STEPS, shape, torch.int32))
 
-    def _create_file(self, layout: Layout, values: RowBlocks = ()) -> Tensor:
-        """Create a file, which becomes part of the next save, and map it."""
+    def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
+        """Create the files of a tensor, which become part of the next save, and map them.
+
+        Until then, they have as many rows as the files of the last save.
+        """
         self._check_owner()
+        saved = layout.with_rows(self._previous_save().rows)
+        values: RowBlocks = ()
+        if initial:
+            values = _filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
         try:
-            write_new(self._folder, layout, self._session, values)
-            self._files[layout.name] = MappedTensor(self._folder, layout)
+            write_new(self._folder, saved, self._session, values)
+            file = MappedTensor(self._folder, saved)
         except OSError as error:
             raise HotrowError(
                 f"{self.folder / layout.file_name} could not be created ({error})",
                 fix="free disk space and repeat the step; the folder still contains the last save",
             ) from None
-        return self._files[layout.name].tensor()
+        if layout != saved:
+            file = file.resized(layout.shape[0])
+            file.tensor()[saved.shape[0] :] = initial
+        self._files[layout.name] = file
+        return file.tensor()
+
+    def change_rows(self, change: RowChange) -> ResizedFiles:
+        """Prepare a change of the rows of all files; see `ResizedFiles`.
+
+        Raises:
+            HotrowError: the store is closed or forked, a row that moves does not match its
+                checksum, or the disk or the memory is full.
+        """
+        self._check_owner()
+        if change.sources is not None:
+            self.check_rows(None)
+        return ResizedFiles(self._folder, self._files, change, self._complete_change)
+
+    def _complete_change(self, files: dict[str, MappedTensor], change: RowChange) -> None:
+        self._files = files
+        is_checked = np.ones(change.new_count, np.bool_)  # added rows don't come from the files
+        if change.sources is None:
+            kept = min(change.old_count, change.new_count)
+            is_checked[:kept] = self._is_checked[:kept]
+        self._is_checked = is_checked
 
     # --- Saving ----------------------------------------------------------------------------------
 
@@ -401,12 +430,15 @@ class Store:
         self._check_mapping()
         rest_data = serialize_rest(rest)
         record = self._describe_save(self._previous_save(), rest_data)
-        for layout in record.tensors.values():
-            check_file(self._folder, layout, [*self._saves, self._session])
+        for _, layout in record.files().values():
+            check_file(self._folder, [(layout, save) for save in (record.previous, self._session)])
+        for file in self.files():
+            file.set_saved_rows(record.previous_rows)
         self._saves.add(record.save)
         commit(self._folder, self._writes(record, rest_data))
+        self._files = {name: self._files[name] for name in record.tensors}
         for file in self.files():
-            file.discard_pages()
+            file.map_saved()
         self.rest = rest
 
     def _check_owner(self) -> None:
@@ -434,19 +466,19 @@ class Store:
                 fix="copy the values into the original table: weight.copy_(...) in torch.no_grad()",
             )
 
-    def _previous_save(self) -> str:
-        """Return the name of the last save; finish that save if a full disk interrupted it."""
+    def _previous_save(self) -> Record:
+        """Return the record of the last save; finish that save if a full disk interrupted it."""
         with _wrap_open_errors(self.folder):
             replay_journal(self._folder)
-            save = read_record(self._folder).save
-        if save not in self._saves:
+            record = read_record(self._folder)
+        if record.save not in self._saves:
             raise HotrowError(
                 f"{self.folder} contains a save of another process, which this save would damage",
                 fix="open the folder again, and let only one machine at a time use it",
             )
-        return save
+        return record
 
-    def _describe_save(self, previous: str, rest: bytes) -> Record:
+    def _describe_save(self, previous: Record, rest: bytes) -> Record:
         """Return the record of the next save."""
         lag, names, run = self.table.lag, [TABLE], None
         if isinstance(lag, RowLag):
@@ -459,8 +491,9 @@ class Store:
             )
         return Record(
             save=new_name(),
-            previous=previous,
+            previous=previous.save,
             session=self._session,
+            previous_rows=previous.rows,
             tensors={name: self._files[name].layout for name in names},
             rest=describe_rest(rest),
             run=run,
@@ -470,10 +503,9 @@ class Store:
     def _writes(self, record: Record, rest: bytes) -> Iterator[FileWrite]:
         yield RECORD_FILE, WHOLE_FILE, record.serialize()
         yield REST_FILE, WHOLE_FILE, rest
-        for name, layout in record.tensors.items():
+        for name in record.tensors:
             check = self._verify or name == STEPS
-            for offset, data in self._files[name].changes(record.save, check=check):
-                yield layout.file_name, offset, data
+            yield from self._files[name].changes(record.save, check=check)
 
 
 @contextmanager

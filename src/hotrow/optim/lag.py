@@ -26,6 +26,7 @@ from hotrow.optim.state import RowState
 from hotrow.optim.updater import RowUpdater
 from hotrow.table.autograd import StorageUses, storage_use_count
 from hotrow.table.parameter import Table
+from hotrow.table.protocols import ChangedFiles
 from hotrow.table.reading import raise_earlier_error
 from hotrow.table.row_change import RowChange
 from hotrow.table.stack import caller_stack_level
@@ -295,20 +296,27 @@ class RowLag:
             The new values of the table, and a function that completes the change. Call it after
             the table has its new values.
         """
+        backing = self.table.backing
         with ExclusiveAccess(self):
             self._drop_updater()  # its references would count as aliases
+            files = None if backing is None else backing.change_rows(change)
             # The table's storage has two expected uses (`values` and the table).
-            values = self._change_tensor(change, self.values, added, 2)
+            values = self._change_tensor(change, files, self.values, added, 2)
             new_slots = {
-                name: self._change_tensor(change, slot, initial_slots[name], 1)
+                name: self._change_tensor(change, files, slot, initial_slots[name], 1)
                 for name, slot in self.slots.items()
             }
-            row_steps = change.apply(self.row_steps, self.ledger.length, extend=True)
+            if files is None:
+                row_steps = change.apply(self.row_steps, self.ledger.length, extend=True)
+            else:
+                row_steps = files.apply(self.row_steps, self.ledger.length, 1)
 
         def complete() -> None:
             self.values, self.slots, self.row_steps = self.table.raw_data, new_slots, row_steps
             self.tensors = [self.values, *new_slots.values()]
             dict.update(self.state, new_slots)
+            if files is not None:
+                files.complete()
 
         return values, complete
 
@@ -322,9 +330,16 @@ class RowLag:
         self.row_steps[rows] = self.ledger.length
 
     def _change_tensor(
-        self, change: RowChange, tensor: Tensor, added: float | Tensor, expected_uses: int
+        self,
+        change: RowChange,
+        files: ChangedFiles | None,
+        tensor: Tensor,
+        added: float | Tensor,
+        expected_uses: int,
     ) -> Tensor:
         """Return the changed rows of the table or of a slot; aliases keep the old rows."""
+        if files is not None:
+            return files.apply(tensor, added, expected_uses)
         return change.apply_to(
             tensor,
             added,

@@ -307,7 +307,7 @@ class RowOptimizer(_Optimizer):
 
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
         """Return the table's lag, ready to record a step with the options of this group."""
-        lag, state = table.lag, self._table_state(table)
+        lag, state = table.lag, self.table_state(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
         self._close_lag(table)  # the lag belongs to another optimizer or has other options
@@ -317,7 +317,7 @@ class RowOptimizer(_Optimizer):
         table.lag = lag = RowLag(self.rule, table, group, state)
         return lag
 
-    def _table_state(self, table: Table) -> Any:
+    def table_state(self, table: Table) -> Any:
         """Return a table's state; if a table on disk has none yet, return its saved state."""
         state = self.state[table]
         is_new = not isinstance(state, RowState) and not (state and float(state.get("step", 1)))
@@ -409,7 +409,7 @@ class RowOptimizer(_Optimizer):
         """
         for _, table in self._tables():
             if table.backing is not None and table.lag is not None:
-                self._table_state(table)
+                self.table_state(table)
             self._close_lag(table)
         result: dict[str, Any] = super().state_dict()
         tables = dict(saved_tables(self.param_groups, result["param_groups"]))

@@ -110,6 +110,16 @@ class GradientShards(Protocol):
         """Set `value` to its maximum over all processes, in place."""
 
 
+class ChangedFiles(Protocol):
+    """The files of a table whose rows are about to change; see `hotrow.disk.resized_files`."""
+
+    def apply(self, tensor: Tensor, added: float | Tensor, expected_uses: int) -> Tensor:
+        """Return a tensor with the changed rows, if at most `expected_uses` use its memory."""
+
+    def complete(self) -> None:
+        """Use the new files from now on."""
+
+
 class Backing(Protocol):
     """The files of a memory-mapped table and its optimizer state; see `hotrow.disk.Store`."""
 
@@ -124,3 +134,6 @@ class Backing(Protocol):
 
     def check_rows(self, rows: Tensor | None) -> None:
         """Check that the files of these rows, or of all rows, are undamaged before use."""
+
+    def change_rows(self, change: RowChange) -> ChangedFiles:
+        """Prepare a change of the rows of all files."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from hotrow.kernels import devices
-from hotrow.table.storage_growth import grow_storage
+from hotrow.table.storage_growth import fill_with_zeros, grow_storage
 
 GROWTH = 2  # a tensor that needs new storage to grow gets storage for this many times its rows
 MIN_USED = 4  # a tensor that shrinks below 1 / MIN_USED of its storage gets new storage
@@ -62,7 +62,9 @@ class RowChange:
             sources = self.sources.to(rows.device)
             kept, new = (sources >= 0).nonzero()[:, 0], (sources < 0).nonzero()[:, 0]
             result[kept] = rows[sources[kept]]
-        if self.added_count:
+        if extend and self.sources is None and not isinstance(added, Tensor) and added == 0:
+            fill_with_zeros(result[self.old_count :])
+        elif self.added_count:
             result[new] = added
         return result
 

@@ -1,4 +1,4 @@
-"""Enlarge a storage in place; on Linux, without copying its values.
+"""Enlarge a storage in place; on Linux, without copying its values or writing zeros.
 
 `UntypedStorage.resize_` copies the values to new memory. On Linux, `mremap` moves pages of physical
 memory to another address instead:
@@ -9,6 +9,9 @@ memory to another address instead:
 
 The tensors of the storage remain valid, because the storage remains the same object. To a memory
 allocator, only the contents of its memory have changed.
+
+Memory pages that were never written contain zeros and take no physical memory. `/proc/self/pagemap`
+lists them, so `fill_with_zeros` need not write them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import mmap
 import sys
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 MIN_BYTES = 1 << 25  # smaller memory may be a part of the C heap, which has no fixed alignment
 _PAGE = mmap.PAGESIZE
@@ -27,6 +32,7 @@ _HUGE_PAGE = 1 << 21  # Linux moves a huge page only if its address modulo this 
 _RESERVE_NOTHING: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # new in Python 3.13
 _MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4  # flags of mremap; the last flag needs Linux 5.7
 _FIXED_NOREPLACE = 0x100000  # a flag of mmap
+_PRESENT_OR_SWAPPED = np.uint64(3 << 62)  # flags in pagemap
 _FAILED = ctypes.c_void_p(-1).value
 
 # Memory to which the system could not move pages. It may have a hole that other code uses, so it is
@@ -60,13 +66,43 @@ def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
     del memory  # unmaps it
 
 
+def fill_with_zeros(rows: Tensor) -> None:
+    """Fill rows with zeros, without writing memory pages that were never written."""
+    begin, length = rows.data_ptr(), rows.nbytes
+    first, size = _whole_pages(begin, length)
+    is_known = rows.is_contiguous() and size > 0 and _is_private(rows.untyped_storage())
+    if not (is_known and _was_never_written(first, size)):
+        rows.zero_()
+        return
+    end = first + size
+    ctypes.memset(begin, 0, first - begin)
+    ctypes.memset(end, 0, begin + length - end)
+
+
+def _was_never_written(first: int, size: int) -> bool:
+    """Return whether none of these pages is in memory or in swap."""
+    count = size // _PAGE
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+            file.seek(first // _PAGE * 8)
+            data = file.read(count * 8)
+    except OSError:
+        return False
+    flags = np.frombuffer(data, np.uint64)
+    return len(flags) == count and not (flags & _PRESENT_OR_SWAPPED).any()
+
+
 def _is_movable(storage: torch.UntypedStorage) -> bool:
-    """Return whether the memory belongs to torch's allocator alone, and is worth moving."""
+    """Return whether the memory belongs to torch's allocator alone, and can be moved."""
+    return not _abandoned and _is_private(storage)
+
+
+def _is_private(storage: torch.UntypedStorage) -> bool:
+    """Return whether the memory is large and belongs to torch's allocator alone."""
     return (
         sys.platform == "linux"
         and storage.device.type == "cpu"
         and storage.nbytes() >= MIN_BYTES
-        and not _abandoned
         and storage.resizable()
         and not storage.is_shared()
         and not storage.is_pinned()
@@ -94,7 +130,7 @@ def _move_pages(source: int, target: int, length: int) -> bool:
     first, size = _whole_pages(source, length)
     offset = target - source
     flags = _MAYMOVE | _FIXED | _DONTUNMAP
-    if offset % _PAGE or _libc().mremap(first, size, size, flags, first + offset) == _FAILED:
+    if offset % _PAGE or libc().mremap(first, size, size, flags, first + offset) == _FAILED:
         return False
     ctypes.memmove(target, source, first - source)
     end = first + size
@@ -107,7 +143,7 @@ def _fill_hole(address: int, length: int) -> None:
     first, size = _whole_pages(address, length)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _FIXED_NOREPLACE
-    _libc().mmap(first, size, protection, flags, -1, 0)
+    libc().mmap(first, size, protection, flags, -1, 0)
 
 
 def _whole_pages(address: int, length: int) -> tuple[int, int]:
@@ -117,7 +153,7 @@ def _whole_pages(address: int, length: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _libc() -> Any:
+def libc() -> Any:
     """Return the C library, whose functions run without releasing the GIL."""
     library = ctypes.PyDLL(None)
     size = ctypes.c_size_t

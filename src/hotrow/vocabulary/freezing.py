@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_range
 from hotrow.table.parameter import Table
-from hotrow.vocabulary.layers import find_layers
-from hotrow.vocabulary.resizing import check_storage
+from hotrow.vocabulary.layers import check_in_memory, find_layers
 
 
 def freeze(layer: nn.Module, ids: Any) -> None:
@@ -93,7 +92,7 @@ def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tens
             fix="call hotrow.convert(model, min_entries=0) first, and use an optimizer from "
             "hotrow.optim",
         )
-    check_storage(table)
+    check_in_memory(table, operation)
     if table.shards is not None:
         raise HotrowError(
             f"{operation} is not supported for a sharded table",

@@ -16,7 +16,7 @@ from hotrow.ids import check_count
 from hotrow.vocabulary.key_file import read_keys, write_keys
 from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys, as_integers, as_text
 from hotrow.vocabulary.layers import find_layers
-from hotrow.vocabulary.resizing import Init, check_storage, resize, take
+from hotrow.vocabulary.resizing import Init, resize, take
 from hotrow.vocabulary.states import check_owner, unwrap
 
 UNKNOWN = "error", "row", "hash"
@@ -336,7 +336,6 @@ class Vocabulary:
         for layer in self.layers:
             weight = find_layers(layer).weight
             check_owner(unwrap(self.optimizer), weight)
-            check_storage(weight)
 
     def _resize_layers(self, rows: int) -> None:
         self._check_layers()

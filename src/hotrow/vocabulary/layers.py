@@ -119,3 +119,12 @@ def _only_embedding(model: nn.Module) -> nn.Module:
     raise HotrowError(
         f"{type(model).__name__} has no embedding", fix="pass a layer with a row for each id"
     )
+
+
+def check_in_memory(weight: nn.Parameter, operation: str) -> None:
+    """Raise an error if the weight is on disk."""
+    if isinstance(weight, Table) and weight.backing is not None:
+        raise HotrowError(
+            f"{operation} is not supported for a table on disk",
+            fix="only hotrow.vocabulary.resize, take and Vocabulary change a table on disk",
+        )

@@ -12,7 +12,8 @@ from hotrow.errors import HotrowError
 from hotrow.table.autograd import replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.resizing import check_storage, prepare_parameters
+from hotrow.vocabulary.layers import check_in_memory
+from hotrow.vocabulary.resizing import prepare_parameters
 from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 
 
@@ -70,7 +71,7 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
             newcomers = [each for each in newcomers if each is not new]
             matches.append((old, new))
     for parameter in [*trained, *(new for _, new in matches)]:
-        check_storage(parameter)
+        check_in_memory(parameter, "reconnect")
         if isinstance(parameter, Table) and parameter.shards is not None:
             raise HotrowError(
                 f"reconnect does not support the sharded {tuple(parameter.shape)} table",

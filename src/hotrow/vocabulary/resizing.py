@@ -68,13 +68,16 @@ def resize(
 
     Raises:
         HotrowError: before anything changes, if the layer has no weight with a row for each id, the
-            optimizer does not train the weight, the weight is on disk, or a removed row is frozen
-            or is the padding row. For a sharded or replicated table, every rank raises the error.
+            optimizer does not train the weight, or a removed row is frozen or is the padding row.
+            For a sharded or replicated table, every rank raises the error. For a table on disk,
+            also if the disk has too little space for the new rows, or another tensor shares the
+            memory of the table or of its state.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
     On Linux, the memory pages of a large table then move without a copy. On other systems, many
     small growths together copy each row about once. Unused capacity takes no physical memory. Other
-    weights are copied each time they grow. No other thread may use the layer during the call.
+    weights are copied each time they grow. No other thread may use the layer during the call. The
+    files of a table on disk change in the next `hotrow.disk.Store.save`, which writes the new rows.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -128,7 +131,8 @@ def take(
         HotrowError: before anything changes, if an id is out of range or repeated, and in the same
             cases as `resize`.
 
-    Cost: copies the rows of the weight and of its state once. Rows are not settled.
+    Cost: copies the rows of the weight and of its state once. Rows are not settled. For a table on
+    disk, the copy stays in memory until the next save.
 
     >>> import torch, hotrow
     >>> layer = torch.nn.Embedding.from_pretrained(torch.tensor([[1.], [2.], [3.]]))
@@ -183,7 +187,6 @@ def _change(
     weight, failure, added = layers.weight, None, None
     try:
         check_owner(optimizer, weight)
-        check_storage(weight)
         _check_shards(weight)
         _check_dropped_rows(layers, change)
         added = _added_rows(layers, change, init)
@@ -266,15 +269,6 @@ def _describe(change: RowChange) -> str:
         return f"change the row count from {change.old_count} to {change.new_count}"
     digest = hashlib.sha256(change.sources.numpy().tobytes()).hexdigest()[:16]
     return f"take {change.new_count} of the {change.old_count} rows (ids {digest})"
-
-
-def check_storage(weight: nn.Parameter) -> None:
-    """Raise an error if the weight is on disk."""
-    if isinstance(weight, Table) and weight.backing is not None:
-        raise HotrowError(
-            "the rows of a table on disk cannot change",
-            fix="create a larger table with hotrow.disk.create, and copy the rows in blocks",
-        )
 
 
 def _check_dropped_rows(layers: VocabularyLayers, change: RowChange) -> None:

@@ -12,9 +12,11 @@ from hotrow import optim
 from hotrow.errors import HotrowError
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
+from hotrow.optim.optimizer import RowOptimizer
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.table.autograd import storage_use_count
 from hotrow.table.parameter import Table
+from hotrow.table.protocols import ChangedFiles
 from hotrow.table.row_change import RowChange
 
 _RULES: dict[type[torch.optim.Optimizer], Rule] = {
@@ -57,6 +59,12 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
             f"the {name} does not train the {shape} weight: none of its groups has this parameter",
             fix="pass the optimizer that was created with this layer's parameters",
         )
+    if (
+        isinstance(weight, Table)
+        and weight.backing is not None
+        and isinstance(optimizer, RowOptimizer)
+    ):
+        optimizer.table_state(weight)  # reads the state from the files, if it has not done so yet
     if isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight):
         raise HotrowError(
             f"this {name} did not take the last step of the {shape} table",
@@ -77,6 +85,7 @@ def prepare_state(
     shape: torch.Size,
     change: RowChange,
     columns: bool,
+    files: ChangedFiles | None = None,
 ) -> Callable[[], None]:
     """Compute the changed state of a parameter without a lag, and return a function that stores it.
 
@@ -86,6 +95,7 @@ def prepare_state(
         shape: the parameter's shape before the change.
         change: the change.
         columns: whether ids select columns.
+        files: the parameter's files, or None if it is in memory.
 
     Raises:
         HotrowError: a state tensor is not 0-D and doesn't have the parameter's shape.
@@ -100,7 +110,11 @@ def prepare_state(
                 f"has shape {tuple(shape)}, so its rows cannot change with the parameter's rows",
                 fix=f"create a new {type(optimizer).__name__} after the change",
             )
-        new_state[name] = change.apply_to(value, initial.get(name, 0.0), columns=columns)
+        first = initial.get(name, 0.0)
+        if files is not None:
+            new_state[name] = files.apply(value, first, 1)
+        else:
+            new_state[name] = change.apply_to(value, first, columns=columns)
     if not new_state:
         return lambda: None
     return lambda: dict.update(optimizer.state[parameter], new_state)
@@ -122,18 +136,34 @@ def prepare_change(
         The new values of the parameter, and a function that stores the state. Call it after the
         parameter has its new values.
     """
+    table = parameter if isinstance(parameter, Table) else None
     group = None if optimizer is None else group_of(optimizer, parameter)
-    complete: Callable[[], None] = lambda: None  # noqa: E731
-    if optimizer is not None and group is not None:
-        lag = parameter.lag if isinstance(parameter, Table) else None
+    if table is not None and optimizer is not None and group is not None:
+        lag = table.lag
         if isinstance(lag, RowLag) and lag.ledger.length:
             return lag.change_rows(change, added, initial_slots(optimizer, group))
         if lag is not None:
             lag.close()
-        complete = prepare_state(optimizer, parameter, parameter.shape, change, columns)
+        lag = None  # it refers to the table's memory
+    backing = None if table is None else table.backing
+    files = None if backing is None else backing.change_rows(change)
+    complete_state: Callable[[], None] = lambda: None  # noqa: E731
+    if optimizer is not None and group is not None:
+        complete_state = prepare_state(
+            optimizer, parameter, parameter.shape, change, columns, files
+        )
     with torch._C.DisableTorchFunctionSubclass(), PostponedSignals():
-        is_alone = isinstance(parameter, Table) and storage_use_count(parameter) == 1
-        values = change.apply_to(parameter.data, added, columns=columns, extend=is_alone)
+        if files is not None:
+            values = files.apply(parameter.data, added, 2)  # used by the parameter and its data
+        else:
+            is_alone = table is not None and storage_use_count(table) == 1
+            values = change.apply_to(parameter.data, added, columns=columns, extend=is_alone)
+
+    def complete() -> None:
+        complete_state()
+        if files is not None:
+            files.complete()
+
     return values, complete
 
 

@@ -1,0 +1,218 @@
+"""A file that is mapped copy-on-write, with memory for rows that the file does not contain yet.
+
+The mapping is private: the first write to a page gives the process its own copy, and the file does
+not change. Linux lists these copies in `/proc/self/pagemap` as pages in memory or swap that are not
+backed by a file. A save writes these pages to the file.
+
+The number of rows can change before the file does. The mapping reserves addresses for twice as many
+rows, and the addresses after the end of the file contain zeros. So a growth only writes the new
+rows. The next save changes the length of the file, and maps it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import mmap
+import os
+import weakref
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hotrow.disk.folder import Folder, damaged_file
+from hotrow.disk.layout import PAGE, Layout
+from hotrow.table.storage_growth import libc
+
+# Reserve no memory for pages that are not written yet. Python 3.13 added this flag to `mmap`.
+NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
+GROWTH = 2  # reserve addresses for this many times the rows
+_FIXED = 0x10  # a flag of mmap
+_COPY_PAGES = 1 << 12  # the number of pages that are copied at once
+_PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
+
+
+class _Memory:
+    """A range of addresses.
+
+    Attributes:
+        bytes: all bytes of the range.
+        used: after this many bytes, the range contains only zeros.
+    """
+
+    def __init__(self, size: int) -> None:
+        size = _round_up(size)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+        try:
+            self._map = mmap.mmap(-1, GROWTH * size, flags=flags)
+        except OSError:  # the system limits the addresses of a process
+            self._map = mmap.mmap(-1, size, flags=flags)
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            # A huge page would take 2 MB of memory for each new row that is read or written.
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
+        self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+        self.used = 0
+
+    def map(self, begin: int, end: int, descriptor: int = -1) -> None:
+        """Map a range of pages again: to a file, or to zeros."""
+        if end <= begin:
+            return
+        flags = mmap.MAP_PRIVATE | NO_RESERVE | _FIXED
+        if descriptor < 0:
+            flags |= mmap.MAP_ANONYMOUS
+        address = self.bytes.ctypes.data + begin
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        size, offset = end - begin, begin if descriptor >= 0 else 0
+        if libc().mmap(address, size, protection, flags, descriptor, offset) != address:
+            raise MemoryError
+        if descriptor >= 0:  # reads are random, so don't read ahead
+            self._map.madvise(mmap.MADV_RANDOM, begin, -(-size // PAGE) * PAGE)
+
+    def clear(self, begin: int) -> None:
+        """Fill the range with zeros from this byte on."""
+        page = _round_up(begin)
+        if self.used > begin:
+            self.bytes[begin:page] = 0
+            self.map(page, _round_up(self.used))
+            self.used = begin
+
+
+def _round_up(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+class MappedFile:
+    """A memory-mapped file with one tensor.
+
+    Arguments:
+        folder: the folder of the file.
+        layout: the layout of the file, which `check_file` has checked.
+
+    Attributes:
+        layout: the layout of the tensor in memory.
+        saved: the layout of the tensor in the file.
+        bytes: the contents of the file after a save with `layout`.
+        changed_from: pages of values from this one on don't show the contents of the file.
+    """
+
+    def __init__(self, folder: Folder, layout: Layout) -> None:
+        self.layout = self.saved = layout
+        self.path = folder.path / layout.file_name
+        if folder.is_tmpfs():
+            with folder.open(layout.file_name, "r+b") as file:
+                folder.reserve(file, layout.file_bytes)
+        with folder.open(layout.file_name, "rb") as file:
+            if os.fstat(file.fileno()).st_size < layout.file_bytes:  # shorter than in `check_file`
+                raise damaged_file(self.path, "another program has truncated it")
+            self._descriptor = _Descriptor(file)
+        self._use(_Memory(layout.file_bytes), layout)
+        self.map_saved()
+
+    def _use(self, memory: _Memory, layout: Layout) -> None:
+        self._memory, self.layout = memory, layout
+        memory.used = max(memory.used, layout.file_bytes)
+        self.bytes = memory.bytes[: layout.file_bytes]
+
+    def map_saved(self) -> None:
+        """Map the file, which contains `layout`, and drop the pages in memory."""
+        self.saved, self.changed_from = self.layout, self.layout.page_count
+        self._memory.clear(self.layout.file_bytes)
+        self._memory.map(0, self.layout.file_bytes, self._descriptor.number)
+        os.posix_fadvise(self._descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
+
+    # --- Changes of the number of rows -----------------------------------------------------------
+
+    def resized(self, layout: Layout) -> MappedFile:
+        """Return this file with another number of rows; new rows are zeros.
+
+        The result shares the memory of this file if its reserved addresses suffice. This file
+        remains valid until the result has been written to. No other tensor may use the memory.
+        """
+        result, memory = copy.copy(self), self._memory
+        kept = min(self.layout.value_bytes, layout.value_bytes)
+        if layout.file_bytes > len(memory.bytes):
+            memory = self._copy_memory(layout.file_bytes)
+        if layout.file_bytes > self.layout.file_bytes:
+            memory.clear(self.layout.file_bytes)
+        result._use(memory, layout)
+        result.changed_from = min(self.changed_from, kept // PAGE)
+        return result
+
+    def emptied(self, layout: Layout) -> MappedFile:
+        """Return this file with another number of rows, which are all zeros, in new memory."""
+        result = copy.copy(self)
+        result._use(_Memory(layout.file_bytes), layout)
+        result.changed_from = 0
+        return result
+
+    def _copy_memory(self, size: int) -> _Memory:
+        """Return a larger range of addresses with the same contents."""
+        memory, end = _Memory(size), len(self.bytes)
+        memory.used = end
+        unchanged = min(self.saved.file_bytes, (1 + self.changed_from) * PAGE)
+        memory.map(0, min(end, unchanged), self._descriptor.number)
+        pages = self.written_pages()
+        source, target = (
+            each.bytes[: _round_up(end)].reshape(-1, PAGE) for each in (self._memory, memory)
+        )
+        for begin in range(0, len(pages), _COPY_PAGES):
+            chunk = pages[begin : begin + _COPY_PAGES]
+            target[chunk] = source[chunk]
+        memory.bytes[end : _round_up(end)] = 0
+        return memory
+
+    # --- Saving ----------------------------------------------------------------------------------
+
+    def written_pages(self) -> NDArray[np.int64]:
+        """Return the indices of the pages of the file that a save must write."""
+        changed = np.arange(self.changed_from, min(self.saved.page_count, self.layout.page_count))
+        return np.union1d(self._pages_in_memory(), changed + 1)
+
+    def _pages_in_memory(self) -> NDArray[np.int64]:
+        """Return the indices of the pages of the file that this process has modified."""
+        page_count = -(-len(self.bytes) // PAGE)
+        with open("/proc/self/pagemap", "rb", buffering=0) as file:
+            file.seek(self.bytes.ctypes.data // PAGE * 8)
+            flags = np.frombuffer(_read_exactly(file, page_count * 8), np.uint64)
+        in_memory = (flags & (_PRESENT | _SWAPPED)) != 0
+        return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
+
+    def page(self, number: int) -> bytes:
+        """Return a copy of a page of the file, in case another thread writes to the page."""
+        return self.bytes[number * PAGE : (number + 1) * PAGE].tobytes()
+
+    # --- Reads of the file -----------------------------------------------------------------------
+
+    def read(self, first: int, end: int) -> bytes:
+        """Read pages of values from the file."""
+        return os.pread(self._descriptor.number, (end - first) * PAGE, (1 + first) * PAGE)
+
+    def next_data(self, page: int) -> tuple[int, int]:
+        """Return the next pages of values in the file that are not in a hole, as (first, end)."""
+        descriptor, count = self._descriptor.number, self.saved.page_count
+        try:
+            begin = os.lseek(descriptor, (1 + page) * PAGE, os.SEEK_DATA)
+            end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
+                raise
+            return count, count
+        return min(count, begin // PAGE - 1), min(count, -(-end // PAGE) - 1)
+
+
+class _Descriptor:
+    """A descriptor that is closed when the last file that uses it is deleted."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.number = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.number)
+
+
+def _read_exactly(file: IO[bytes], count: int) -> bytes:
+    """Read the next `count` bytes; a single `read` may return fewer bytes."""
+    data = b""
+    while len(data) < count:
+        data += file.read(count - len(data))
+    return data
