@@ -849,9 +849,12 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr() == (f"hotrow {hotrow.__version__}\n", "")
 
 
-def test_a_closed_pipe_keeps_the_exit_code_without_a_traceback(inputs: Path) -> None:
+@pytest.mark.parametrize("arguments", [f"compare {ONE} --ids 1", "--help", "disk verify --help"])
+def test_a_closed_pipe_keeps_the_exit_code_without_a_traceback(
+    inputs: Path, arguments: str
+) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "hotrow", "compare", *ONE.split(), "--ids", "1"],
+        [sys.executable, "-m", "hotrow", *arguments.split()],
         cwd=inputs,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -19,6 +19,7 @@ import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk import folder as folder_module
 from hotrow.disk import journal
+from hotrow.disk import store as store_module
 from hotrow.disk.folder import Folder
 from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import MappedTensor, write_new
@@ -493,6 +494,34 @@ def test_only_one_of_two_concurrent_creates_succeeds(tmp_path):
     with disk.open(path) as store:
         assert store.layer.weight.unique().tolist() == [2]
     assert [each.name for each in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EIO, "broken"), KeyboardInterrupt()]
+)
+@pytest.mark.parametrize("place", ["write_new", "replay_journal", "MappedTensor", "_flush_folder"])
+def test_a_create_that_fails_leaves_nothing_that_it_made(place, error, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("kept")
+    path = tmp_path / "mine" / "new" / "deep" / "t"
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else HotrowError
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, place, Mock(side_effect=error))
+        with pytest.raises(expected):
+            create(path)
+    assert [each.name for each in tmp_path.rglob("*")] == ["mine", "file"]
+    create(path).close()
+    assert disk.verify(path) == 4 * ROWS * COLUMNS
+
+
+def test_a_create_that_fails_keeps_what_others_made_meanwhile(tmp_path):
+    def fill(block):
+        (tmp_path / "new" / "other").write_text("kept")
+        raise MemoryError
+
+    with pytest.raises(HotrowError, match=r"could not be created .there is too little memory"):
+        disk.create(tmp_path / "new" / "t", ROWS, COLUMNS, fill=fill)
+    assert [each.name for each in (tmp_path / "new").iterdir()] == ["other"]
 
 
 # --- State from elsewhere, dense steps, forks, damaged files --------------------------------------

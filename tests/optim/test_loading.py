@@ -1,6 +1,7 @@
 """`load_state_dict` accepts what torch accepts, and refuses damaged state before any change."""
 
 import copy
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -158,3 +159,65 @@ def test_a_hook_can_repair_a_state_before_it_is_checked():
     with pytest.raises(HotrowError):
         optimizer.load_state_dict({"inner": {}})
     assert len(optimizer._optimizer_load_state_dict_pre_hooks) == 1
+
+
+REFUSED = [
+    ("SGD", "lr", -0.1),
+    ("AdamW", "lr", float("nan")),
+    ("AdamW", "lr", torch.tensor(-1.0)),
+    ("SGD", "momentum", -0.5),
+    ("SGD", "nesterov", True),
+    ("Adam", "betas", (0.9, 1.0)),
+    ("AdamW", "eps", -1e-8),
+    ("AdamW", "weight_decay", -0.1),
+    ("Adamax", "betas", [-0.1, 0.9]),
+    ("NAdam", "momentum_decay", -1),
+    ("RAdam", "betas", (1.5, 0.9)),
+    ("Adagrad", "lr_decay", -1.0),
+    ("Adadelta", "rho", 1.5),
+    ("RMSprop", "alpha", -0.1),
+    ("ASGD", "weight_decay", np.float32(-1)),
+    ("Rprop", "etas", (1.2, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), REFUSED, ids=str)
+def test_an_option_that_torch_s_constructor_refuses_is_refused_before_anything_changes(
+    name, option, value
+):
+    layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
+    assert type(layer.weight) is Table
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.01)
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    state = copy.deepcopy(optimizer.state_dict())
+    set_in("group", option, value)(state)
+    before = copy.deepcopy((layer.weight, optimizer.state_dict()))
+    match = rf"param_groups\[0\]\['{option}'\] is {re.escape(repr(value)[:40])}, but must be "
+    with pytest.raises(HotrowError, match=match):
+        optimizer.load_state_dict(state)
+    torch.testing.assert_close((layer.weight, optimizer.state_dict()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"lr": 0.0}),
+        ("AdamW", {"lr": torch.tensor(0.1), "foreach": True}),  # torch's constructor refuses these
+        ("AdamW", {"lr": -1.8503717077085946e-18}),  # the end of LinearLR(end_factor=0.0)
+        ("AdamW", {"betas": (0, 0.99)}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        ("Rprop", {"step_sizes": [1e-6, 50]}),
+        ("Adam", {"fused": True, "foreach": True}),
+    ],
+    ids=str,
+)
+def test_options_that_training_can_reach_load(name, options):
+    layer = hotrow.convert(nn.Embedding(20, 4), min_entries=0)
+    assert type(layer.weight) is Table
+    optimizer = getattr(hotrow.optim, name)(layer.parameters(), lr=0.01)
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0].update(options)
+    optimizer.load_state_dict(state)
+    found = optimizer.param_groups[0]
+    assert {option: found[option] for option in options} == options

@@ -15,7 +15,7 @@ from hotrow.cli.check import CHECK_HELP, check_command
 from hotrow.cli.compare import COMPARE_HELP, compare_command
 from hotrow.cli.disk import disk_app
 from hotrow.cli.learn import LEARN_HELP, learn_command
-from hotrow.cli.terminal import BROKEN, UNUSABLE, write_output
+from hotrow.cli.terminal import BROKEN, EQUAL, UNUSABLE, write_output
 from hotrow.errors import HotrowError
 from hotrow.inputs.text import escape_unprintable
 
@@ -68,7 +68,10 @@ def run_app(app: typer.Typer) -> None:
     """Run the app and exit with its exit code; print errors without a traceback."""
     try:
         sys.exit(app(standalone_mode=True))
-    except SystemExit:
+    except SystemExit as stop:
+        # typer writes the help itself, and exits with 1, `DIFFERENT`, if the pipe is closed.
+        if isinstance(stop.__context__, BrokenPipeError):
+            sys.exit(EQUAL)
         raise
     except HotrowError as error:
         code = _print_error(error, UNUSABLE)

@@ -11,7 +11,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def create(
 
     Raises:
         HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
-            positive integer, or the disk is full. After an error, no new folder remains.
+            positive integer, or the disk or memory is full. After an error, no new folder remains.
 
     Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. In a
     tmpfs such as `/dev/shm`, however, zeros take space.
@@ -99,25 +99,53 @@ def create(
         raise HotrowError(
             f"{folder} already exists", fix="open it with hotrow.disk.open, or use another path"
         )
-    new_folder: Path | None = None
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # Use a unique name, because another process may be creating the same folder.
-        new_folder = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
-        new_folder.mkdir()
-        values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
-        _write_first_save(Folder(new_folder), Layout(TABLE, (rows, columns), dtype), values)
-        new_folder.rename(folder)
-        _flush_folder(folder.parent)
-    except BaseException as error:
-        if new_folder is not None:
-            shutil.rmtree(new_folder, ignore_errors=True)
-        if not isinstance(error, OSError):
-            raise
-        raise HotrowError(
-            f"{folder} could not be created ({error})", fix="free disk space, or use another path"
-        ) from None
-    return Store(folder)
+    values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
+    # Use a unique name, because another process may be creating the same folder.
+    current = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
+    with ExitStack() as undo:  # runs after an error
+        try:
+            parents = _make_parents(folder, undo)
+            undo.callback(lambda: shutil.rmtree(current, ignore_errors=True))
+            current.mkdir()
+            new_folder = Folder(current)
+            undo.callback(new_folder.close)
+            new_folder.path = folder  # for error messages
+            _write_first_save(new_folder, Layout(TABLE, (rows, columns), dtype), values)
+            # Lock the folder before others can find it, so that only this process deletes it.
+            store = Store(folder, new_folder=new_folder)
+            current = current.rename(folder)
+            for parent in parents:
+                _flush_folder(parent)
+        except (OSError, MemoryError) as error:
+            reason = str(error) or "there is too little memory"
+            raise HotrowError(
+                f"{folder} could not be created ({reason})",
+                fix="free disk space or memory, or use another path",
+            ) from None
+        undo.pop_all()
+    return store
+
+
+def _make_parents(folder: Path, undo: ExitStack) -> list[Path]:
+    """Create missing parent folders. Return the folders that get a new entry.
+
+    `undo` deletes the created folders again, unless they are in use by then.
+    """
+    missing = [parent for parent in folder.parents if not parent.exists()]
+    for parent in reversed(missing):
+        try:
+            parent.mkdir()
+        except FileExistsError:
+            if not parent.is_dir():
+                raise
+        else:
+            undo.callback(_remove_empty_folder, parent)
+    return [folder.parent, *(parent.parent for parent in missing)]
+
+
+def _remove_empty_folder(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _write_first_save(folder: Folder, table: Layout, values: RowBlocks) -> None:
@@ -125,13 +153,10 @@ def _write_first_save(folder: Folder, table: Layout, values: RowBlocks) -> None:
     save, rest = new_name(), serialize_rest(None)
     tensors = {table.name: table}
     record = Record(save, save, save, table.shape[0], tensors, describe_rest(rest))
-    try:
-        write_new(folder, table, save, values)
-        folder.write(REST_FILE, [rest])
-        folder.write(RECORD_FILE, [record.serialize()])
-        folder.flush()
-    finally:
-        folder.close()
+    write_new(folder, table, save, values)
+    folder.write(REST_FILE, [rest])
+    folder.write(RECORD_FILE, [record.serialize()])
+    folder.flush()
 
 
 def _flush_folder(path: Path) -> None:
@@ -237,11 +262,13 @@ class Store:
     {'epoch': 1}
     """
 
-    def __init__(self, folder: Path, *, verify: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, verify: bool = True, new_folder: Folder | None = None
+    ) -> None:
         self.folder, self._verify = folder, verify
         self._is_open, self._process = True, os.getpid()
         with _wrap_open_errors(folder):
-            self._folder = Folder(folder)
+            self._folder = new_folder or Folder(folder)
             try:
                 self._folder.lock()
                 replay_journal(self._folder)

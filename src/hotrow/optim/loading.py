@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.optim.rule import ParamGroup
@@ -16,6 +17,17 @@ _SCALARS = "step", "eta", "mu", "mu_product"
 # torch's Adagrad and Rprop use these values even for rows without a gradient; hotrow doesn't.
 _NOT_NEGATIVE = "sum", "step_size"
 _MAX_STEP = 1 << 53
+# LinearLR to a factor of 0 ends at about -1e-18, because it rounds.
+_ROUNDED_ZERO = -1e-12
+# The switches choose how torch computes a step, and some need a parameter on a GPU.
+_NOT_CHECKED = "params", "foreach", "fused", "capturable", "differentiable"
+# For error messages only. The other options that torch's optimizers check must not be negative.
+_RANGES = {
+    "betas": "two numbers from 0 to below 1",
+    "rho": "a number from 0 to 1",
+    "etas": "two numbers with 0 < etas[0] < 1 < etas[1]",
+    "nesterov": "False unless momentum is above 0 and dampening is 0",
+}
 _FIX = "load the state dict of an optimizer for the same tables"
 
 
@@ -48,6 +60,35 @@ def check_group(number: int, saved: Mapping[str, Any], defaults: Mapping[str, An
                 f"such as {defaults[name]!r:.40}",
                 fix=_FIX,
             )
+
+
+def check_ranges(
+    number: int, saved: Mapping[str, Any], torch_class: type[torch.optim.Optimizer]
+) -> None:
+    """Raise an error if torch's constructor refuses an option; call `check_group` first."""
+    parameter = nn.Parameter(torch.zeros(1, device="cpu"))
+    options: dict[str, Any] = {}
+    for name in inspect.signature(torch_class).parameters:  # momentum comes before nesterov
+        if name not in saved or name in _NOT_CHECKED:
+            continue
+        options[name] = _as_python(saved[name])
+        if name == "lr" and _ROUNDED_ZERO < options[name] < 0:
+            options[name] = 0.0
+        try:
+            torch_class([parameter], **options)
+        except ValueError as error:
+            raise HotrowError(
+                f"param_groups[{number}][{name!r}] is {saved[name]!r:.40}, but must be "
+                f"{_RANGES.get(name, '0 or more')} (torch: {error})",
+                fix="restore the state dict from a backup, or correct the option",
+            ) from None
+
+
+def _as_python(value: Any) -> Any:
+    """Return an option as a Python number or a tuple of numbers."""
+    if isinstance(value, bool | None):
+        return value
+    return float(value) if _is_number(value) else tuple(map(float, value))
 
 
 def _is_like(value: Any, default: Any) -> bool:

@@ -22,7 +22,13 @@ from hotrow.kernels.tracing import never_trace
 from hotrow.optim import graphs
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
-from hotrow.optim.loading import check_group, check_state, check_structure, saved_tables
+from hotrow.optim.loading import (
+    check_group,
+    check_ranges,
+    check_state,
+    check_structure,
+    saved_tables,
+)
 from hotrow.optim.misuse import check_sparse_gradients, has_hooks
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
@@ -427,7 +433,8 @@ class RowOptimizer(_Optimizer):
 
         Raises:
             HotrowError: before anything is loaded, if the state dict is incomplete, a table's state
-                does not have the table's shape, or an option or a scalar has the wrong type.
+                does not have the table's shape, an option or a scalar has the wrong type, or
+                torch's constructor refuses an option.
         """
         if not isinstance(state_dict, Mapping):
             check_structure(state_dict)
@@ -449,6 +456,7 @@ class RowOptimizer(_Optimizer):
             of_group = dict(saved_tables([group], [saved]))
             if of_group:
                 check_group(number, saved, self.defaults)
+                check_ranges(number, saved, self.torch_class)
                 slots = self.rule.initial_slots({**group, **saved})
             for key, table in of_group.items():
                 state = state_dict["state"].get(key, {})
