@@ -365,6 +365,38 @@ def test_the_error_without_the_ids_names_the_position(interpret, monkeypatch):
         optimizer.settle() or layers(torch.tensor([1]))
 
 
+def test_lookup_numbers_fit_in_the_bad_id(interpret):
+    from hotrow.kernels.triton.id_check import NUMBERS, id_check
+
+    interpret()
+    layers, _ = make_training()
+    id_check(torch.device("cpu"))._count = NUMBERS - 2
+    for _ in range(3):  # the numbers start again at 0
+        with pytest.raises(HotrowError, match=rf"input\[0, 1\] = {ROWS}, but the table"):
+            layers(torch.tensor([[1, ROWS]]))
+
+
+def test_the_error_waits_for_all_streams_before_it_is_cleared(monkeypatch):
+    from hotrow.kernels.triton.id_check import NO_BAD_ID, POSITION_BITS, IdCheck
+
+    check, waits = IdCheck(torch.device("cpu")), []
+
+    def synchronize(device):
+        waits.append(device)
+        check.bad_id.fill_((7 << POSITION_BITS) + 5)  # a stream has still been running
+
+    monkeypatch.setattr(check, "_device", torch.device("cuda", 1))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert check.take_error() is None
+    assert waits == []
+    check.has_bad_id.fill_(1)
+    check.bad_id.fill_((8 << POSITION_BITS) + 2)
+    assert check.take_error().position == 5
+    assert waits == [torch.device("cuda", 1)]
+    assert check.bad_id.item() == NO_BAD_ID
+    assert check.take_error() is None
+
+
 @pytest.mark.parametrize("read", ["step", "state_dict", "weight"])
 def test_reads_and_steps_raise_the_error_of_an_earlier_lookup(read, interpret, monkeypatch):
     interpret()

@@ -19,6 +19,7 @@ from hotrow.kernels.triton.batch import DeviceIds
 
 NO_BAD_ID = 2**63 - 1
 POSITION_BITS = 40  # a lookup has fewer ids than 2**40
+NUMBERS = 2 ** (63 - POSITION_BITS) - 1  # lookups are numbered from 0; after that, again from 0
 _LookUp = tuple[int, torch.Size, int, weakref.ref[Tensor] | None]
 KEPT_LOOK_UPS = 256  # the number of recent lookups for which the error can name the id
 
@@ -33,6 +34,7 @@ class IdCheck:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.bad_id = torch.full((1,), NO_BAD_ID, dtype=torch.int64, device=device)
         self.has_bad_id = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._has_bad_id = self.has_bad_id.numpy()
@@ -41,17 +43,20 @@ class IdCheck:
 
     def start(self, batch: DeviceIds, row_count: int) -> int:
         """Return the number of a new lookup in a table with `row_count` rows."""
-        self._count += 1
+        self._count = (self._count + 1) % NUMBERS
         self._look_ups.append((self._count, batch.shape, row_count, batch.original))
         return self._count
 
     def take_error(self) -> BadId | None:
         """Return the first bad id and clear it, or return None if there is none so far.
 
-        This function waits for the device only if there is a bad id.
+        This function waits for the device only if there is a bad id. It then waits for all streams:
+        their steps must see the bad id before it is cleared.
         """
         if not self._has_bad_id[0]:
             return None
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         number, position = divmod(int(self.bad_id), 1 << POSITION_BITS)
         self.bad_id.fill_(NO_BAD_ID)
         self._has_bad_id[0] = 0
