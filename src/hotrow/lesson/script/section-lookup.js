@@ -24,7 +24,6 @@ sections.push({
     put(find("lookup-count"), say("lookup.counting", { row: ids[0], nth: ids[0] + 1 }));
     const region = find("lookup-table");
     inputGrid(region, {
-      key: `${table.name}|${table.labels}`,
       id: "value",
       caption: say("lookup.table", { V: table.V, D: table.D }),
       heads: columnNames(table),
@@ -126,7 +125,7 @@ Object.assign(actions, {
     const fresh = plainTable(
       split(normals(state.seed, state.table.rows.flat().length), columns(state)),
     );
-    takeTable(fresh, button);
+    takeTable({ ...fresh, tokens: state.table.name ? null : state.table.tokens }, button);
   },
 
   "lookup-play"(button) {
