@@ -1130,7 +1130,9 @@ def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     page.click("#factor-2")
     page.click("#factor-2")
     page.click("#factor-0")
-    expect(verdict).to_have_text("[2, 0, 0, 0] is not one-hot: the sum is row 0, doubled.")
+    expect(verdict).to_have_text(
+        "[2, 0, 0, 0] is not one-hot: the sum is row 0, doubled. Click the 2 until it is 1."
+    )
     page.click("#factor-0")
     expect(verdict).to_contain_text("every row is multiplied by 0, so the sum is zero")
     page.click("#factor-0")
@@ -1686,6 +1688,30 @@ def test_counting_the_zeros_moves_nothing(open_page: Open, lang: str, width: int
     assert picture is not None
     assert frame is not None
     assert picture["height"] < frame["height"] < picture["height"] + 10
+
+
+def test_a_change_draws_only_the_sections_that_depend_on_it(open_page: Open) -> None:
+    page = open_page().page
+    page.evaluate(
+        """() => { window.drawn = []; sections.forEach(each => {
+             const draw = each.draw;
+             each.draw = (...all) => { drawn.push(each.id); draw.call(each, ...all); };
+           }) }"""
+    )
+
+    def drawn_by(code: str) -> list[str]:
+        found: list[str] = page.evaluate(f"() => {{ drawn.length = 0; {code}; return drawn }}")
+        return found
+
+    others = page.evaluate("sections.filter(each => !each.uses).map(each => each.id)")
+    assert len(others) == 10
+    assert drawn_by("change({vocabulary: 999}, null)") == ["waste"]
+    assert drawn_by("change({learned: 7}, null)") == ["meaning"]
+    assert drawn_by("change({noun: 3}, null)") == ["meaning"]
+    assert drawn_by("change({alone: 'yes'}, null)") == ["meaning"]
+    assert drawn_by("change({lr: 0.5}, null)") == others
+    assert drawn_by("draw()") == others  # an animation changes what is shown, but not the state
+    assert {*others, "hero", "layer"} <= {*drawn_by("change({ids: [3]}, null)")}
 
 
 @pytest.mark.parametrize("learned", grid((0, 20, 100), (20).__eq__))
