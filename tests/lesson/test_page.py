@@ -176,8 +176,8 @@ def test_unknown_language_raises() -> None:
 
 # --- every control ----------------------------------------------------------------------------
 
-TYPED = {
-    "words": ("the cat saw the dog", "#hero-table"),  # control: (text to type, region that must change)
+TYPED = {  # control: (text to type, region that must change)
+    "words": ("the cat saw the dog", "#hero-table"),
     "ids": ("0, 0", "#lookup-output"),
     "rows": ("6", "#lookup-table"),
     "columns": ("2", "#lookup-table"),
@@ -548,9 +548,10 @@ def test_address_restores_the_view_and_the_language(open_page: Open, lang: str) 
 @pytest.mark.parametrize(
     ("lang", "text", "tokens", "ids"),
     [
-        ("en", "The cat’s toy, the  cat’s!", ["The", "cat’s", "toy", "the"], [0, 1, 2, 3, 1]),
-        ("zh-CN", "猫喜欢鱼，狗喜欢猫。", ["猫", "喜欢", "鱼", "狗"], [0, 1, 2, 3, 1, 0]),
-        ("en", "<b>x</b> <b>", ["b", "x"], [0, 1, 0, 0]),
+        ("en", "My cat’s toy, my  cat’s!", ["My", "cat’s", "toy", "my", "<unk>"], [0, 1, 2, 3, 1]),
+        ("zh-CN", "猫喜欢鱼，狗喜欢猫。", ["猫", "喜欢", "鱼", "狗", "<unk>"], [0, 1, 2, 3, 1, 0]),
+        ("en", "<b>x</b> <b>", ["b", "x", "<unk>"], [0, 1, 0, 0]),
+        ("en", "word", ["word", "<unk>"], [0]),
     ],
 )
 def test_own_words_become_a_vocabulary_with_rows_of_torch(
@@ -571,6 +572,11 @@ def test_own_words_become_a_vocabulary_with_rows_of_torch(
     assert page.is_checked("#way-product")
     for label in page.locator("#lookup-table tbody th, #gradient-upstream tbody th").all():
         assert any(f"“{token}”" in label.inner_text() for token in tokens)
+    # No id of the sentence selects the last row, so the sections about unused rows make sense.
+    assert page.input_value("#differ-place") == str(len(tokens) - 1)
+    assert page.inner_text("#differ-verdict").startswith(WORDS[lang]["different"])
+    unused = page.locator("#gradient-table tbody tr").nth(len(tokens) - 1)
+    assert WORDS[lang]["gradient.never"] in unused.inner_text()
     page.click("#hero-words button >> nth=-1")
     page.wait_for_timeout(300)
     view, address = view_of(page), page.url.partition("#")[2]
@@ -578,6 +584,7 @@ def test_own_words_become_a_vocabulary_with_rows_of_torch(
     assert view_of(again) == view
     page.click("[data-do=random]")  # other numbers for the same words
     assert page.evaluate("state.table.tokens") == tokens
+    assert page.evaluate("state.ids") == ids
     type_into(page, "ids", "1, 0")
     assert page.input_value("#words") == f"{tokens[1]} {tokens[0]}"
     page.click("#preset-B")
@@ -617,6 +624,7 @@ BAD_VIEWS = [
     "table=1x1.3f800000~",
     "table=1x1.3f800000~a b",
     "table=2x1.3f8000003f800000~a a",
+    "table=2x1.3f8000003f800000~a  b",
     "table=1x1.3f800000~\u202ea",
     "table=1x1.3f800000~" + "a" * 17,
     "table=A." + "3f800000" * 20 + "~the over fox jumps",
@@ -668,7 +676,7 @@ REFUSED = [
     ("ids", "1 " * 17, "bad.many"),
     ("ids", "9" * 15, "bad.id"),
     ("words", "!?", "bad.words"),
-    ("words", "a " * 17, "bad.crowd"),
+    ("words", "a " * 16, "bad.crowd"),
     ("words", "a" * 17, "bad.word"),
     ("rows", "0", "bad.range"),
     ("rows", "2", "bad.shrink"),

@@ -122,10 +122,9 @@ Object.assign(actions, {
   "preset-own": preset("own"),
 
   random(button) {
-    const fresh = plainTable(
-      split(normals(state.seed, state.table.rows.flat().length), columns(state)),
-    );
-    takeTable({ ...fresh, tokens: state.table.name ? null : state.table.tokens }, button);
+    const { name, tokens, rows } = state.table;
+    const fresh = split(normals(state.seed, rows.flat().length), columns(state));
+    takeTable(!name && tokens ? wordTable(fresh, tokens) : plainTable(fresh), button);
   },
 
   "lookup-play"(button) {

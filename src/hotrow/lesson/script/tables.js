@@ -42,6 +42,9 @@ function plainTable(rows) {
   };
 }
 
+// A table of the reader's own words. Its ids are those of all words but the last.
+const wordTable = (rows, tokens) => ({ ...plainTable(rows), tokens, ids: tokens.slice(1).map((_, k) => k) });
+
 const isExcerpt = (table) => table.V > table.rows.length || table.D > table.rows[0].length;
 
 // Whether an inf or nan outside the excerpt makes the whole product differ from the lookup. It does
@@ -89,7 +92,8 @@ function tableFromText(text) {
   if (!fits || bits.length !== 8 * tall * wide) throw new Bad("bad.table");
   const rows = split(fromHex(bits), wide);
   const tokens = words?.split(" ") ?? null;
-  const valid = !preset && tokens?.length === tall && new Set(tokens).size === tall && tokens.every(isWord);
+  const valid = !preset && tall > 1 && tokens?.length === tall && new Set(tokens).size === tall && tokens.every(isWord);
   if (tokens && !valid) throw new Bad("bad.table");
-  return preset ? { ...preset, rows, edited: true } : { ...plainTable(rows), tokens };
+  if (tokens) return wordTable(rows, tokens);
+  return preset ? { ...preset, rows, edited: true } : plainTable(rows);
 }
