@@ -177,6 +177,7 @@ def test_unknown_language_raises() -> None:
 # --- every control ----------------------------------------------------------------------------
 
 TYPED = {  # control: (text to type, region that must change)
+    "words": ("the cat saw the dog", "#hero-table"),
     "ids": ("0, 0", "#lookup-output"),
     "rows": ("6", "#lookup-table"),
     "columns": ("2", "#lookup-table"),
@@ -379,9 +380,9 @@ def test_rows_outside_the_batch_move_with_momentum_and_adam_and_settling_agrees(
         expected = "Step 4 changed rows 1, 3," if moved else "Step 4 changed no row outside its"
         assert page.inner_text("#step-moved").startswith(expected)
         last = page.locator("#step-rows tbody td:last-child")
-        still = "not in the batch, not changed"
-        away = "not in the batch, but changed" if moved else still
-        expect(last).to_have_text([still, away, "in the batch", away])
+        still = "not used, stayed"
+        away = "not used, but moved" if moved else still
+        expect(last).to_have_text([still, away, "used", away])
         skipped = "NOT equal: 10 of 20" if moved else "Equal: 20 of 20"
         assert page.inner_text("#step-skipped").startswith(skipped)
         assert page.inner_text("#step-verdict").startswith("Equal: 20 of 20 values")
@@ -544,6 +545,56 @@ def test_address_restores_the_view_and_the_language(open_page: Open, lang: str) 
     assert again.url.partition("#")[2] == address
 
 
+@pytest.mark.parametrize(
+    ("lang", "text", "tokens", "ids"),
+    [
+        ("en", "My cat’s toy, my  cat’s!", ["My", "cat’s", "toy", "my", "<unk>"], [0, 1, 2, 3, 1]),
+        ("zh-CN", "猫喜欢鱼，狗喜欢猫。", ["猫", "喜欢", "鱼", "狗", "<unk>"], [0, 1, 2, 3, 1, 0]),
+        ("en", "<b>x</b> <b>", ["b", "x", "<unk>"], [0, 1, 0, 0]),
+        ("en", "word", ["word", "<unk>"], [0]),
+    ],
+)
+def test_own_words_become_a_vocabulary_with_rows_of_torch(
+    open_page: Open, lang: str, text: str, tokens: list[str], ids: list[int]
+) -> None:
+    page = open_page(f"lang={lang}&way=product").page
+    assert page.input_value("#words") == {"en": "fox jumps over", "zh-CN": "猫 吃 鱼"}[lang]
+    type_into(page, "words", text)
+    assert page.evaluate("state.table.tokens") == tokens
+    assert page.evaluate("state.ids") == ids
+    assert page.input_value("#words") == " ".join(tokens[id] for id in ids)
+    torch.manual_seed(123)
+    rows = torch.nn.Embedding(len(tokens), 5).weight.detach()
+    torch.testing.assert_close(torch.tensor(page.evaluate("state.table.rows")), rows)
+    assert page.locator("#hero-words bdi").all_text_contents() == [tokens[id] for id in ids]
+    heads = page.locator("#hero-table tbody tr:not(.total) th").all_text_contents()
+    assert [head.rpartition("“")[2].rstrip("”") for head in heads] == tokens
+    assert page.is_checked("#way-product")
+    for label in page.locator("#lookup-table tbody th, #gradient-upstream tbody th").all():
+        assert any(f"“{token}”" in label.inner_text() for token in tokens)
+    # No id of the sentence selects the last row, so the sections about unused rows make sense.
+    assert page.input_value("#differ-place") == str(len(tokens) - 1)
+    assert page.inner_text("#differ-verdict").startswith(WORDS[lang]["different"])
+    unused = page.locator("#gradient-table tbody tr").nth(len(tokens) - 1)
+    assert WORDS[lang]["gradient.never"] in unused.inner_text()
+    page.click("#hero-words button >> nth=-1")
+    page.wait_for_timeout(300)
+    view, address = view_of(page), page.url.partition("#")[2]
+    again = open_page(address).page
+    assert view_of(again) == view
+    page.click("[data-do=random]")  # other numbers for the same words
+    assert page.evaluate("state.table.tokens") == tokens
+    assert page.evaluate("state.ids") == ids
+    type_into(page, "ids", "1, 0")
+    assert page.input_value("#words") == f"{tokens[1]} {tokens[0]}"
+    page.click("#preset-B")
+    assert page.input_value("#words").split() == page.evaluate(
+        "placesOf(state.table, state.ids).map(k => tokensOf(state.table)[k])"
+    )
+    page.click("#preset-C")  # these ids have no words
+    assert page.input_value("#words") == ""
+
+
 def test_switching_the_language_keeps_the_view_and_rejected_input(open_page: Open) -> None:
     page = open_page("lang=en&table=B&ids=5, 5&rule=sgd").page
     type_into(page, "lr", "quick")
@@ -570,6 +621,13 @@ BAD_VIEWS = [
     "table=0x0.",
     "table=__proto__",
     "table=toString",
+    "table=1x1.3f800000~",
+    "table=1x1.3f800000~a b",
+    "table=2x1.3f8000003f800000~a a",
+    "table=2x1.3f8000003f800000~a  b",
+    "table=1x1.3f800000~\u202ea",
+    "table=1x1.3f800000~" + "a" * 17,
+    "table=A." + "3f800000" * 20 + "~the over fox jumps",
     "__proto__=1",
     "constructor=1",
     "lang=__proto__",
@@ -617,6 +675,9 @@ REFUSED = [
     ("ids", "", "bad.empty"),
     ("ids", "1 " * 17, "bad.many"),
     ("ids", "9" * 15, "bad.id"),
+    ("words", "!?", "bad.words"),
+    ("words", "a " * 16, "bad.crowd"),
+    ("words", "a" * 17, "bad.word"),
     ("rows", "0", "bad.range"),
     ("rows", "2", "bad.shrink"),
     ("columns", "many", "bad.whole"),
@@ -1077,7 +1138,9 @@ def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     page.click("#factor-2")
     page.click("#factor-2")
     page.click("#factor-0")
-    expect(verdict).to_have_text("[2, 0, 0, 0] is not one-hot: the sum is row 0, doubled.")
+    expect(verdict).to_have_text(
+        "[2, 0, 0, 0] is not one-hot: the sum is row 0, doubled. Click the 2 until it is 1."
+    )
     page.click("#factor-0")
     expect(verdict).to_contain_text("every row is multiplied by 0, so the sum is zero")
     page.click("#factor-0")
@@ -1178,7 +1241,12 @@ def test_the_verdict_counts_neighbors_of_the_same_group(open_page: Open) -> None
         near = distances.fill_diagonal_(torch.inf).topk(3, largest=False).indices
         same = int((groups[near] == groups[:, None]).sum())
         page.evaluate(f"change({{learned: {learned}}}, null)")
-        assert page.inner_text("#meaning-verdict").endswith(f" {same} of 60 at step {learned}.")
+        verdict = page.inner_text("#meaning-verdict")
+        if learned:
+            assert verdict.endswith(f" before training, and {same} of 60 at step {learned}.")
+        else:
+            assert f"word, {same} of 60 belong " in verdict
+            assert verdict.endswith(" before training.")
     assert "own group (animals, food, people or vehicles)" in page.inner_text("#meaning-verdict")
 
 
@@ -1630,6 +1698,30 @@ def test_counting_the_zeros_moves_nothing(open_page: Open, lang: str, width: int
     assert picture["height"] < frame["height"] < picture["height"] + 10
 
 
+def test_a_change_draws_only_the_sections_that_depend_on_it(open_page: Open) -> None:
+    page = open_page().page
+    page.evaluate(
+        """() => { window.drawn = []; sections.forEach(each => {
+             const draw = each.draw;
+             each.draw = (...all) => { drawn.push(each.id); draw.call(each, ...all); };
+           }) }"""
+    )
+
+    def drawn_by(code: str) -> list[str]:
+        found: list[str] = page.evaluate(f"() => {{ drawn.length = 0; {code}; return drawn }}")
+        return found
+
+    others = page.evaluate("sections.filter(each => !each.uses).map(each => each.id)")
+    assert len(others) == 10
+    assert drawn_by("change({vocabulary: 999}, null)") == ["waste"]
+    assert drawn_by("change({learned: 7}, null)") == ["meaning"]
+    assert drawn_by("change({noun: 3}, null)") == ["meaning"]
+    assert drawn_by("change({alone: 'yes'}, null)") == ["meaning"]
+    assert drawn_by("change({lr: 0.5}, null)") == others
+    assert drawn_by("draw()") == others  # an animation changes what is shown, but not the state
+    assert {*others, "hero", "layer"} <= {*drawn_by("change({ids: [3]}, null)")}
+
+
 @pytest.mark.parametrize("learned", grid((0, 20, 100), (20).__eq__))
 def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
     """Compare everything that the page says about the words with the same training in torch."""
@@ -1637,6 +1729,8 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
     names, verbs = (WORDS["en"][f"meaning.{each}"].split() for each in ("nouns", "verbs"))
     seen = []
     for now in (f"step {learned}", f"step {learned} + 1 sentence"):
+        start = now == "step 0"  # the sentences then say "before training"
+        at = "before training" if start else f"at {now}"
         space: dict[str, Any] = {}
         exec(page.text_content("#meaning-code") or "", space)
         rows, output = space["rows"], space["output"].detach()
@@ -1651,19 +1745,23 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
         )
         loss = F.cross_entropy(scores[space["nouns"]], space["verbs"]).item()
         assert page.inner_text("#meaning-now") == f"{now}, loss {loss:.2f}"
-        assert f"and is now {loss:.2f}. " in page.inner_text("#meaning-loss")
+        was = "is" if start else "and is now"
+        assert f" {was} {loss:.2f}" in page.inner_text("#meaning-loss")
         distances = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
         nearest = distances.argsort(1)[:, :3]
         near = plain(page.inner_text("#meaning-near"))
         assert f"Its row is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}]." in near
-        assert f"“girl” at {now}: {', '.join(names[k] for k in nearest[6])}." in near
+        assert ("Before training, it was" in near) != start
+        assert f"“girl” {at}: {', '.join(names[k] for k in nearest[6])}." in near
         bold = page.locator("#meaning-map text.label.near").all_text_contents()
         assert sorted(bold) == sorted(names[k] for k in nearest[6])
         same_group = int((nearest % 4 == torch.arange(20)[:, None] % 4).sum())
-        assert page.inner_text("#meaning-verdict").endswith(f" {same_group} of 60 at {now}.")
+        verdict = page.inner_text("#meaning-verdict")
+        assert f" {same_group} of 60 {'belong' if start else at}" in verdict
+        assert verdict.endswith(f" {at}.")
         chance, best = scores[6].softmax(0).topk(4)
         guess = plain(page.inner_text("#meaning-guess")).replace(" ✓", "")
-        assert f"at {now}: " in guess
+        assert f" {at}: " in guess
         for k, x in zip(best.tolist(), chance.tolist(), strict=True):
             assert f"{verbs[k]} {100 * x:.0f}%" in guess
         seen.append((near, guess, said))

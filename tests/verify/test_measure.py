@@ -1,5 +1,8 @@
 """Test the measurement of peak memory, times and free memory."""
 
+import gc
+import weakref
+
 import psutil
 import pytest
 import torch
@@ -25,6 +28,34 @@ def test_peak_is_the_most_memory_in_use_at_once():
 def test_peak_without_allocations_is_zero(capfd):
     assert measure_peak_memory(lambda: 5) == (5, 0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_older_tensors_are_not_collected_during_a_measurement():
+    """Otherwise, the profiler prints a warning, for example below the cell of a notebook."""
+    tensor = torch.ones(1000)
+    cycle = [tensor]
+    cycle.append(cycle)
+    older = weakref.ref(tensor)
+    del cycle, tensor
+    assert gc.isenabled()
+
+    def work():
+        return len([[] for _ in range(100_000)])  # enough objects to start a collection
+
+    assert measure_peak_memory(work) == (100_000, 0)
+    assert older() is not None
+    assert gc.isenabled()
+    with pytest.raises(ZeroDivisionError):
+        measure_peak_memory(lambda: 1 // 0)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        measure_peak_memory(work)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert older() is None
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ SCRIPTS = (  # in order of execution
     "predict.js",
     "labels.js",
     "section-hero.js",
+    "own-words.js",
     "section-row.js",
     "section-vector.js",
     "section-layer.js",

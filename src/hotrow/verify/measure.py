@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import statistics
 import time
@@ -57,8 +58,15 @@ def measure_peak_memory(work: Callable[[], T], device: torch.device = CPU) -> tu
         return result, torch.cuda.max_memory_allocated(device) - before
     # At lower log levels, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        result = work()
+    # It also prints if garbage collection frees a tensor that is older than the measurement.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+            result = work()
+    finally:
+        if collects:
+            gc.enable()
     assert profiler.kineto_results is not None
     events = [e for e in profiler.kineto_results.events() if e.name() == "[memory]"]
     allocated = peak = 0

@@ -84,12 +84,20 @@ function draw() {
   document.querySelectorAll("[data-field]").forEach(follow);
 }
 
-// Draw only the open sections, to save time.
+// The fields that only sections with `uses` depend on.
+const RARE = ["vocabulary", "learned", "noun", "alone"];
+
+let last = null; // the state that the sections show
+
+// Draw only the open sections that a change can affect, to save time.
 function drawSections() {
+  const rare = state !== last && Object.keys(state).every((name) => RARE.includes(name) || state[name] === last?.[name]);
+  last = state;
   for (const section of sections) {
     const part = find(section.id);
     section.intro?.(state);
     if (part.querySelector(":scope > .fold:not([open]), .after[hidden]")) continue;
+    if (rare && !section.uses) continue;
     const drawn = section.uses && [language, ...section.uses.map((name) => state[name])];
     if (drawn && drawn.every((value, n) => value === section.drawn?.[n])) continue;
     section.drawn = drawn;

@@ -91,9 +91,10 @@ function verdict(id, compared, { table, ids }, { key = "bits", multiplies = true
 const several = (names) => names.join(say("comma"));
 
 // Draw a table of inputs. Rebuild it only if its shape or labels change, to keep the focus.
-function inputGrid(region, { key, id, caption, heads, rowHeads, classes, label, values, set }) {
+function inputGrid(region, { id, caption, heads, rowHeads, classes, label, values, set }) {
   const scale = scaleOf(values);
-  const made = `${key}|${language}|${values.length}x${values[0].length}`;
+  const names = rowHeads.map((head) => head.textContent ?? head);
+  const made = [language, caption, ...names].join("|");
   if (region.dataset.made !== made) {
     region.dataset.made = made;
     const input = (n, j) =>

@@ -214,6 +214,7 @@ function fitted(state, before) {
   const height = state.table.rows.length;
   const width = columns(state);
   const all = before.shown === before.table.rows.length;
+  const size = state.ids.length * width;
   const kept = columns(before) === width ? state.upstream : [];
   return {
     ...state,
@@ -226,7 +227,7 @@ function fitted(state, before) {
     column: Math.min(state.column, width - 1),
     shown: all && before.table.rows.length !== height ? height : Math.min(state.shown, height),
     taken: Math.min(state.taken, state.batches.length),
-    upstream: counting(state.ids.length, width).map((value, n) => kept[n] ?? value),
+    upstream: kept.length === size ? kept : counting(size, 1).map((value, n) => kept[n] ?? value),
   };
 }
 

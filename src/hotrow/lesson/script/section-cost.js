@@ -63,9 +63,9 @@ sections.push({
 
 const sizeAt = (name, place) => Math.round(TOPS[name] ** (Number(place) / 1000));
 
-const amount = (name, n) => (name === "bytes_written" ? `${count(n)} (${bytes(n)})` : count(n));
+const amount = (name, n) => (name === "bytes_written" ? `${count(n)} (${bytes(n).replace(" ", "\u00a0")})` : count(n));
 
-const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a) / Number(b)).toPrecision(3)))} ×`);
+const ratio = (a, b) => (b === 0n ? say("cost.none") : `${count(Number((Number(a) / Number(b)).toPrecision(3)))}\u00a0×`);
 
 // (V - 1) / V as a percentage, rounded to two decimals, or to more if it would show 100%.
 function share(V) {

@@ -16,7 +16,6 @@ sections.push({
     const { table, ids, column } = state;
     const names = ids.map((_, n) => placeName(table, ids, n));
     inputGrid(find("gradient-upstream"), {
-      key: `${table.name}|${ids}`,
       id: "upstream",
       caption: say("gradient.upstream", { N: ids.length, D: columns(state) }),
       heads: columnNames(table),

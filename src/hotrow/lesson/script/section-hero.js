@@ -6,6 +6,8 @@ sections.push({
   id: "hero",
   uses: ["table", "ids", "way", "pick"],
 
+  intro: showWords,
+
   result({ table, ids, pick }) {
     const places = placesOf(table, ids);
     const looked = lookUp(table.rows, places);

@@ -24,7 +24,6 @@ sections.push({
     put(find("lookup-count"), say("lookup.counting", { row: ids[0], nth: ids[0] + 1 }));
     const region = find("lookup-table");
     inputGrid(region, {
-      key: `${table.name}|${table.labels}`,
       id: "value",
       caption: say("lookup.table", { V: table.V, D: table.D }),
       heads: columnNames(table),
@@ -123,10 +122,9 @@ Object.assign(actions, {
   "preset-own": preset("own"),
 
   random(button) {
-    const fresh = plainTable(
-      split(normals(state.seed, state.table.rows.flat().length), columns(state)),
-    );
-    takeTable(fresh, button);
+    const { name, tokens, rows } = state.table;
+    const fresh = split(normals(state.seed, rows.flat().length), columns(state));
+    takeTable(!name && tokens ? wordTable(fresh, tokens) : plainTable(fresh), button);
   },
 
   "lookup-play"(button) {

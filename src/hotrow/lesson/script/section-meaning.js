@@ -168,9 +168,11 @@ sections.push({
     put(find("meaning-alone"), gradient ? say("meaning.alone", told) : "");
     const [from, slope, to] = gradient ? [before, gradient, table].map((rows) => pairText(rows[noun])) : [];
     put(find("meaning-update"), gradient ? `${from} − ${RATE_ALONE}\u00a0×\u00a0${slope} = ${to}` : "");
+    // Before the first step, there is nothing to compare with.
+    const start = learned === 0 && alone === "no";
     put(
       find("meaning-near"),
-      say("meaning.near", {
+      say(start ? "meaning.near.start" : "meaning.near", {
         word,
         before: pairText(snapshots[0][noun]),
         values: pairText(table[noun]),
@@ -178,11 +180,16 @@ sections.push({
         now,
       }),
     );
-    put(find("meaning-guess"), say("meaning.guess", { word, now, guesses: guesses(table[noun], weight, noun) }));
+    put(
+      find("meaning-guess"),
+      say(start ? "meaning.guess.start" : "meaning.guess", { word, now, guesses: guesses(table[noun], weight, noun) }),
+    );
     const element = find("meaning-verdict");
     element.className = "verdict";
-    put(element, say("meaning.verdict", { before: sameGroup(snapshots[0]), same: sameGroup(table), all: 3 * NOUNS.length, now }));
-    put(find("meaning-loss"), say("meaning.loss", { first: losses[0].toFixed(2), loss: loss.toFixed(2), lowest: LOWEST.toFixed(2) }));
+    const same = { before: sameGroup(snapshots[0]), same: sameGroup(table), all: 3 * NOUNS.length, now };
+    put(element, say(start ? "meaning.verdict.start" : "meaning.verdict", same));
+    const errors = { first: losses[0].toFixed(2), loss: loss.toFixed(2), lowest: LOWEST.toFixed(2) };
+    put(find("meaning-loss"), say(start ? "meaning.loss.start" : "meaning.loss", errors));
     put(
       find("meaning-sentences"),
       say("meaning.sentences", {

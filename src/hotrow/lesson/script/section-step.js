@@ -149,7 +149,7 @@ function rowGrid({ table, batches, taken, column }, { dense, skip, later, before
           differs(number(b), sameBits(a, b)),
           differs(number(c), sameBits(a, c)),
           count(later.done[k]),
-          taken ? (idle ? (moving ? say("step.drift") : say("step.still")) : say("step.touched")) : "",
+          words(taken ? (idle ? (moving ? say("step.drift") : say("step.still")) : say("step.touched")) : ""),
         ],
         class: idle ? (moving ? `drift ${colourOf(id)}` : "") : hue(now, id),
       };

@@ -1,6 +1,9 @@
 // A table on the page: some rows, the ids of these rows, and the size of the whole table.
 
-const LIMITS = { rows: 16, columns: 8, ids: 16, steps: 8 };
+const LIMITS = { rows: 16, columns: 8, ids: 16, steps: 8, letters: 16 };
+
+// Whether a text is a word of a table on the page. Control characters are not.
+const isWord = (text) => /^[^\s\p{C}]+$/u.test(text) && text.length <= LIMITS.letters;
 
 function split(values, width) {
   const rows = [];
@@ -39,6 +42,9 @@ function plainTable(rows) {
   };
 }
 
+// A table of the reader's own words. Its ids are those of all words but the last.
+const wordTable = (rows, tokens) => ({ ...plainTable(rows), tokens, ids: tokens.slice(1).map((_, k) => k) });
+
 const isExcerpt = (table) => table.V > table.rows.length || table.D > table.rows[0].length;
 
 // Whether an inf or nan outside the excerpt makes the whole product differ from the lookup. It does
@@ -64,16 +70,18 @@ function resized(table, height, width, seed) {
   );
 }
 
-// Write a table for the address: a preset's name or the size, then all bits if it was edited.
+// Write a table for the address: a preset's name or the size, then all bits if it was edited, then the
+// reader's own words.
 function tableText(table) {
   const sizes = `${table.rows.length}x${table.rows[0].length}`;
-  return table.edited ? `${table.name || sizes}.${toHex(table.rows.flat())}` : table.name;
+  const tokens = !table.name && table.tokens ? `~${table.tokens.join(" ")}` : "";
+  return table.edited ? `${table.name || sizes}.${toHex(table.rows.flat())}${tokens}` : table.name;
 }
 
 function tableFromText(text) {
-  const match = /^(?:([A-Za-z]{1,3})|(\d{1,2})x(\d))(?:\.((?:[0-9a-f]{8})+))?$/.exec(text);
+  const match = /^(?:([A-Za-z]{1,3})|(\d{1,2})x(\d))(?:\.((?:[0-9a-f]{8})+)(?:~(.*))?)?$/.exec(text);
   if (!match) throw new Bad("bad.table");
-  const [, name, height, width, bits] = match;
+  const [, name, height, width, bits, words] = match;
   const preset = name === undefined ? null : presets[name];
   if (preset === undefined || (!preset && !bits)) throw new Bad("bad.table");
   if (!bits) return preset;
@@ -83,5 +91,9 @@ function tableFromText(text) {
   const fits = preset || (tall >= 1 && tall <= LIMITS.rows && wide >= 1 && wide <= LIMITS.columns);
   if (!fits || bits.length !== 8 * tall * wide) throw new Bad("bad.table");
   const rows = split(fromHex(bits), wide);
+  const tokens = words?.split(" ") ?? null;
+  const valid = !preset && tall > 1 && tokens?.length === tall && new Set(tokens).size === tall && tokens.every(isWord);
+  if (tokens && !valid) throw new Bad("bad.table");
+  if (tokens) return wordTable(rows, tokens);
   return preset ? { ...preset, rows, edited: true } : plainTable(rows);
 }
