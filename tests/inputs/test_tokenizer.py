@@ -151,3 +151,13 @@ def test_file_in_the_current_folder_does_not_replace_a_library(tmp_path: Path) -
     )
     assert done.stdout == "[1]\n", done.stderr
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_tokenizer_process_that_ended_is_an_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(HotrowError, match="tokenizer.json cannot convert the text to ids"),
+        open_tokenizer(tokenizer_file(tmp_path), 4, "the table") as tokenizer,
+    ):
+        tokenizer._process.kill()
+        tokenizer._process.wait()
+        tokenizer.encode("the")
