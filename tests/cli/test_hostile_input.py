@@ -233,7 +233,7 @@ def test_only_one_function_opens_files_for_writing() -> None:
     own_files = {  # open temporary files, pipes, the kernel's files or hotrow.disk folders
         *("inputs/files.py", "bench/process.py"),
         *("bench/memory.py", "cli/terminal.py", "disk/folder.py", "disk/journal.py"),
-        *("disk/mapped_tensor.py",),
+        *("disk/mapped_file.py",),
     }
     root = Path(hotrow.__file__).parent
     found = {
