@@ -19,6 +19,7 @@ from hotrow.kernels.triton.batch import DeviceIds
 
 NO_BAD_ID = 2**63 - 1
 POSITION_BITS = 40  # a lookup has fewer ids than 2**40
+NUMBERS = 1 << 23  # numbers of lookups; `number << POSITION_BITS` fits into an int64
 _LookUp = tuple[int, torch.Size, int, weakref.ref[Tensor] | None]
 KEPT_LOOK_UPS = 256  # the number of recent lookups for which the error can name the id
 
@@ -41,7 +42,7 @@ class IdCheck:
 
     def start(self, batch: DeviceIds, row_count: int) -> int:
         """Return the number of a new lookup in a table with `row_count` rows."""
-        self._count += 1
+        self._count = (self._count + 1) % NUMBERS
         self._look_ups.append((self._count, batch.shape, row_count, batch.original))
         return self._count
 
