@@ -89,9 +89,9 @@ def plain_layout(batch_count: int, width: int) -> Layout:
 
 
 def split_layout(shape: Sequence[int], width: int) -> Layout | None:
-    """Return the layout whose class axes are the last axes with a product of `width`.
+    """Return the layout whose class axes are the last axes whose sizes multiply to `width`.
 
-    Returns None if no last axes have this product.
+    Returns None if there are no such axes.
     """
     for first in range(len(shape) - 1, -1, -1):
         if math.prod(shape[first:]) == width:

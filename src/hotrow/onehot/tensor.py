@@ -352,7 +352,7 @@ class OneHot(RuleTensor):
         return not (is_read or self.needs_grad)
 
     def replace_parts(self, result: OneHot) -> None:
-        """Replace the values in place with those of `result`, a one-hot of equal shape and dtype."""
+        """Replace the values in place with those of `result`, which has equal shape and dtype."""
         self._parts, self._axis_layout, self.fill = result._parts, result._axis_layout, result.fill
         self._dense_fn, self.difference = result._dense_fn, None
         self.connect()

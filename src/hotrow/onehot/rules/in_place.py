@@ -126,9 +126,9 @@ def _fill_rows(x: OneHot, rows: Any, value: Any) -> Any:
 
 @rule(Tensor.__setitem__)
 def _(func: Any, x: Any, index: Any, value: Any) -> Any:
-    """Match `dense[one_hot] = value`, and assignments to parts of a one-hot.
+    """Match `dense[one_hot] = value`, and assignments to a one-hot.
 
-    These parts are one entry per row, whole rows, or a column.
+    A one-hot supports assignments to one entry per row, to whole rows, and to a column.
     """
     if not isinstance(x, OneHot):
         written = write_at_ids(func, x, index, value)
