@@ -66,7 +66,7 @@ class Connect(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, split: Callable[[Tensor], Sequence[Tensor | None]], *tensors: Tensor
     ) -> Tensor:
-        """Return x itself; for autograd, it is now an in-place result of the tensors."""
+        """Return x itself; autograd records it as the result of an in-place operation."""
         ctx.split, ctx.count, ctx.materialize_grads = split, len(tensors), False
         ctx.mark_dirty(x)
         return x

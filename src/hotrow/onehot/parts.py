@@ -69,7 +69,7 @@ class Field:
         return bool((ids[..., 1:] == ids[..., :-1]).any())
 
     def without_repeats(self, dtype: torch.dtype) -> Field:
-        """Return an equal field in which, of a row's equal ids, only the first has a weight."""
+        """Return an equal field in which all but the first of a row's equal ids have weight 0."""
         columns = self.ids.unbind(-1)
         sums = list(self.weights_or_ones(dtype).unbind(-1))
         for j in range(1, len(columns)):
@@ -82,7 +82,7 @@ class Field:
         return Field(self.ids, weights, self.width)
 
     def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
-        """Return the dense columns, (*batch, width), with `fill` where no id selects."""
+        """Return the dense columns, (*batch, width), with `fill` in entries that no id selects."""
         shape = (*self.ids.shape[:-1], self.width)
         if fill != 0:
             result = self.ids.new_full(shape, fill, dtype=dtype)

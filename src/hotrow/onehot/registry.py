@@ -92,7 +92,7 @@ class RuleTensor(Tensor):
         raise NotImplementedError
 
     def column(self) -> Tensor | None:
-        """Return the values if this is a column without shared memory, else None."""
+        """Return the values if this is a column that shares no memory with its one-hot, or None."""
         raise NotImplementedError
 
     def materialize_for_write(self) -> Tensor:

@@ -295,7 +295,7 @@ class OneHot(RuleTensor):
         return connected
 
     def column(self) -> Tensor | None:
-        """Return the values if this is a column that shares no memory with its one-hot, else None.
+        """Return the values if this is a column that shares no memory with its one-hot, or None.
 
         The values are for code that only reads the column. Code that writes to the column uses
         `materialize`, which returns a view of the one-hot's dense tensor.

@@ -229,7 +229,7 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows selected by `ids`, (..., D); the next step updates these rows.
+        """Return the settled rows selected by `ids`, (..., D), which the next step will update.
 
         `RowOperators.look_up` describes which rows are stored.
         """
@@ -290,7 +290,7 @@ class RowLag:
     ) -> tuple[Tensor, Callable[[], None]]:
         """Compute the changed rows of the table and of the slots, without settling any row.
 
-        Old rows keep their missed steps for later. Added rows have missed no steps.
+        The missed steps of old rows can still be applied later. Added rows have missed none.
 
         Returns:
             The new values of the table, and a function that completes the change. Call this

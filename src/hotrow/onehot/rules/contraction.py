@@ -1,6 +1,6 @@
 """Contractions: products of a one-hot with a tensor, summed over any axes.
 
-The axes have labels, as in `torch.einsum`, which determine how the ids are used:
+The axes have labels, as in `torch.einsum`. These labels determine how the ids are used:
 
 - If the other tensor has the class axis, the ids *gather* its entries along that axis.
 - If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.

@@ -23,8 +23,8 @@ SUMS = {
     **dict.fromkeys((*overloads("add"), Tensor.__add__), 1),
     **dict.fromkeys((*overloads("sub", "subtract"), Tensor.__sub__), -1),
 }
-# Functions that may be infinite if their argument is the fill. If an entry at an id replaced this
-# infinity, its gradient would be 0 times infinity, which is NaN.
+# Functions whose result for the fill may be infinite. If an entry at an id replaced this result,
+# the gradient there would be 0 times infinity, which is NaN.
 SINGULAR = {
     *overloads("div", "divide", "true_divide", "pow", "xlogy"),
     *(Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),

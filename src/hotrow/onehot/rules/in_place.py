@@ -128,7 +128,7 @@ def _fill_rows(x: OneHot, rows: Any, value: Any) -> Any:
 def _(func: Any, x: Any, index: Any, value: Any) -> Any:
     """Match `dense[one_hot] = value`, and assignments to a one-hot.
 
-    A one-hot supports assignments to one entry per row, to whole rows, and to a column.
+    The rule supports assignments to one entry per row, to whole rows, and to a column.
     """
     if not isinstance(x, OneHot):
         written = write_at_ids(func, x, index, value)

@@ -51,7 +51,7 @@ def _adds_exactly(x: OneHot, field: Field, dtype: torch.dtype) -> bool:
 
 
 def change_count(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a running count to whose entries an elementwise function is applied when needed."""
+    """Return a running count that applies an elementwise function to its entries when needed."""
     x, *others = args
     count = running_count(x) if isinstance(x, OneHot) else None
     if count is None or not x.is_plain or is_compiling():

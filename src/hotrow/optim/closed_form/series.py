@@ -1,4 +1,4 @@
-r"""The closed form of Adam, NAdam and RAdam; many idle steps take about as long as one step.
+r"""The closed form of Adam, NAdam and RAdam, which makes many idle steps about as cheap as one.
 
 Suppose a row was settled at step s with moments m and v, and has missed K steps since. Its k-th
 missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k = b2^(k/2) c_k, and:
