@@ -79,9 +79,9 @@ class DeviceLedger:
         self._end_step, self._numbers = steps.end_step, numbers
 
     def upload_addresses(self, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Return the addresses of tables that step together, (tables, addresses) int64.
+        """Return a device copy, (tables, addresses) int64, of the addresses of tables.
 
-        Tables with the same ledger take every step together, so their addresses are uploaded once.
+        Tables with the same ledger take every step together, so one upload is enough for all steps.
         """
         copy = self._addresses.get(addresses)
         if copy is None:
