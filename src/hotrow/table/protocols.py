@@ -114,7 +114,7 @@ class ChangedFiles(Protocol):
     """The files of a table whose rows are about to change; see `hotrow.disk.resized_files`."""
 
     def apply(self, tensor: Tensor, added: float | Tensor, expected_uses: int) -> Tensor:
-        """Return the changed tensor; raise an error if its memory has more than the expected uses."""
+        """Return the changed tensor; raise an error if too many tensors share its memory."""
 
     def complete(self) -> None:
         """Use the new files from now on."""
