@@ -43,11 +43,11 @@ class _RowStorage:
 
     @property
     def ids(self) -> Tensor:
-        """The ids, (N,) int64. On a GPU, the id -1 marks an empty row."""
+        """The ids, (N,) int64. On a GPU, -1 replaces an id that selects no row."""
         return self.batch.ids() if isinstance(self.batch, DistinctIds) else self.batch
 
     def drop_empty(self) -> _RowStorage:
-        """Drop the empty rows, which have the id -1. On a GPU, this waits for the device."""
+        """Drop the rows with the id -1. On a GPU, this waits for the device."""
         if isinstance(self.batch, DeviceIds):
             indices = (self.batch.flat >= 0).nonzero()[:, 0]
             self.batch, self.rows = self.batch.ids()[indices], self.rows[indices]
