@@ -20,8 +20,8 @@ from hotrow.kernels.operators import take_bad_id
 from hotrow.kernels.tracing import is_compiling
 
 ID_DTYPES = (torch.int64, torch.int32)
-# Limits on the probability that random ids look like a one-hot or multi-hot by chance. Above the
-# limit, hotrow accepts the ids. The second limit applies to 1-D ids.
+# Limits on the probability that random ids look like a one-hot or multi-hot. If the probability is
+# above the limit, hotrow accepts the ids. The second limit applies to 1-D ids.
 _MAX_CHANCE, _MAX_FLAT_CHANCE = 1 / 50, 1 / 10_000
 
 _WRONG_DTYPE = {

@@ -309,7 +309,7 @@ def test_wrong_types_in_the_record_are_named(folder):
         ({"run": {**run, "rule": ["Adam"]}}, "TypeError"),
         ({"run": {**run, "group": 3}}, "AttributeError"),
         ({"run": {**run, "group": {}}}, "KeyError"),
-        ({"run": {**run, "group": {**run["group"], "lr": {}}}}, "the option 'lr'"),
+        ({"run": {**run, "group": {**run["group"], "lr": {}}}}, "option 'lr' has an invalid type"),
         ({"run": {**run, "group": {**run["group"], "betas": 3}}}, "TypeError"),
         ({"run": {**run, "group": {**run["group"], "lr": "x"}}}, "TypeError"),
         ({"run": {**run, "start": 0.5}}, "'start' is not an integer from 0"),

@@ -1,7 +1,7 @@
-"""The files of a tensor: a safetensors file with its values, and one with their checksums.
+"""The files of a tensor: one safetensors file with its values, and one with their checksums.
 
 Each file starts with a header of one page, which names the format and the save that wrote the file.
-The values begin at the next page and end with the file, so more rows only make the files longer.
+The values begin at the next page and end with the file, so adding rows only makes the files longer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ PAGE = mmap.PAGESIZE
 FORMAT = "hotrow.disk 2"  # version 1 (hotrow 0.2) had no checksums
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_BYTES = 1 << 60  # the maximum size of the values in a file
+MAX_BYTES = 1 << 60  # the maximum number of bytes of values in a file
 _SECTOR = 512  # a disk writes each sector completely or not at all
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a file stores the parts of a tensor."""
+    """The name, shape and dtype of a tensor, which determine the layout of its file."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,40 +42,40 @@ class Layout:
 
     @property
     def value_bytes(self) -> int:
-        """The number of bytes of the values."""
+        """The size of the values in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def row_bytes(self) -> int:
-        """The number of bytes of a row."""
+        """The size of a row in bytes."""
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def page_count(self) -> int:
-        """The number of pages of values; the last one may be shorter."""
+        """The number of pages of values; the last page may be shorter."""
         return -(-self.value_bytes // PAGE)
 
     @property
     def file_bytes(self) -> int:
-        """The length of the file."""
+        """The length of the file in bytes."""
         return PAGE + self.value_bytes
 
     @property
     def checksums(self) -> Layout:
-        """The layout of the file with a checksum for each page of values."""
+        """The layout of the file that contains a checksum for each page of values."""
         return Layout(f"{self.name}.checksums", (self.page_count,), torch.int32)
 
     @property
     def files(self) -> tuple[Layout, Layout]:
-        """The layouts of both files."""
+        """The layouts of the values file and of the checksums file."""
         return self, self.checksums
 
     def with_rows(self, rows: int) -> Layout:
-        """Return the layout of a tensor with another number of rows."""
+        """Return the same layout with this number of rows instead."""
         return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
 
     def header(self, save: str) -> bytes:
-        """Return the first page of the file."""
+        """Return the header of the file, which fills the first page."""
         tensor = {
             "dtype": DTYPE_NAMES[self.dtype],
             "shape": self.shape,
@@ -90,13 +90,13 @@ class Layout:
 
 
 def check_file(folder: Folder, versions: Iterable[tuple[Layout, str]]) -> None:
-    """Check the length of a file, and check that its header is one of those in `versions`.
+    """Check that the length and header of a file are those of one of its valid versions.
 
     Arguments:
         folder: the folder of the file.
-        versions: pairs of a layout and a save. The first pair is the expected one. While a journal
-            is replayed, the header can contain sectors from two saves, and the length can be any
-            length between theirs.
+        versions: (layout, name of the save) pairs. The first pair is the expected version. While a
+            journal is replayed, the header can contain sectors from two saves, and the length can
+            be any length between theirs.
 
     Raises:
         HotrowError: the file is missing, has the wrong length, or belongs to another save.
@@ -120,7 +120,7 @@ def check_file(folder: Folder, versions: Iterable[tuple[Layout, str]]) -> None:
 
 
 def _header_problem(found: bytes, layout: Layout) -> str:
-    """Return what is wrong with a header."""
+    """Describe what is wrong with a header."""
     try:
         save = json.loads(found[8:])["__metadata__"]["save"]
         if isinstance(save, str) and found == layout.header(save):

@@ -1,12 +1,12 @@
-"""A file that is mapped copy-on-write, with memory for rows that the file does not contain yet.
+"""A file mapped copy-on-write, with room in memory for rows that the file does not contain yet.
 
 The mapping is private: the first write to a page gives the process its own copy, and the file does
 not change. Linux lists these copies in `/proc/self/pagemap` as pages in memory or swap that are not
-backed by a file. A save writes these pages to the file.
+backed by a file. A save writes these copies to the file.
 
-The number of rows can change before the file does. The mapping reserves addresses for twice as many
-rows, and the addresses after the end of the file contain zeros. So a growth only writes the new
-rows. The next save changes the length of the file, and maps it again.
+The number of rows in memory can change before the file does. The mapping reserves addresses for
+twice the number of rows, and the memory after the end of the file contains zeros. So adding rows
+writes only the new rows. The next save changes the length of the file, and maps the file again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hotrow.disk.folder import Folder, damaged_file
 from hotrow.disk.layout import PAGE, Layout
 from hotrow.table.storage_growth import libc
 
-# Reserve no memory for pages that are not written yet. Python 3.13 added this flag to `mmap`.
+# Reserve no memory for pages that have not been written yet. Python 3.13 added this flag to `mmap`.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
 GROWTH = 2  # reserve addresses for this many times the rows
 _FIXED = 0x10  # a flag of mmap
@@ -35,7 +35,7 @@ _PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
 
 
 class _Memory:
-    """A range of addresses.
+    """A reserved range of addresses.
 
     Attributes:
         bytes: all bytes of the range.
@@ -47,16 +47,16 @@ class _Memory:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
         try:
             self._map = mmap.mmap(-1, GROWTH * size, flags=flags)
-        except OSError:  # the system limits the addresses of a process
+        except OSError:  # the system limits the address space of a process
             self._map = mmap.mmap(-1, size, flags=flags)
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            # A huge page would take 2 MB of memory for each new row that is read or written.
+        with contextlib.suppress(OSError):  # raised by a kernel without huge pages
+            # With huge pages, each new row that is read or written could take 2 MB of memory.
             self._map.madvise(mmap.MADV_NOHUGEPAGE)
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.used = 0
 
     def map(self, begin: int, end: int, descriptor: int = -1) -> None:
-        """Map a range of pages again: to a file, or to zeros."""
+        """Map part of the range again, either to a file or to zeros."""
         if end <= begin:
             return
         flags = mmap.MAP_PRIVATE | NO_RESERVE | _FIXED
@@ -88,13 +88,14 @@ class MappedFile:
 
     Arguments:
         folder: the folder of the file.
-        layout: the layout of the file, which `check_file` has checked.
+        layout: the layout of the file. The caller must already have checked the file with
+            `check_file`.
 
     Attributes:
         layout: the layout of the tensor in memory.
         saved: the layout of the tensor in the file.
-        bytes: the contents of the file after a save with `layout`.
-        changed_from: pages of values from this one on don't show the contents of the file.
+        bytes: the mapped memory, from the header to the end of the last row.
+        changed_from: from this page of values on, the memory is no longer mapped to the file.
     """
 
     def __init__(self, folder: Folder, layout: Layout) -> None:
@@ -104,7 +105,7 @@ class MappedFile:
             with folder.open(layout.file_name, "r+b") as file:
                 folder.reserve(file, layout.file_bytes)
         with folder.open(layout.file_name, "rb") as file:
-            if os.fstat(file.fileno()).st_size < layout.file_bytes:  # shorter than in `check_file`
+            if os.fstat(file.fileno()).st_size < layout.file_bytes:  # it was longer in `check_file`
                 raise damaged_file(self.path, "another program has truncated it")
             self._descriptor = _Descriptor(file)
         self._use(_Memory(layout.file_bytes), layout)
@@ -116,19 +117,22 @@ class MappedFile:
         self.bytes = memory.bytes[: layout.file_bytes]
 
     def map_saved(self) -> None:
-        """Map the file, which contains `layout`, and drop the pages in memory."""
+        """Map the file, and discard the changed pages in memory.
+
+        The layout of the file must already be `self.layout`.
+        """
         self.saved, self.changed_from = self.layout, self.layout.page_count
         self._memory.clear(self.layout.file_bytes)
         self._memory.map(0, self.layout.file_bytes, self._descriptor.number)
         os.posix_fadvise(self._descriptor.number, 0, 0, os.POSIX_FADV_RANDOM)
 
-    # --- Changes of the number of rows -----------------------------------------------------------
+    # --- Changes in the number of rows -----------------------------------------------------------
 
     def resized(self, layout: Layout) -> MappedFile:
-        """Return this file with another number of rows; new rows are zeros.
+        """Return this file with the number of rows in `layout`; added rows are zeros.
 
-        The result shares the memory of this file if its reserved addresses suffice. This file
-        remains valid until the result has been written to. No other tensor may use the memory.
+        The result shares the memory of this file if enough addresses are reserved. This file
+        remains valid until the result is first written to. No other tensor may use the memory.
         """
         result, memory = copy.copy(self), self._memory
         kept = min(self.layout.value_bytes, layout.value_bytes)
@@ -141,7 +145,7 @@ class MappedFile:
         return result
 
     def emptied(self, layout: Layout) -> MappedFile:
-        """Return this file with another number of rows, which are all zeros, in new memory."""
+        """Return this file in new memory, with as many rows as `layout` has, all zeros."""
         result = copy.copy(self)
         result._use(_Memory(layout.file_bytes), layout)
         result.changed_from = 0
@@ -180,30 +184,30 @@ class MappedFile:
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
 
     def page(self, number: int) -> bytes:
-        """Return a copy of a page of the file, in case another thread writes to the page."""
+        """Return a copy of a page in memory, because another thread may write to the page."""
         return self.bytes[number * PAGE : (number + 1) * PAGE].tobytes()
 
-    # --- Reads of the file -----------------------------------------------------------------------
+    # --- Reading the file ------------------------------------------------------------------------
 
     def read(self, first: int, end: int) -> bytes:
         """Read pages of values from the file."""
         return os.pread(self._descriptor.number, (end - first) * PAGE, (1 + first) * PAGE)
 
     def next_data(self, page: int) -> tuple[int, int]:
-        """Return the next pages of values in the file that are not in a hole, as (first, end)."""
+        """Return the next range of pages of values that the file stores, as (first, end)."""
         descriptor, count = self._descriptor.number, self.saved.page_count
         try:
             begin = os.lseek(descriptor, (1 + page) * PAGE, os.SEEK_DATA)
             end = os.lseek(descriptor, begin, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
+            if error.errno != errno.ENXIO:  # ENXIO: the rest of the file is a hole
                 raise
             return count, count
         return min(count, begin // PAGE - 1), min(count, -(-end // PAGE) - 1)
 
 
 class _Descriptor:
-    """A descriptor that is closed when the last file that uses it is deleted."""
+    """A file descriptor that is closed once no `MappedFile` uses it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.number = os.dup(file.fileno())

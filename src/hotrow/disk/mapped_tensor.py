@@ -1,7 +1,8 @@
 """A memory-mapped tensor, and the checksum of each page of its values.
 
-A checksum has 32 bits. It is combined by exclusive or with the checksum of zeros, so a sparse file
-has checksums without writing any.
+Each checksum is the CRC-32 of the page, combined by exclusive or with the CRC-32 of a page of
+zeros. So a page of zeros has the checksum 0, and the checksums of a new sparse file don't have to
+be written.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _pages(blocks: Iterable[Tensor]) -> Iterator[memoryview]:
 
 
 def _checksum(page: Any) -> int:
-    """Return the CRC-32 of a page, which is 0 for a page of zeros."""
+    """Return the checksum of a page, which is 0 for a page of zeros."""
     return zlib.crc32(page) ^ _zero_checksum(len(page))
 
 
@@ -86,7 +87,8 @@ class MappedTensor:
 
     Arguments:
         folder: the folder of the files.
-        layout: the layout of the tensor; `check_file` has checked the files.
+        layout: the layout of the tensor. The caller must already have checked the files with
+            `check_file`.
         largest: the largest valid value, or None. If it is set, values below 0 are invalid too.
     """
 
@@ -112,18 +114,18 @@ class MappedTensor:
         return torch.from_numpy(values.reshape(self.layout.shape))
 
     def resized(self, rows: int) -> MappedTensor:
-        """Return this tensor with another number of rows; see `MappedFile.resized`."""
+        """Return this tensor with this many rows; see `MappedFile.resized`."""
         layout, result = self.layout.with_rows(rows), copy.copy(self)
         result.file = self.file.resized(layout)
         result._set_sums_file(self._sums_file.resized(layout.checksums))
-        # Pages that begin after the old rows have nothing to check.
+        # Pages that begin after the old rows contain nothing to check.
         old_count = min(self.layout.page_count, layout.page_count)
         result._is_checked = np.ones(max(layout.page_count, len(self._is_checked)), np.bool_)
         result._is_checked[:old_count] = self._is_checked[:old_count]
         return result
 
     def emptied(self, rows: int) -> MappedTensor:
-        """Return this tensor with this many rows of zeros in new memory.
+        """Return this tensor in new memory, with this many rows of zeros.
 
         All pages of this tensor must have been checked.
         """
@@ -155,7 +157,7 @@ class MappedTensor:
             numbers.tolist(), self._checksums[numbers].tolist(), strict=True
         ):
             page = values[number * PAGE : (number + 1) * PAGE]
-            # If the page has changed in memory, compare the page in the file.
+            # The page may have changed in memory, so check the page in the file.
             if self.largest is not None or _checksum(page) != expected:
                 self._check(number, self.file.read(number, number + 1))
         self._is_checked[numbers] = True
@@ -170,7 +172,7 @@ class MappedTensor:
             for begin in range(position, first, _HOLE_PAGES):
                 hole = slice(begin, min(begin + _HOLE_PAGES, first))
                 is_wrong = (self._checksums[hole] != 0) & ~self._is_checked[hole]
-                if is_wrong.any():  # these pages were not zero when they were saved
+                if is_wrong.any():  # the first wrong page was not zero when it was saved
                     raise self._damaged_page(begin + int(is_wrong.argmax()))
             for begin in range(first, end, _CHUNK_PAGES):
                 data = memoryview(self.file.read(begin, min(begin + _CHUNK_PAGES, end)))
@@ -205,7 +207,7 @@ class MappedTensor:
     # --- Saving ----------------------------------------------------------------------------------
 
     def set_saved_rows(self, rows: int) -> None:
-        """Set the number of rows in the files, which a save may have changed without mapping."""
+        """Set the number of rows in the files; a failed save may have changed it."""
         saved = self.layout.with_rows(rows)
         self.file.saved, self._sums_file.saved = saved, saved.checksums
 
@@ -231,7 +233,7 @@ class MappedTensor:
             checksum = _checksum(data)
             if self._checksums[number] != checksum:
                 self._checksums[number] = checksum
-            if number < old_count or data.count(0) < len(data):  # a longer file contains zeros
+            if number < old_count or data.count(0) < len(data):  # added pages are zeros
                 yield self.layout.file_name, (number + 1) * PAGE, data
         for number in self._sums_file.written_pages().tolist():
             yield self._sums_file.layout.file_name, number * PAGE, self._sums_file.page(number)
@@ -239,6 +241,6 @@ class MappedTensor:
             yield layout.file_name, 0, layout.header(save)
 
     def map_saved(self) -> None:
-        """Drop the pages in memory, so that the next read comes from the files."""
+        """Discard the changed pages in memory, so that the next read comes from the files."""
         for file in (self.file, self._sums_file):
             file.map_saved()

@@ -42,12 +42,12 @@ class Record:
         save: the name of the save.
         previous: the name of the previous save.
         session: the name in the headers of files that were created after the previous save.
-        previous_rows: the number of rows of the previous save. Until the journal has been applied,
-            files have this number of rows.
+        previous_rows: the number of rows in the previous save. The files have this many rows until
+            the journal has been applied.
         tensors: the layout of each tensor.
         rest: the length and the CRC-32 of `rest.pt`.
         run: the training run, or None if the table has not been trained.
-        behind: whether rows of the table have missed steps.
+        behind: whether any rows of the table have missed steps.
     """
 
     save: str

@@ -1,4 +1,4 @@
-"""A change of the rows of all files of a table, before the table and its optimizer use it."""
+"""Change the rows in all files of a table, before the table and its optimizer use them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Files = dict[str, MappedTensor]
 
 
 class ResizedFiles:
-    """The files of a table with other rows.
+    """The files of a table after a change in its rows.
 
     The old files remain valid until the new tensors are used, so an error changes nothing.
 
     Arguments:
         folder: the folder of the files.
         files: the files before the change.
-        change: the change.
-        complete: stores the new files.
+        change: which rows are kept, and how many are added.
+        complete: a function that takes over the new files.
 
     Raises:
         HotrowError: the disk has too little space for the new rows, or there is too little memory.
@@ -56,9 +56,9 @@ class ResizedFiles:
             ) from None
 
     def _check_space(self) -> None:
-        """Raise an error if the next save could not write the new rows.
+        """Raise an error if the disk has too little space to save the new rows.
 
-        The state of new rows takes no space, except in a tmpfs.
+        The optimizer state of new rows takes no space, except in a tmpfs.
         """
         is_tmpfs = self._folder.is_tmpfs()
         layouts = [file.layout for name, file in self._old.items() if is_tmpfs or name == TABLE]
@@ -72,7 +72,7 @@ class ResizedFiles:
             )
 
     def apply(self, tensor: Tensor, added: float | Tensor, expected_uses: int) -> Tensor:
-        """Return a tensor of the old files with the changed rows.
+        """Return a tensor from the old files after the change in its rows.
 
         A tensor that is not in the files is changed in memory.
 
@@ -97,11 +97,11 @@ class ResizedFiles:
         if self._change.sources is not None:
             _take(self._change.sources, tensor, result, added)
         elif self._change.added_count and (isinstance(added, Tensor) or added):
-            result[self._change.old_count :] = added  # zeros are there without writing any
+            result[self._change.old_count :] = added  # added rows are zeros already
         return result
 
     def _find(self, tensor: Tensor) -> str | None:
-        """Return the name of the file with this tensor."""
+        """Return the name of the file that contains this tensor, or None."""
         address = tensor.data_ptr()
         return next(
             (name for name, file in self._old.items() if file.tensor().data_ptr() == address), None
@@ -113,7 +113,7 @@ class ResizedFiles:
 
 
 def _take(sources: Tensor, rows: Tensor, result: Tensor, added: float | Tensor) -> None:
-    """Copy rows in blocks: `result[i]` is `rows[sources[i]]`, or an added row if that is -1."""
+    """Copy rows in blocks: `result[i]` is `rows[sources[i]]`, or an added row for the source -1."""
     block_rows = max(1, _BLOCK_VALUES // rows[0].numel())
     for block, chunk in zip(
         *(torch.split(each, block_rows) for each in (result, sources)), strict=True

@@ -19,7 +19,7 @@ _CHUNK = 1 << 20
 
 
 def serialize_rest(rest: Any) -> bytes:
-    """Serialize `rest` with `torch.save`, and check that `read_rest` can read it.
+    """Serialize `rest` with `torch.save`, and check that `read_rest` can read the result.
 
     Raises:
         HotrowError: `read_rest` cannot read the result.

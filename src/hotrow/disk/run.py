@@ -16,7 +16,7 @@ Run = dict[str, Any]
 
 
 def describe_run(lag: RowLag) -> Run:
-    """Describe the steps that rows may have missed, and the options, as JSON values."""
+    """Return the steps that rows may have missed, and the optimizer's options, as JSON values."""
     ledger = lag.ledger
     return {
         "rule": ledger.rule.name,
@@ -98,7 +98,7 @@ def _parse_group(group: Any) -> ParamGroup:
     for key, value in group.items():
         values = value if isinstance(value, list) else [value]
         if not all(isinstance(each, bool | int | float | str | None) for each in values):
-            raise ValueError(f"the option {key!r} of the optimizer")
+            raise ValueError(f"the optimizer's option {key!r} has an invalid type")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
 
 

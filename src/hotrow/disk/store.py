@@ -111,7 +111,7 @@ def create(
             undo.callback(new_folder.close)
             new_folder.path = folder  # for error messages
             _write_first_save(new_folder, Layout(TABLE, (rows, columns), dtype), values)
-            # Lock the folder before others can find it, so that only this process deletes it.
+            # Lock the folder before other processes can find it, so that only this one deletes it.
             store = Store._in(new_folder)
             current = current.rename(folder)
             for parent in parents:
@@ -127,7 +127,7 @@ def create(
 
 
 def _make_parents(folder: Path, undo: ExitStack) -> list[Path]:
-    """Create missing parent folders. Return the folders that get a new entry.
+    """Create missing parent folders, and return the folders that get a new entry.
 
     `undo` deletes the created folders again, unless they are in use by then.
     """
@@ -216,7 +216,7 @@ def verify(path: str | Path) -> int:
         HotrowError: `open` could not open the folder, or rows do not match their checksum. The
             message names the file and the rows.
 
-    Cost: reads the files once, except the holes of sparse files.
+    Cost: `verify` reads the files once, but skips the holes of sparse files.
 
     >>> import tempfile, hotrow
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -235,7 +235,7 @@ class Store:
     Train the table like any other table, with an optimizer from `hotrow.optim`. Use the store in a
     `with` statement, or call `close` when you are done.
 
-    To change the number of rows, use `hotrow.vocabulary`. The files change in the next save.
+    To change the number of rows, use `hotrow.vocabulary`. The next save changes the files.
 
     Memory: changed pages (4,096 bytes each) and new rows stay in memory until `save` writes them to
     the files and frees them. So memory use grows with the number of rows touched since the last
@@ -309,7 +309,7 @@ class Store:
             for name, layout in record.tensors.items()
         }
         self.layer = self._make_layer()
-        self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # by row
+        self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # for each row
         if run is not None:
             self._resuming = True
             try:
@@ -349,7 +349,7 @@ class Store:
     def check_rows(self, rows: Tensor | None) -> None:
         """Check the pages that contain these rows, or all pages, before they are used.
 
-        The steps of rows are always checked, because the kernels use them as indices.
+        The last step of each row is always checked, because the kernels use it as an index.
 
         Raises:
             HotrowError: a page does not match its checksum, or the store is closed.
@@ -392,7 +392,7 @@ class Store:
         return slot
 
     def row_steps(self) -> Tensor:
-        """Return (V,) int32 zeros, which the optimizer uses to count the steps of each row."""
+        """Return the (V,) int32 tensor with each row's last step: the saved one, or zeros."""
         if STEPS in self._files:
             steps = self._files[STEPS].tensor()
             return steps if self._resuming else steps.zero_()
@@ -400,9 +400,9 @@ class Store:
         return self._create_file(Layout(STEPS, shape, torch.int32))
 
     def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
-        """Create the files of a tensor, which become part of the next save, and map them.
+        """Create and map the files of a tensor, which become part of the next save.
 
-        Until then, they have as many rows as the files of the last save.
+        Until that save, they have as many rows as the files of the last save.
         """
         self._check_owner()
         saved = layout.with_rows(self._previous_save().rows)
@@ -424,7 +424,7 @@ class Store:
         return file.tensor()
 
     def change_rows(self, change: RowChange) -> ResizedFiles:
-        """Prepare a change of the rows of all files; see `ResizedFiles`.
+        """Prepare a change in the rows of all files; see `ResizedFiles`.
 
         Raises:
             HotrowError: the store is closed or forked, a row that moves does not match its

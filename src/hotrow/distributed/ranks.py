@@ -54,7 +54,7 @@ class Ranks:
         dist.all_gather_object(answers, (value, problem), group=self.group)
         problems = [problem for _, problem in answers if problem is not None]
         if problems:
-            # A rank may exit after the error, and data that it has sent may then be lost.
+            # Wait for all ranks: if a rank exits early, data that it has sent may be lost.
             with contextlib.suppress(RuntimeError):  # raised if another rank has already exited
                 dist.barrier(group=self.group)
             error = failure or HotrowError(problems[0])

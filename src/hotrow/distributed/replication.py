@@ -1,8 +1,8 @@
 """Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
 
-Before a lookup, the ranks check that they all make the same lookup. The backward pass exchanges
-the gradients of the touched rows. If one rank settles all its rows, the other ranks settle theirs
-before the next step.
+Before a lookup for training, the ranks check that they all look up the same table. The backward
+pass exchanges the gradients of the touched rows. If one rank settles all its rows, the other ranks
+settle theirs before the next step.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     All copies are bitwise equal after every step. If a read settles all rows on one rank, for
     example for a checkpoint, the other ranks settle theirs before the next step.
 
-    Every rank must make the same lookups; a rank without data passes an empty batch. If one rank
-    has an invalid id, the lookup raises an error on all ranks, and training can continue. You can
-    differentiate a table only through lookups.
+    Every rank must look up the same tables in the same order, but the ids may differ; a rank
+    without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on
+    all ranks, and training can continue. You can differentiate a table only through lookups.
 
     Args:
         model: a model converted by `hotrow.convert`. It is changed in place, and its tables get the
@@ -59,7 +59,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
         The model.
 
     Raises:
-        HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
+        HotrowError: on every rank, if the model has no tables, the tables differ between ranks, a
             table has `max_norm` or `scale_grad_by_freq` or is on disk, or the mesh has more than
             one dimension.
 
@@ -130,7 +130,7 @@ class _Replicas:
         return RowGradient(ids.long(), rows, gradient.shape, columns=storage.columns)
 
     def prepare_look_up(self, table: Table, failure: HotrowError | None = None) -> None:
-        """Raise an error on every rank unless every rank makes this lookup for training."""
+        """Raise an error on every rank unless all ranks look up ids in this table for training."""
         check_ddp_ignores(table, self.path)
         operation = f"look up ids in {self.path} for training"
         self.ranks.exchange_counts(operation, [0] * self.ranks.count, failure)

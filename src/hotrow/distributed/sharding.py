@@ -44,10 +44,11 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     can load a checkpoint on a different number of ranks, or in a single process. You can
     also load a state dict that contains whole tables; each rank then takes its own rows.
 
-    Every rank must make the same lookups; a rank without data passes an empty batch. A direct read
-    of a table's `weight` returns the rows of this rank, and cannot be differentiated. The norm of a
-    table's gradient includes the rows of all ranks, so `clip_grad_norm_` clips as in a single
-    process. Every rank must call `clip_grad_norm_`.
+    Every rank must look up the same tables in the same order, but the ids may differ; a rank
+    without data passes an empty batch. A direct read of a table's `weight` returns the rows of this
+    rank, and cannot be differentiated. The norm of a table's gradient includes the rows of all
+    ranks, so `clip_grad_norm_` clips as in a single process. Every rank must call
+    `clip_grad_norm_`.
 
     Args:
         model: a model converted by `hotrow.convert`; changed in place. Every rank must pass the
@@ -61,7 +62,7 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
         The model.
 
     Raises:
-        HotrowError: on every rank, if the model has no tables, the tables differ among ranks, a
+        HotrowError: on every rank, if the model has no tables, the tables differ between ranks, a
             table has `scale_grad_by_freq` or is on disk, or the mesh has more than one dimension.
 
     Cost: each rank copies its own rows and frees the other rows. See docs/scale.md for the cost of
@@ -196,7 +197,7 @@ def _save_hook(
 def _load_hook(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
 ) -> None:
-    """Before loading, replace a whole table or a DTensor with the rows of this rank."""
+    """Before loading, replace a DTensor or a whole table in `state_dict` with this rank's rows."""
     table, name = module.weight, prefix + "weight"
     if isinstance(table, Table) and table.shards is not None and name in state_dict:
         count, rows = len(state_dict[name]), table.shards.rows

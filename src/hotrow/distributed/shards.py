@@ -46,7 +46,7 @@ class Shards:
         return slice(min(begin, self.rows), min(begin + self.rows_per_rank, self.rows))
 
     def change_rows(self, change: RowChange) -> tuple[Shards, RowChange]:
-        """Return the shards of a table after a change, and the exchange of rows."""
+        """Return the table's shards after `change`, and the `ShardedRowChange` that moves rows."""
         new = replace(self, rows=change.new_count)
         return new, ShardedRowChange(
             change.old_count, change.new_count, change.sources, old=self, new=new
@@ -105,7 +105,7 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedRowChange(RowChange):
-    """A change in the number of rows, for which the ranks exchange rows.
+    """A change to the rows of a sharded table, in which the ranks exchange rows.
 
     Attributes:
         old_count: see `RowChange`; the counts refer to the rows of all ranks.
@@ -139,14 +139,14 @@ class ShardedRowChange(RowChange):
         return result
 
     def _sources_of(self, rows: slice) -> Tensor:
-        """Return the old row of each new row in a slice, or -1 for an added row."""
+        """Return the number of the old row for each new row in a slice, or -1 for an added row."""
         if self.sources is not None:
             return self.sources[rows]
         ids = torch.arange(rows.start, rows.stop)
         return torch.where(ids < self.old_count, ids, -1)
 
     def _owners(self, sources: Tensor) -> Tensor:
-        """Return the rank that has each old row, or -1 if the source is -1."""
+        """Return, for each source, the rank that has the old row, or -1 for the source -1."""
         return sources.div(self.old.rows_per_rank, rounding_mode="floor")
 
     def _added_before(self, row: int) -> int:
@@ -235,8 +235,8 @@ def _exchange_counts(
         return ranks.exchange_counts(operation, counts, failure)
     except HotrowError as error:
         replicated = [table for table in tables if table.replicas is not None]
-        # All ranks of these shards raise this error. If any of them needs a gradient, the replicas
-        # wait for an exchange, so raise the error there too.
+        # All ranks of these shards raise this error. If any of these ranks needs a gradient, the
+        # replicas wait for an exchange, so raise the error there too.
         if replicated and any(ranks.all_gather(operation, any(map(needs_gradient, replicated)))):
             assert replicated[0].replicas is not None
             replicated[0].replicas.prepare_look_up(replicated[0], error)
@@ -244,7 +244,7 @@ def _exchange_counts(
 
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
-    """Return the name of an exchange, which the ranks compare and error messages show."""
+    """Return the name of an exchange, which the ranks compare and which error messages show."""
     names = ", ".join(shard.path for shard in shards)
     return f"look up ids in {names}{' for training' if any(map(needs_gradient, tables)) else ''}"
 
@@ -256,7 +256,7 @@ def _send_ids(
     send_counts: list[list[int]],
     received_totals: Sequence[int],
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of its rows, relative to the rank's first row.
+    """Send each rank the ids of the rows needed from it, relative to that rank's first row.
 
     Returns:
         For each table, the ids that this rank receives, and the number of ids from each rank.

@@ -1,6 +1,6 @@
 """Find the tables of a model, and check that all ranks of a mesh have the same tables.
 
-This module also contains the hooks that sharding and replication share, and makes
+This module also contains the hooks that sharding and replication share, and the code that makes
 DistributedDataParallel ignore the tables.
 """
 
@@ -114,10 +114,10 @@ def _describe_table(path: str, modules: list[nn.Embedding | nn.EmbeddingBag]) ->
 
 
 def _make_ranks(mesh: Any, operation: str) -> Ranks:
-    """Return the ranks of a one-dimensional mesh, in a new process group.
+    """Return the ranks of a one-dimensional mesh, with a new process group.
 
-    A lookup uses the new group, because DistributedDataParallel may be using the mesh's group at
-    the same time.
+    Lookups use the new group, because DistributedDataParallel may be using the mesh's group at the
+    same time.
     """
     if not isinstance(mesh, DeviceMesh):
         raise HotrowError(

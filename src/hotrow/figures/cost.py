@@ -34,7 +34,7 @@ class Panel(NamedTuple):
 
 
 def draw_cost(D: Any, N: Any, measured: Any, translate: Translate) -> svg.Drawing:
-    """Draw a panel for operations, a panel for bytes written, and a panel for measured times."""
+    """Draw one panel each for operations, bytes written and, if there are any, measured times."""
     cost(1, D, N)  # raises an error if D or N is negative or not an int
     for name, value in (("D", D), ("N", N)):
         if not 1 <= value <= LARGEST:

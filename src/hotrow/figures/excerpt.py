@@ -11,7 +11,7 @@ from torch import Tensor
 from hotrow.inputs.text import format_number
 
 MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # tables up to this size are drawn in full
-LEADING_COLUMNS = 4  # wider tables are drawn with the first 4 columns and the last
+LEADING_COLUMNS = 4  # for a wider table, draw the first 4 columns and the last
 MAX_IDS = 6  # the maximum number of ids drawn; each selected row has its own color
 
 

@@ -81,9 +81,9 @@ def figure(
     ========== ======================================= ===========================================
 
     A figure states the table's size, but shows only an excerpt of a large table. If the table has
-    more than 8 rows, the excerpt has the first, the selected and the last rows. If the table has
-    more than 6 columns, the excerpt has the first 4 and the last. A figure shows at most 6 ids, but
-    the sums in a "gradient" figure include all ids.
+    more than 8 rows, the excerpt has the first row, the selected rows and the last row. If the
+    table has more than 6 columns, the excerpt has the first 4 columns and the last one. A figure
+    shows at most 6 ids, but the sums in a "gradient" figure include all ids.
 
     Args:
         kind: "lookup", "product", "gradient", "cost" or "idle". Each kind accepts only its own
@@ -167,7 +167,7 @@ def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
 
 
 def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
-    """Return the tokens to draw, escaped, shortened and quoted; "" for an id without a token."""
+    """Return the tokens to draw, escaped, shortened and quoted; without tokens, "" for each id."""
     if tokens is None:
         return [""] * min(count, MAX_IDS)
     listed = isinstance(tokens, Sequence) and not isinstance(tokens, str)
@@ -184,7 +184,7 @@ def _quote_tokens(tokens: Sequence[str] | None, count: int) -> list[str]:
 
 
 def _read_table(arguments: dict[str, Any]) -> tuple[Tensor, Tensor, list[str]]:
-    """Return the checked table, the ids in their original shape, and the drawn tokens."""
+    """Return the checked table, the ids in their original shape, and the tokens to draw."""
     table = check_table(arguments["table"], "table")
     ids = check_ids(as_ids(arguments["ids"]), len(table))
     return table.detach(), ids, _quote_tokens(arguments.get("tokens"), ids.numel())

@@ -12,12 +12,12 @@ BAR_WIDTH = 320  # width of the longest bar, in pixels
 
 
 def draw_idle(statistics: Any, translate: Translate) -> svg.Drawing:
-    """Draw the number of rows for each range of idle times in `hotrow.vocabulary.stats`.
+    """Draw a bar for the number of rows in each range of idle times.
 
     Raises:
         HotrowError: `statistics` is not a `Statistics` object, or contains no idle times.
     """
-    from hotrow.vocabulary import Statistics  # deferred, because the other figures don't need it
+    from hotrow.vocabulary import Statistics  # imported here, because only this figure needs it
 
     if not isinstance(statistics, Statistics):
         raise HotrowError(

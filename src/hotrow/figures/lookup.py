@@ -17,7 +17,7 @@ from hotrow.figures.words import Translate, in_parentheses
 
 
 def draw_lookup(table: Tensor, ids: Tensor, tokens: list[str], translate: Translate) -> svg.Drawing:
-    """Draw arrows from each id to the row that it selects, and from that row to the output."""
+    """Draw an arrow from each id to the row that it selects, and one from the row to the output."""
     rows, columns = table.shape
     shown: list[int] = ids[:MAX_IDS].tolist()
     hues, spans, excerpt = row_hues(shown), row_spans(rows, shown), ColumnExcerpt(columns)

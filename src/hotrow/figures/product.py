@@ -1,4 +1,4 @@
-"""The "product" figure: a one-hot row times a column of the table, with every product."""
+"""The "product" figure: a one-hot row times a table column, with all products and the sum."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ from hotrow.inputs.text import escape_unprintable
 
 MAX_OBJECTS = 1_000_000
 MAX_DEPTH = 50
-# The pickle program of an ordinary file takes a few bytes per object.
+# The pickle program of an ordinary file takes a few bytes per object, and `_check_program` counts
+# each object once for every level at which it is nested.
 _OBJECTS_PER_BYTE = MAX_DEPTH
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
 # plain tensors. hotrow has no use for nested and quantized tensors, whose sizes torch checks late.
@@ -49,9 +50,9 @@ def load_checkpoint(
     """Return the contents of a .pt file.
 
     Args:
-        file: the file.
+        file: the open .pt file.
         name: the name of the file, for error messages.
-        mapped_path: the path of the file, to map the tensors into memory instead of reading them.
+        mapped_path: the path of the file, if the tensors should be memory-mapped and not read.
         device: where to put the tensors; None for the devices from which they were saved.
 
     Raises:
@@ -63,7 +64,7 @@ def load_checkpoint(
         size = file.seek(0, io.SEEK_END)
         _check_program(_read_program(file, size), size)
         file.seek(0)
-        # A sparse tensor could otherwise have indices outside of its memory.
+        # Otherwise, a sparse tensor could have indices outside of its memory.
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
             contents = torch.load(
                 mapped_path or file,
@@ -98,7 +99,7 @@ def _read_program(file: IO[bytes], size: int) -> bytes:
     """
     file.seek(0)
     if not zipfile.is_zipfile(file):
-        raise ValueError("it is not a file of torch 1.6 or newer")
+        raise ValueError("it was not written by torch 1.6 or newer")
     with zipfile.ZipFile(file) as archive:
         entries = archive.filelist
         if any(each.compress_type != zipfile.ZIP_STORED for each in entries):
@@ -110,7 +111,7 @@ def _read_program(file: IO[bytes], size: int) -> bytes:
 
 
 def _check_program(program: bytes, size: int) -> None:
-    """Raise an error if the pickle program would take too long or create other objects.
+    """Raise an error if the pickle program would take too long or create any other type of object.
 
     A program can use the same object many times. For example, 50 pairs, each of which contains the
     previous pair twice, take 200 bytes, but computing the hash of the last pair takes days. So this

@@ -262,7 +262,7 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
             check_regular(status, str(path))
             permissions = stat.S_IMODE(status.st_mode)
         target = Path(path).resolve()
-        if target.is_dir():  # an empty path
+        if target.is_dir():  # for example, because the path is empty
             check_regular(target.stat(), str(path) or "''")
         if not target.parent.is_dir():
             raise HotrowError(
@@ -276,7 +276,7 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
 
 @contextmanager
 def _write_errors(path: str | Path) -> Iterator[None]:
-    """Raise `HotrowError` for the errors of functions that write to the path."""
+    """Convert errors from writing to the path to `HotrowError`."""
     try:
         yield
     except PermissionError:
@@ -285,7 +285,7 @@ def _write_errors(path: str | Path) -> Iterator[None]:
             fix="change the permissions, or choose another path",
         ) from None
     # RuntimeError: a loop of symbolic links, in Python before 3.13. UnicodeError (a ValueError): a
-    # name in invalid UTF-8.
+    # name that is not valid UTF-8.
     except (OSError, RuntimeError, ValueError) as error:
         if isinstance(error, HotrowError):
             raise

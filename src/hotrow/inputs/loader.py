@@ -1,7 +1,7 @@
 """Load a model from a module:callable name, and its inputs from such a name or from a file.
 
-For a module:callable name, this module imports and calls the callable. A .pt or .safetensors file
-may contain only tensors: other objects are never unpickled.
+A callable is imported and called. A .pt or .safetensors file may contain only tensors: other
+objects are never unpickled.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hotrow.errors import HotrowError
 from hotrow.inputs.text import format_size, one_line
 
 _CHUNK = 1 << 20  # the number of bytes to read at a time
-# O_NONBLOCK: don't wait for a process at the other end of a pipe. Windows has no such flags.
+# O_NONBLOCK: don't wait for a process at the other end of a pipe. Not every system has all flags.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"))
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -56,7 +56,7 @@ def read_regular(path: str | Path, what: str, limit: int) -> bytes:
     """Return the contents of a regular file of at most `limit` bytes.
 
     Raises:
-        HotrowError: as for `open_regular`, or the file can't be read.
+        HotrowError: `open_regular` raises an error, or the file can't be read.
     """
     with open_regular(path, what, limit) as descriptor:
         return _read_descriptor(descriptor, what, path, limit)

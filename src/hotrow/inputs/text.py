@@ -12,7 +12,7 @@ _LIBRARY_PATHS = (  # substrings of paths to torch, Python's import system and h
     "importlib",
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
-_MAX_MARKS = 4  # maximum combining marks on a letter; Vietnamese and Hindi need three
+_MAX_MARKS = 4  # maximum number of combining marks on a letter; Vietnamese and Hindi need three
 
 
 def escape_unprintable(text: str) -> str:

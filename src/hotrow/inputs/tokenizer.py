@@ -83,10 +83,10 @@ class Tokenizer:
         self.largest_id: int = reply["largest_id"]
 
     def encode(self, text: str) -> Tokens:
-        """Return the tokens of a text, including special tokens that the tokenizer adds."""
+        """Return the tokens of a text, including any special tokens that the tokenizer adds."""
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # arguments in invalid UTF-8 contain surrogates
+        except UnicodeEncodeError as error:  # invalid UTF-8 in arguments becomes surrogates
             raise HotrowError(
                 f"the text is not valid Unicode: character {error.start:,} is "
                 f"{text[error.start]!r}",

@@ -53,8 +53,8 @@ def _limit_resources() -> None:
         hard = resource.getrlimit(kind)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
-            # Keep the hard limit: at the hard limit of processor time, SIGKILL would hide the
-            # cause.
+            # Keep the hard limit: at the hard limit on processor time, the system sends SIGKILL,
+            # which hides the cause.
             resource.setrlimit(kind, (soft, hard))
         except (ValueError, OSError):  # macOS has no limit on memory
             continue
@@ -81,7 +81,7 @@ def _load(content: bytes) -> tuple[Any, dict[str, Any]]:
 def _main() -> None:
     _limit_resources()
     requests = sys.stdin.buffer
-    # Anything that the library prints must not end up among the replies.
+    # Nothing that the library prints may end up among the replies.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     tokenizer = None

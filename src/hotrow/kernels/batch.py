@@ -16,7 +16,7 @@ class GroupedIds(NamedTuple):
     """The ids of a batch, grouped by id, in one block of memory.
 
     Attributes:
-        memory: (4 N + 1,) int64, which contains the arrays below one after the other.
+        memory: (4 N + 1,) int64, which contains the arrays of the properties one after another.
         address: the address of `memory`.
         size: N, the number of ids in the batch.
         distinct_count: R, the number of distinct ids.
@@ -39,7 +39,7 @@ class GroupedIds(NamedTuple):
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """(N,), the positions in the batch.
+        """(N,), the positions in the batch, grouped by id.
 
         `order[offsets[s] : offsets[s + 1]]` lists the positions of the id `rows[s]` in ascending
         order.
@@ -53,7 +53,7 @@ class GroupedIds(NamedTuple):
 
     @classmethod
     def empty(cls, size: int, distinct_count: int) -> GroupedIds:
-        """Allocate memory for `size` ids with `distinct_count` distinct ids; set no values."""
+        """Allocate memory for `size` ids, `distinct_count` of them distinct; set no values."""
         memory = np.empty(4 * size + 1, np.int64)
         return cls(memory, memory.ctypes.data, size, distinct_count)
 
@@ -113,7 +113,7 @@ class DistinctIds:
         return rows, ranks[self.inverse]
 
     def ids(self) -> Tensor:
-        """Return the batch, (N,) int64."""
+        """Return the ids of the batch, (N,) int64."""
         if "groups" in self.__dict__:
             return torch.from_numpy(self.groups.rows[self.groups.inverse])
         return self.rows[self.inverse.reshape(-1)]

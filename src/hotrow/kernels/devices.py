@@ -38,12 +38,12 @@ def is_capturing(tensor: Tensor) -> bool:
 def all_accelerators() -> range:
     """Return the indices of all GPUs, for `torch.random.fork_rng`.
 
-    If a computer has several GPUs and `fork_rng` gets no list of devices, it shows a warning.
+    On a computer with several GPUs, `fork_rng` shows a warning unless it gets a list of devices.
     """
     return range(torch.accelerator.device_count())
 
 
 @functools.cache
 def _has_triton() -> bool:
-    """Return whether Triton is installed; the CUDA versions of torch for Linux require it."""
+    """Return whether Triton is installed; torch's CUDA versions for Linux install it."""
     return torch.version.hip is None and importlib.util.find_spec("triton") is not None

@@ -25,7 +25,8 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
 
     On the CPU, time and memory are proportional to the number of ids, and the distinct ids are in
     order of first appearance. An out-of-range id is not an error; see `DistinctIds.are_in_range`.
-    On other devices, this function doesn't check the range, because a check waits for the device.
+    On other devices, this function doesn't check the range, because it would have to wait for the
+    device.
 
     Arguments:
         ids: int64 or int32, any shape.
@@ -48,7 +49,7 @@ def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
 
 @functools.cache
 def _group_ids() -> Any:
-    """Return the compiled function; without the cache, each import statement takes 1 us."""
+    """Return the compiled function, cached because executing the import statement takes 1 us."""
     from hotrow.kernels.cpu.grouping import group_ids  # imports numba
 
     return group_ids

@@ -32,7 +32,7 @@ class RowOperators(Protocol):
 
     Attributes:
         program: the program.
-        kernel: an identifier of the kernel. One call can update all tables with the same kernel.
+        kernel: an identifier of the kernel. One call can update all tables that share it.
     """
 
     program: Program
@@ -46,7 +46,7 @@ class RowOperators(Protocol):
         """Return the kernels of another program for the same rows."""
 
     def settle(self, rows: Tensor | None, steps: Steps) -> None:
-        """Apply the missed steps of the distinct `rows` (R,) int64, with a zero gradient.
+        """Apply the missed steps of `rows`, (R,) int64 without repeats, with zero gradients.
 
         If `rows` is None, apply the missed steps of all rows.
         """
@@ -78,7 +78,7 @@ def prepare(
     """Return the kernels of a program for the rows of a table.
 
     Arguments:
-        program: the rule.
+        program: the program of the rule.
         table: (V, D).
         slots: the tensors of the optimizer state, each (V, D).
         row_steps: (V,) integer, the number of steps applied to each row.
@@ -101,8 +101,9 @@ def read_rows(table: Tensor, ids: DeviceIds) -> Tensor:
 def take_bad_id(device: torch.device) -> BadId | None:
     """Return and clear the first out-of-range id of the lookups on a GPU; None if there is none.
 
-    After such a lookup, no kernel changes any row until this function returns the id. The function
-    doesn't wait for kernels, so it returns the id only after the lookup's kernel has run.
+    After a lookup with an out-of-range id, no kernel changes any row until this function returns
+    the id. The function doesn't wait for kernels, so it can't return the id before the lookup's
+    kernel has run.
     """
     return id_check(device).take_error()
 

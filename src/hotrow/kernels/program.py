@@ -54,14 +54,14 @@ class FastForward(NamedTuple):
             a row (D,) and its slots in place from step t to a later step, at most `end_step`. It
             returns the step reached, or t if the next step must be replayed.
         apply_batch: `apply_batch(w, slots, steps, end_step, coefficients) -> (w, slots, reached)`,
-            or None. It does the same as `apply` for float32 or float64 tensors of many rows, where
-            `steps` contains each row's step. The caller ignores the values of rows whose `reached`
-            is false.
+            or None. It does the same as `apply`, but for many rows at once, in float32 or float64
+            tensors; `steps` contains each row's step. The caller ignores the values of rows whose
+            `reached` is false.
         compute_factors: `compute_factors(t, end_step, coefficients, factors)`, compiled by numba.
             It sets the factors that `apply` needs, which are the same for all rows at step t.
         factor_count: the number of factors, which are float64.
         form: the name of the function in `triton/closed_forms.py` that replaces `apply` on a GPU.
-        formulas: the functions for single elements that `form` calls.
+        formulas: the elementwise functions that `form` calls.
         changed_since: `changed_since(step)`, which returns a slice for each array among the
             coefficients. The slice selects the items that have changed since the coefficients for
             `step` were computed.
@@ -109,8 +109,8 @@ class Steps(NamedTuple):
     Attributes:
         entries: (at least step_count, width) float64, the scalars of each step.
         coefficients: the data that `fast_forward` needs in addition to the row.
-        step_count: the total number of steps applied to each row after a kernel has run.
-        end_step: the last step, counted from the start, that is applied as an idle step.
+        step_count: the total number of steps that each row has received once a kernel has run.
+        end_step: the number of the last step that is applied as an idle step, counted from 1.
         copies: the ledger's copies on other devices, by device and dtype.
     """
 

@@ -21,7 +21,7 @@ def axpy(a: Tensor, b: Tensor, alpha: float) -> Tensor:
 
 
 def lerp(a: Tensor, b: Tensor, weight: float) -> Tensor:
-    """Return `a + weight * (b - a)`, a subtraction followed by a fused multiply-add."""
+    """Return `a + weight * (b - a)`: a subtraction, then a fused multiply-add."""
     return a.lerp(b, weight)
 
 
@@ -38,7 +38,8 @@ def addcdiv(a: Tensor, b: Tensor, c: Tensor, value: float) -> Tensor:
 def sqrt(a: Tensor) -> Tensor:
     """Return the square root.
 
-    numba's result is correctly rounded; torch's result on the CPU (MKL) may be off by 1 ulp.
+    The result of numba's version is correctly rounded; torch's result on the CPU (MKL) may be off
+    by 1 ulp.
     """
     return a.sqrt()
 

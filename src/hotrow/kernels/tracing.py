@@ -15,13 +15,13 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def never_compile_alone(handler: _Function) -> _Function:
-    """Keep `torch.compile` from compiling a handler of torch's protocols separately.
+    """Keep `torch.compile` from compiling a handler on its own.
 
     A handler is a `__torch_function__` or `__torch_dispatch__` method. If a loop contains a graph
     break, torch.compile runs the loop in eager mode, but compiles the functions that the loop
-    calls. The compiled code of a handler would also run for operations that it wasn't compiled for,
-    and return wrong values. When torch.compile traces a function that calls the handler, it still
-    traces the handler.
+    calls. If it compiled a handler in this way, the compiled code would also run for operations
+    that it wasn't compiled for, and return wrong values. torch.compile still traces the handler as
+    part of a function that calls it.
     """
     action = _eval_frame._FrameAction
     strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.SKIP)
@@ -52,10 +52,10 @@ def is_exporting() -> bool:
 
 
 def may_trace() -> bool:
-    """Return whether `torch.compile` may trace the functions that the caller calls now.
+    """Return whether `torch.compile` may trace the functions that the caller calls next.
 
-    While compiled code runs, torch sets the callback that starts a trace, even for functions that
-    are not compiled.
+    The result can be true although they are not traced: while compiled code runs, torch keeps the
+    callback that starts a trace, even during calls to functions that are not compiled.
     """
     return is_compiling() or _eval_frame.get_eval_frame_callback() is not None
 
@@ -63,8 +63,9 @@ def may_trace() -> bool:
 def never_trace(function: _Function) -> _Function:
     """Keep `torch.compile` from tracing a function that settles rows.
 
-    The rows that a function must settle differ from run to run. `torch.compiler.disable` does the
-    same, but it imports the compiler, and each call takes 3 us longer.
+    Which rows it must settle differs from run to run, so a compiled graph can't contain this work.
+    `torch.compiler.disable` also prevents a trace, but it imports the compiler, and each call takes
+    3 us longer.
     """
     untraced: Any = _disable_dynamo(function)
     # With `fullgraph=True`, torch.compile shows this reason in its error.

@@ -38,8 +38,8 @@ class Embedding(TableLayer, nn.Embedding):
             anything.
 
     Cost: a lookup of N ids writes N x D values and performs no multiplications. The gradient is the
-    same as in torch: V x D values with zeros for untouched rows, or one row for each id with
-    `sparse=True`. After `hotrow.convert`, the gradient contains only the touched rows.
+    same as in torch: V x D values with zeros for untouched rows or, with `sparse=True`, one row for
+    each id. After `hotrow.convert`, the gradient contains only the touched rows.
 
     >>> import torch
     >>> layer = Embedding.from_pretrained(torch.tensor([[1., 2.], [3., 4.], [5., 6.]]))

@@ -134,7 +134,7 @@ def pool_rows(
     offsets: Tensor | None,
     **options: Any,
 ) -> Tensor:
-    """Use torch's `embedding_bag` to pool (N, D) rows that were already looked up.
+    """Use torch's `embedding_bag` to pool (N, D) rows that have already been looked up.
 
     `shape` is the shape of the ids; `rows` contains one row for each id. To ignore padding, this
     function points all padding ids to an extra row, and passes the index of that row to torch as

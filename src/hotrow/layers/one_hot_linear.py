@@ -16,9 +16,9 @@ from hotrow.table.lookup import look_up
 class OneHotLinear(nn.Linear):
     """A `torch.nn.Linear` for one-hot input that also accepts the ids themselves.
 
-    For ids, `output[..., :] = weight[:, ids[...]] + bias`. The output equals
-    `linear(one_hot(ids), weight, bias)` bit for bit if the weights are finite, except for the sign
-    of zeros. For floating-point input, the layer works like `torch.nn.Linear`.
+    For ids, `output[..., :] = weight[:, ids[...]] + bias`. If the weights are finite, the output
+    equals `linear(one_hot(ids), weight, bias)` bit for bit, except for the sign of zeros. For
+    floating-point input, the layer works like `torch.nn.Linear`.
 
     The constructor, the initial values and the `state_dict` keys are the same as in torch. `weight`
     is (D, V), and `bias` is (D,) or None.

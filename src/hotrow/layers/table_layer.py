@@ -34,7 +34,7 @@ class TableLayer:
         The layer's table is the transposed `linear.weight`, of shape (in_features, out_features).
 
         Args:
-            linear: a linear layer without a bias, which a table can't represent.
+            linear: a linear layer without a bias, because a table can't represent a bias.
             copy: whether to copy the weight. If False, both layers share storage, so an optimizer
                 that has the parameters of both would update the weight twice.
             options: the layer's other constructor arguments.

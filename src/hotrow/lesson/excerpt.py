@@ -27,7 +27,7 @@ class Excerpt:
     """Some rows of a table, and the ids that the page initially shows.
 
     Attributes:
-        name: the name of the view in the page's address and button: "A", "B", "C" or "own".
+        name: the name of the view in the page's address and on its button: "A", "B", "C" or "own".
         V: the number of rows of the whole table.
         D: the number of columns of the whole table.
         labels: the id of each row of the excerpt, in ascending order.
@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Return examples A and B in full, with a linear weight, and an excerpt of example C."""
+    """Return examples A and B in full, each with a linear weight, and an excerpt of example C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small
@@ -106,7 +106,7 @@ def _whole_excerpt(name: str, example: examples.Example) -> Excerpt:
 
 
 def _token_and_position_excerpt() -> Excerpt:
-    """Return example C: GPT-2's vocabulary, an 8 x 4 batch of ids, and 4 positions."""
+    """Return part of example C: GPT-2's vocabulary, an 8 x 4 batch of ids, and 4 positions."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(123)
         tokens = torch.nn.Embedding(C_ROWS, C_COLUMNS).weight.detach()
@@ -134,7 +134,7 @@ def user_excerpt(
         tokens: the ids and texts of the user's tokens; None to show the first rows.
         table: the user's (V, D) table. If it is None, the rows are random, and the page says so.
         row_count: the number of rows if there is no table.
-        token_texts: returns the text of each id, for rows that are not selected.
+        token_texts: a function that returns the texts of ids, for rows that `tokens` omits.
         title: where the table comes from.
 
     Raises:
@@ -142,7 +142,7 @@ def user_excerpt(
             overflows float32.
 
     Cost: one pass over all values of the table, to find any inf or nan outside the excerpt. The
-    memory doesn't depend on the number of rows.
+    memory use doesn't depend on the number of rows.
     """
     if table is not None:
         check_table(table, "table")

@@ -82,7 +82,7 @@ def build_page(
             other people will open.
 
     Raises:
-        HotrowError: an unknown language.
+        HotrowError: `lang` is not a known language.
     """
     if lang is not None and lang not in LANGUAGES:
         raise HotrowError(f"lang is {lang!r}, but it must be one of {', '.join(LANGUAGES)}")

@@ -17,7 +17,7 @@ _NAME = "times.json"
 
 @dataclass(frozen=True)
 class Timing:
-    """Each method's time for forward pass and gradient, with V rows, D columns and N ids.
+    """Each method's time for the forward pass and the gradient, with V rows, D columns and N ids.
 
     Raises:
         HotrowError: V, D or N is not an int in 1..2**53, or a time is out of range.

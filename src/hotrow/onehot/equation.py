@@ -29,7 +29,7 @@ def parse_equation(equation: str, operands: Sequence[Any]) -> tuple[list[str], s
             return None
         letters = "".join(free[:count])
         if ellipsis is not None and letters != ellipsis:
-            return None  # torch broadcasts these axes
+            return None  # torch would broadcast these axes
         ellipsis = letters
         labels[i] = each.replace("...", letters)
     if "..." in output:

@@ -116,8 +116,7 @@ def gather_from_field(field: Field, fill: float, ids: Tensor, dtype: torch.dtype
     """Return the entries at `ids` of the one-hot that consists of `field` and `fill`.
 
     Args:
-        field: the field, whose ids have the batch axes of `ids`, or axes that can be broadcast to
-            them.
+        field: the field. The batch axes of its ids can be broadcast to those of `ids`.
         fill: the value of the entries that no id of the field selects.
         ids: (*batch, K).
         dtype: the dtype of the one-hot.

@@ -1,10 +1,10 @@
 """The gradient of a one-hot itself, which flows through a proxy.
 
 A proxy is a tensor of zeros that has the one-hot's shape but takes almost no memory. A one-hot that
-requires grad has a proxy. Each one-hot derived from such a one-hot has a proxy that autograd
-connects to the original proxy. Every rule with a gradient is a linear operation, so its backward
-pass is the same for the zeros as for the actual values. No tensor of size V is allocated before the
-backward pass, which returns a (..., V) gradient.
+requires grad has a proxy, and so does every one-hot derived from it. Autograd connects the derived
+proxies to the original one. Every rule that supports proxies applies a linear function, so its
+backward pass is the same for the zeros as for the actual values. No tensor of size V is allocated
+before the backward pass, which returns a (..., V) gradient.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ConnectLeaf(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, leaf: Tensor) -> Tensor:
-        """Return a tensor that shares the memory and the version of `values`."""
+        """Return a tensor that shares the memory and the version counter of `values`."""
         return values.detach()
 
     @staticmethod
@@ -58,15 +58,15 @@ class ConnectLeaf(torch.autograd.Function):
 class Connect(torch.autograd.Function):
     """Make autograd pass the gradient of a one-hot on to the tensors that it consists of.
 
-    Rules use these tensors instead of the one-hot. Code without rules, such as
-    `torch.autograd.Function.apply`, uses the one-hot itself.
+    Rules use these tensors instead of the one-hot. Functions without a rule, such as
+    `torch.autograd.Function.apply`, use the one-hot itself.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, split: Callable[[Tensor], Sequence[Tensor | None]], *tensors: Tensor
     ) -> Tensor:
-        """Return x itself, as if it had been computed from the tensors in place."""
+        """Return x itself; autograd records it as the result of an in-place operation."""
         ctx.split, ctx.count, ctx.materialize_grads = split, len(tensors), False
         ctx.mark_dirty(x)
         return x
@@ -123,7 +123,7 @@ def transform_proxy(
         out: a tensor with the shape and dtype of the result.
         proxies: the proxy of each input, or None if the input has no proxy.
         factors: the tensors that `transform` reads. As in torch, the backward pass raises an error
-            if one of them was modified.
+            if one of them has been modified since.
     """
     present = [proxy for proxy in proxies if proxy is not None]
     if not present or not out.is_floating_point():

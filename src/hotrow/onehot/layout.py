@@ -1,4 +1,4 @@
-"""The order of a one-hot's axes, for one-hots whose class axis may not be the last axis."""
+"""The order of the axes of a one-hot whose class axis need not be the last axis."""
 
 from __future__ import annotations
 
@@ -49,12 +49,15 @@ class Layout:
         return tuple(sizes[axis] for axis in self.batch_axes)
 
     def sizes(self, batch: Sequence[int]) -> tuple[int, ...]:
-        """Return the tensor's sizes, for these sizes of the batch axes."""
+        """Return the sizes of the tensor, given the sizes of the batch axes."""
         all_sizes = (*batch, *self.classes)
         return tuple(all_sizes[axis] for axis in self.order)
 
     def arrange(self, values: Tensor) -> Tensor:
-        """Return (*batch, C) values in this layout. For (*batch, 1), all class axes get size 1."""
+        """Arrange (*batch, C) values in this layout.
+
+        If the values are (*batch, 1), every class axis gets size 1.
+        """
         ones = (1,) * len(self.classes)
         classes = ones if values.shape[-1] == 1 else self.classes
         if len(classes) > 1:
@@ -86,7 +89,10 @@ def plain_layout(batch_count: int, width: int) -> Layout:
 
 
 def split_layout(shape: Sequence[int], width: int) -> Layout | None:
-    """Return the layout in which the last axes, of `width` entries, are the classes, or None."""
+    """Return the layout whose class axes are the last axes whose sizes multiply to `width`.
+
+    Returns None if there are no such axes.
+    """
     for first in range(len(shape) - 1, -1, -1):
         if math.prod(shape[first:]) == width:
             return Layout(tuple(shape[first:]), tuple(range(len(shape))))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_PAIRS = 64  # the maximum number of pairs of ids per row to compare
+MAX_PAIRS = 64  # the maximum number of pairs of ids to compare in each row
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Field:
         return bool((ids[..., 1:] == ids[..., :-1]).any())
 
     def without_repeats(self, dtype: torch.dtype) -> Field:
-        """Return an equal field in which only one of each row's equal ids has a nonzero weight."""
+        """Return an equal field in which all but the first of a row's equal ids have weight 0."""
         columns = self.ids.unbind(-1)
         sums = list(self.weights_or_ones(dtype).unbind(-1))
         for j in range(1, len(columns)):
@@ -82,7 +82,7 @@ class Field:
         return Field(self.ids, weights, self.width)
 
     def to_dense(self, dtype: torch.dtype, fill: float = 0) -> Tensor:
-        """Return the dense columns, (*batch, width), with `fill` in all other entries."""
+        """Return the dense columns, (*batch, width), with `fill` in entries that no id selects."""
         shape = (*self.ids.shape[:-1], self.width)
         if fill != 0:
             result = self.ids.new_full(shape, fill, dtype=dtype)
@@ -91,7 +91,8 @@ class Field:
             return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
         if self.weights is not None and dtype.is_floating_point and self.ids.shape[-1] > 2:
-            sum_dtype = torch.float64  # so only the final conversion rounds, whatever the order
+            # With float64 sums, only the final conversion rounds, whatever the order of the terms.
+            sum_dtype = torch.float64
         zeros = self.ids.new_zeros(shape, dtype=sum_dtype)
         weights = self.weights_or_ones(sum_dtype).to(sum_dtype)
         return zeros.scatter_add_(-1, self.ids, weights).to(dtype)
@@ -211,7 +212,7 @@ def all_weights(fields: Sequence[Field]) -> list[Tensor] | None:
 
 
 def have_same_memory(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal because they have the same dtype and memory."""
+    """Return whether two tensors have the same dtype, shape, strides and memory."""
     return one is other or (
         one.dtype == other.dtype
         and one.data_ptr() == other.data_ptr()

@@ -22,7 +22,7 @@ from hotrow.table.nested import find_instances, map_instances
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
-USE_TORCH = object()  # rules return this for products so small that torch is just as fast
+USE_TORCH = object()  # rules return this for one-hots so small that torch is just as fast
 
 # Functions that don't read the tensor's values.
 _METADATA_FUNCTIONS = METADATA_FUNCTIONS | {torch.is_floating_point, torch.is_complex, torch.numel}
@@ -84,7 +84,7 @@ class RuleTensor(Tensor):
         raise NotImplementedError
 
     def connect_all(self) -> None:
-        """After a write, connect this tensor, its base and their views; see `OneHot.connect`."""
+        """Connect this tensor, its base and their views after a write; see `OneHot.connect`."""
         raise NotImplementedError
 
     def materialize(self, permanent: bool = False) -> Tensor:
@@ -92,7 +92,7 @@ class RuleTensor(Tensor):
         raise NotImplementedError
 
     def column(self) -> Tensor | None:
-        """Return the values of a column that shares no memory with its one-hot, or None."""
+        """Return the values if this is a column that shares no memory with its one-hot, or None."""
         raise NotImplementedError
 
     def materialize_for_write(self) -> Tensor:
@@ -131,9 +131,9 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
     """Run torch's function on the materialized tensors.
 
-    An in-place operation returns the one-hot itself. The origins of a one-hot record why it was
-    materialized: if `too_small` is true, the product was too small for a lookup; otherwise, no rule
-    applied.
+    An in-place operation returns the one-hot itself. The origins of each one-hot record why it was
+    materialized: with `too_small`, because it was too small for a rule to be faster than torch;
+    otherwise, because no rule applied.
     """
     written = _written(func, args, kwargs)
     if is_compiling():
@@ -149,13 +149,13 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
     tensors = list(find_instances((args, kwargs), RuleTensor))
     for x in tensors:
         for origin in x.origins:
-            if not torch._C._is_tracing():  # comparing sizes would raise a warning
+            if not torch._C._is_tracing():  # comparing sizes would cause a warning
                 origin.record_dense(x.entries)
             if too_small:
                 origin.record_small_product(x.entries)
             elif x.has_many_zeros:
                 origin.record_fallback(func)
-    # The keys are the ids of dense tensors, which `arguments` keeps alive.
+    # The keys are the `id()` of dense tensors, which stay alive in `arguments`.
     dense: dict[int, RuleTensor] = {}
 
     def convert(x: RuleTensor) -> Tensor:
@@ -259,7 +259,7 @@ def _is_modified(x: Any) -> bool:
 
 
 def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
-    """Register a rule for these functions. The rule gets the called function and its arguments.
+    """Register a rule for these functions. It receives the called function and its arguments.
 
     The rule runs only on plain one-hots, unless `any_layout` is true.
     """
@@ -307,7 +307,7 @@ def rule(*functions: Any, any_layout: bool = False) -> Callable[[Rule], Rule]:
 
 
 def _can_copy_into(out: Any, arguments: Any) -> bool:
-    """Return whether a rule may write its result to the `out` argument with a copy."""
+    """Return whether the result of a rule may be copied into the `out` argument."""
     if type(out) is not Tensor or is_compiling():
         return False
     # Torch raises an error if a gradient would be lost.

@@ -22,7 +22,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def meta_tensor(x: OneHot) -> Tensor:
-    """Return a meta tensor like x, for computing the shape of a result or raising torch's error."""
+    """Return a meta tensor like x, on which torch computes a result's shape or raises an error."""
     return empty_meta(x.sizes, x.strides, x.cached_dtype)
 
 
@@ -53,9 +53,9 @@ _TRUE = torch.ones((), dtype=torch.bool)
 
 
 def meta_result(func: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
-    """Return the result of `func` on meta tensors, or raise torch's error.
+    """Return the result of `func` on meta tensors, or raise the error that torch raises.
 
-    The result is cached, because functions on meta tensors are slow. Callers must not modify it.
+    The result is cached, because operations on meta tensors are slow. Callers must not modify it.
 
     Args:
         func: a function whose result depends only on shapes, strides, dtypes and hashable values.

@@ -20,11 +20,11 @@ class RunningCount(DenseColumns):
     """Columns that count ids: entry (row, c) is the number of ids equal to c up to this row.
 
     Mixture-of-experts models use such counts to compute the position of a token within its expert.
-    They need only the entries at the ids, and a binary search finds each of these entries. `values`
+    These models need only the entries at the ids, which `gather` finds by binary search. `values`
     computes all entries.
 
-    The rows along the axis of the sum form a group, and a row's number is
-    `group * length + position`. Sorting the ids by group, id and position puts the ids that an
+    Rows that differ only in their position along the axis of the sum form a group. A row's number
+    is `group * length + position`. Sorting the ids by group, id and position puts the ids that an
     entry counts next to each other.
 
     Attributes:
@@ -32,7 +32,8 @@ class RunningCount(DenseColumns):
         axis: the batch axis of the sum.
         dtype: the dtype of the sum.
         keys: (M,), the sorted keys of the ids: `(group * width + id) * length + position`.
-        totals: (M + 1,), the cumulative sums of the weights, from 0; None if all weights are 1.
+        totals: (M + 1,), the cumulative sums of the weights, starting at 0; None if all
+            weights are 1.
         rows: (*batch, 1), the row numbers, in any order.
         is_moved: whether `rows` are in a different order than in the field.
         is_exclusive: whether to exclude a row's own ids from its counts.
@@ -123,7 +124,7 @@ class RunningCount(DenseColumns):
         return self._replace(change=change, has_operands=self.has_operands or bool(operands))
 
     def exclusive(self) -> RunningCount:
-        """Return the sums without the row's own ids."""
+        """Return the running count that excludes each row's own ids."""
         return self._replace(is_exclusive=True)
 
     def map(self, transform: Callable[[Tensor], Tensor]) -> DenseColumns:

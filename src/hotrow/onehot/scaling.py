@@ -11,14 +11,15 @@ from torch import Tensor
 def scale_at_ids(values: Tensor, axis: int, ids: Tensor, factors: Tensor, fill: float) -> Tensor:
     """Multiply the entries at the ids by their factors, and all other entries by `fill`.
 
-    Forward and backward each write a single tensor.
+    The forward pass and the backward pass each write a single tensor.
 
     Args:
         values: the tensor.
         axis: the class axis.
-        ids: the ids, distinct along the class axis; the other axes have the sizes of the values.
+        ids: the ids, distinct along the class axis; every other axis has the same size as in
+            `values`.
         factors: a factor for each id, without a gradient, in the dtype of the values.
-        fill: the factor of all other entries.
+        fill: the factor for all other entries.
     """
     result: Tensor = _ScaleAtIds.apply(values, axis, ids, factors, fill)  # type: ignore[no-untyped-call]
     return result

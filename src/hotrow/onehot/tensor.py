@@ -26,11 +26,11 @@ from hotrow.onehot.parts import (
 )
 from hotrow.onehot.registry import RuleTensor
 
-# How large a one-hot must be for its operations to be faster than torch's, as a multiple of
-# `min_entries`, which is the limit for lookups. The first limit is for sums of rows by id, the
-# second for all other operations.
+# For lookups to be faster than torch, a one-hot must have at least `min_entries` entries. These
+# multiples of `min_entries` are the limits for sums of rows by id and for all other operations.
 SCATTER_SIZE, OTHER_SIZE = 10, 30
-# The time per id, relative to torch's time for a one-hot of 100,000 entries.
+# The time per row and per entry that an id selects, relative to torch's time for a one-hot of
+# 100,000 entries.
 _ROW_COST, _ENTRY_COST = 48e-5, 8e-5
 
 
@@ -38,7 +38,7 @@ class OneHot(RuleTensor):
     """A (*batch, C) tensor that consists of parts side by side along the class axis.
 
     A one-hot is *plain* if its class axis is the last axis and all entries that no id selects are
-    zero. A layout moves or splits the class axis, and `fill` replaces the zeros.
+    zero. In other one-hots, a layout moves or splits the class axis, or `fill` replaces the zeros.
 
     Operations with a rule work on the parts. Any other operation materializes the dense tensor
     once and caches it. In-place writes to the dense tensor change this tensor and its views, as in
@@ -51,7 +51,7 @@ class OneHot(RuleTensor):
         cached_device: the tensor's device.
         is_grad_leaf: whether the caller set requires_grad on this tensor.
         fill: the value of all entries that no id selects; 0 unless an operation such as `1 - x`
-            changed it. If it is not 0, every field has at most one id per row.
+            changed it. If the fill is not 0, every field has at most one id per row.
         difference: the one-hot x, the dense tensor p and its version, if this tensor was computed
             as x - p; otherwise None. Adding p to this tensor gives x.
 
@@ -76,7 +76,7 @@ class OneHot(RuleTensor):
     # The version of `_dense` that equals the parts; None if `_dense` may differ from the parts.
     _dense_version: int | None
     _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
-    _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their id
+    _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their `id()`
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     fill: float
@@ -222,7 +222,7 @@ class OneHot(RuleTensor):
 
     @property
     def is_too_small_to_scatter(self) -> bool:
-        """Like `is_too_small_to_look_up`, for products that add up rows by id."""
+        """Like `is_too_small_to_look_up`, but for products that add up rows by id."""
         return self._is_small(SCATTER_SIZE, _ROW_COST)
 
     def _is_small(self, size: int, id_cost: float) -> bool:
@@ -289,15 +289,15 @@ class OneHot(RuleTensor):
                 self._parent[0].materialize(permanent=True)
         if not self.has_own_grad:
             return self._dense
-        # If the connected tensor were stored, both tensors would keep each other alive forever.
+        # If self stored the connected tensor, the two would keep each other alive forever.
         with torch.enable_grad():
             connected: Tensor = ConnectLeaf.apply(self._dense.detach(), self)  # type: ignore[no-untyped-call]
         return connected
 
     def column(self) -> Tensor | None:
-        """Return the values of a column of a one-hot that is not dense, or None.
+        """Return the values if this is a column that shares no memory with its one-hot, or None.
 
-        Code that only reads a column uses these values. Code that writes to the column uses
+        The values are for code that only reads the column. Code that writes to the column uses
         `materialize`, which returns a view of the one-hot's dense tensor.
         """
         part = self._parts[0]
@@ -330,7 +330,7 @@ class OneHot(RuleTensor):
 
     def record_use(self, func: Any) -> None:
         """Record for the report that `func` was computed from the ids."""
-        # While torch.jit.trace is recording, comparing sizes raises a warning.
+        # While torch.jit.trace is recording, comparing sizes would cause a warning.
         entries = 0 if torch._C._is_tracing() else self.entries
         for origin in self.origins:
             origin.record_use(func, entries, entries > 0 and not self.is_too_small)
@@ -347,12 +347,12 @@ class OneHot(RuleTensor):
 
     @property
     def is_unused(self) -> bool:
-        """True if no view, dense tensor or graph depends on the parts, so they may change."""
+        """True if no view, dense tensor or graph depends on the parts, so they may be replaced."""
         is_read = self._dense is not None or self._parent is not None or self.has_views
         return not (is_read or self.needs_grad)
 
     def replace_parts(self, result: OneHot) -> None:
-        """Replace the values in place with those of `result`, of the same shape and dtype."""
+        """Replace the values in place with those of `result`, which has equal shape and dtype."""
         self._parts, self._axis_layout, self.fill = result._parts, result._axis_layout, result.fill
         self._dense_fn, self.difference = result._dense_fn, None
         self.connect()
@@ -402,7 +402,7 @@ class OneHot(RuleTensor):
                 self._graph = self.grad_fn
 
     def connect_all(self) -> None:
-        """After a write, connect this tensor, its base and their views to autograd's graph."""
+        """Connect this tensor, its base and their views to autograd's graph after a write."""
         base = self
         while base._parent is not None:
             base = base._parent[0]

@@ -1,11 +1,11 @@
 """torch's elementwise optimizers, with steps that update only the touched rows of a table.
 
-Each optimizer trains every parameter of the model. torch's own step updates dense parameters. A
-table is a (V, D) parameter converted by `hotrow.convert`, which by default skips parameters with
-fewer than 100,000 entries. A table's step updates only the touched rows. In dense training,
-momentum or weight decay also changes the rows that no id selected. Before such a row is next read,
-hotrow applies all the steps that the row has missed. So every read returns what torch's dense steps
-would have produced, up to rounding.
+Each optimizer can train every parameter of a model: tables take hotrow's step, and dense parameters
+take torch's own step. A table is a (V, D) parameter converted by `hotrow.convert`, which by default
+skips parameters with fewer than 100,000 entries. A table's step updates only the touched rows. In
+dense training, momentum or weight decay also changes the rows that no id selected. Before such a
+row is next read, hotrow applies all the steps that the row has missed. So every read returns what
+torch's dense steps would have produced, up to rounding.
 
 Options
     Options and defaults match torch's. `foreach` and `fused` affect only dense parameters. Tables

@@ -1,6 +1,6 @@
 """Capture a step in a CUDA graph, and replay the graph for later steps.
 
-The captured kernels read the step's number and its scalars from the ledger's copy on the GPU.
+The captured kernels read the step's number and its scalars from the copy of the ledger on the GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Captured = tuple[RowUpdater, Program, int]
 
 
 def prepare_capture(lags: Sequence[RowLag]) -> None:
-    """Prepare these tables for capturing their next step in a CUDA graph."""
+    """Prepare these tables so that their next step can be captured in a CUDA graph."""
     if not lags:
         raise HotrowError(
             "no table has a gradient, so no step can be captured in a CUDA graph",
@@ -54,7 +54,7 @@ def prepare_capture(lags: Sequence[RowLag]) -> None:
 
 
 def capture(steps: Sequence[TableStep]) -> None:
-    """Launch a step's kernels while a CUDA graph is captured; record no step in the ledger."""
+    """Launch a step's kernels during a CUDA graph capture; the ledger does not record the step."""
     by_ledger: dict[int, list[TableStep]] = {}
     for each in steps:
         by_ledger.setdefault(id(each[0].ledger), []).append(each)
@@ -78,7 +78,7 @@ def capture(steps: Sequence[TableStep]) -> None:
 def replay(graph: Graph, lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
     """Record the next step of the captured tables in their ledgers, and replay the graph.
 
-    No other code can read the tables until the replay has been launched. Before that, the ledger on
+    No other code can read the tables until the replay has been launched. Until then, the ledger on
     the GPU contains a step that has not been applied to the rows.
     """
     if not lags:

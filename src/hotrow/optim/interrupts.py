@@ -7,7 +7,8 @@ longer agree.
 
 from __future__ import annotations
 
-# The functions of `signal` create an enum member in each call, which adds 20 us to a step.
+# The functions of `signal`, unlike those of `_signal`, create an enum member in each call, which
+# would add 20 us to a step.
 import _signal  # type: ignore[import-not-found]
 import signal
 import threading

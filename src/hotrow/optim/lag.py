@@ -50,7 +50,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ExclusiveAccess:
-    """A context manager that allows one operation on rows at a time, even within a thread."""
+    """A context manager that allows only one operation on rows at a time, even in one thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
 
@@ -78,7 +78,7 @@ class ExclusiveAccess:
 
 
 class RowLag:
-    """The ledger, the optimizer state, and the step count of each row, for one table.
+    """The ledger and the optimizer state of one table, and the step count of each of its rows.
 
     `state` has torch's format, and only its stale rows differ from torch's values. The state's
     tensors and the slots have the table's shape. Their (V, D) views exist only during an operation.
@@ -159,7 +159,7 @@ class RowLag:
                 )
 
     def _row_views(self) -> tuple[Tensor, list[Tensor]]:
-        """Return (V, D) views of the table and its slots; storing a view would create an alias."""
+        """Return (V, D) views of the table and its slots; a stored view would count as an alias."""
         tensors = self.tensors
         if self._by_columns:
             tensors = [tensor.t() for tensor in tensors]
@@ -171,8 +171,8 @@ class RowLag:
         updater = self._updater
         if updater is None or updater.ledger is not self.ledger or addresses != self._addresses:
             updater = RowUpdater(self.ledger, *self._row_views(), self.row_steps)
-            # The table's storage has three expected uses (`values`, the table and the updater); a
-            # slot's storage has two.
+            # 3 expected uses of the table's storage: `values`, the table and the updater. A slot
+            # has only 2.
             slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
             self._expected_uses = [(StorageUses(self.values), 3), *slots]
             self._updater, self.captured = updater, None
@@ -229,7 +229,7 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows selected by `ids`, (..., D); the next step updates these rows.
+        """Return the settled rows selected by `ids`, (..., D), which the next step will update.
 
         `RowOperators.look_up` describes which rows are stored.
         """
@@ -237,7 +237,7 @@ class RowLag:
         with _lock:
             self.check_idle()
             updater = self.rows()
-            if updater.looks_up_atomically:  # don't postpone signals, which takes 4 us
+            if updater.looks_up_atomically:  # postponing signals would take 4 us
                 return updater.look_up(ids)
         with ExclusiveAccess(self):
             return self.rows().look_up(ids)
@@ -290,17 +290,17 @@ class RowLag:
     ) -> tuple[Tensor, Callable[[], None]]:
         """Compute the changed rows of the table and of the slots, without settling any row.
 
-        Old rows keep the steps that they have missed. Added rows have missed none.
+        The missed steps of old rows can still be applied later. Added rows have missed none.
 
         Returns:
-            The new values of the table, and a function that completes the change. Call it after
-            the table has its new values.
+            The new values of the table, and a function that completes the change. Call this
+            function once the table has its new values.
         """
         backing = self.table.backing
         with ExclusiveAccess(self):
             self._drop_updater()  # its references would count as aliases
             files = None if backing is None else backing.change_rows(change)
-            # The table's storage has two expected uses (`values` and the table).
+            # 2 expected uses of the table's storage: `values` and the table. A slot has only 1.
             values = self._change_tensor(change, files, self.values, added, 2)
             new_slots = {
                 name: self._change_tensor(change, files, slot, initial_slots[name], 1)

@@ -17,11 +17,11 @@ _SCALARS = "step", "eta", "mu", "mu_product"
 # torch's Adagrad and Rprop use these values even for rows without a gradient; hotrow doesn't.
 _NOT_NEGATIVE = "sum", "step_size"
 _MAX_STEP = 1 << 53
-# LinearLR to a factor of 0 ends at about -1e-18, because it rounds.
+# LinearLR with an end factor of 0 ends at about -1e-18 because of rounding.
 _ROUNDED_ZERO = -1e-12
 # The switches choose how torch computes a step, and some need a parameter on a GPU.
 _NOT_CHECKED = "params", "foreach", "fused", "capturable", "differentiable"
-# For error messages only. The other options that torch's optimizers check must not be negative.
+# Only for error messages. All other options that torch's optimizers check must be 0 or more.
 _RANGES = {
     "betas": "two numbers from 0 to below 1",
     "rho": "a number from 0 to 1",
@@ -68,7 +68,7 @@ def check_ranges(
     """Raise an error if torch's constructor refuses an option; call `check_group` first."""
     parameter = nn.Parameter(torch.zeros(1, device="cpu"))
     options: dict[str, Any] = {}
-    for name in inspect.signature(torch_class).parameters:  # momentum comes before nesterov
+    for name in inspect.signature(torch_class).parameters:  # in order: nesterov needs momentum
         if name not in saved or name in _NOT_CHECKED:
             continue
         options[name] = _as_python(saved[name])
@@ -103,7 +103,7 @@ def _is_like(value: Any, default: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether the value is one real number of Python, numpy or torch."""
+    """Return whether the value is a single real number from Python, NumPy or torch."""
     if isinstance(value, Tensor):
         is_real = not (value.is_complex() or value.is_quantized)
         return (
@@ -147,7 +147,7 @@ def _scalar_problem(name: str, value: Any) -> str | None:
 def _slot_problem(name: str, value: Any, table: Table) -> str | None:
     """Return what is wrong with a value that must be a tensor of the table's shape."""
     if not isinstance(value, Tensor):
-        # torch stores None for a momentum that it has not created yet.
+        # torch stores None for a momentum buffer that it has not created yet.
         return None if value is None else f"is of type {type(value).__name__}, not a tensor"
     if value.shape != table.shape:
         return f"has shape {tuple(value.shape)}, but its table has shape {tuple(table.shape)}"

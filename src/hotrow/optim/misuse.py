@@ -1,6 +1,6 @@
 """Detect code that uses `hotrow.convert` without `hotrow.optim`, or the other way around.
 
-Code that uses only one of the two either trains at the cost of dense training, or fails with an
+Code that uses only one of the two either trains as slowly as dense training, or fails with an
 error that doesn't mention the other.
 """
 
@@ -28,7 +28,7 @@ _SUPPORT_SPARSE = torch.optim.SGD, torch.optim.Adagrad
 
 
 def warn_of_dense_steps(names: frozenset[str]) -> None:
-    """Check the optimizers that are not in `hotrow.optim`, before a step.
+    """Register a check that runs before each step of an optimizer outside `hotrow.optim`.
 
     Arguments:
         names: the names of the optimizers in `hotrow.optim`.

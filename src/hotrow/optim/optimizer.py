@@ -1,7 +1,7 @@
 """The base class of the optimizers, which adds row steps for tables to torch's step.
 
-A table takes a row step if its gradient is a `RowGradient`. Its `RowLag` records the step and
-applies it to the touched rows. torch's step updates all other parameters.
+A table takes a row step if its gradient is a `RowGradient`. The table's `RowLag` records the step
+and applies it to the touched rows. torch's step updates all other parameters.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class RowOptimizer(_Optimizer):
         return state
 
     def _check_disk_step(self, group: ParamGroup, table: Table, gradient: Tensor) -> None:
-        """Raise an error if a table on disk would take a dense step, or its rows are damaged."""
+        """Raise an error if a table on disk would take a dense step, or if its rows are damaged."""
         if not isinstance(gradient, RowGradient):
             cause = "the gradient is dense"
             fix = "use the weight only in lookups, not in the loss itself"
@@ -353,7 +353,7 @@ class RowOptimizer(_Optimizer):
             table.lag.close()
 
     def prepare_capture(self) -> None:
-        """Prepare the tables for capturing a step in a CUDA graph (`torch.cuda.graph`).
+        """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.
 
         Call this method after at least one step with a gradient for each table. It reserves memory
         for 65,536 steps.
@@ -372,8 +372,8 @@ class RowOptimizer(_Optimizer):
             others: the other optimizers in `hotrow.optim` whose steps the graph contains.
 
         Raises:
-            HotrowError: before anything changes, if the graph no longer matches the tables, their
-                state or the options.
+            HotrowError: the graph no longer matches the tables, their state or the options. The
+                error is raised before anything changes.
         """
         optimizers = self, *others
         lags = [(lag, group) for each in optimizers for group, lag in each._gpu_lags()]
@@ -399,7 +399,7 @@ class RowOptimizer(_Optimizer):
         return lags
 
     def settle(self) -> None:
-        """Apply all missed steps to every table, as reading the table does.
+        """Apply all missed steps to every table, just as reading the tables would.
 
         Call this method before code that bypasses torch's function protocol when it reads tables,
         such as `torch.jit.script`.
@@ -432,9 +432,9 @@ class RowOptimizer(_Optimizer):
         The state of tables is copied.
 
         Raises:
-            HotrowError: before anything is loaded, if the state dict is incomplete, a table's state
-                does not have the table's shape, an option or a scalar has the wrong type, or
-                torch's constructor refuses an option.
+            HotrowError: the state dict is incomplete, a table's state does not have the table's
+                shape, an option or a scalar has the wrong type, or torch's constructor refuses an
+                option. The error is raised before anything is loaded.
         """
         if not isinstance(state_dict, Mapping):
             check_structure(state_dict)

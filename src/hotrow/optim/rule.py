@@ -20,14 +20,14 @@ ParamState = Mapping[str, Any]  # a parameter's torch.optim state; empty before 
 ScalarState = dict[str, float]  # a parameter's scalars that change from step to step
 
 
-# A scalar state contains only floats. The value of this key is the dtype to which torch rounds the
-# scalars, as a position in `SCALAR_DTYPES`.
+# A scalar state contains only floats. The value of this key is the position, in `SCALAR_DTYPES`, of
+# the dtype to which torch rounds the scalars.
 DTYPE_KEY = "_dtype"
 SCALAR_DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 def scalar_dtype() -> torch.dtype:
-    """Return the dtype of the scalars in a new optimizer state of torch."""
+    """Return the dtype of the scalars in a new torch optimizer state."""
     return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
 
 
@@ -39,7 +39,7 @@ def numeric_group(group: ParamGroup) -> ParamGroup:
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:
-    """Return a scalar state that contains the scalar's dtype, or torch's default for None.
+    """Return a scalar state that contains the dtype of `scalar`, or torch's default if it is None.
 
     torch's `load_state_dict` casts scalars other than the step count to the parameter's dtype.
     """

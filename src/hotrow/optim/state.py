@@ -24,8 +24,8 @@ class StateLag(Protocol):
 class RowState(dict[str, Any]):
     """The optimizer state of one table, a dict with torch's names.
 
-    A read settles all rows and returns aliases of the tensors. If other code keeps an alias, the
-    use count of the storage shows this. A write closes the lag, so that the next step starts from
+    A read settles all rows and returns aliases of the tensors. If other code keeps an alias, it
+    shows in the use count of the storage. A write closes the lag, so that the next step starts from
     the new values. The lag itself calls `dict`'s methods directly, which neither settle rows nor
     close the lag.
     """

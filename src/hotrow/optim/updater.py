@@ -122,8 +122,8 @@ def step_together(
     """Settle the rows of each batch, and apply the ledger's last entry with the rows' gradients.
 
     The updaters share a ledger. The caller must have recorded the entry before the call. Each row's
-    gradients are summed in the table's dtype. If not `is_recorded`, the kernels become part of a
-    CUDA graph, and the entry is recorded before each replay.
+    gradients are summed in the table's dtype. If `is_recorded` is false, the kernels become
+    part of a CUDA graph, and the entry is recorded before each replay instead.
     """
     step_count = tables[0][0].ledger.length
     end_step = step_count - 1 if is_recorded else step_count

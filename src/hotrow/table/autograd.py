@@ -217,8 +217,8 @@ class LookUp(torch.autograd.Function):
         )
         is_exclusive = all(map(operator.le, reference_counts, expected_counts))
         if not is_exclusive and not gradient.is_contiguous():
-            # For example, `gradient` is a slice of the gradient of `torch.cat`. The step would need
-            # a contiguous copy anyway.
+            # For example, `gradient` may be a slice of the gradient of `torch.cat`. The step would
+            # need a contiguous copy anyway.
             gradient, is_exclusive = gradient.contiguous(), True
         result = row_gradient(ids, gradient, options)
         # If other code has a reference to `gradient`, sum the rows before that code can change
@@ -226,9 +226,8 @@ class LookUp(torch.autograd.Function):
         return result if is_exclusive else result.merge(), None, None, None
 
 
-# For each device type, the number of references to a gradient in `LookUp.backward` if only the
-# autograd engine uses the gradient. The counts are for the Python object, the tensor and the
-# storage.
+# For each device type, how many references to a gradient exist in `LookUp.backward` if only the
+# autograd engine uses the gradient: references to the Python object, the tensor and the storage.
 _engine_reference_counts: dict[str, tuple[int, int, int]] = {}
 
 

@@ -1,9 +1,9 @@
 """Run backward passes outside `__torch_function__`.
 
 Torch passes `autograd.grad(loss, [table])` and `loss.backward(inputs=[table])` to the table's
-`__torch_function__`, which disables itself while it calls torch. But a backward pass can run
-Python code, such as a hook that looks up another table. With `__torch_function__` disabled, that
-code would read stale rows.
+`__torch_function__`, which is disabled while it calls torch. But a backward pass can run Python
+code, such as a hook that looks up another table. With `__torch_function__` disabled, that code
+would read stale rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _signature = functools.cache(inspect.signature)
 
 
 class _Alias(torch.autograd.Function):
-    """Return a tensor with the input's shape and gradient, whose values are never read."""
+    """Return a tensor of the same shape that passes its gradient on; its values are never read."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -73,11 +73,11 @@ def run_backward(
     if inputs is not None:
         options["inputs"] = map_instances(inputs, cls, _edge_of)
     fills_missing = options.get("materialize_grads", False)
-    if fills_missing:  # torch can't create the gradient of an edge
+    if fills_missing:  # torch can't create a zero gradient for an edge
         options.update(materialize_grads=False, allow_unused=True)
     if next(find_instances([options[first], options.get("inputs")], cls), None) is None:
         result = func(*bound.args, **bound.kwargs)
-    else:  # torch would call `__torch_function__` again, before it raises an error
+    else:  # otherwise, torch would call `__torch_function__` again before it raises its error
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*bound.args, **bound.kwargs)
     if not fills_missing:

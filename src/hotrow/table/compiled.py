@@ -1,8 +1,8 @@
 """The lookup as an operator that `torch.compile` can trace without a graph break.
 
 The rows that a lookup must settle are known only at run time, so the operator is opaque to the
-compiler. Another operator, `row_gradient`, computes the gradient. The compiler expects a dense
-(V, D) tensor from this operator. At run time, the operator returns a `RowGradient`, which the
+compiler. Another operator, `row_gradient`, computes the gradient. The compiler assumes that this
+operator returns a dense (V, D) tensor. At run time, it returns a `RowGradient` instead, which the
 compiled code passes on to autograd. If the compiled code needs the gradient's values (for example,
 to add the gradients of two lookups), Inductor calls `dense_gradient`.
 """
@@ -52,7 +52,7 @@ def _look_up(table: Tensor, ids: Tensor, padding: int | None, scale: bool, colum
     owner = find_table(table)
     if owner is None:
         return torch.nn.functional.embedding(ids, table.t() if columns else table)
-    # Autograd is off in compiled code, so whether the rows get a gradient is unknown here.
+    # Autograd is off in compiled code, so it is unknown here whether the rows get a gradient.
     with torch._C.DisableTorchFunctionSubclass():
         read, _ = row_reader(owner, ids, None, 2.0, is_trained=True)
         return read()
@@ -136,7 +136,7 @@ def _register_lowering_once() -> None:
     }
 
     def lower(operator: Any, *args: Any) -> Any:
-        """Return a `RowGradient` if only the compiled code's caller or a sum uses the result."""
+        """Call the dense operator, unless only sums or the code's caller use the result."""
         users = V.graph.current_node.users
         if any(user.op != "output" and user.target is not sum_ for user in users):
             operator = dense[operator]
@@ -147,7 +147,7 @@ def _register_lowering_once() -> None:
         register_lowering(operator, type_promotion_kind=None)(functools.partial(lower, operator))
 
     def add_rows(match: Any, *args: Any) -> None:
-        """Replace all additions of row gradients in the graph, including sums of three or more."""
+        """Use `add_gradients` for each addition of row gradients, even in longer sums."""
         for node in match.graph.nodes:
             if node.target is add and all(getattr(x, "target", None) in dense for x in node.args):
                 node.target, node.kwargs = sum_, {}
@@ -170,7 +170,7 @@ for _name, _schema, _function, _fake in (
     torch.library.register_fake(f"hotrow::{_name}", _fake)
 torch.library.register_autograd("hotrow::look_up", _backward, setup_context=_save)
 
-# These rules receive a `RowGradient`; the operators would receive a dense tensor.
+# A rule receives the `RowGradient` itself; without it, the operator would get a dense tensor.
 RULES[_operators.add_gradients.default] = lambda func, args, kwargs: args[0] + args[1]
 RULES[_operators.add_dense_gradients.default] = lambda func, args, kwargs: (
     args[0] + args[1]

@@ -2,7 +2,7 @@
 
 `Table.__torch_function__` calls these functions instead of torch's. Each function checks the ids,
 reads settled rows, and makes autograd produce a `RowGradient`. Under `torch.compile`, a lookup is
-one operator of the graph, unless it involves other processes or changes rows (`max_norm`).
+a single operator in the graph, unless it involves other processes or changes rows (`max_norm`).
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ def _distinct_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct ids (R,), the position of each id among them, and their rows (R, D).
 
-    The distinct ids are in ascending order, because torch's gradient of a bag sorts them, and the
-    order of the positions with the same id affects the sum.
+    The distinct ids are in ascending order. torch's backward pass for bags sorts the positions, so
+    it then adds the gradients of a repeated id in the same order as if it sorted the ids.
     """
     table = contiguous_rows(weight)
     check_look_up(input, weight, len(table))

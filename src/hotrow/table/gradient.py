@@ -43,7 +43,7 @@ class _RowStorage:
 
     @property
     def ids(self) -> Tensor:
-        """The ids, (N,) int64. On a GPU, -1 stands for an id without a row."""
+        """The ids, (N,) int64. On a GPU, -1 replaces an id that selects no row."""
         return self.batch.ids() if isinstance(self.batch, DistinctIds) else self.batch
 
     def drop_empty(self) -> _RowStorage:

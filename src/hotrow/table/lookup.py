@@ -1,7 +1,7 @@
 """Look up rows or columns of any tensor, one by one or in bags.
 
-Layers and one-hots call these functions. The functions mark a large plain parameter, which becomes
-a table after the next optimizer step.
+Layers and one-hots call these functions. The functions also mark each large plain parameter, so
+that it becomes a table after the next optimizer step.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Table(nn.Parameter):
         dense_step: the number of the first optimizer step with a dense gradient, or None.
         dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
-        was_sent: whether another process received the memory of a table on a GPU.
+        was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         frozen: (R,) int64 in ascending order, the frozen rows, or None.
@@ -148,7 +148,7 @@ class Table(nn.Parameter):
             set_trace(trace)
 
     def check_files(self, rows: Tensor | None = None) -> None:
-        """Check that the files of these rows, or of all rows, are undamaged before use."""
+        """Check that the files of these rows, or of all rows if `rows` is None, are undamaged."""
         backing = self.__dict__.get("backing")
         if backing is not None and (rows is None or is_readable(rows)):
             backing.check_rows(rows.values() if rows is not None and rows.is_nested else rows)

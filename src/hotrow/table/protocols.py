@@ -17,7 +17,7 @@ _Table = TypeVar("_Table", bound=Tensor, contravariant=True)
 
 
 class Lag(Protocol):
-    """The missed steps of a table's rows, implemented by `hotrow.optim.lag.RowLag`."""
+    """A record of the steps that a table's rows have missed; see `hotrow.optim.lag.RowLag`."""
 
     @property
     def has_stale_rows(self) -> bool:
@@ -60,7 +60,7 @@ class Distribution(Protocol[_Table]):
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
     ) -> Tensor:
-        """Check that all processes run this operation, and return the rows of the first one."""
+        """Check that all processes run this operation, and return the first process's rows."""
 
 
 class Shards(Distribution[_Table], Protocol[_Table]):
@@ -81,7 +81,7 @@ class Shards(Distribution[_Table], Protocol[_Table]):
         """Return the distinct ids (R,), the position of each id among them, and the rows (R, D)."""
 
     def change_rows(self, change: RowChange) -> tuple[Shards[_Table], RowChange]:
-        """Return the shards of a table after a change, and how each process's rows change."""
+        """Return the table's shards after `change`, and the change to each process's rows."""
 
     def to_global(self, rows: Tensor) -> Tensor:
         """Return a DTensor whose local part is `rows`, for a checkpoint."""
@@ -114,7 +114,7 @@ class ChangedFiles(Protocol):
     """The files of a table whose rows are about to change; see `hotrow.disk.resized_files`."""
 
     def apply(self, tensor: Tensor, added: float | Tensor, expected_uses: int) -> Tensor:
-        """Return a tensor with the changed rows, if at most `expected_uses` use its memory."""
+        """Return the changed tensor; raise an error if too many tensors share its memory."""
 
     def complete(self) -> None:
         """Use the new files from now on."""
@@ -133,7 +133,7 @@ class Backing(Protocol):
         """Return a memory-mapped (V,) int32 tensor of zeros, for the step count of each row."""
 
     def check_rows(self, rows: Tensor | None) -> None:
-        """Check that the files of these rows, or of all rows, are undamaged before use."""
+        """Check that the files of these rows, or of all rows if `rows` is None, are undamaged."""
 
     def change_rows(self, change: RowChange) -> ChangedFiles:
-        """Prepare a change of the rows of all files."""
+        """Prepare a change to the rows in all files."""

@@ -53,7 +53,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
 
 
 def _can_read(table: Table, ids: Tensor) -> bool:
-    """Return whether Python can read the ids, and torch's CPU lookup would check their range.
+    """Return whether Python can read the ids and torch's CPU lookup would check their range.
 
     `can_look_up_rows` has checked that no transform or tracer is active; see `is_readable`.
     """
@@ -131,7 +131,7 @@ def _gpu_reader(
 
 
 def raise_earlier_error(device: torch.device) -> None:
-    """Raise the error of an earlier lookup on a GPU, after undoing the steps that it stopped."""
+    """Raise the error of an earlier GPU lookup, after undoing the steps that the error stopped."""
     try:
         raise_bad_id(device)
     except HotrowError:

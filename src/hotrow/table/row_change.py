@@ -4,8 +4,9 @@ When a tensor grows, its storage is enlarged to twice as many rows. Until the st
 adding rows only creates a longer view of it. So adding rows in a thousand small steps costs about
 as much as adding them all at once. On the CPU, pages that were never written take no physical
 memory.
-Other code must not see the spare memory, which `torch.save` would write, so reads return an alias
-whose storage ends with the last row (`trim_storage`).
+
+Other code must not see the spare memory (`torch.save` would write it to the file). So code that
+reads a tensor gets an alias whose storage ends with the last row (`trim_storage`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class RowChange:
             rows: (V, ...). Not changed.
             added: one value for all added rows, or a tensor that contains the added rows in order.
             extend: whether the result may share the storage of `rows` and may have spare memory.
-                The caller then stops using `rows`, and nothing else may share its storage.
+                In that case, the caller must stop using `rows`, and nothing else may share its
+                storage.
         """
         if self.sources is None:
             result = (_extend if extend else _copy)(rows, self.new_count)
@@ -100,7 +102,7 @@ def _copy(rows: Tensor, count: int, capacity: int | None = None) -> Tensor:
 
 
 def _extend(rows: Tensor, count: int) -> Tensor:
-    """Return the first `count` rows, in the same storage if its size is suitable."""
+    """Shorten or extend the tensor to `count` rows, in the same storage if its size is suitable."""
     storage, size = rows.untyped_storage(), rows[:1].nbytes
     capacity = storage.nbytes() // size if size else 0
     is_used = 0 < capacity <= MIN_USED * count

@@ -7,11 +7,11 @@ memory to another address instead:
     2. Let torch free the old memory and allocate the new one.
     3. Move the pages to the new memory.
 
-The tensors of the storage remain valid, because the storage remains the same object. To a memory
-allocator, only the contents of its memory have changed.
+The tensors of the storage remain valid, because the storage remains the same object. From the
+memory allocator's point of view, only the contents of its memory have changed.
 
-Memory pages that were never written contain zeros and take no physical memory. `/proc/self/pagemap`
-lists them, so `fill_with_zeros` need not write them.
+Memory pages that were never written contain zeros and take no physical memory. `fill_with_zeros`
+finds them in `/proc/self/pagemap`, and doesn't write to them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MIN_BYTES = 1 << 25  # smaller memory may be a part of the C heap, which has no fixed alignment
+MIN_BYTES = 1 << 25  # smaller blocks may be in the C heap, where alignment is not fixed
 _PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 1 << 21  # Linux moves a huge page only if its address modulo this size stays the same
 _RESERVE_NOTHING: int = getattr(mmap, "MAP_NORESERVE", 0x4000)  # new in Python 3.13
@@ -36,7 +36,7 @@ _PRESENT_OR_SWAPPED = np.uint64(3 << 62)  # flags in pagemap
 _FAILED = ctypes.c_void_p(-1).value
 
 # Memory to which the system could not move pages. It may have a hole that other code uses, so it is
-# never unmapped. After a failure, values are copied.
+# never unmapped. After the first failure, values are always copied.
 _abandoned: list[mmap.mmap] = []
 
 
@@ -51,7 +51,7 @@ def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
     """
     parked = None
     if _is_movable(storage):
-        torch.empty(size, dtype=torch.uint8, device="cpu")  # raises an error if memory is too small
+        torch.empty(size, dtype=torch.uint8, device="cpu")  # fails if there is too little memory
         parked = _park(storage)
     if parked is None:
         storage.resize_(size)

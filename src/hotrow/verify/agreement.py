@@ -1,4 +1,4 @@
-"""Compare two tensors bit for bit, apart from the signs of zeros, or within rounding."""
+"""Compare two tensors bit for bit, ignoring the signs of zeros, or up to rounding."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hotrow.errors import HotrowError
 
 Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
-# A function that maps (m, 2) positions to (m,) float64 bounds. Each bound is the largest difference
-# between two correct results at that position, or inf if that difference could hide an error.
+# A function that maps (m, 2) positions to (m,) float64 bounds. Each bound is the largest possible
+# difference between two correct results at that position, or inf if it could hide an error.
 Bound = Callable[[Tensor], Tensor]
 
 _CHUNK = 1 << 22  # compare this many values at a time, to keep temporaries small

@@ -19,7 +19,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
 
     In any order, the computed sum of k terms is within (k - 1) u sum|x| of the exact sum, where u
     is the unit roundoff. The factor (k - 1) u becomes k u if the terms are products, and
-    (k + 1) u in a mean. Sums in two different orders differ by at most twice this error. The bound
+    (k + 1) u in a mean. Sums in two different orders differ by at most twice this bound. The bound
     is 0 in three cases:
 
     - one term

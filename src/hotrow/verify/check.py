@@ -131,7 +131,7 @@ def check(
     rows also count as equal if rounding explains their difference. Such sums are the output of a
     bag or of a scatter, and the gradient of a weighted or mean bag. Sums of k terms x in two
     different orders differ by at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff.
-    This bound applies only if both sides have the same rows bit for bit. If the bound is large
+    This bound applies only if the rows of both sides are bitwise equal. If the bound is large
     enough to hide an error, the result is inconclusive, which counts as not equal. This happens,
     for example, with a bfloat16 bag of dozens of ids.
 

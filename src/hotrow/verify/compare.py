@@ -154,8 +154,8 @@ def compare(
     compare the results and to measure peak memory. Then the two methods take turns while they are
     timed.
 
-    If the estimated memory of the matmul exceeds the budget, both methods process only as many of
-    the first ids as fit in the budget.
+    If the estimated memory of the matmul exceeds the budget, both methods process only the first
+    ids, as many as fit in the budget.
 
     Args:
         table: a (V, D) tensor in float64, float32, bfloat16 or float16. `compare` does not change

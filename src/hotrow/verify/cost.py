@@ -94,7 +94,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
         A `Cost`. It prints as a table.
 
     Raises:
-        HotrowError: a count is not a non-negative int.
+        HotrowError: V, D or N is negative, or not an int.
 
     >>> print(cost(50_257, 768, 300))
     300 ids, table 50,257 x 768, 4 bytes

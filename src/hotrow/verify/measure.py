@@ -58,7 +58,7 @@ def measure_peak_memory(work: Callable[[], T], device: torch.device = CPU) -> tu
         return result, torch.cuda.max_memory_allocated(device) - before
     # At lower log levels, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    # It also prints if garbage collection frees a tensor that is older than the measurement.
+    # The profiler also prints if garbage collection frees a tensor from before the measurement.
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -37,7 +37,8 @@ class Batches:
 
     Row 0 is in every batch. A quarter of the rows are in no batch. The other ids follow Zipf's law.
     The gradients don't depend on the table, so rounding errors don't feed back into them, and the
-    run tests only the optimizer. Raises `HotrowError` if the free memory is too small for the run.
+    run tests only the optimizer. Raises `HotrowError` if there is not enough free memory for the
+    run.
     """
 
     steps: int = 250
@@ -91,7 +92,7 @@ class Batches:
 
     def count_idle(self) -> tuple[int, int]:
         """Return the number of rows in no batch, and the other rows' longest idle time in steps."""
-        last = np.full(self.rows, self.steps)  # self.steps: the row was in no batch yet
+        last = np.full(self.rows, self.steps)  # self.steps: not in a batch yet
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
             longest = max(longest, int((t - 1 - last[ids.numpy()]).max()))

@@ -27,7 +27,7 @@ class Batch:
     """The ids of a batch, and the offsets and weights of its bags.
 
     Attributes:
-        ids: (...,); for bags (B, L) or (N,).
+        ids: (...,); for bags, (B, L) or (N,).
         mode: the mode of the bags, or None if the batch has no bags.
         offsets: (B,), the start of each bag, or None if the batch has no bags.
         weights: (N,), the weight of each flattened id, or None.

@@ -26,8 +26,8 @@ def freeze(layer: nn.Module, ids: Any) -> None:
     Args:
         layer: an embedding whose weight is a table (see `hotrow.convert`), or a model whose
             embeddings all share one weight.
-        ids: int64 or int32 of any shape, the rows to freeze, in addition to the rows that are
-            frozen already. Repeated ids count once.
+        ids: the rows to freeze, int64 or int32 of any shape. Rows that are already frozen stay
+            frozen. Repeated ids count once.
 
     Raises:
         HotrowError: before anything changes, if the weight is not a table, an id is out of range,

@@ -1,7 +1,7 @@
 """Save the keys of a vocabulary in a safetensors file, and read and validate such a file.
 
-Strings are stored as their UTF-8 bytes, one after the other, and the position at which each string
-ends. The options are JSON in the file's metadata.
+Strings are stored as two arrays: their concatenated UTF-8 bytes, and the position at which each
+string ends. The options are JSON in the file's metadata.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEY_NAMES = "keys", "pending_keys"
 
 
 def write_keys(path: str | Path, arrays: dict[str, Any], options: dict[str, Any]) -> None:
-    """Write arrays and lists of strings, and the options, to a file."""
+    """Write the arrays (or lists of strings) and the options to a file."""
     from safetensors.numpy import save  # deferred to keep `import hotrow.vocabulary` fast
 
     tensors: dict[str, NDArray[Any]] = {}

@@ -30,8 +30,8 @@ class Vocabulary:
     layers grow. `look_up` returns the ids for evaluation, and changes nothing. `evict` drops the
     rows of keys that are no longer used. Keys get rows in the order in which they are admitted.
 
-    Training with a growing vocabulary gives the same result as dense training that has all rows
-    from the start, if the optimizer doesn't change rows that no batch has touched yet. This is true
+    Training with a growing vocabulary gives the same result as dense training with all rows from
+    the start, if the optimizer doesn't change rows that no batch has touched yet. This is true
     for all optimizers without weight decay, except ASGD.
 
     Args:
@@ -58,8 +58,8 @@ class Vocabulary:
             layer has the wrong number of rows, or a key has no row and `unknown` is "error".
 
     Cost: with a million keys, a batch of 16,384 int64 keys takes 0.8 ms if a few keys are frequent,
-    and 2 ms if all are equally frequent. Strings take 4 ms and 12 ms; Python takes 1 ms to hash
-    them. In addition to the key itself, each row takes 16 bytes for its counts.
+    and 2 ms if all are equally frequent. With strings, it takes 4 ms and 12 ms; Python takes
+    1 ms to hash them. In addition to the key itself, each row takes 16 bytes for its counts.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(1, 4), min_entries=0)
@@ -158,7 +158,7 @@ class Vocabulary:
     def admit(self, keys: Any) -> Tensor:
         """Return the ids of keys, after assigning rows to new keys.
 
-        The layers grow if a key has been seen `admit_after` times. Call this method before the
+        The layers grow when a key has been seen `admit_after` times. Call this method before the
         forward pass.
 
         Args:
@@ -195,8 +195,8 @@ class Vocabulary:
         Args:
             rows: the number of rows to keep, including the rows for unknown keys.
             by: "idle" drops the rows that `admit` has not seen for the longest time, and "count"
-                drops the rows that it has seen least often. If rows are tied, older rows are
-                dropped first.
+                drops the rows that it has seen least often. Among tied rows, the
+                oldest are dropped first.
 
         Returns:
             (V,) int64: the new id of each old id, or -1 if its row was dropped.
@@ -332,7 +332,7 @@ class Vocabulary:
             self._seen = np.concatenate([self._seen, spare], axis=1)
 
     def _check_layers(self) -> None:
-        """Raise an error if any layer can't change, before another layer changes."""
+        """Raise an error if any layer can't change, before any layer has changed."""
         for layer in self.layers:
             weight = find_layers(layer).weight
             check_owner(unwrap(self.optimizer), weight)

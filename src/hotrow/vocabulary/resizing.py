@@ -46,8 +46,8 @@ def resize(
 
     The layer, its parameters, and the optimizer's parameter groups remain the same objects. The
     layer's `num_embeddings`, `in_features` or `out_features` changes. If a linear layer shares the
-    weight (a tied head), its `out_features` and its bias change too. A gradient in `grad` also gets
-    the new rows.
+    weight (a tied head), its `out_features` and its bias change too. A gradient in `grad` is also
+    resized.
 
     Args:
         layer: an `Embedding`, `EmbeddingBag`, `OneHotLinear` or `Linear` layer of torch or hotrow;
@@ -69,12 +69,12 @@ def resize(
     Raises:
         HotrowError: before anything changes, if the layer has no weight with a row for each id, the
             optimizer does not train the weight, or a removed row is frozen or is the padding row.
-            For a sharded or replicated table, every rank raises the error. For a table on disk,
-            also if the disk has too little space for the new rows, or another tensor shares the
-            memory of the table or of its state.
+            For a sharded or replicated table, every rank raises the error. For a table on disk, the
+            error is also raised if the disk has too little space for the new rows, or if another
+            tensor shares the memory of the table or of its state.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
-    On Linux, the memory pages of a large table then move without a copy. On other systems, many
+    On Linux, the memory pages of a large table are then moved, not copied. On other systems, many
     small growths together copy each row about once. Unused capacity takes no physical memory. Other
     weights are copied each time they grow. No other thread may use the layer during the call. The
     files of a table on disk change in the next `hotrow.disk.Store.save`, which writes the new rows.

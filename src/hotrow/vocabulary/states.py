@@ -144,7 +144,7 @@ def prepare_change(
             return lag.change_rows(change, added, initial_slots(optimizer, group))
         if lag is not None:
             lag.close()
-        lag = None  # it refers to the table's memory
+        lag = None  # drop the lag, which refers to the table's memory
     backing = None if table is None else table.backing
     files = None if backing is None else backing.change_rows(change)
     complete_state: Callable[[], None] = lambda: None  # noqa: E731
@@ -154,7 +154,8 @@ def prepare_change(
         )
     with torch._C.DisableTorchFunctionSubclass(), PostponedSignals():
         if files is not None:
-            values = files.apply(parameter.data, added, 2)  # used by the parameter and its data
+            # 2 uses of the memory: the parameter and its `data`
+            values = files.apply(parameter.data, added, 2)
         else:
             is_alone = table is not None and storage_use_count(table) == 1
             values = change.apply_to(parameter.data, added, columns=columns, extend=is_alone)
@@ -168,7 +169,7 @@ def prepare_change(
 
 
 def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
-    """Return the initial values of an optimizer's state tensors; the default is 0."""
+    """Return the initial values of an optimizer's state tensors; omitted tensors begin as 0."""
     for cls in type(optimizer).__mro__:
         if cls in _RULES:
             return _RULES[cls].initial_slots(group)

@@ -1,6 +1,6 @@
-"""A bfloat16 type for numba that rounds after every operation, like torch.
+"""A bfloat16 type for numba that rounds after every operation, as torch does.
 
-Arrays store bfloat16 values as int16 bits; compiled code computes in float32. Like torch, each
+Arrays store bfloat16 values as int16 bits; compiled code computes in float32. As in torch, each
 operation converts its operands to float32, computes, and rounds the result once to the nearest
 bfloat16, ties to even.
 """
@@ -54,7 +54,7 @@ def round_bf16(typingctx, x):
 
 @intrinsic
 def as_bfloat16(typingctx, x):
-    """Convert a float32 that bfloat16 can represent exactly to bfloat16."""
+    """Convert a float32 to bfloat16, which must be able to represent the value exactly."""
     return bfloat16(types.float32), lambda context, builder, signature, args: args[0]
 
 
@@ -95,7 +95,7 @@ def _to_f32(x):
 
 
 def round_scalar(x):  # pragma: no cover - replaced by the overload
-    """Convert a number to float32; round scalars to bfloat16 first, as torch does in sums."""
+    """Convert a number to float32; round a scalar to bfloat16 first, as torch does in sums."""
 
 
 @overload(round_scalar, jit_options=JIT_OPTIONS)

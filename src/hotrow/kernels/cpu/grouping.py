@@ -29,7 +29,7 @@ def number_ids(ids, hash_table, rows, inverse):
         ids: (N,) int64.
         hash_table: int32, initially filled with -1; the function overwrites it. Its length must be
             a power of 2 greater than N.
-        rows: (N,); set to the distinct ids.
+        rows: (N,); its first entries are set to the distinct ids.
         inverse: (N,); set to the number of each id of the batch.
     """
     shift, mask = np.uint64(65), len(hash_table) - 1

@@ -52,7 +52,7 @@ def join_team(typingctx, team, arguments):
 
     `arguments` contains all arguments of the calling kernel. With OpenMP, the first call runs the
     kernel on every OpenMP thread without entering Python. That call returns -1 once all threads
-    finish.
+    have finished.
     """
 
     def codegen(context, builder, signature, args):
@@ -110,7 +110,8 @@ def view_memory(typingctx, address, shape, dtype):
     """Return the memory at `address` as a contiguous array; the caller must keep the memory alive.
 
     The array has no reference to an owner. Otherwise numba would update the owner's reference count
-    for every row that a loop reads, and threads that update the same count wait for each other.
+    for every row that a loop reads, and threads that update the same count would wait for each
+    other.
     """
     array = types.Array(dtype.dtype, shape.count, "C")
 

@@ -1,4 +1,4 @@
-"""A map from int64 keys to rows, with numba's hash map."""
+"""A map from int64 keys to rows, which uses numba's hash map."""
 # mypy: ignore-errors
 # numba infers the types in this file when it compiles the code, so mypy can't check them.
 
@@ -11,7 +11,7 @@ from hotrow.kernels.cpu.cache import cached_jit
 
 
 def empty_map():
-    """Return a map without keys."""
+    """Return an empty map."""
     return Dict.empty(types.int64, types.int64)
 
 

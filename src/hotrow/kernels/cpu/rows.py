@@ -119,7 +119,7 @@ def row_kernel(
         row_scratch = drop_owner(scratch)[thread]
         thread_factors, thread_keys = drop_owner(factors)[thread], drop_owner(factor_keys)[thread]
         scalars = np.empty(width, scratch.dtype)  # a ledger entry in the dtype of the update
-        plan, first, last = -1, 0, 0  # a plan, and the range of the claimed rows that belong to it
+        plan, first, last = -1, 0, 0  # a plan, and its range of the rows to claim
         while True:
             start = claim_rows(team, GRAIN_SIZE)
             while start >= last and plan + 1 < len(plans):

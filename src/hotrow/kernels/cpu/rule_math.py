@@ -1,7 +1,7 @@
-"""numba overloads for the operations of `kernels/rule_math.py`, on scalars.
+"""numba overloads of the operations in `kernels/rule_math.py`, for scalars.
 
-Importing this module registers the overloads. Fast-math is off. Operations that torch's CPU kernels
-fuse call `fma`; no other operations are fused.
+Importing this module registers the overloads. Fast-math is off. Where torch's CPU kernels fuse two
+operations, the overloads call `fma`; nothing else is fused.
 """
 # mypy: ignore-errors
 # numba infers the types in this file when it compiles the code, so mypy can't check them.
@@ -118,5 +118,5 @@ def _zero_where_negative(a, b):
 
 
 def numpy_type(numba_type: types.Type) -> type:
-    """Return the numpy type for constants, because a literal 1 would promote float32 to float64."""
+    """Return the numpy type that constants need; a literal 1 would promote float32 to float64."""
     return np.float32 if numba_type == types.float32 else np.float64

@@ -1,4 +1,4 @@
-"""The compiled part of `optim/closed_form/series.py`."""
+"""The compiled part of `optim/closed_form/series.py`, which defines h, c_k, y_k and the center."""
 # mypy: ignore-errors
 # numba infers the types in this file when it compiles the code, so mypy can't check them.
 
@@ -19,12 +19,12 @@ def add_step(sums, columns, i, begin, size, factor, root, center, moment_powers,
         columns: the column numbers of three values: the remainder's bound, the center, and the log
             of the product of all decay factors before the step.
         i: the number of the step.
-        begin: the first step whose sums change.
-        size: the value of h for this step.
+        begin: the starting step of the first sums that change.
+        size: h for this step.
         factor: the decay factor of this step.
         root: 1 / c_k for this step; y_k = sqrt(b2)^k / root.
         center: the center of the sums that start at step i.
-        moment_powers: b1^k, for k from the window down to 1.
+        moment_powers: b1^k, for k from the array's length down to 1.
         root_powers: sqrt(b2)^k, for the same k.
     """
     remainder, center_column, log_column = columns

@@ -2,10 +2,10 @@
 
 On Linux, the kernel runs on torch's OpenMP threads. After a torch operation, these threads spin
 while they wait for the next operation, so additional threads would compete with them for cores. On
-other systems, the kernel runs on Python threads. Python threads also run the kernel in a forked
-child, where the OpenMP threads no longer exist. (torch's own multithreaded operations hang in a
-forked child, with or without hotrow.) numba's threading layers are not used, because they don't
-allow concurrent calls or calls after a fork, and take seconds to compile.
+other systems, the kernel runs on Python threads, and so it does in a forked child, where the OpenMP
+threads no longer exist. (torch's own multithreaded operations hang in a forked child, with or
+without hotrow.) numba's threading layers are not used, because they don't allow concurrent calls or
+calls after a fork, and take seconds to compile.
 
 Each thread calls the kernel once, without the GIL. OpenMP threads never enter Python, because each
 thread would have to wait for the GIL before it could start. The threads claim rows in small groups
@@ -54,8 +54,8 @@ def run_on_threads(kernel: Callable[..., object], arguments: tuple[Any, ...], th
     team = np.zeros(5, np.int64)
     team[MAX_THREADS] = threads
     if threads > 1 and _gomp_parallel:
-        # Start as many threads as torch uses. Otherwise OpenMP would terminate the extra threads,
-        # and torch's next operation would have to restart them.
+        # Start as many threads as torch uses. If fewer were started, OpenMP would terminate the
+        # others, and torch's next operation would have to start them again.
         team[TEAM_SIZE], team[GOMP_PARALLEL] = torch.get_num_threads(), _gomp_parallel
         team[JOINED] = -1
     elif threads > 1:

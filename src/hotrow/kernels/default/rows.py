@@ -1,10 +1,10 @@
 """The loop over rows in plain torch, for any dtype and device. It works on copies of rows.
 
 `FastForward.apply_batch` applies as many missed steps to each row as it can. The number of torch
-operations doesn't depend on the number of steps. For bfloat16 and float16 tables, `apply_batch`
+operations that it runs doesn't depend on the number of steps. For bfloat16 and float16 tables, it
 computes in float32 and rounds the result once. The remaining steps are replayed one by one, oldest
-first, with the same operations as torch.optim. Rows are sorted by the step at which they
-were last settled, so the rows that missed step t are contiguous.
+first, with the same operations as torch.optim. Rows are sorted by the step at which they were last
+settled, so the rows that missed step t are contiguous.
 
 On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
 the last elements of each thread's share of a large array. torch rounds `a + alpha * b` twice in
@@ -28,7 +28,7 @@ from hotrow.kernels.program import Program, Steps
 
 VECTOR_COLUMNS = 128  # two SIMD vectors or more; torch's loops process two per iteration
 TORCH_GRAIN_SIZE = 32768  # at::internal::GRAIN_SIZE; torch splits larger arrays among threads
-CHUNK_ENTRIES = 1 << 24  # limits the memory for copies of rows on other devices
+CHUNK_ENTRIES = 1 << 24  # limits the memory for copies of rows on devices other than the CPU
 
 
 def advance_rows(
@@ -40,7 +40,7 @@ def advance_rows(
     grads: Tensor | None,
     steps: Steps,
 ) -> None:
-    """Apply each row's missed steps up to `steps.step_count`; the last step uses `grads`."""
+    """Apply each row's missed steps up to `steps.step_count`; the last one uses `grads`, if any."""
     entries, coefficients, step_count, *_ = steps
     sorted_steps, order = row_steps[rows].sort(stable=True)
     rows, all_steps = rows[order], sorted_steps.cpu().numpy().astype(np.int64)

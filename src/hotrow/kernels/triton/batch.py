@@ -17,10 +17,10 @@ CHUNK = 32  # the maximum number of gradients of one id that a program adds
 class DeviceIds(DistinctIds):
     """The ids of a batch on a GPU, sorted when a kernel first needs them.
 
-    `original` refers to the caller's tensor while it exists, for error messages.
+    `original` is a weak reference to the caller's tensor, for error messages.
 
-    An id of -1 selects no row: it stands for an id out of range or an excluded id. The attributes
-    `rows` and `inverse` wait for the device; the kernels don't use them.
+    An id of -1 selects no row: it stands for an id out of range or an excluded id. Reading `rows`
+    or `inverse` waits for the device; the kernels don't use them.
 
     Arguments:
         flat: (N,) int32 or int64, the ids. The caller must not change them.
@@ -52,7 +52,7 @@ class DeviceIds(DistinctIds):
 
     @classmethod
     def of(cls, batch: DistinctIds) -> DeviceIds:
-        """Return the batch on the device."""
+        """Return the batch as `DeviceIds`."""
         return batch if isinstance(batch, cls) else cls(batch.ids(), batch.shape)
 
     @classmethod
@@ -81,7 +81,8 @@ class DeviceIds(DistinctIds):
     def sorted(self) -> tuple[Tensor, Tensor]:
         """The ids in ascending order, and their positions; equal ids stay in batch order.
 
-        Merged ids stay in place. The kernels never search them, because each occurs once.
+        If the ids are merged, they are not sorted: each occurs only once, so the kernels never
+        search for repeats.
         """
         if self.is_merged:
             return self.flat, torch.arange(len(self.flat), device=self.flat.device)
@@ -118,5 +119,5 @@ class DeviceIds(DistinctIds):
 
 
 def id_dtype(row_count: int) -> torch.dtype:
-    """Return the smallest dtype for the ids of a table; sorting int32 takes half the time."""
+    """Return the smallest dtype for the ids of a table; int32 sorts twice as fast."""
     return torch.int32 if row_count < 2**31 else torch.int64

@@ -8,7 +8,7 @@ Arguments of each function:
     w: the block of the row, in float32 or float64.
     slots: the blocks of the optimizer state.
     t, end_step: int32 scalars.
-    inside: which columns of the block exist.
+    inside: which columns of the block exist in the table.
     numbers: pointer to float64, the scalars among the closed form's coefficients.
     arrays: pointers to float64 or int64, the arrays among the coefficients.
 """
@@ -20,7 +20,7 @@ import triton.language as tl
 
 from hotrow.kernels.triton.rule_math import clamp, power
 
-TERMS = tl.constexpr(10)  # the columns of the sums of a power series, as in `series.py`
+TERMS = tl.constexpr(10)  # as in `optim/closed_form/series.py`
 REMAINDER = tl.constexpr(10)
 CENTER = tl.constexpr(11)
 LOG_FACTOR = tl.constexpr(12)
@@ -69,7 +69,10 @@ def advance_series(
 
 @triton.jit
 def multiply_block(block, product, n: tl.constexpr):
-    """Return the product of a block of steps, (n, n + 1) in memory, with the earlier steps."""
+    """Return the matrix of a block of steps times `product`, the matrix of the earlier steps.
+
+    `block` points to n rows of n + 1 values: the matrix, and its diagonal minus 1.
+    """
     result = ()
     for a in tl.static_range(n):
         distance = product[0] * 0
@@ -115,7 +118,7 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
             total = tl.zeros(w.shape, tl.float64)
             for b in tl.static_range(n):
                 scale = product[a * (n + 1) + b]
-                # 0 * inf is NaN, which a replay doesn't produce.
+                # 0 * inf would be NaN, but a replay produces no NaN here.
                 total = tl.where(scale != 0, total + scale * old[b], total)
             new = new + (total.to(dtype),)
         w = new[0]
@@ -125,7 +128,7 @@ def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
 
 @triton.jit
 def advance_infinity_norm(w, slots, t, end_step, inside, numbers, arrays, formula: tl.constexpr):
-    """Apply the two sums of Adamax, before and after the norm has shrunk to eps."""
+    """Apply Adamax's two sums: one until the norm has shrunk to eps, and one after that."""
     dtype: tl.constexpr = w.dtype
     if (end_step - t >= MIN_STEPS) & (t >= tl.load(numbers).to(tl.int32)):
         gap = end_step - t

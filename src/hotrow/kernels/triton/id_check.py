@@ -19,7 +19,7 @@ from hotrow.kernels.triton.batch import DeviceIds
 
 NO_BAD_ID = 2**63 - 1
 POSITION_BITS = 40  # a lookup has fewer ids than 2**40
-NUMBERS = 2 ** (63 - POSITION_BITS) - 1  # lookups are numbered from 0; after that, again from 0
+NUMBERS = 2 ** (63 - POSITION_BITS) - 1  # here, lookup numbers start again from 0
 _LookUp = tuple[int, torch.Size, int, weakref.ref[Tensor] | None]
 KEPT_LOOK_UPS = 256  # the number of recent lookups for which the error can name the id
 
@@ -71,7 +71,7 @@ class BadId(NamedTuple):
 
     Attributes:
         position: the position in the flattened batch.
-        shape: the shape of the batch, or None if too many lookups have followed.
+        shape: the shape of the batch, or None if too many lookups have run since.
         row_count: the number of rows of the table, or None.
         ids: the caller's batch, or None if it no longer exists.
     """

@@ -79,9 +79,9 @@ class DeviceLedger:
         self._end_step, self._numbers = steps.end_step, numbers
 
     def upload_addresses(self, columns: int, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Return the addresses of tables that step together, (tables, addresses) int64.
+        """Return a device copy, (tables, addresses) int64, of the addresses of tables.
 
-        Tables with the same ledger take every step together, so the addresses of the tables with
+        Tables with the same ledger take every step together. So the addresses of the tables with
         this number of columns are uploaded once, and again only if a table's memory has moved.
         """
         known, copy = self._addresses.get(columns, (None, self.clock))

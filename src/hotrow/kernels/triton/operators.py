@@ -66,7 +66,7 @@ class TritonRows:
         self._blocks = block_options(table.shape[1])
         pointers = [each.data_ptr() for each in (row_steps, self.table, *self.slots)]
         self._addresses = (len(table), *pointers)
-        # The kernel reads the addresses of several tables as multiples of ALIGNMENT.
+        # To step several tables at once, the kernel needs pointers that are multiples of ALIGNMENT.
         self._can_join = not any(pointer % ALIGNMENT for pointer in pointers)
         self._set_program(program)
 
@@ -102,7 +102,7 @@ class TritonRows:
         self._ledger(steps)
 
     def reserve(self, steps: Steps, step_count: int) -> None:
-        """Make room for steps on the device, so that a CUDA graph can use the memory."""
+        """Make room for this many steps on the device, so that a CUDA graph can use the memory."""
         self._ledger(steps).reserve(step_count)
 
     def look_up(self, ids: DistinctIds, steps: Steps) -> Tensor:
@@ -260,7 +260,7 @@ def sum_chunks(batch: DeviceIds, values: Tensor) -> Tensor:
 
 
 def merge(grads: GroupedGradients) -> GroupedGradients:
-    """Return the sums of the gradients of each id, in N rows, without waiting for the device.
+    """Return the sum of each id's gradients, in N rows, without waiting for the device.
 
     Unused rows are 0, and their id is -1.
     """

@@ -1,11 +1,12 @@
 """The Triton kernels: look up rows, step on the rows of a batch, and settle rows.
 
-One program handles one row (for a lookup, one id of the batch), a block of columns at a time. The
-kernels run for every id of the batch, because only the device knows how many are distinct.
+One program handles one row (for a lookup, one id of the batch), a block of columns at a time.
+Lookups and steps launch a program for every id of the batch, because only the device knows how many
+ids are distinct.
 
-A step adds the gradients of an id that occurs more than CHUNK times in chunks, so that many
-programs share the work. Chunks are counted from the first occurrence, so the sum of a row doesn't
-depend on other ids. No kernel adds floats atomically, so results are the same in each run.
+If an id occurs more than CHUNK times, a step adds its gradients in chunks, so that many programs
+share the work. The first chunk starts at the id's first occurrence, so the sum doesn't depend on
+other ids. No kernel adds floats atomically, so the results are the same in each run.
 
 A kernel changes no row if `bad_id` contains a bad id from an earlier lookup.
 """
@@ -171,9 +172,9 @@ def settle(
 
 @triton.jit
 def first_position(ids, value, begin, end):
-    """Return the first position from `begin` whose id is at least `value`, or `end`.
+    """Return the first position from `begin` whose id is at least `value`; `end` if there is none.
 
-    The ids are sorted. The ids equal to `value` end at the first position of `value + 1`.
+    The ids are sorted, so the position for `value + 1` follows the last id equal to `value`.
     """
     low, high = begin, end
     while low < high:
@@ -187,7 +188,7 @@ def first_position(ids, value, begin, end):
 
 @triton.jit
 def is_at(ids, i, value, count):
-    """Return whether position i exists and holds this id."""
+    """Return whether position i exists and contains the id `value`."""
     exists = (i >= 0) & (i < count)
     return exists & (tl.load(ids + i, mask=exists, other=0) == value)
 
@@ -205,8 +206,9 @@ def short_end(ids, i, value, count):
 def place_of(i, is_first):
     """Return where the sum of the chunk that begins at position i is stored.
 
-    Among any CHUNK positions, at most one chunk begins a run of equal ids, and at most one
-    continues such a run.
+    Only chunks of ids that occur more than CHUNK times are stored. Of those that begin within
+    CHUNK consecutive positions, at most one is the first chunk of its id, and at most one is a
+    later chunk.
     """
     return (2 * (i // CHUNK) + is_first.to(tl.int32)).to(tl.int64)
 
@@ -229,7 +231,7 @@ def add_gradients(grads, order, begin, end, columns, column, inside, zero, AHEAD
 
 @triton.jit(do_not_specialize=["count"])
 def sum_chunks(ids, order, grads, sums, count, columns, BLOCK: tl.constexpr, AHEAD: tl.constexpr):
-    """Store the sums of the chunks of each id that occurs more than CHUNK times."""
+    """For each id that occurs more than CHUNK times, store the sums of its chunks."""
     i = tl.program_id(0)
     row = tl.load(ids + i)
     is_first = not is_at(ids, i - 1, row, count)
@@ -276,9 +278,9 @@ def merge(
     ids, order, grads, sums, rows, values, count, columns,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Set values[i] to the sum of the gradients of the id that begins at i, and rows[i] to the id.
+    """If i is the first position of an id, set rows[i] to it and values[i] to its gradients' sum.
 
-    At all other positions, and for the id -1, rows[i] is -1 and values[i] is 0.
+    At all other positions, and for the id -1, set rows[i] to -1 and values[i] to 0.
     """
     i = tl.program_id(0)
     row = tl.load(ids + i)
@@ -297,7 +299,7 @@ def merge(
 
 @triton.jit
 def load_pointers(addresses, tensors):
-    """Load a pointer of the type of each tensor from consecutive addresses, multiples of 16."""
+    """Load one pointer per tensor from consecutive addresses; the pointers are multiples of 16."""
     pointers = ()
     for i in tl.static_range(len(tensors)):
         pointer = tl.load(addresses + i).to(tensors[i].dtype)

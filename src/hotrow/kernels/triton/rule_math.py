@@ -22,7 +22,7 @@ def is_low(dtype):
 
 @triton.constexpr_function
 def result_dtype(a, b):
-    """Return an operation's dtype: a low precision takes precedence over a scalar's float32."""
+    """Return the result's dtype: a low precision takes precedence over a scalar's float32."""
     return a if is_low(a) or a == b else b
 
 
@@ -37,7 +37,7 @@ def widen(a):
 
 @triton.jit
 def term(a, dtype: tl.constexpr):
-    """Return an operand of a sum, rounded to `dtype` first if `dtype` is a low precision."""
+    """Return an operand of a sum; if `dtype` is a low precision, round the operand to it."""
     if is_low(dtype):
         return a.to(dtype).to(tl.float32)
     else:
@@ -46,28 +46,28 @@ def term(a, dtype: tl.constexpr):
 
 @triton.jit
 def add(a, b):
-    """Return a + b."""
+    """Return `a + b`."""
     dtype: tl.constexpr = result_dtype(a.dtype, b.dtype)
     return (term(a, dtype) + term(b, dtype)).to(dtype)
 
 
 @triton.jit
 def subtract(a, b):
-    """Return a - b."""
+    """Return `a - b`."""
     dtype: tl.constexpr = result_dtype(a.dtype, b.dtype)
     return (term(a, dtype) - term(b, dtype)).to(dtype)
 
 
 @triton.jit
 def multiply(a, b):
-    """Return a * b."""
+    """Return `a * b`."""
     dtype: tl.constexpr = result_dtype(a.dtype, b.dtype)
     return (widen(a) * widen(b)).to(dtype)
 
 
 @triton.jit
 def quotient(a, b):
-    """Return a / b for float32 or float64, correctly rounded."""
+    """Return `a / b` for float32 or float64, correctly rounded."""
     a, b = tl.broadcast(a, b)  # div_rn requires blocks of the same shape
     if a.dtype == tl.float64:
         return a / b
@@ -77,7 +77,7 @@ def quotient(a, b):
 
 @triton.jit
 def divide(a, b):
-    """Return a / b."""
+    """Return `a / b`."""
     dtype: tl.constexpr = result_dtype(a.dtype, b.dtype)
     return quotient(widen(a), widen(b)).to(dtype)
 
@@ -90,19 +90,19 @@ def absolute(a):
 
 @triton.jit
 def negative(a):
-    """Return -a."""
+    """Return `-a`."""
     return (widen(a) * -1).to(a.dtype)  # Triton computes -a as 0 - a, which loses the sign of 0
 
 
 @triton.jit
 def axpy(a, b, alpha):
-    """Return a + alpha * b, rounded once."""
+    """Return `a + alpha * b`, rounded once."""
     return tl.fma(widen(b), term(alpha, a.dtype), widen(a)).to(a.dtype)
 
 
 @triton.jit
 def lerp(a, b, weight):
-    """Return a + weight * (b - a), a subtraction followed by a fused multiply-add."""
+    """Return `a + weight * (b - a)`: a subtraction, then a fused multiply-add."""
     x, y = widen(a), widen(b)
     near = tl.abs(weight) < 0.5  # torch distinguishes the same two cases
     return tl.fma(tl.where(near, weight, weight - 1), y - x, tl.where(near, x, y)).to(a.dtype)
@@ -110,13 +110,13 @@ def lerp(a, b, weight):
 
 @triton.jit
 def addcmul(a, b, c, value):
-    """Return a + (value * b) * c, with the last two operations fused."""
+    """Return `a + (value * b) * c`, with the last two operations fused."""
     return tl.fma(value * widen(b), widen(c), widen(a)).to(a.dtype)
 
 
 @triton.jit
 def addcdiv(a, b, c, value):
-    """Return a + (value * b) / c, rounding after each operation in the arithmetic's dtype."""
+    """Return `a + (value * b) / c`, rounding after each operation in the arithmetic's dtype."""
     return (widen(a) + quotient(value * widen(b), widen(c))).to(a.dtype)
 
 
@@ -138,14 +138,14 @@ def maximum(a, b):
 
 @triton.jit
 def scaled_reciprocal(scalar, a):
-    """Return scalar / a, rounded twice as in torch."""
+    """Return `scalar / a`, rounded twice as in torch."""
     one = tl.full(widen(a).shape, 1, widen(a).dtype).to(a.dtype)
     return multiply(divide(one, a), scalar)
 
 
 @triton.jit
 def clamp(a, low, high):
-    """Limit a to the range from `low` to `high`; NaN stays NaN."""
+    """Limit `a` to the range from `low` to `high`; NaN stays NaN."""
     x = widen(a)
     y = tl.where(x < low, low, x)
     return tl.where(y > high, high, y).to(a.dtype)
@@ -153,21 +153,21 @@ def clamp(a, low, high):
 
 @triton.jit
 def sign(a):
-    """Return the sign of a: -1, 0 or 1, and 0 for NaN."""
+    """Return the sign of `a`: -1, 0 or 1, and 0 for NaN."""
     x = widen(a)
     return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)).to(a.dtype)
 
 
 @triton.jit
 def select_by_sign(a, negative, zero, positive):
-    """Return `negative`, `zero` or `positive` depending on the sign of a; `zero` for NaN."""
+    """Return `negative`, `zero` or `positive` depending on the sign of `a`; `zero` for NaN."""
     x = widen(a)
     return tl.where(x > 0, positive, tl.where(x < 0, negative, zero)).to(a.dtype)
 
 
 @triton.jit
 def zero_where_negative(a, b):
-    """Return 0 where a is negative, and b elsewhere."""
+    """Return 0 where `a` is negative, and `b` elsewhere."""
     return tl.where(widen(a) < 0, tl.zeros_like(b), b)
 
 

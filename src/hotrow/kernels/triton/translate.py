@@ -2,7 +2,8 @@
 
 `translate` parses the function's source, replaces each arithmetic operator with a call to the
 function in `rule_math.py` that rounds as torch does, and lets Triton compile the result. It also
-translates all functions that the original function calls. So each rule is written once.
+translates all functions that the original function calls. So each rule needs to be written only
+once.
 """
 # mypy: ignore-errors
 # Triton has no type annotations for compiled functions.
@@ -36,7 +37,7 @@ class _Rewriter(ast.NodeTransformer):
     """Rewrite a function of a rule for Triton."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Replace an operator with a call."""
+        """Replace an arithmetic operator with a call."""
         self.generic_visit(node)
         return _call(node, _OPERATORS[type(node.op)], node.left, node.right)
 
@@ -101,7 +102,7 @@ def translate(function: Callable[..., Any]) -> Any:
 
 
 def _compile(source: str, name: str, scope: dict[str, Any]) -> Any:
-    """Return `triton.jit` of a function's source; `inspect` finds the source in `linecache`."""
+    """Compile a function with `triton.jit`, which gets the source from `linecache`."""
     file = f"<hotrow triton {name}>"
     linecache.cache[file] = len(source), None, source.splitlines(True), file
     exec(compile(source, file, "exec"), scope)

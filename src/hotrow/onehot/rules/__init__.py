@@ -1,8 +1,8 @@
 """Rules that run torch operations on a one-hot's parts, with one file per kind of operation.
 
-A rule returns the result that torch gives for the dense tensor, or NotImplemented. The gradient of
-a rule comes from the torch operations that the rule calls. Importing this package registers all
-rules.
+A rule returns the result that torch gives for the dense tensor, or NotImplemented. Autograd derives
+the gradient of a rule from the torch operations that the rule calls. Importing this package
+registers all rules.
 """
 
 from hotrow.onehot.rules import (

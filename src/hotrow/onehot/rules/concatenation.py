@@ -70,7 +70,7 @@ def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: i
 
 
 def _matching_parts(one_hots: list[OneHot]) -> list[tuple[Part, ...]] | None:
-    """Return the parts of each one-hot, or None if their types and widths don't match."""
+    """Return the parts of each one-hot, or None if the parts differ in type or size."""
     part_lists = [x.parts for x in one_hots]
 
     def layout(part: Part) -> tuple[int, int]:

@@ -1,13 +1,13 @@
 """Contractions: products of a one-hot with a tensor, summed over any axes.
 
-The axes have labels, as in `torch.einsum`:
+The axes have labels, as in `torch.einsum`. These labels determine how the ids are used:
 
 - If the other tensor has the class axis, the ids *gather* its entries along that axis.
 - If the result has the class axis, the ids *scatter* the products, adding up those with equal ids.
 - The product of two one-hots with different class axes *counts pairs* of ids.
 
-Lookups, which are products `x @ weight` with a (C, D) weight, are in `products.py`. The torch
-functions that contract are in `einsum.py` and `matrix_products.py`.
+Lookups, which are products `x @ weight` with a (C, D) weight, are in `products.py`. The rules for
+the torch functions that compute contractions are in `einsum.py` and `matrix_products.py`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
     dtypes = {dtype_of(t) for t in operands}
     dtype = None
     if func is torch.tensordot or (set(labels[0]) & set(labels[1])) - set(output):
-        dtype = product_dtype(func, operands)  # autocast affects only products
+        dtype = product_dtype(func, operands)  # autocast affects only matrix products
     if (len(dtypes) > 1 and dtype is None) or other.device != x.cached_device:
         return NotImplemented
     if not is_strided(other):
@@ -105,7 +105,8 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         if isinstance(result, OneHot):
             result.origins = origins
             return result
-        for origin in origins:  # a set, so a line that made both operands counts once
+        # origins is a set, so a line that created both operands is counted only once
+        for origin in origins:
             origin.record_use(func, x.entries, is_faster=True)
     return result
 
@@ -171,7 +172,7 @@ def _contract_dense(x: _Operand, other: Tensor, labels: str, output: str) -> Any
 
 
 def _weighted(x: _Operand, weights: Tensor, dtype: torch.dtype, output: str) -> OneHot:
-    """Return a one-hot with the same ids but new weights, in the order of the output's axes."""
+    """Return a one-hot with the same ids, new weights, and its axes in the output's order."""
     batch = [letter for letter in output if letter in x.batch]
     order = [*(x.batch.index(letter) for letter in batch), len(batch)]
     axes = [*batch, *x.classes]
@@ -252,9 +253,9 @@ def _scatter(
 
 
 def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
-    """Add each row of values to the row of the result that its id selects, in order.
+    """Add each row of values, in order, to the row of the result that its id selects.
 
-    The result is the gradient of a lookup.
+    The backward pass of a lookup computes the same sums.
 
     Args:
         ids: (N,) int64, from 0 to `count` - 1.

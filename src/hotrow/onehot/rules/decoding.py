@@ -47,4 +47,4 @@ def _(func: Any, x: OneHot, *, as_tuple: bool = False) -> Any:
     rows = weights.nonzero(as_tuple=True)
     x.record_use(func)
     positions = *rows, field.ids[..., 0][rows]
-    return positions if as_tuple else torch.stack(positions).t()  # torch stores the columns
+    return positions if as_tuple else torch.stack(positions).t()  # torch's columns are contiguous

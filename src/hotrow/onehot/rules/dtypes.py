@@ -1,4 +1,4 @@
-"""Copies, dtypes and devices."""
+"""Copy a one-hot, or change its dtype or device."""
 
 from __future__ import annotations
 

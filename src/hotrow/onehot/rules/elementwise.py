@@ -57,7 +57,7 @@ def elementwise(
         func: the function; torch computes its gradient.
         args: the arguments of the function.
         kwargs: the options of the function, which must not be tensors.
-        source: the argument that equals the result at all entries that no id selects; None if
+        source: the argument that supplies all entries of the result that no id selects; None if
             these entries depend on all arguments.
         absorbs: whether the result is 0 where the one-hot is 0.
     """
@@ -71,7 +71,7 @@ def elementwise(
     if changed is not NotImplemented:
         return changed
     counts = [each for each in one_hots if running_count(each)]
-    if counts and len(counts) < len(one_hots):  # gather their entries, as from dense tensors
+    if counts and len(counts) < len(one_hots):  # gather from the counts, as from dense tensors
         one_hots = [each for each in one_hots if not running_count(each)]
     else:
         counts = []

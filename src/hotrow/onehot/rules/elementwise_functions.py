@@ -1,4 +1,4 @@
-"""The elementwise functions that have a rule, in groups with the same properties."""
+"""The elementwise functions that have a rule, grouped by their properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINEAR = PRODUCTS | {
     *overloads("div", "divide", "true_divide", "neg", "negative"),
     *(Tensor.__truediv__, Tensor.__neg__),
 }
-# Functions that are zero if one argument is zero.
+# Functions that are zero if either argument is zero.
 ABSORBING = PRODUCTS | {
     *overloads("logical_and", "bitwise_and"),
     *(Tensor.__and__, Tensor.__rand__),
@@ -23,8 +23,8 @@ SUMS = {
     **dict.fromkeys((*overloads("add"), Tensor.__add__), 1),
     **dict.fromkeys((*overloads("sub", "subtract"), Tensor.__sub__), -1),
 }
-# Functions that may be infinite for the fill, even if the result at the ids is finite. Their
-# gradient at the ids would be 0 times infinity.
+# Functions whose result for the fill may be infinite. If an entry at an id replaced this result,
+# the gradient there would be 0 times infinity, which is NaN.
 SINGULAR = {
     *overloads("div", "divide", "true_divide", "pow", "xlogy"),
     *(Tensor.__truediv__, Tensor.__rtruediv__, Tensor.__pow__, Tensor.__rpow__),

@@ -1,7 +1,7 @@
-"""In-place operations on a one-hot, and with a one-hot on a dense tensor.
+"""In-place operations that change a one-hot, or that use a one-hot to change a dense tensor.
 
-An operation on a one-hot replaces its parts, if the result is a one-hot, and if no view, dense
-tensor or graph depends on the parts.
+If the result is a one-hot, and no view, dense tensor or graph depends on the parts of the changed
+one-hot, its parts are replaced with those of the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = (
     *("mul", "multiply", "div", "divide", "true_divide", "logical_and", "bitwise_and"),
     *("clamp", "clip", "clamp_min", "clamp_max"),
 )
-# The function whose result each in-place function writes to its first argument.
+# For each in-place function, the function whose result it writes to its first argument.
 _FUNCTIONS = {getattr(Tensor, f"{name}_"): getattr(Tensor, name) for name in _NAMES} | {
     Tensor.__imul__: Tensor.mul,
     Tensor.__itruediv__: Tensor.div,
@@ -90,7 +90,7 @@ def _fill_where(x: OneHot, mask: Any, value: Any) -> Any:
 
 @rule(Tensor.fill_, Tensor.zero_, any_layout=True)
 def _(func: Any, x: Any, value: Any = 0) -> Any:
-    """Fill a tensor into which code scatters later, such as the target of label smoothing."""
+    """Fill a one-hot into which code may scatter later, as for label smoothing."""
     if not isinstance(x, OneHot) or not isinstance(value, int | float) or is_compiling():
         return NotImplemented
     if not x.is_unused or x._axis_layout is not None:
@@ -126,7 +126,10 @@ def _fill_rows(x: OneHot, rows: Any, value: Any) -> Any:
 
 @rule(Tensor.__setitem__)
 def _(func: Any, x: Any, index: Any, value: Any) -> Any:
-    """Match `dense[one_hot] = value`, and writes to one entry per row, whole rows or a column."""
+    """Match `dense[one_hot] = value`, and assignments to a one-hot.
+
+    The rule supports assignments to one entry per row, to whole rows, and to a column.
+    """
     if not isinstance(x, OneHot):
         written = write_at_ids(func, x, index, value)
     elif not isinstance(index, tuple) or (len(index) == 2 and _is_full(index[1])):

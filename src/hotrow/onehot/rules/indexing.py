@@ -1,4 +1,4 @@
-"""Indexing: operations that select rows of a one-hot, or whole parts of its columns."""
+"""Indexing: operations that select rows, columns or entries of a one-hot."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Slice along the class axis, if every slice consists of whole parts or of a single field."""
+    """Slice along the class axis if x is a single field, or every slice consists of whole parts."""
     if func.__name__ == "select":
         index = kwargs.get("index", args[1] if len(args) > 1 else None)
         return _column(x, index, out) if isinstance(index, int) else NotImplemented
@@ -79,7 +79,7 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
 
 
 def _flip(x: OneHot, func: Any, args: Any, kwargs: Any, out: Tensor) -> Any:
-    """Reverse the classes, such as those of the complement of DNA, and possibly batch axes."""
+    """Reverse the class axis, as for the complement of DNA, and possibly batch axes."""
     field = x.field
     if field is None or 0 in x.sizes or is_compiling():
         return NotImplemented
@@ -93,7 +93,7 @@ def _flip(x: OneHot, func: Any, args: Any, kwargs: Any, out: Tensor) -> Any:
 
 
 def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
-    """Return columns start to stop - 1, or None if this needs the dense tensor."""
+    """Return the columns from `start` to `stop - 1`, or None if this needs the dense tensor."""
 
     def transform(t: Tensor) -> Tensor:
         return t[..., start:stop]
@@ -130,7 +130,7 @@ def _column(x: OneHot, index: int, out: Tensor) -> Any:
 
 
 def _slice_field(field: Field, start: int, stop: int, x: OneHot) -> Field:
-    """Return columns of a field; an id outside of them gets the weight 0."""
+    """Return the field's columns from `start` to `stop - 1`; other ids get the weight 0."""
     is_inside = (field.ids >= start) & (field.ids < stop)
     weights = field.weights_or_ones(x.cached_dtype)
     weights = torch.where(is_inside, weights, weights.new_zeros(()))
@@ -217,7 +217,7 @@ def _axis_count(index: Any) -> int:
     if index is None or index is Ellipsis:
         return 0
     if isinstance(index, bool):
-        return 1 << 10  # a bool index adds an axis, but is rare
+        return 1 << 10  # a bool index, which is rare, adds an axis
     if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
         return index.ndim or 1 << 10
     if isinstance(index, Tensor | int | slice):

@@ -194,7 +194,8 @@ def _(
         target = smoothed
     field = target.field
     is_plain = label_smoothing == 0 and target.fill == 0 and field.weights is None
-    needs_weight_grad = weight is not None and weight.requires_grad  # torch doesn't compute it
+    # For a target of ids, torch does not compute the gradient of the weight.
+    needs_weight_grad = weight is not None and weight.requires_grad
     if is_plain and field.has_one_id and not needs_weight_grad:
         total = F.cross_entropy(input, field.ids[..., 0], weight, reduction="none")
         return _reduced(total, reduction)

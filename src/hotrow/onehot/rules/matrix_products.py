@@ -93,7 +93,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
 
 
 def _have_checkable_dtypes(tensors: Sequence[Any]) -> bool:
-    """Return whether meta tensors raise the errors that torch raises for these dtypes.
+    """Return whether torch makes the same dtype checks on meta tensors as on these tensors.
 
     Torch doesn't compare the dtypes of empty matrices, and can't multiply bool matrices.
     """

@@ -61,7 +61,7 @@ def _(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Look up each id's contribution to each offset of the kernel, and add up the contributions."""
+    """Look up what each id contributes at each kernel offset, and add up the contributions."""
     if not isinstance(input, OneHot) or isinstance(weight, OneHot) or is_compiling():
         return NotImplemented
     stride, padding, dilation = (_only(each) for each in (stride, padding, dilation))

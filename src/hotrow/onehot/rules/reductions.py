@@ -103,7 +103,7 @@ def _sum_classes(
         x: the one-hot.
         func: the torch function, which computes the gradient of the one-hot itself.
         dims: the axes to sum.
-        keepdim: whether summed axes stay, with size 1.
+        keepdim: whether to keep the summed axes, with size 1.
         terms: the number to divide by, for a mean; None for a sum.
         out: a tensor with the shape and the dtype of the result.
     """
@@ -158,12 +158,12 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
 
 
 def _any_class(x: OneHot, func: Any, dim: Any, keepdim: bool) -> Any:
-    """Return whether each row has an entry that is not zero."""
+    """Return whether each row has a nonzero entry."""
     field = x.field
     if field is None or field.ids.shape[-1] == 0 or x.is_modified or is_compiling():
         return NotImplemented
     if not field.has_one_id and x.cached_dtype != torch.bool:
-        return NotImplemented  # weights of the same id may cancel
+        return NotImplemented  # the weights of equal ids may cancel out
     if x.is_too_small:
         return USE_TORCH
     out = meta_result(func, (x, dim, keepdim))

@@ -18,7 +18,7 @@ from hotrow.onehot.rules.elementwise_functions import SUMS
 from hotrow.onehot.running_count import RunningCount
 from hotrow.onehot.tensor import OneHot
 
-# The largest sums of integers that are exact in a dtype, whatever the order.
+# For each dtype, the limit up to which sums of integers are exact in any order.
 _LARGEST_SUM = {torch.int64: 2**53, torch.float64: 2**53, torch.float32: 2**24}
 
 
@@ -51,7 +51,7 @@ def _adds_exactly(x: OneHot, field: Field, dtype: torch.dtype) -> bool:
 
 
 def change_count(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an elementwise function to a running count when its entries are needed."""
+    """Return a running count that applies an elementwise function to its entries when needed."""
     x, *others = args
     count = running_count(x) if isinstance(x, OneHot) else None
     if count is None or not x.is_plain or is_compiling():

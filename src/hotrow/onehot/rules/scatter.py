@@ -61,7 +61,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
 
 
 def has_no_ids(x: OneHot) -> bool:
-    """Return whether all entries are equal, because nothing has been scattered yet."""
+    """Return whether x has no ids yet, so all its entries are equal."""
     return x.field is not None and not x.field.ids.shape[-1]
 
 
@@ -71,7 +71,7 @@ def _(func: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
 
 
 def scatter_at_classes(scatter: Any, x: Any, dim: Any, index: Any, value: Any) -> Any:
-    """Write a number to the same classes in each row of zeros."""
+    """Write a number to the same classes in every row of a one-hot that has no ids yet."""
     if not isinstance(x, OneHot) or not isinstance(index, Tensor) or isinstance(index, OneHot):
         return NotImplemented
     if dim not in (-1, len(x.sizes) - 1) or index.ndim != 1 or index.dtype != torch.int64:
@@ -84,7 +84,7 @@ def scatter_at_classes(scatter: Any, x: Any, dim: Any, index: Any, value: Any) -
 
 
 def scatter_at_rows(x: OneHot, rows: Any, ids: Any, value: Any) -> Any:
-    """Write a value to the entry (i, ids[i]) of each row i of zeros."""
+    """Write a value to the entry (i, ids[i]) of each row i of a one-hot that has no ids yet."""
     if len(x.sizes) != 2 or not isinstance(ids, Tensor) or isinstance(ids, OneHot):
         return NotImplemented
     if ids.shape != x.sizes[:1] or ids.dtype != torch.int64 or ids.device != x.cached_device:
@@ -123,7 +123,7 @@ def is_range(rows: Any, count: int) -> bool:
 
 
 def _mark_as_one_hot(zeros: OneHot) -> None:
-    """List the zeros in the report, because the code scatters ones into them."""
+    """Make the report list the zeros as a one-hot, because the code scatters ones into them."""
     for origin in zeros.origins:
         origin.is_one_hot = True
 
@@ -135,7 +135,8 @@ def _scattered_weights(x: OneHot, index: Tensor, src: Any) -> Any:
         return NotImplemented
     if not isinstance(src, Tensor | int | float):
         return NotImplemented
-    # An entry that is written twice keeps one of the values, but the weights of equal ids add up.
+    # If torch writes an entry twice, the entry keeps one of the values. In a field, however, the
+    # weights of equal ids add up.
     repeated = None
     if count > 1:
         repeated = (index.unsqueeze(-1) == index.unsqueeze(-2)).tril(-1).any(-1)

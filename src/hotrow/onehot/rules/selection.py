@@ -1,4 +1,4 @@
-"""Select between tensors, or entries of a tensor, with a one-hot mask."""
+"""Use a one-hot mask to choose between tensors, or to select entries of a tensor."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _reshaped(x: OneHot, out: Tensor, view: Transform) -> Any:
 
 
 def _around_class_axis(x: OneHot, out: Tensor) -> Layout | None:
-    """Return the layout of a reshaped tensor that keeps the class axis, or None."""
+    """Return the layout of a reshaped tensor if it keeps the class axis, otherwise None."""
     axes = x.axis_layout.class_axes
     if len(axes) > 1:
         return None

@@ -52,17 +52,17 @@ def add_at_ids(
 
 
 def add_back(x: OneHot, other: Any) -> OneHot | None:
-    """Return y for x = y - p and other = p, or None if this isn't such a sum.
+    """Return y if x was computed as y - p and `other` is p, otherwise None.
 
-    This sum is a straight-through estimator: its value is the one-hot y, and its gradient flows
-    to p.
+    The sum y - p + p is a straight-through estimator: its value is the one-hot y, and its gradient
+    flows to p.
     """
     assert x.difference is not None
     y, p, version = x.difference
     if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
         return None
     if not bool((other.detach().abs() <= _MAX_ROUNDED).all()):
-        return None  # y - p + p may have a large rounding error, or is not finite
+        return None  # y - p + p may have a large rounding error or not be finite
     proxy = None
     if other.requires_grad and torch.is_grad_enabled():
         proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ NEAR_ONE = 0.5  # below this distance from 1, the diagonal is computed as 1 plus
 
 
 def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
-    """Set the product of the matrices of steps t to `end_step` - 1."""
+    """Set `factors` to the product of the matrices of the steps from t to `end_step - 1`."""
     blocks, block_starts, first_step = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return
@@ -82,7 +82,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
     for a in range(n):
         for b in range(n):
             scale = factors[a * n + b]
-            if scale != 0:  # avoid the NaN of 0 * inf, which a replay doesn't produce
+            if scale != 0:  # avoid the NaN of 0 * inf, which a replay would not produce
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
     for j in range(width):

@@ -9,8 +9,8 @@ from fractions import Fraction
 class Rational:
     """A rational number with the operations from `kernels/rule_math.py` that linear rules use.
 
-    Only the square root is rounded. This rounding is harmless, because linear rules only divide 0
-    by the root.
+    Only the square root is rounded. This rounding is harmless, because the only number that linear
+    rules divide by the root is 0.
     """
 
     def __init__(self, value: float | Fraction) -> None:

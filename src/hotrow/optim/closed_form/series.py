@@ -1,4 +1,4 @@
-r"""Closed form of Adam, NAdam and RAdam: apply many idle steps at about the cost of one step.
+r"""The closed form of Adam, NAdam and RAdam, which makes many idle steps about as cheap as one.
 
 Suppose a row was settled at step s with moments m and v, and has missed K steps since. Its k-th
 missed step subtracts h_k b1^k m / (x y_k + eps) from w, with x = sqrt(v), y_k = b2^(k/2) c_k, and:
@@ -69,7 +69,7 @@ def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any,
     p = one - eps * inverse
     total = t9
     for term in (t8, t7, t6, t5, t4, t3, t2, t1, t0):
-        total = addcmul(term, p, total, one)  # fused, because latency limits this chain of sums
+        total = addcmul(term, p, total, one)  # fused, to shorten this chain of dependent sums
     return (w - m * inverse * total) * decay_factor, m * shrink, v * shrink2
 
 
@@ -156,7 +156,7 @@ class PowerSeries(MissedStepSums):
         )
 
     def last_coefficient(self, dtype: torch.dtype) -> float:
-        """Return the tolerance: the largest remainder, relative to the change of w or to w."""
+        """Return the tolerance; see `tolerance_of`."""
         return tolerance_of(dtype)
 
     def fast_forward_batch(

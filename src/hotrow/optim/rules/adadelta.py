@@ -20,7 +20,7 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState, maximize_flag
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """Return the running averages of the squared gradients and of the squared updates."""
+    """Return slots for the running averages of the squared gradients and the squared updates."""
     return {"square_avg": 0.0, "acc_delta": 0.0}
 
 

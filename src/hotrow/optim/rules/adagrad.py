@@ -16,7 +16,7 @@ from hotrow.optim.rule import ParamGroup, Rule, ScalarState
 
 
 def initial_slots(group: ParamGroup) -> dict[str, float]:
-    """Return the sum of squared gradients, which starts at `initial_accumulator_value`."""
+    """Return the slot for the sum of squared gradients, initially `initial_accumulator_value`."""
     return {"sum": float(group["initial_accumulator_value"])}
 
 

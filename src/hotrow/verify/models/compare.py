@@ -60,8 +60,8 @@ def compare_models(
       bits as the plain model's. Only sums in the weights' gradients may differ, by at most the
       rounding bound.
 
-    Otherwise, a small difference is inconclusive, for example if a weight is computed from other
-    parameters, if the model is not deterministic, or if the model amplifies rounding.
+    Otherwise, a small difference is inconclusive. This happens, for example, if a weight is
+    computed from other parameters, or if the model is not deterministic or amplifies rounding.
 
     Args:
         model: a module, which is copied and not changed, or a function that returns a module.

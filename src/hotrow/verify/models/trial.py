@@ -198,7 +198,7 @@ class ModelCopy:
         return found
 
     def can_run(self, gradient: bool) -> bool:
-        """Return whether the model can run; `gradient` says whether to compute gradients."""
+        """Return whether the model can run with gradients, or without them if not `gradient`."""
         if gradient:
             return self._differentiable
         if not self._differentiable:

@@ -22,7 +22,7 @@ def judge_results(
     tables: tuple[tuple[str, bool], ...],
     magnitudes: dict[str, float],
 ) -> tuple[list[Agreement], list[str]]:
-    """Return an agreement for each result, and notes on the cause of differences."""
+    """Return an agreement for each result, and notes on the causes of differences."""
     missing = torch.zeros(0)
     names = list(dict.fromkeys([*expected, *results]))
     # If no row of a weight is selected, its gradient may be missing or all zeros.
