@@ -3,9 +3,9 @@
     python -m tests.attacks.addresses 500
     python -m tests.attacks.addresses 500 --seed 7
 
-The page must show each address, or report that the address is invalid. It must do so in time, and
-without an error, a request, new markup or a NaN. If the page accepts an address, it writes its own
-form of the address, which must show the same page.
+The page must show each address, or report that the address is invalid. It must do so within
+the time limit, and must not raise an error, send a request, add markup or show a NaN. If the page
+accepts an address, it rewrites the address in its own form, which must show the same page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.support.browser import BROWSER_ARGUMENTS, find_browser
 
 MILLISECONDS = 30_000  # for one address
 FAST = "speed = {products: 1e9, copies: 1e9}; showEverything()"  # replaces the measured speed
-MARKUP = "<img src=x>"  # short, because messages cut long values
+MARKUP = "<img src=x>"  # short, because messages truncate long values
 NUMBERS = (
     *("0", "-0", "1", "2", "3", "7", "-1", "0.5", "1e-45", "1e38", "-1e38", "1e39", "1e-400"),
     *("999999", "50257", "1000000", "65536", "999999999999999", "9" * 400, "0x10", "1_0", "٣"),
@@ -46,7 +46,7 @@ CHOICES = {
     "case": ("inf", "nan", "signed", "range", "low", "order"),
     "figure": ("bytes_written", "multiplications", "additions", "milliseconds"),
 }
-# Numbers that each field accepts; other numbers are mostly refused.
+# Numbers that each field accepts; most other numbers are refused.
 RANGES = {
     **{"seed": 999_999, "pick": 0, "column": 2, "shown": 4, "learned": 100, "noun": 19},
     **{"taken": 1, "outside": 99, "times": 2000, "V": 1_000_000, "D": 4096, "N": 65_536},
@@ -130,7 +130,7 @@ def _value(name: str, chance: random.Random, rate: float) -> str:
 
 
 def attack(count: int, seed: int = 0) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield addresses, what is wrong with each, and whether the page refuses it."""
+    """Yield each address, what is wrong with its page, and whether the page refuses the address."""
     lines = addresses(seed)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder, "page.html")

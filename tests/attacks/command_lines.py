@@ -4,8 +4,9 @@
     python -m tests.attacks.command_lines 500 --seed 7
 
 Each command line is a valid command line with hostile values, files, streams or environment
-variables. It must end in time, without a traceback, and with exit code 0, 1 or 2. If a value is
-certainly invalid, the exit code must be 2, with a message. No other file may change.
+variables. It must end within the time limit, without a traceback, and with exit code 0, 1 or 2.
+If a value is certainly invalid, it must print a message and exit with code 2. It must not change
+any existing file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SECONDS = 120  # of processor time for a command line
 MEMORY_BYTES = 6_000_000_000  # of address space, in addition to that of this process
 LONG = "n" * 300
 
-# Values that no option of this kind accepts.
+# Each NO_* constant lists values that no option of its kind accepts.
 NO_NUMBER = (
     "",
     " ",
@@ -210,7 +211,7 @@ def command_lines(seed: int) -> Iterator[CommandLine]:
             continue
         # With these options, the rest of the command line has no effect.
         is_refused &= not {"--help", "--version"} & set(arguments)
-        # A repeated option replaces the invalid value.
+        # If an option is repeated, its last value replaces the invalid one.
         is_refused &= not any(
             each.startswith(f"{option}=") for option in changed for each in arguments
         )

@@ -4,7 +4,7 @@
     python -m tests.attacks.fuzz --minutes 1 record journal
 
 `tests.attacks.targets` defines which results are correct. Each target starts from the files in
-`tests/attacks/corpus`, and runs in another process. If atheris is installed (`make .venv/fuzz`),
+`tests/attacks/corpus`, and runs in its own process. If atheris is installed (`make .venv/fuzz`),
 code coverage guides the changes to these files. Otherwise, the changes are random. Inputs with
 wrong results are written to `build/fuzz/<target>/wrong-*`. After you fix a bug, add its input to
 the corpus, which `make test` reads.
@@ -32,7 +32,7 @@ from tests.support.paths import ROOT
 
 CORPUS = Path(__file__).parent / "corpus"
 BUILD = ROOT / "build" / "fuzz"
-SLOW = ("tokenizer",)  # starts a process for each input
+SLOW = ("tokenizer",)  # this target starts a process for each input
 MEMORY_MB = 3000
 SECONDS_PER_INPUT = 30
 INSTRUMENTED = [
@@ -51,7 +51,7 @@ class Attacker:
 
     Attributes:
         tried: the number of inputs so far.
-        wrong: the error of each such input, by the error's location in the code.
+        wrong: the errors of the inputs with wrong results, by their location in the code.
     """
 
     def __init__(self, target: str, folder: Path) -> None:
@@ -77,7 +77,7 @@ class Attacker:
                 print(self.wrong[place], file=sys.stderr, flush=True)
 
     def report(self) -> None:
-        """Write the numbers to a file, which survives a crash."""
+        """Write the counts to a file, so that a crash doesn't lose them."""
         numbers = {"tried": self.tried, "accepted": self.accepted, "wrong": len(self.wrong)}
         (self._folder / "report.json").write_text(json.dumps(numbers))
 
@@ -95,7 +95,7 @@ def fuzz_randomly(target: str, seconds: float, folder: Path) -> None:
     """Attack a target with random changes."""
     attacker, end = Attacker(target, folder), time.monotonic() + seconds
     for data in random_inputs(target, time.time_ns()):
-        (folder / "current").write_bytes(data)  # remains if this input crashes the process
+        (folder / "current").write_bytes(data)  # keeps this input if it crashes the process
         attacker(data)
         if time.monotonic() > end:
             break

@@ -1,4 +1,4 @@
-"""Mutate the bytes of a file: its JSON, its length fields, or any bytes."""
+"""Mutate the bytes of a file: its JSON, its length fields, or arbitrary bytes."""
 
 from __future__ import annotations
 

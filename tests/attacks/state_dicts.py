@@ -37,7 +37,7 @@ class WrongRowsError(Exception):
 
 
 def load_state(data: bytes) -> None:
-    """Damage a state dict in a way that `data` determines, load it, and take a step.
+    """Damage a state dict as `data` determines, load it, and take a step.
 
     Raises:
         HotrowError: hotrow or torch refuses the state dict.
@@ -53,7 +53,7 @@ def load_state(data: bytes) -> None:
         _damage(state, chance)
     weight, error = _load(runs[1], copy.deepcopy(state))
     if isinstance(error, HotrowError):
-        raise error  # torch's optimizer may crash
+        raise error  # don't give torch's optimizer this state, which may crash it
     dense, dense_error = _load(runs[0], copy.deepcopy(state))
     if error is not None:
         # Any other error is correct only if torch's optimizer raises an error of the same type.

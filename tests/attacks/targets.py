@@ -1,8 +1,8 @@
-"""The functions that read untrusted data, as attack targets.
+"""Attack targets: functions that pass untrusted data to hotrow.
 
 A target reads bytes as if they were a user's file. It returns if hotrow reads them correctly, and
 raises `HotrowError` if hotrow refuses them. Anything else is a bug: another exception, a result
-that differs from that of independent code, or a write outside of the folder.
+that differs from that of independent code, or a write outside the folder.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_equality_shows_which_peers_are_equal(records):
     peers = records["adamw"]["peers"]
     assert peers["hotrow"]["equality"]["reference"] == "torch.optim.AdamW"
     assert peers["one-hot matmul"]["equality"]["equal"]
-    # SparseAdam skips rows that dense Adam still updates.
+    # SparseAdam skips idle rows, which dense Adam still updates.
     sparse = peers["torch sparse"]["equality"]
     assert not sparse["equal"]
     assert sparse["max_error"] > 100 * sparse["max_error_of_dense"]

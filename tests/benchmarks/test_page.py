@@ -83,7 +83,7 @@ def test_every_record_is_on_the_page(found):
         assert record["environment"]["commit"] in text
     assert "## When hotrow is not faster" in text
     assert text.count("<details>") == text.count("</details>")
-    assert not re.search(r"<!-- \w+ -->|{{", text)  # every placeholder is replaced
+    assert not re.search(r"<!-- \w+ -->|{{", text)  # every placeholder has been replaced
     for target in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (ROOT / "docs" / target).exists(), target
 
@@ -106,7 +106,7 @@ def test_bars_are_as_long_as_the_times(found):
         for rect in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}rect")
         if "hr-pill" in rect.get("class")
     ]
-    assert [bar / bars[0] for bar in bars] == pytest.approx([1, 2, 3, 4])  # decades above 0.1 ms
+    assert [bar / bars[0] for bar in bars] == pytest.approx([1, 2, 3, 4])  # in decades above 0.1 ms
     words = texts(drawn)
     assert [words.index(f"{time:,.0f} ms") for time in times.values()] == sorted(
         words.index(f"{time:,.0f} ms") for time in times.values()

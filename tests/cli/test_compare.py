@@ -534,7 +534,7 @@ def test_other_operations_are_compared(
     assert comparison["operation"] == operation
     assert comparison[operation]["median_ms"] > 0
     assert run(*arguments).out.endswith("equal: the same numbers, none of the zeros\n")
-    real = sides.one_hot  # a wrong implementation gets exit code 1
+    real = sides.one_hot  # with a wrong implementation, the exit code is 1
     monkeypatch.setattr(sides, "one_hot", lambda ids, *rest: real(ids.flip(0) // 3, *rest))
     found = run(*arguments)
     assert found.code == 1

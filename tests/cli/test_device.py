@@ -66,7 +66,7 @@ def test_check_trains_on_the_device(fake_cuda, run_hotrow, monkeypatch):
     found = run_hotrow(*CHECK, "--device", "cuda", "--scales", "1,1e-4", "--json")
     content = json.loads(found.out)
     assert (found.code, content["device"], content["within"]) == (0, "cuda", True)
-    assert launches == [2] * 30  # both scales in one launch
+    assert launches == [2] * 30  # one launch for both scales
 
 
 @exhaustive

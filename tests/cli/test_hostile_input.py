@@ -218,7 +218,7 @@ def test_write_that_fails_keeps_the_old_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, step, fail)
-        patch.setattr("tempfile.mkdtemp", lambda **_: fail())  # `learn` would use another folder
+        patch.setattr("tempfile.mkdtemp", lambda **_: fail())  # else `learn` uses another folder
         found = run(*command.split())
     assert failures
     assert found.code == 2
@@ -230,7 +230,7 @@ def test_write_that_fails_keeps_the_old_file(
 def test_only_one_function_opens_files_for_writing() -> None:
     """All other code writes through `files.write_text`, which replaces a file atomically."""
     writes = re.compile(r"""\.write_(text|bytes)\(|open\([^)\n]*["'](w|a|x|r\+)|O_WRONLY|O_RDWR""")
-    own_files = {  # open temporary files, pipes, the kernel's files or hotrow.disk folders
+    own_files = {  # these open temporary files, pipes, the kernel's files or hotrow.disk folders
         *("inputs/files.py", "bench/process.py"),
         *("bench/memory.py", "cli/terminal.py", "disk/folder.py", "disk/journal.py"),
         *("disk/mapped_file.py",),

@@ -232,7 +232,7 @@ def drawings(page: str) -> list[tuple[list[str], str]]:
 
 
 def count(texts: list[str], run: list[str]) -> int:
-    """Count how often `run` occurs as a contiguous part of `texts`."""
+    """Count how often `run` occurs as consecutive elements of `texts`."""
     return sum(texts[start : start + len(run)] == run for start in range(len(texts)))
 
 

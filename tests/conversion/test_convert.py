@@ -237,7 +237,7 @@ def test_a_pretrained_tensor_in_scope_does_not_follow_the_training():
     weight = convert(layer).weight
     train(layer)
     assert layer.weight is weight
-    assert layer.weight.has_stale_rows  # no step had to keep another tensor up to date
+    assert layer.weight.has_stale_rows  # no alias forced a step to settle rows
     assert torch.equal(pretrained, before)
     (finding,) = convert.report(layer).findings
     assert finding.outcome == (

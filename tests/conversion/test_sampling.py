@@ -114,12 +114,12 @@ class Uses(Small):
     ("states", "min_entries", "always", "use"),
     [
         (3, 4, True, lambda x: x.mean(0)),
-        (3, 5, False, lambda x: x.mean(0)),  # torch is as fast for fewer than 3 x 5 entries
+        (3, 5, False, lambda x: x.mean(0)),  # with fewer than 3 x 5 entries, torch is as fast
         (3, 4, False, lambda x: x.mean(0) + x.softmax(1).mean(0)),
         (3, 4, False, lambda x: (x.mean(0), x)),
         (3, 4, False, lambda x: (x.mean(0), x[:, 1:])),
         (3, 0, True, lambda x: (x.mean(0), x)),
-        (6, 2, True, lambda x: (x.mean(0) + 1e-9).log()),  # materializes only the mean
+        (6, 2, True, lambda x: (x.mean(0) + 1e-9).log()),  # only the mean is materialized
         (6, 2, False, lambda x: (x.mean(0) + 1e-9).log() + x.softmax(1).mean(0)),
         (6, 2, False, lambda x: x.softmax(1)),
         (6, 2, False, lambda x: x),

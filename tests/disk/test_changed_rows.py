@@ -1,4 +1,4 @@
-"""The rows of a table on disk change like rows in memory, and a crash leaves the last save."""
+"""The rows of a table on disk change like rows in memory, and the last save survives a crash."""
 
 import gc
 import os
@@ -73,12 +73,12 @@ def disk_run(tmp_path):
 def test_training_continues_as_if_the_surgery_was_done_by_hand(name, rows, disk_run):
     runs = ThreeRuns(name, OPTIMIZERS[name], rows)
     runs.table = disk_run(name, OPTIMIZERS[name], runs.rival.weights)
-    runs.resize(rows + 3)  # before the first step, and before the first save
+    runs.resize(rows + 3)  # no step has been taken and nothing has been saved
     runs.steps(5)
     runs.resize(2 * rows)
     runs.steps(4)
     runs.table.reopen()
-    runs.resize(2 * rows + 5)  # before the optimizer has taken a step
+    runs.resize(2 * rows + 5)  # the reopened table's optimizer has not taken a step
     runs.steps(3)
     assert isinstance(runs.table.weight.lag, RowLag)
     runs.check()
@@ -213,7 +213,7 @@ def test_a_growth_writes_only_the_new_rows(tmp_path):
             vocabulary.resize(store.layer, rows, optimizer)
         assert store.table.raw_data.data_ptr() == address
         written = {file.layout.name: len(file.file.written_pages()) for file in store.files()}
-        # 16 rows of the weight are a page, and 1,024 steps.
+        # A page holds 16 rows of the weight, or the last steps of 1,024 rows.
         assert written == {"weight": 12, "exp_avg": 0, "exp_avg_sq": 0, "last": 1}
         assert path.stat().st_size == size
         store.save()
@@ -463,7 +463,7 @@ def test_a_full_tmpfs_is_an_error_before_the_rows_change(disk_run):
             for file in store.files():
                 status = file.file.path.stat()
                 assert status.st_blocks * 512 >= status.st_size == file.layout.file_bytes
-            rows = Folder(parent).free_bytes() // 700  # all files together need 772 bytes a row
+            rows = Folder(parent).free_bytes() // 700  # all files together need 772 bytes per row
             with pytest.raises(HotrowError, match=r"more rows need .* bytes of disk space, but"):
                 vocabulary.resize(
                     store.layer, rows, optimizer, init=torch.empty(1, 64).expand(rows - 3000, 64)
@@ -502,7 +502,7 @@ def test_damaged_rows_are_not_moved(disk_run):
     run.step(torch.tensor([599]), torch.ones(1, COLUMNS))
     with pytest.raises(HotrowError, match="the checksum of rows 341 to 499 does not match"):
         run.store.save()
-    run.resize(300, None)  # drops the damaged rows
+    run.resize(300, None)  # this drops the damaged rows
     run.store.save()
 
 

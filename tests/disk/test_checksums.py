@@ -215,7 +215,7 @@ def test_a_table_in_a_tmpfs_reserves_its_space(memory_folder, tmp_path):
         path = memory_folder / "u" / "weight.safetensors"
         assert path.stat().st_blocks * 512 >= path.stat().st_size
         size = path.stat().st_size
-    os.truncate(path, 4096)  # like a copied file, which can have holes
+    os.truncate(path, 4096)  # makes holes, which a copied file can also have
     os.truncate(path, size)
     assert path.stat().st_blocks * 512 < path.stat().st_size
     disk.open(memory_folder / "u").close()

@@ -1,4 +1,4 @@
-"""Nothing in a folder makes hotrow write outside of it, and an error names each wrong file."""
+"""Nothing in a folder makes hotrow write outside it, and errors name each wrong file."""
 
 import hashlib
 import json
@@ -200,7 +200,7 @@ def test_a_journal_that_changes_after_the_check_cannot_write_to_other_files(
     pages = [("weight.safetensors", 8192, page)] * 99
     last = ("weight.safetensors", 8192, page)
     (folder / "journal").write_bytes(journal(*complete_save(folder), *pages, last))
-    length = len(page) + len("weight.safetensors") - len(name)  # the journal keeps its length
+    length = len(page) + len("weight.safetensors") - len(name)  # keeps the journal's length
     apply = disk.journal._Journal.apply
 
     def change_and_apply(self):
@@ -406,7 +406,7 @@ def test_a_store_that_is_collected_releases_its_folder(folder):
     disk.open(folder).close()
 
 
-@pytest.mark.filterwarnings("ignore")  # JAX, if another test has imported it, warns about forks
+@pytest.mark.filterwarnings("ignore")  # JAX warns about forks if another test has imported it
 def test_a_forked_child_does_not_release_the_lock(folder):
     with disk.open(folder) as store:
         child = os.fork()

@@ -258,7 +258,7 @@ def expected_after(count):
 
 
 @exhaustive
-@pytest.mark.parametrize("stride", [13, 41])  # lines between crash points
+@pytest.mark.parametrize("stride", [13, 41])  # number of lines from one crash point to the next
 def test_a_crash_at_any_line_of_a_save_leaves_this_save_or_the_previous_one(tmp_path, stride):
     found, number, raised = [], 1, True
     values = {count: expected_after(count) for count in (3, 6)}
@@ -372,7 +372,7 @@ def test_missing_and_damaged_folders_raise(tmp_path):
 
 
 def saved_and_in_memory(path):
-    """Save a trained table. Return a layer in memory with the same steps, and its optimizer."""
+    """Save a trained table; return a layer trained alike in memory, and its optimizer."""
     layer = in_memory()
     optimizer = make("Adam", layer)
     with create(path) as store:

@@ -1,4 +1,4 @@
-"""A saved run continues on any number of ranks, or in one process, with bitwise equal results."""
+"""A saved run can continue on any number of ranks, or in one process, with the same bits."""
 
 import os
 import signal

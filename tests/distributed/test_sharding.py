@@ -114,7 +114,7 @@ def gradient_of_padding(count, padding):
     return model[0].weight.grad.as_dense()[:, 0]
 
 
-@pytest.mark.parametrize("padding", [0, 2, 3])  # each is the first or last row of a rank
+@pytest.mark.parametrize("padding", [0, 2, 3])  # each row is the first or last one of a rank
 def test_a_padding_row_has_no_gradient_on_any_rank(padding):
     found = torch.cat(rank_processes(2).run(gradient_of_padding, 2, padding))
     assert found.tolist() == [float(row != padding) for row in range(6)]
@@ -245,7 +245,7 @@ def test_a_rank_stores_only_its_rows_and_their_state():
     assert [each[0] for each in found] == [26 * row, 26 * row, 26 * row, 23 * row]  # of 101
     assert [each[1] for each in found] == [each[0] for each in found]
     assert [each[2] * row for each in found] == [each[0] for each in found]
-    assert [each[3] for each in found] == [1, 1, 0, 0]  # fewer rows than ranks
+    assert [each[3] for each in found] == [1, 1, 0, 0]  # there are fewer rows than ranks
 
 
 def copies(count):

@@ -46,7 +46,7 @@ class Feature:
         verdict: WORKS (same result as torch, and the cost scales with the number of touched
             rows), DENSE (same result as torch, at the cost of dense training), REFUSED (a
             `HotrowError`), or UNSUPPORTED (another error, or a result that differs from torch's).
-        note: what the user should know.
+        note: what the user should know about this feature.
         test: a function that raises an error unless the verdict is correct.
     """
 
@@ -111,7 +111,7 @@ def pair(make: Callable[[], nn.Module] = Model) -> Iterator[tuple[nn.Module, Any
 def same(
     run: Run, make: Callable[[], nn.Module] = Model, *, rows: bool = True, **limits: Any
 ) -> None:
-    """Assert that hotrow gives torch's weights, and row gradients if and only if `rows`."""
+    """Assert that hotrow's weights match torch's, and that it has row gradients iff `rows`."""
     ends = []
     with count_dense() as calls:
         for model, library in pair(make):

@@ -1,4 +1,4 @@
-"""Test that figures show the tensors' numbers with their signs, and state the omitted rows."""
+"""Test that figures show the tensors' signed numbers, and state how many rows they omit."""
 
 import html
 import math
@@ -320,7 +320,7 @@ def test_svg_needs_no_other_file_and_contains_a_description(kind):
     rules = [rule for rule in selectors if not rule.strip().startswith("@media")]
     assert all(part.strip().startswith(".hotrow ") for r in rules for part in r.split(","))
     assert "@media screen and (prefers-color-scheme: dark)" in fig.svg
-    # Some sites strip the style. Without it, the figure is black on white.
+    # Some sites remove the style; the figure is then black on white.
     page, *boxes = drawn.root.iter(f"{SVG}rect")
     assert page.get("fill") == "#fff"
     assert {box.get("fill") for box in boxes} == {"none"}

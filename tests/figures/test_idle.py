@@ -1,4 +1,4 @@
-"""The "idle" figure has a bar for each range in the statistics, with lengths in proportion."""
+"""The "idle" figure has a bar for each range in the statistics, with proportional lengths."""
 
 import re
 import xml.etree.ElementTree as ET

@@ -1,4 +1,4 @@
-"""Test hotrow's promises on a real GPU; `make gpu` runs the same checks."""
+"""Test what hotrow guarantees on a real GPU; `make gpu` runs the same checks."""
 
 import pytest
 import torch

@@ -285,7 +285,7 @@ def test_input_that_is_not_a_tensor_raises(kind):
     ("rows", "ids"),
     [
         (2, [[0, 1], [1, 0]] * 20),  # with two rows, these values could also be ids
-        (3, [0, 1, 0]),  # a few ids may look like a one-hot by chance
+        (3, [0, 1, 0]),  # so few ids may look like a one-hot by chance
         (4, [0, 0, 1, 0]),
         (3, [[0, 1, 0]]),
         (3, [[0, 1, 1]] * 20),  # two ones

@@ -53,7 +53,7 @@ def drawn(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return table, torch.randint(rows, (count,), generator=generator)
 
 
-# This function runs in the page. Cases and results contain all numbers as bits.
+# This function runs in the page. Cases and results store all numbers as bits.
 FORWARD = """cases => cases.map(({table, width, ids, upstream, soft}) => {
   const rows = split(fromHex(table), width);
   const encoded = oneHot(ids, rows.length);
@@ -174,8 +174,8 @@ def training_cases(rule: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
 def test_step_matches_torch_and_settling_later_gives_the_same_bits(page: Page, rule: str) -> None:
-    """SGD must match bit for bit. Adam's square root depends on the math library, so Adam's
-    error only has to be at most torch's own."""
+    """SGD must match bit for bit. Adam's square root depends on the math library, so
+    Adam's error only has to be no larger than torch's own."""
     cases = training_cases(rule)
     skipping_differs = 0
     for case, found in zip(cases, page.evaluate(TRAIN, cases), strict=True):
@@ -472,7 +472,7 @@ def same(tensor: torch.Tensor, nested: Any) -> None:
 
 
 def near(tensor: torch.Tensor, nested: Any, terms: int = 20) -> None:
-    """Check equality within rounding, because the order of addition is not defined."""
+    """Check equality within rounding, because the order of addition is unspecified."""
     expected = torch.tensor(floats(nested))
     sizes = expected.double().abs() + float(expected.abs().max())
     assert_rounded(tensor.reshape(expected.shape), expected.double(), 4 * terms, sizes)

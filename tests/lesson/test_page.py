@@ -322,7 +322,7 @@ def plain(text: str) -> str:
 
 
 def stop_time(page: Page) -> None:
-    """From now on, timers run only if the test lets time pass."""
+    """Stop the page's clock: timers then run only when the test lets time pass."""
     page.clock.install(time=0)
     page.clock.pause_at(1000)
 
@@ -591,7 +591,7 @@ def test_own_words_become_a_vocabulary_with_rows_of_torch(
     assert page.input_value("#words").split() == page.evaluate(
         "placesOf(state.table, state.ids).map(k => tokensOf(state.table)[k])"
     )
-    page.click("#preset-C")  # these ids have no words
+    page.click("#preset-C")  # no words belong to these ids
     assert page.input_value("#words") == ""
 
 
@@ -1070,7 +1070,7 @@ def test_each_section_asks_first_and_shows_the_rest_after_the_answer(
         for wrong in set(range(count)) - {right}:
             page.click(f"#{id}-answer-{wrong}")
             assert after.is_visible()
-            # Why this answer is wrong, then why the other one is right.
+            # The reason says why this answer is wrong, then why the other one is right.
             reason = page.inner_text(f"#{id}-reason")
             parts = page.evaluate(
                 """([id, wrong]) => {
@@ -1269,7 +1269,7 @@ def test_slider_moves_after_a_press_beside_it(open_page: Open) -> None:
     page.mouse.move(end - 200, middle - 20, steps=5)
     page.mouse.up()
     assert page.evaluate("getSelection().toString()") == ""
-    # A slider inside a text selection moves too: pressing it doesn't drag the text.
+    # A slider inside selected text must also move: pressing it must not drag the text.
     page.evaluate("getSelection().selectAllChildren(document.querySelector('#waste'))")
     page.mouse.move(box["x"] + 8, middle)
     page.mouse.down()
@@ -1302,7 +1302,7 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
     torch.testing.assert_close(found[:100], torch.tensor(space["losses"]), rtol=0, atol=1e-5)
     pairs = list(zip(space["nouns"].tolist(), space["verbs"].tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
-    # The best possible guess is how often each verb occurs with the noun.
+    # The best possible guess for a noun is the share of each verb that occurs with it.
     share = torch.zeros(20, 16).index_put(tuple(torch.tensor(pairs).T), torch.tensor(1.0))
     best = (share / share.sum(1, keepdim=True)).log()[space["nouns"], space["verbs"]]
     lowest = -best.mean()
@@ -1861,7 +1861,7 @@ def test_chart_draws_no_zero(open_page: Open) -> None:
 
 @pytest.mark.parametrize("lang", lesson.LANGUAGES)
 def test_core_screens_are_short(lang: str) -> None:
-    """At most 80 words; a Chinese word is about 1.7 characters."""
+    """A screen has at most 80 words; a Chinese word is counted as 1.7 characters."""
     for id in CORE:
         text = WORDS[lang][f"{id}.title"] + " " + WORDS[lang][f"{id}.text"]
         text += " " + WORDS[lang].get(f"{id}.learn", "")

@@ -20,7 +20,7 @@ IDS = torch.tensor([2, 0, 1, 3, 3])
 
 
 class Reverse(torch.autograd.Function):
-    """The identity function, with the gradient negated."""
+    """The identity function with a negated gradient."""
 
     @staticmethod
     def forward(ctx, x):

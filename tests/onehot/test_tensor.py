@@ -393,7 +393,7 @@ def test_writes_that_bypass_the_version_counter_take_effect(run):
 
 
 def assert_values(actual, expected):
-    """Assert equality within rounding: after a write, hotrow computes dense products."""
+    """Assert equality up to rounding: hotrow's dense products may add in a different order."""
     for one, other in zip(
         *(r if isinstance(r, tuple) else (r,) for r in (actual, expected)), strict=True
     ):

@@ -28,8 +28,8 @@ def _default_handler():
 class InterruptAt:
     """A trace function that sends SIGINT before the n-th line of the traced call.
 
-    With `first_visits`, it skips lines that a call has already run. When Python leaves a context,
-    it visits the `with` line again. At that point, only a trace function can raise an exception.
+    With `first_visits`, it doesn't count a line that the call has already run. When Python
+    leaves a context, it visits the `with` line again, where only a trace function can raise.
     """
 
     def __init__(self, line, first_visits=False):

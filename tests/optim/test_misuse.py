@@ -30,7 +30,7 @@ def test_a_torch_optimizer_with_a_table_warns_once(name):
     with pytest.warns(UserWarning, match=message) as record:
         optimizer.step()
     assert record[0].filename == __file__
-    tables = [converted(), converted()]  # the number of tables changes
+    tables = [converted(), converted()]  # changes the number of tables
     optimizer.step()
     assert tables
 

@@ -2,8 +2,8 @@
 
 In exact mode, hotrow's step differs from torch's only in the square root. MKL's square root in
 float32 and float64 is not correctly rounded, while hotrow's is. So exact results are compared with
-torch.optim's code using a correctly rounded root. The three-way rule compares hotrow with unchanged
-torch.optim.
+torch.optim's code using a correctly rounded root. By the three-way rule, hotrow's error against a
+higher-precision reference must not exceed that of unchanged torch.optim by more than 2 ulp.
 """
 
 import functools
@@ -38,8 +38,8 @@ CONFIGURATIONS = configurations()
 all_configurations = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
 
 # For each optimizer, the configuration that uses the most terms of its update. Each form of a
-# kernel takes seconds to compile, so `make test` compiles only these configurations. In plain
-# torch, `make test` runs all configurations.
+# kernel takes seconds to compile, so `make test` compiles only these configurations. With
+# plain torch kernels, `make test` runs all configurations.
 RICHEST = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
     ("Adam", {"weight_decay": 0.1, "amsgrad": True}),
@@ -637,7 +637,7 @@ def test_grouped_gradients_sum_to_torchs_dense_gradient(kind):
         ids = torch.randint(0, 50, (count,)).clamp(max=40)
         grads = torch.randn(count, columns).to(dtype)
         grads[: count // 9] = -0.0
-        grads[ids == 40] = -0.0  # sets all gradients of one row; their sum is 0.0
+        grads[ids == 40] = -0.0  # all gradients of one row; their sum is 0.0
         weight = torch.zeros(50, columns, dtype=dtype, requires_grad=True)
         torch.nn.functional.embedding(ids, weight).backward(grads)
         grouped = group(ids, grads, 50)

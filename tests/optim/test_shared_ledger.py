@@ -220,7 +220,7 @@ def test_threads_read_tables_while_others_step():
         while not is_done:
             for table in model.tables:
                 assert table.weight.isfinite().all()
-                time.sleep(0.001)  # otherwise the training thread rarely gets the GIL
+                time.sleep(0.001)  # without it, the training thread rarely gets the GIL
 
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(read)

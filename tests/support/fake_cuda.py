@@ -133,7 +133,7 @@ class Graph:
                 call()
 
     def add(self, function, args, kwargs, results=()):
-        """Record a call. If an operation of torch has already run once, pass its results."""
+        """Record a call; for a torch operation that has already run, `results` are its results."""
         args, kwargs, memory = tree_map(memory_of, (args, kwargs, results))
         self.results += results
 

@@ -71,7 +71,7 @@ def patch_tensor(tensor, scope):
 
 
 # The interpreter copies all arguments to the CPU and back. Here, they are already on the
-# CPU, and the copying code would leave references, which would count as aliases of a table.
+# CPU, and the copying code would keep references, which would count as aliases of a table.
 interpreter.GridExecutor._init_args_hst = lambda self, arguments, named: (arguments, named)
 interpreter.GridExecutor._restore_args_dev = lambda self, *arguments: None
 interpreter._patch_lang_tensor = patch_tensor

@@ -1,4 +1,4 @@
-"""Folders of the repository."""
+"""Paths of folders in the repository."""
 
 from pathlib import Path
 

@@ -129,7 +129,7 @@ class RowRun:
         step_together([(self.updater, grouped)])
 
     def settle(self, rows=None):
-        """Apply the missed steps to the given rows, or to all rows."""
+        """Apply the missed steps to the given rows, by default to all rows."""
         rows = torch.arange(len(self.table)) if rows is None else rows
         self.updater.settle(rows)
 

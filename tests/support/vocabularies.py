@@ -105,7 +105,7 @@ class TableRun:
 
     @property
     def lag(self):
-        """The lag, which the operations must not close."""
+        """The table's lag, which must still be open."""
         assert isinstance(self.weight.lag, RowLag)
         return self.weight.lag
 
@@ -177,7 +177,7 @@ class ThreeRuns:
             run.frozen = [row for row in run.frozen if row not in ids]
 
     def check(self):
-        """Apply the three-way rule to the weights and to the state."""
+        """Check the weights and the state with `assert_no_worse`."""
         assert_no_worse(self.table.weights, self.rival.weights, self.truth.weights)
         state = self.table.state
         assert set(state) == set(self.rival.state)

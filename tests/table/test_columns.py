@@ -81,7 +81,7 @@ some = pytest.mark.parametrize(
     grid([OPTIMIZERS[i] for i in (0, 4, 8, 12)], lambda *case: case in DECISIVE),
     ids=str,
 )
-OPTIONS = OPTIMIZERS[3][1]  # replays missed steps, so the bits don't depend on when rows are read
+OPTIONS = OPTIMIZERS[3][1]  # missed steps are replayed, so the bits don't depend on read times
 
 
 def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how):

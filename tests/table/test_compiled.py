@@ -84,7 +84,7 @@ def test_a_compiled_model_trains_like_torch_and_keeps_rows(backend, lookups):
     run(exact, torch.optim, exact)
     vectors = [parameters_to_vector(model.parameters()) for model in (tables, plain, exact)]
     assert_no_worse(*vectors)
-    with torch.no_grad():  # reads rows that have missed steps
+    with torch.no_grad():  # these lookups read rows that have missed steps
         ids = torch.arange(48).reshape(12, 4)
         assert_no_worse(compiled(ids), plain(ids), exact(ids))
 

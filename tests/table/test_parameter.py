@@ -521,7 +521,7 @@ def test_a_read_during_the_step_of_a_table_raises(monkeypatch):
     with pytest.raises(HotrowError, match="a table was read during its own step"):
         optimizer.step()
     monkeypatch.undo()
-    model.weight.sum()  # a read after the step doesn't raise an error
+    model.weight.sum()  # reading the table after the step doesn't raise an error
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.0])
@@ -547,7 +547,7 @@ def test_anomaly_mode_keeps_rows_and_finds_nan(monkeypatch):
 
 
 def second_derivatives(model, ids, second):
-    """Return the gradients of a function of the gradients, which `second` computes."""
+    """Return the gradients of `second`, which is a function of the first gradients."""
     weights = list(model.parameters())
     gradients = torch.autograd.grad(model(ids).pow(3).sum(), weights, create_graph=True)
     second(weights, gradients, model, ids).backward()

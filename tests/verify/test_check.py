@@ -1,4 +1,4 @@
-"""Test that check accepts equal layers and detects every mutant."""
+"""Test that `check` accepts equal layers and detects every mutant."""
 
 import dataclasses
 
@@ -305,7 +305,7 @@ def test_every_order_of_adding_is_within_the_bound(seed, count, dtype, mean):
 
 
 def test_bound_equals_its_formula():
-    """2 (k - 1) u sum|x|, with k = 3 and u = 2**-24."""
+    """The bound is 2 (k - 1) u sum|x|, with k = 3 and u = 2**-24."""
     table = torch.tensor([[1.0, -2.0], [3.0, 4.0], [-5.0, 6.0]])
     batch = Batch(torch.arange(3)[None], "sum", torch.tensor([0]))
     bounds = rounding_bounds(make_matmul_side(table, batch), batch, torch.ones(1, 2))

@@ -1,4 +1,4 @@
-"""Test the results, memory budget and report of compare."""
+"""Test the results, memory budget and report of `compare`."""
 
 import json
 

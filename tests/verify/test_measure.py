@@ -31,7 +31,7 @@ def test_peak_without_allocations_is_zero(capfd):
 
 
 def test_older_tensors_are_not_collected_during_a_measurement():
-    """Otherwise, the profiler prints a warning, for example below the cell of a notebook."""
+    """If they were, the profiler would print a warning, for example below a notebook's cell."""
     tensor = torch.ones(1000)
     cycle = [tensor]
     cycle.append(cycle)

@@ -298,7 +298,7 @@ def test_invalid_arguments(message):
 
 def test_no_layer_changes_if_one_of_them_cannot():
     layer, bias = table_layer(1), table_layer(1, 1)
-    optimizer = hotrow.optim.AdamW(layer.parameters())  # doesn't train the bias
+    optimizer = hotrow.optim.AdamW(layer.parameters())  # this optimizer doesn't train `bias`
     words = Vocabulary([layer, bias], optimizer, unknown="row")
     with pytest.raises(HotrowError, match="none of its groups has this parameter"):
         words.admit(["a"])

@@ -14,7 +14,7 @@ from tests.support.tolerance import assert_same_bits
 
 
 class Model(nn.Module):
-    """A model with an embedding, an untied output head, and another layer."""
+    """A model with an embedding, an output head with its own weight, and another layer."""
 
     def __init__(self):
         super().__init__()

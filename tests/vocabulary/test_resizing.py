@@ -290,7 +290,7 @@ def test_state_dicts_move_between_torch_and_hotrow_after_a_growth():
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
     optimizer.load_state_dict(state)
     assert_same_bits(optimizer.state[plain.weight]["exp_avg"], runs.table.state["exp_avg"])
-    # A checkpoint from before the growth loads after the table has the checkpoint's size.
+    # A checkpoint from before the growth loads once the table has its old size again.
     runs.table.resize(10, torch.empty(0, 3))
     runs.table.layer.load_state_dict({"weight": weights["weight"][:10]})
     runs.table.step(torch.tensor([3]), torch.ones(1, 3))

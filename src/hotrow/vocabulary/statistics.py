@@ -31,7 +31,7 @@ class Statistics:
         state_bytes: the memory of the optimizer's state tensors.
         spare_bytes: the memory that is reserved for more rows. It takes no space until it is used.
         idle_name: what `idle` counts.
-        idle: (least, most, rows) for each range of counts, with the number of rows in it.
+        idle: (least, most, rows) for each range of counts: its two ends and its number of rows.
         evicted: the keys that `evict` would drop first, or an empty tuple.
     """
 
@@ -77,7 +77,7 @@ def stats(
 
     Args:
         vocabulary: a `Vocabulary`, or a layer or model as in `hotrow.vocabulary.resize`.
-        optimizer: the optimizer of a layer, for the memory and the touched rows.
+        optimizer: the layer's optimizer, which holds the state to measure.
         evicted: the number of keys to list; `Vocabulary.evict` would drop these keys first.
 
     Returns:
@@ -140,7 +140,7 @@ def _raw(weight: nn.Parameter) -> Tensor:
 def _count_touched(
     optimizer: torch.optim.Optimizer, weight: nn.Parameter, columns: bool, state: dict[str, Tensor]
 ) -> int:
-    """Return the number of rows whose state is not the initial state."""
+    """Return the number of rows whose state differs from the initial state."""
     group = group_of(optimizer, weight)
     initial = {} if group is None else initial_slots(optimizer, group)
     is_touched = torch.zeros(weight.shape[columns], dtype=torch.bool, device=weight.device)

@@ -74,7 +74,7 @@ def test_each_thread_runs_the_kernel_once_and_claims_rows(two_threads):
         threads_of = {
             int(number): set(found[found[:, 1] == number, 0]) for number in set(found[:, 1])
         }
-        assert all(len(each) == 1 for each in threads_of.values())  # each row is written once
+        assert all(len(each) == 1 for each in threads_of.values())  # no two threads share a number
         assert len(set.union(*threads_of.values())) == len(threads_of)
 
 

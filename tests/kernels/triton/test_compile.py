@@ -1,8 +1,8 @@
 """Every kernel compiles to machine code for GPUs that this computer doesn't have.
 
 The compiler reports the registers and the stack of each kernel. A kernel that needs more registers
-than recorded, or spills them to the stack, is slower and fails these tests. If the change has a
-good reason, record the new numbers with `python -m tests.support.compile_kernels --update`.
+than recorded, or spills them to the stack, is slower and fails these tests. If there is a good
+reason for this, record the new numbers with `python -m tests.support.compile_kernels --update`.
 """
 
 import json

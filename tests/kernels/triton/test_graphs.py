@@ -85,10 +85,10 @@ def test_replays_take_the_same_steps(name, options, tables, gpu):
     for t, ids in enumerate(all_ids[3:8], 3):
         set_learning_rate(optimizer, t)
         if t % 2:
-            optimizer.zero_grad()  # the graph computes the gradients
+            optimizer.zero_grad()  # the replay computes the gradients again
         step.replay(ids)
         train_eagerly(rival, other, [ids], t)
-        if t == 5:  # both tables settle all rows
+        if t == 5:  # reading the norms settles all rows of both tables
             assert_same_bits(layers[0].weight.norm(), rival[0].weight.norm())
         (copy,) = layers[0].weight.lag.ledger._copies.values()
         now = [each.data_ptr() for each in (copy.clock, copy.entries, copy.numbers, *copy.arrays)]
@@ -189,7 +189,7 @@ def test_a_replay_after_a_change_of_the_state_raises(gpu):
 
 
 def test_a_replay_after_an_id_out_of_range_raises(gpu):
-    layers, optimizer = make_training("Adam", {"weight_decay": 0.1})  # without a closed form
+    layers, optimizer = make_training("Adam", {"weight_decay": 0.1})  # this rule has no closed form
     train_eagerly(layers, optimizer, batches(2))
     step = CapturedStep(layers, optimizer)
     step.replay(batches(1)[0])

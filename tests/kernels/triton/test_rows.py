@@ -92,7 +92,7 @@ def test_long_gaps_have_the_bits_of_the_cpu(name, kwargs, dtype, steps, interpre
         if on_gpu:
             interpret()
         run = make_late_run(name, kwargs, dtype, steps)
-        # The step updates all of these rows. The CPU may store rows in a lookup; a GPU doesn't.
+        # A lookup may store rows on the CPU, but not on a GPU. The step updates all of these rows.
         ids = find_distinct(torch.tensor([[7, 3, 0], [3, 7, 7]]), 8)
         looked_up = run.updater.look_up(ids)
         run.step(1)
@@ -246,7 +246,7 @@ def test_tables_that_step_together_have_the_bits_of_separate_steps(
     monkeypatch.setattr(gpu, "_step_joined", record)
     together = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches == [4, 1] * 3  # a table with an empty batch is included
-    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no address is a multiple of this
+    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no tensor is aligned to this
     separate = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches[6:] == [1, 1, 1, 1] * 3
     for ours, expected in zip(together, separate, strict=True):

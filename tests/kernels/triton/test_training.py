@@ -1,4 +1,4 @@
-"""The code for GPUs, in Triton's interpreter, trains with the CPU's bits and never waits."""
+"""The code for GPUs, in Triton's interpreter, gives the CPU's bits and never waits."""
 
 import copy
 
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def values_of(layers, optimizer):
-    """Return copies of the table and its optimizer state, which settles all rows."""
+    """Return copies of the table and its optimizer state; reading them settles all rows."""
     weight = layers[0].weight
     state = [each.clone() for each in optimizer.state[weight].values() if torch.is_tensor(each)]
     return [weight.detach().clone(), *state]
@@ -138,7 +138,7 @@ def test_a_compiled_model_under_autocast_never_waits(interpret, monkeypatch):
         model = torch.compile(layers, backend="aot_eager", fullgraph=True) if compiled else layers
         for t, ids in enumerate(batches(5)):
             with monkeypatch.context() as patch:
-                if t >= 2:  # compiled, and past the first steps
+                if t >= 2:  # the first steps, which may compile, may wait
                     for name in WAITING_METHODS:
                         patch.setattr(torch.Tensor, name, refuse_to_wait)
                 optimizer.zero_grad()
@@ -277,7 +277,7 @@ def test_training_never_waits(name, layer, interpret):
         train(layers, optimizer, batches(2), PREPARATIONS[name])
         with torch.no_grad():
             layers[0](batches(1)[0])
-    # In each step, clip_grad_value_ checks that clipping keeps a zero, which it reads on the CPU.
+    # In each step, clip_grad_value_ reads a value on the CPU to check that clipping keeps zeros.
     checks = [aten.is_nonzero.default] * 2 if name == "clip values" else []
     assert waits.calls == checks
     assert layers[0].weight.lag.has_stale_rows  # the steps didn't settle all rows
@@ -372,7 +372,7 @@ def test_the_error_waits_for_all_streams_before_it_is_cleared(monkeypatch):
 
     def synchronize(device):
         waits.append(device)
-        check.bad_id.fill_((7 << POSITION_BITS) + 5)  # a stream has still been running
+        check.bad_id.fill_((7 << POSITION_BITS) + 5)  # as if a stream had still been running
 
     monkeypatch.setattr(check, "_device", torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)

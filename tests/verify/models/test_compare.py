@@ -1,4 +1,4 @@
-"""Test that compare_models detects every error and reports equality only with proof."""
+"""Test that compare_models detects every error and reports equality only if it is proven."""
 
 import json
 from dataclasses import dataclass
