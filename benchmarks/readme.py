@@ -118,7 +118,7 @@ SENTENCES: tuple[tuple[tuple[str, str], Callable[[dict[str, Record]], Numbers]],
             r"(?P<before_s>[\d.]+) s\]\S+ and needs (?P<after_mb>\d+) MB of extra memory instead "
             r"of (?P<before_gb>[\d.]+) GB",
             r"训练速度是原来的 (?P<ratio>\d+) 倍（\[每步从 (?P<before_s>[\d.]+) s 降到 "
-            r"(?P<after_ms>\d+) ms\]\S+额外内存从 (?P<before_gb>[\d.]+) GB 降到 "
+            r"(?P<after_ms>\d+) ms\]\S+额外占用的内存从 (?P<before_gb>[\d.]+) GB 降到 "
             r"(?P<after_mb>\d+) MB",
         ),
         _tabular,

@@ -154,6 +154,32 @@ def test_output_with_an_impossible_name_is_an_error(
     assert reason in found.err
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (f"{TABLE} --ids 1 --html", "one.safetensors"),
+        (f"{TABLE} --ids 1 --html", "folder/../one.safetensors"),
+        (f"{TABLE} --ids 1 --html", "link"),
+        (f"{TABLE} --ids-file ids.txt --html", "ids.txt"),
+        (f"{TABLE} --tokenizer words.json --text-file ids.txt --html", "ids.txt"),
+        (f"{TABLE} --ids 1 --tokenizer words.json --html", "words.json"),
+        ("learn --table one.safetensors --save", "one.safetensors"),
+        ("learn --text the --tokenizer words.json --save", "words.json"),
+        ("learn --times ids.txt --save", "ids.txt"),
+    ],
+)
+def test_output_that_would_replace_an_input_is_an_error(
+    run: Run, tmp_path: Path, command: str, name: str
+) -> None:
+    (tmp_path / "ids.txt").write_text("1")
+    (tmp_path / "link").symlink_to("one.safetensors")
+    before = (tmp_path / name).read_bytes()
+    result = run(*command.split(), name)
+    assert (result.code, result.out) == (2, "")
+    assert f"{name} is also an input, which the output would replace" in result.err
+    assert (tmp_path / name).read_bytes() == before
+
+
 @pytest.mark.parametrize("command", ["compare", "learn", "disk verify table"])
 def test_argument_cannot_control_the_terminal(run: Run, command: str) -> None:
     found = run(*command.split(), "\x1b]0;title\x07")
@@ -207,7 +233,7 @@ def test_only_one_function_opens_files_for_writing() -> None:
     own_files = {  # these open temporary files, pipes, the kernel's files or hotrow.disk folders
         *("inputs/files.py", "bench/process.py"),
         *("bench/memory.py", "cli/terminal.py", "disk/folder.py", "disk/journal.py"),
-        *("disk/mapped_tensor.py",),
+        *("disk/mapped_file.py",),
     }
     root = Path(hotrow.__file__).parent
     found = {

@@ -9,6 +9,7 @@ from torch import nn
 import hotrow
 from hotrow import HotrowError, convert
 from hotrow.conversion import sampling
+from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 from tests.support.tolerance import assert_same_bits
@@ -100,7 +101,7 @@ def test_meta_model_converts_and_runs(kind):
 
 def test_report_of_a_model_with_nothing_to_convert():
     found = convert.report(convert(nn.Linear(2, 2)))
-    assert str(found) == "no embeddings, and no one-hots found so far"
+    assert str(found) == NOTHING_FOUND
 
 
 def test_non_module_raises():

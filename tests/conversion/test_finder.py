@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hotrow
 from hotrow import HotrowError, convert
+from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.onehot.encoding import one_hot
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.parameter import Table
@@ -377,7 +378,7 @@ def test_other_code_gives_the_same_results(text):
 )
 def test_similar_code_does_not_appear_in_the_report(text):
     report = str(convert.report(assert_same_model(text)))
-    assert report == "no embeddings, and no one-hots found so far"
+    assert report == NOTHING_FOUND
 
 
 def test_error_for_a_missing_class_names_the_line():
@@ -451,7 +452,7 @@ def test_hard_gumbel_softmax_is_a_lookup():
 )
 def test_report_gives_the_outcome_of_each_one_hot(text, ends):
     model = convert(with_forward(text)())
-    assert str(convert.report(model)) == "no embeddings, and no one-hots found so far"
+    assert str(convert.report(model)) == NOTHING_FOUND
     for _ in range(2):
         model(IDS)
     (finding,) = convert.report(model).findings

@@ -604,7 +604,12 @@ def _() -> None:
     same(plain, Tied, rows=False)
 
 
-@feature(MODEL, "Loss penalty on the whole table", DENSE, "Use `weight_decay` instead.")
+@feature(
+    MODEL,
+    "Loss penalty on the whole table",
+    DENSE,
+    "With SGD and Adam, use `weight_decay` instead.",
+)
 def _() -> None:
     def run(model: nn.Module, library: Any) -> None:
         optimizer = adam(model, library)

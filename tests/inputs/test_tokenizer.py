@@ -151,3 +151,14 @@ def test_file_in_the_current_folder_does_not_replace_a_library(tmp_path: Path) -
     )
     assert done.stdout == "[1]\n", done.stderr
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_tokenizer_process_that_ended_is_an_error(tmp_path: Path) -> None:
+    def kill_and_encode() -> None:
+        with open_tokenizer(tokenizer_file(tmp_path), 4, "the table") as tokenizer:
+            tokenizer._process.kill()
+            tokenizer._process.wait()
+            tokenizer.encode("the")
+
+    with pytest.raises(HotrowError, match=r"tokenizer\.json cannot convert the text to ids"):
+        kill_and_encode()

@@ -2,7 +2,7 @@
 
 `python -m tests.support.compile_kernels 80 90 --only AdamW` compiles only AdamW's kernels for these
 two targets. Each line of the output is JSON. `--update` writes the registers and the stack of each
-kernel to RECORD, which a test reads.
+kernel to RECORD, which a test reads. Each version of Triton has its own file.
 """
 
 import argparse
@@ -29,7 +29,9 @@ from hotrow.kernels.triton import rows
 from hotrow.kernels.triton.operators import AHEAD, block_options, kernel_options
 
 TARGETS = 80, 89, 90, 100
-RECORD = Path(__file__).parents[1] / "kernels" / "triton" / "registers.json"
+# Each version of Triton has its own assembler, which assigns registers differently.
+VERSION = ".".join(triton.__version__.split(".")[:2])
+RECORD = Path(__file__).parents[1] / "kernels" / "triton" / f"registers-{VERSION}.json"
 OPTIMIZERS = [
     ("SGD", {}),
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
@@ -122,6 +124,7 @@ def compile_kernel(kernel, constants, slot_count, form, dtype, target, columns):
         **resources(compiled.asm["cubin"]),
         "shared": compiled.metadata.shared,
         "approximate": sorted(set(re.findall(r"(?:div\.full|sqrt\.approx)[a-z.0-9]*", ptx))),
+        "barriers": len(re.findall(r"\bbar(?:rier)?(?:\.cta)?\.sync", ptx)),
         "fused": sorted(set(re.findall(r"mad\.[a-z.]*f(?:32|64)", ptx))),
     }
 

@@ -61,10 +61,20 @@ def cast(self, x, dtype):
     return _cast(self, x, dtype)
 
 
+_patch_tensor = interpreter._patch_lang_tensor
+
+
+def patch_tensor(tensor, scope):
+    """Let `range` accept an array with one element; in Triton 3.6, numpy 2.4 refuses it."""
+    _patch_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
 # The interpreter copies all arguments to the CPU and back. Here, they are already on the
 # CPU, and the copying code would keep references, which would count as aliases of a table.
 interpreter.GridExecutor._init_args_hst = lambda self, arguments, named: (arguments, named)
 interpreter.GridExecutor._restore_args_dev = lambda self, *arguments: None
+interpreter._patch_lang_tensor = patch_tensor
 interpreter.InterpreterBuilder.create_fma = create_fma
 interpreter.InterpreterBuilder.cast_impl = cast
 interpreter.InterpreterBuilder.create_exp = apply_elementwise(math.exp)

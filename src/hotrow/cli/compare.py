@@ -171,7 +171,7 @@ def compare_command(
         raise typer.Exit(EQUAL if comparison else DIFFERENT)
     operation = check_operation_name(operation or "lookup")
     if html is not None:
-        files.check_writable(html)
+        files.check_writable(html, inputs=(table, tokenizer, text_file, ids_file))
     byte_limit = None if budget is None else parse_size(budget)
     source = _read_source(text, text_file, ids, ids_file)
     if table is not None:

@@ -80,7 +80,7 @@ def learn_command(
 ) -> None:
     """Build the page, write it to a file, and open it."""
     if save is not None:
-        files.check_writable(save)
+        files.check_writable(save, inputs=(table, tokenizer, times))
     excerpt = _read_excerpt(text, tokenizer, table, tensor)
     timings = lesson.times.load_times() if times is None else _read_timings(times)
     page = lesson.build_page(lang, excerpt, timings, local_links=save is None)

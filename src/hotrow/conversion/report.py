@@ -10,7 +10,13 @@ from hotrow.conversion import sampling
 from hotrow.conversion.embeddings import find_embeddings
 from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
+from hotrow.onehot.tensor import OTHER_SIZE
 from hotrow.table.parameter import Table
+
+NOTHING_FOUND = (
+    "no embeddings, and no one-hots found so far; run the model first. hotrow finds only the "
+    "one-hots that the model's own methods create"
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Report:
     findings: tuple[Finding, ...]
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.findings)) or "no embeddings, and no one-hots found so far"
+        return "\n".join(map(str, self.findings)) or NOTHING_FOUND
 
     __repr__ = __str__
 
@@ -136,10 +142,13 @@ def _why_not_converted(origin: Origin) -> str:
     elif largest and origin.is_used:
         reasons.append(f"only one-hots with at least {min_entries:,} entries are looked up")
     elif largest:
-        why = f"torch's product is just as fast below {min_entries:,}"
+        limit = f"below {min_entries:,} in matrix products"
         if largest >= min_entries:
-            why = "torch's operations are just as fast at this size"
-        reasons.append(f"stays plain PyTorch: it has at most {largest:,} entries, and {why}")
+            limit = "with so few columns"
+        reasons.append(
+            f"stays plain PyTorch: it has at most {largest:,} entries, and torch is just as fast "
+            f"{limit}, and below {OTHER_SIZE * min_entries:,} in most other operations"
+        )
     return "; ".join(reasons) or ("" if origin.is_used else "not used")
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ def create(
             new_folder.path = folder  # for error messages
             _write_first_save(new_folder, Layout(TABLE, (rows, columns), dtype), values)
             # Lock the folder before other processes can find it, so that only this one deletes it.
-            store = Store(folder, new_folder=new_folder)
+            store = Store._in(new_folder)
             current = current.rename(folder)
             for parent in parents:
                 _flush_folder(parent)
@@ -262,20 +262,28 @@ class Store:
     {'epoch': 1}
     """
 
-    def __init__(
-        self, folder: Path, *, verify: bool = True, new_folder: Folder | None = None
-    ) -> None:
-        self.folder, self._verify = folder, verify
-        self._is_open, self._process = True, os.getpid()
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
         with _wrap_open_errors(folder):
-            self._folder = new_folder or Folder(folder)
-            try:
-                self._folder.lock()
-                replay_journal(self._folder)
-                self._load(read_record(self._folder))
-            except BaseException:
-                self._folder.close()
-                raise
+            self._open(Folder(folder), verify)
+
+    @classmethod
+    def _in(cls, folder: Folder) -> Self:
+        """Open the store in a folder that is already open."""
+        self = cls.__new__(cls)
+        with _wrap_open_errors(folder.path):
+            self._open(folder, verify=True)
+        return self
+
+    def _open(self, folder: Folder, verify: bool) -> None:
+        self.folder, self._folder, self._verify = folder.path, folder, verify
+        self._is_open, self._process = True, os.getpid()
+        try:
+            self._folder.lock()
+            replay_journal(self._folder)
+            self._load(read_record(self._folder))
+        except BaseException:
+            self._folder.close()
+            raise
 
     def _load(self, record: Record) -> None:
         """Check all files of a save, then map them and restore the training run."""

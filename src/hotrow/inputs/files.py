@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -177,9 +177,26 @@ def parse_ids(text: str, source: str) -> list[int]:
     return ids
 
 
-def check_writable(path: str | Path) -> None:
-    """Raise `HotrowError` if the path can't be written. Call this before any expensive work."""
-    _find_target(path)
+def check_writable(path: str | Path, inputs: Iterable[str | None] = ()) -> None:
+    """Raise an error if the path can't be written; call this before any expensive work.
+
+    Arguments:
+        path: the path of the output.
+        inputs: paths of files that the output must not replace.
+
+    Raises:
+        HotrowError: the path can't be written, or is one of the inputs.
+    """
+    target, _ = _find_target(path)
+    for name in inputs:
+        is_same = False
+        with suppress(OSError, ValueError):  # reading the input reports this error
+            is_same = name is not None and os.path.samefile(name, target)
+        if is_same:
+            raise HotrowError(
+                f"{path} is also an input, which the output would replace",
+                fix="write the output to another file",
+            )
 
 
 def write_text(path: str | Path, text: str) -> None:

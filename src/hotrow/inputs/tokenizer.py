@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -60,6 +60,9 @@ def open_tokenizer(path: str | Path, rows: int | None, table: str) -> Iterator[T
             yield tokenizer
         finally:
             process.kill()
+            assert process.stdin is not None
+            with suppress(OSError):  # closing writes the buffer, which fails if the process ended
+                process.stdin.close()
 
 
 class Tokenizer:

@@ -43,6 +43,14 @@ is_compiling = (
 )
 
 
+def is_exporting() -> bool:
+    """Return whether `torch.export` is tracing.
+
+    While `torch.compile` traces, `torch.compiler.is_exporting` is always true in torch 2.11.
+    """
+    return bool(torch.compiler._is_exporting_flag)
+
+
 def may_trace() -> bool:
     """Return whether `torch.compile` may trace the functions that the caller calls next.
 

@@ -51,7 +51,8 @@ def _edge_of(tensor: Tensor) -> Any:
     """Return the place in autograd's graph that receives the tensor's gradient."""
     if not tensor.requires_grad:
         return tensor
-    node: Any = _alias_of(tensor).grad_fn
+    alias = _alias_of(tensor)  # keep it alive: in torch 2.11, its node alone is invalid
+    node: Any = alias.grad_fn
     return GradientEdge(*node.next_functions[0])
 
 

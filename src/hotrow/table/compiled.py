@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hotrow.ids import normalize_padding
-from hotrow.kernels.tracing import is_compiling
+from hotrow.kernels.tracing import is_compiling, is_exporting
 from hotrow.table.autograd import LookUpOptions, row_gradient
 from hotrow.table.gradient import RULES
 from hotrow.table.parameter import Table, find_table
@@ -33,12 +33,7 @@ _operators = torch.ops.hotrow
 
 def can_trace(table: Table, max_norm: float | None) -> bool:
     """Return whether `torch.compile` is tracing a lookup that the operator supports."""
-    return (
-        is_compiling()
-        and not torch.compiler.is_exporting()
-        and max_norm is None
-        and not table.spans_processes
-    )
+    return is_compiling() and not is_exporting() and max_norm is None and not table.spans_processes
 
 
 def traced_look_up(

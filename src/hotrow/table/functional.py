@@ -157,7 +157,7 @@ def _warn_about_ddp(table: Table) -> None:
         table.has_warned = True
         warnings.warn(
             f"DistributedDataParallel sends every row of the gradient of a {tuple(table.shape)} "
-            "table, and each step is dense. Call hotrow.distributed.replicate(model) before "
+            "table, and each step is dense. Call hotrow.distributed.replicate(model, mesh) before "
             "DistributedDataParallel(model) to send only the touched rows",
             stacklevel=caller_stack_level(),
         )

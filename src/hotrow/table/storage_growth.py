@@ -105,7 +105,8 @@ def _is_private(storage: torch.UntypedStorage) -> bool:
         and storage.nbytes() >= MIN_BYTES
         and storage.resizable()
         and not storage.is_shared()
-        and not storage.is_pinned()
+        # In torch 2.11, the storage's own `is_pinned` causes a deprecation warning.
+        and not torch.empty(0, dtype=torch.uint8).set_(storage).is_pinned()
     )
 
 

@@ -19,6 +19,7 @@ from hotrow.inputs.regular_file import open_regular, path_of_descriptor, reader_
 METADATA_KEY = "hotrow.vocabulary"
 VERSION = 1
 _OPTIONS = {"unknown": str, "unknown_rows": int, "admit_after": int, "batch_count": int}
+_LIMIT = 2**62  # for counts, so that they can grow further
 _KEY_NAMES = "keys", "pending_keys"
 
 
@@ -96,7 +97,7 @@ def _check(arrays: dict[str, Any], options: dict[str, Any]) -> None:
         raise ValueError(f"its version is {options.get('version')!r}, not {VERSION}")
     for name, kind in _OPTIONS.items():
         value: Any = options[name]
-        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**62):
+        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < _LIMIT):
             raise ValueError(f"{name} is {value!r}")
     keys, pending = (_as_list(arrays[name]) for name in _KEY_NAMES)
     if len(set(keys)) < len(keys) or len({*keys, *pending}) < len(keys) + len(pending):
@@ -105,8 +106,11 @@ def _check(arrays: dict[str, Any], options: dict[str, Any]) -> None:
         raise ValueError("pending_counts and pending_keys have different lengths")
     if arrays["seen"].shape != (2, options["unknown_rows"] + len(keys)):
         raise ValueError(f"seen has shape {arrays['seen'].shape} for {len(keys)} keys")
-    if any((arrays[name] < 0).any() for name in ("seen", "pending_counts")):
-        raise ValueError("a count is negative")
+    for name in ("seen", "pending_counts"):
+        if ((arrays[name] < 0) | (arrays[name] >= _LIMIT)).any():
+            raise ValueError(f"{name} has values outside of 0..2**62 - 1")
+    if (arrays["seen"][1] > options["batch_count"]).any():
+        raise ValueError("a key was last seen after the last batch")
 
 
 def _as_list(keys: Any) -> list[Any]:

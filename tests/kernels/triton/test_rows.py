@@ -12,7 +12,7 @@ from hotrow.optim.ledger import Ledger
 from hotrow.optim.updater import RowUpdater, step_together
 from hotrow.verify.sameness import Batches
 from tests.support.exhaustive import exhaustive
-from tests.support.tolerance import assert_no_worse, assert_same_bits
+from tests.support.tolerance import assert_same_bits
 from tests.support.training import RULES, RowRun, label
 
 pytestmark = exhaustive
@@ -43,11 +43,6 @@ def train(name, kwargs, dtype, exact=False, steps=10, **sizes):
     return run, [table, *slots]
 
 
-def in_float16(name, kwargs):
-    """Return options with an eps that is not 0 in float16."""
-    return kwargs if name in ("SGD", "ASGD", "Rprop") else kwargs | {"eps": 1e-4}
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs", "dtype"),
     [(name, kwargs, torch.float32) for name, kwargs in CONFIGURATIONS]
@@ -62,28 +57,6 @@ def test_training_has_the_bits_of_the_cpu(name, kwargs, dtype, interpret):
     assert isinstance(run.updater._operators, TritonRows)
     for ours, cpu in zip(found, expected, strict=True):
         assert_same_bits(ours, cpu)
-
-
-@pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
-def test_replay_in_float16_has_the_bits_of_the_cpu(name, kwargs, interpret):
-    kwargs = in_float16(name, kwargs)
-    _, expected = train(name, kwargs, torch.float16, exact=True)
-    interpret()
-    _, found = train(name, kwargs, torch.float16, exact=True)
-    for ours, cpu in zip(found, expected, strict=True):
-        assert_same_bits(ours, cpu)
-
-
-@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adamax", "ASGD"])
-def test_closed_forms_in_float16_are_as_accurate_as_torch(name, interpret):
-    kwargs = {"lr": 0.1, "momentum": 0.9} if name == "SGD" else in_float16(name, {})
-    sizes = {"steps": 30, "rows": 6, "ids": 2, "columns": 3}
-    truth = train(name, kwargs, torch.float64, exact=True, **sizes)[1][0]
-    rival = train(name, kwargs, torch.float16, exact=True, **sizes)[1][0]
-    interpret()
-    run, (ours, *_) = train(name, kwargs, torch.float16, **sizes)
-    assert run.updater.program.fast_forward.form not in ("replay", "skip")
-    assert_no_worse(ours, rival, truth)
 
 
 def make_late_run(name, kwargs, dtype, steps, exact=False):
@@ -272,8 +245,8 @@ def test_tables_that_step_together_have_the_bits_of_separate_steps(
 
     monkeypatch.setattr(gpu, "_step_joined", record)
     together = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
-    assert launches == [3, 1] * 3
-    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no tensor is aligned to this
+    assert launches == [4, 1] * 3  # a table with an empty batch is included
+    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no address is a multiple of this
     separate = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches[6:] == [1, 1, 1, 1] * 3
     for ours, expected in zip(together, separate, strict=True):

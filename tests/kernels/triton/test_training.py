@@ -365,17 +365,6 @@ def test_the_error_without_the_ids_names_the_position(interpret, monkeypatch):
         optimizer.settle() or layers(torch.tensor([1]))
 
 
-def test_lookup_numbers_fit_in_the_bad_id(interpret):
-    from hotrow.kernels.triton.id_check import NUMBERS, id_check
-
-    interpret()
-    layers, _ = make_training()
-    id_check(torch.device("cpu"))._count = NUMBERS - 2
-    for _ in range(3):  # the numbers start again at 0
-        with pytest.raises(HotrowError, match=rf"input\[0, 1\] = {ROWS}, but the table"):
-            layers(torch.tensor([[1, ROWS]]))
-
-
 def test_the_error_waits_for_all_streams_before_it_is_cleared(monkeypatch):
     from hotrow.kernels.triton.id_check import NO_BAD_ID, POSITION_BITS, IdCheck
 

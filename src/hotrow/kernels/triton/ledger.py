@@ -39,7 +39,7 @@ class DeviceLedger:
         self._entry_count, self._end_step = 0, 0
         self._numbers: tuple[float, ...] = ()
         self._fast_forward: FastForward | None = None
-        self._addresses: dict[tuple[tuple[int, ...], ...], Tensor] = {}
+        self._addresses: dict[int, tuple[tuple[tuple[int, ...], ...], Tensor]] = {}
         self.capacity = START_CAPACITY
 
     def start(self, step_count: int) -> None:
@@ -78,17 +78,18 @@ class DeviceLedger:
             self._upload(copy, array, change)
         self._end_step, self._numbers = steps.end_step, numbers
 
-    def upload_addresses(self, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
+    def upload_addresses(self, columns: int, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
         """Return a device copy, (tables, addresses) int64, of the addresses of tables.
 
-        Tables with the same ledger take every step together, so one upload is enough for all steps.
+        Tables with the same ledger take every step together. So the addresses of the tables with
+        this number of columns are uploaded once, and again only if a table's memory has moved.
         """
-        copy = self._addresses.get(addresses)
-        if copy is None:
+        known, copy = self._addresses.get(columns, (None, self.clock))
+        if known != addresses:
             values = np.array(addresses)
             copy = torch.empty(values.shape, dtype=torch.int64, device=self._device)
             self._upload(copy, values, slice(0, len(values)))
-            self._addresses[addresses] = copy
+            self._addresses[columns] = addresses, copy
         return copy
 
     def reserve(self, step_count: int) -> None:

@@ -152,13 +152,14 @@ class TritonRows:
         ledger = tables[0]._ledger(steps)
         by_columns: dict[object, list[tuple[Self, GroupedGradients]]] = {}
         for table, grads in zip(tables, batches, strict=True):
-            if grads.values.numel():
-                key = table.table.shape[1] if table._can_join else table
-                by_columns.setdefault(key, []).append((table, grads))
+            key = table.table.shape[1] if table._can_join else table
+            by_columns.setdefault(key, []).append((table, grads))
         with on_device(tables[0].table):
             for joined in by_columns.values():
-                _step_joined([table for table, _ in joined], [grads for _, grads in joined], ledger)
-            kernels.advance_clock[(1,)](ledger.clock, check.bad_id)
+                if any(grads.values.numel() for _, grads in joined):
+                    # Include empty batches, so that each step joins the same tables.
+                    _step_joined(*zip(*joined, strict=True), ledger)
+            kernels.advance_clock[(1,)](ledger.clock, check.bad_id, num_warps=1)
 
 
 def _step_joined(
@@ -173,7 +174,9 @@ def _step_joined(
         row_count = max(len(table.table) for table in tables)
         batch = DeviceIds.join([DeviceIds.of(grads.ids) for grads in batches], row_count)
         values = torch.cat([grads.values for grads in batches])
-        addresses = ledger.upload_addresses(tuple(table._addresses for table in tables))
+        addresses = ledger.upload_addresses(
+            values.shape[1], tuple(table._addresses for table in tables)
+        )
     count, columns = values.shape
     ids, order = batch.sorted
     kernels.step[(count,)](

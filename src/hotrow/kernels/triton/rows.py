@@ -125,7 +125,9 @@ def look_up(
         at = row * columns + column
         w = tl.load(table + at, mask=inside, other=0)
         if form != "read" and form != "skip":
-            t, end_step = tl.load(row_steps + row), tl.load(clock)
+            # A table without rows has no step count to load.
+            end_step = tl.load(clock)
+            t = tl.load(row_steps + row, mask=not is_bad, other=end_step)
             if t < end_step:
                 state = load_all(slots, at, inside)
                 w, state, t = settle_block(
@@ -164,6 +166,7 @@ def settle(
                     )  # fmt: skip
                     tl.store(table + at, w, mask=inside)
                     store_all(slots, at, inside, state)
+            tl.debug_barrier()  # see `step`
             tl.store(row_steps + row, end_step)
 
 
@@ -349,6 +352,9 @@ def step(
                 w, state = update(w, g, state, load_entry(entries, now, width), flags)
                 tl.store(table + at, w, mask=inside)
                 store_all(slots, at, inside, state)
+            # Every warp loads the step count, but one thread stores it. Wait until all warps have
+            # loaded it; otherwise, a late warp would load the new count and skip its columns.
+            tl.debug_barrier()
             tl.store(row_steps + row, now + 1)
 
 

@@ -1,4 +1,4 @@
-// One idea, four sentences: a one-hot times numbers of its shape keeps one number in each row. So its
+// One idea, four operations: a one-hot times numbers of its shape keeps one number in each row. So its
 // products and sums are a lookup, a gather, a scatter-add and a count.
 
 sections.push({
