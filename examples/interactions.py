@@ -36,7 +36,8 @@ class World:
         odds = torch.sigmoid(self.affinity(user, item) + self.appeal[item])
         liked = (torch.rand(size, generator=random) < odds).float()
         seen = sample(self.items, (size, 4 * HISTORY), random)
-        # The user saw 4 * HISTORY items. The history contains the items with the highest affinity.
+        # Of the 4 * HISTORY items that the user saw, the history contains those with the highest
+        # affinity.
         best = self.affinity(user[:, None], seen).topk(HISTORY).indices
         return (user, item, self.category[item], seen.gather(1, best)), liked
 

@@ -1,9 +1,9 @@
 """Train a small language model with a large table, using torch.optim and hotrow side by side.
 
-The model predicts the next byte of Python's standard library. The table is large: each n-gram of
-preceding bytes (n = 1 .. 4) is hashed to a row. The head is small: it predicts one of 256 bytes.
-A batch touches a few thousand rows. Dense AdamW updates the whole table, because momentum and
-weight decay also change idle rows. hotrow reaches the same losses.
+The model predicts the next byte in the source code of Python's standard library. The table is
+large: each n-gram of preceding bytes (n = 1 .. 4) is hashed to a row. The head is small: it
+predicts one of 256 bytes. A batch touches a few thousand rows. Dense AdamW updates the whole table,
+because momentum and weight decay also change idle rows. hotrow reaches the same losses.
 
     python examples/language_model.py
 """

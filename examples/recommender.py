@@ -57,7 +57,7 @@ def auc(logits: Tensor, liked: Tensor) -> float:
 
 
 def base_rate(liked: Tensor) -> float:
-    """Return the log loss of predicting the overall rate of likes."""
+    """Return the log loss of always predicting the overall rate of likes."""
     rate = liked.mean().item()
     return -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
 

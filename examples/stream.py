@@ -1,8 +1,8 @@
 """Train a recommender on a stream: new items arrive every day, and the item table grows.
 
-The data are synthetic (interactions.py). Each day, the model trains on the day's interactions.
-It is then tested on the interactions of the next day, which may include new items. The example
-compares three ways to store the items:
+The data are synthetic (interactions.py). Each day, a model trains on the day's interactions. It is
+then tested on the interactions of the next day, which may include new items. The example compares
+three ways to store the items:
 
 - growing: `hotrow.vocabulary.Vocabulary` adds a row for each new item, and keeps the optimizer's
   state.
@@ -55,7 +55,7 @@ class InitialRows:
         self.values, self.used = values, 0
 
     def __call__(self, rows: Tensor) -> None:
-        """Write the next values to `rows`; a bias begins at 0."""
+        """Write the next values to `rows`; biases start at 0."""
         if rows.shape[1] == 1:
             rows.zero_()
         else:
@@ -75,7 +75,10 @@ def make_day(world: World, birthdays: Tensor, day: int, steps: int, batch: int, 
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, ids, day: Day) -> float:
-    """Train on a day; return the median time of a step in ms. `ids` maps names to item ids."""
+    """Train on a day's interactions; return the median time of a step in ms.
+
+    `ids` maps names to item ids.
+    """
     times = []
     for user, names, liked in day:
         begin = time.perf_counter()
@@ -89,7 +92,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, ids, day: Day) -> 
 
 @torch.no_grad()
 def test(model: nn.Module, ids, day: Day) -> float:
-    """Return the AUC on a day."""
+    """Return the AUC on a day's interactions."""
     logits = torch.cat([model(user, ids(names)) for user, names, _ in day])
     return auc(logits, torch.cat([liked for _, _, liked in day]))
 

@@ -55,14 +55,17 @@ def compare(
     Args:
         title: the first line to print.
         model: the model before training, in float32; each way trains a copy.
-        train: trains the model in place in the given way, and calls the clock after each step.
-        ways: "dense" is torch's default step, and "hotrow" gets a converted model.
+        train: a function that trains the model in place in the given way, and calls `tick` after
+            each step.
+        ways: the ways to train; "dense" uses torch's default step, and "hotrow" trains a converted
+            model.
         differs: a way that trains a different model, such as SparseAdam.
         tables: the number of tables that the converted model must have.
 
     Raises:
-        AssertionError: hotrow's parameters differ from those of dense training, the `differs` way
-            trains the same model, an embedding was not converted, or a table took a dense step.
+        AssertionError: hotrow's parameters differ from those of dense training, the way named by
+            `differs` trains the same model, an embedding was not converted, or a table took a dense
+            step.
     """
     print(title)
     exact = copy.deepcopy(model).double()

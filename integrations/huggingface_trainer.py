@@ -26,7 +26,7 @@ VOCABULARY, LENGTH, STEPS = 50_257, 32, 12
 
 
 class Tick(TrainerCallback):
-    """Call the clock after each step."""
+    """Call `clock.tick` after each step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -30,7 +30,7 @@ WARMUPS, STEPS = 5, 15
 
 
 class QLearning(nn.Module):
-    """The loss of a DQN update, with the value of each action selected by a one-hot."""
+    """The loss of a DQN update, in which a one-hot selects the value of each action."""
 
     def __init__(self, states: int, actions: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Confusion(nn.Module):
     """Computes monai's confusion matrix for each image."""
 
     def forward(self, prediction: Tensor, label: Tensor) -> Tensor:
-        """Return the counts of each class."""
+        """Return each class's counts of true and false positives and negatives."""
         classes = prediction.shape[1]
         guess = F.one_hot(prediction.argmax(1), classes).movedim(-1, 1)
         truth = F.one_hot(label, classes).movedim(-1, 1)
@@ -171,7 +171,7 @@ def measure(title: str, report_progress: object) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare and time each program in its own process, which keeps freed memory."""
+    """Compare and time each program in its own process, which reuses freed memory."""
     for title in PROGRAMS:
         found = run_job(
             "integrations.one_hots:measure",

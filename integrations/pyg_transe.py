@@ -17,7 +17,7 @@ ENTITIES, RELATIONS, COLUMNS, BATCH, STEPS = 100_000, 20, 64, 1_000, 12
 
 
 def make(sparse: bool) -> TransE:
-    """Create the model; the same seed gives the same weights."""
+    """Create the model, with the same weights in every call."""
     torch.manual_seed(0)
     return TransE(ENTITIES, RELATIONS, COLUMNS, sparse=sparse)
 
@@ -34,7 +34,7 @@ def train(model: nn.Module, way: str, clock: Clock) -> None:
         "hotrow": lambda p: hotrow.optim.Adam(p, lr=0.01),
     }[way](list(model.parameters()))
     for _ in range(STEPS):
-        # Real graphs have a few entities with many edges.
+        # In real graphs, a few entities have many edges.
         heads, tails = (torch.rand(2, BATCH).pow(4) * ENTITIES).long()
         relations = torch.randint(RELATIONS, (BATCH,))
         optimizer.zero_grad()

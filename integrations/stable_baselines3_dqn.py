@@ -1,7 +1,7 @@
 """DQN from Stable-Baselines3, in an environment with 50,000 states.
 
 Stable-Baselines3 encodes the state as a one-hot vector, the input of the first linear layer. With
-`hotrow.convert`, this layer looks up a column of its weight instead.
+`hotrow.convert`, this layer looks up a column of its weight instead of multiplying by the one-hot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Walk(gymnasium.Env[int, int]):
 
 
 class Tick(BaseCallback):
-    """Call the clock after each environment step, which trains the network once."""
+    """Call `clock.tick` after each environment step.
+
+    Once learning has started, each of these steps also trains the network once.
+    """
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ MARK = re.compile(r"^(<!-- (?:en|zh-CN|measured|slider) -->|```(?:python)?)\n", 
 HAN, STOPS = "[\u3000-\u9fff\uff00-\uffef]", "[，。；：！？、）]"
 JOINED = re.compile(f"(?<={HAN})\n(?={HAN})|(?<={STOPS})\n(?=[`\\w])(?!\\d+\\. )")
 LANG = 'lang = "en"'
-TAGS = {"measured": "measured", "slider": "skip-execution"}  # nbclient skips cells with this tag
+TAGS = {"measured": "measured", "slider": "skip-execution"}  # nbclient skips the latter
 
 
 @dataclass(frozen=True)

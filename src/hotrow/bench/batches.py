@@ -31,7 +31,7 @@ class Batches:
         self.stride = stride
 
     def __getitem__(self, t: int) -> Tensor:
-        """Return batch t, (count,) int64."""
+        """Return batch t, an int64 tensor of shape (count,)."""
         random = np.random.default_rng([self.seed, t])
         if self.zipf_exponent is None:
             return torch.from_numpy(random.integers(0, self.rows, self.count))
@@ -50,5 +50,5 @@ def _cumulative_weights(rows: int, exponent: float) -> NDArray[np.float64]:
 
 
 def clear_cache() -> None:
-    """Free the cached Zipf weights, which take 8 bytes for each row of the last four tables."""
+    """Free the cached Zipf weights: 8 bytes per row, for up to four tables."""
     _cumulative_weights.cache_clear()

@@ -1,4 +1,4 @@
-"""Compare sampled rows of a peer's table with dense training."""
+"""Compare sampled rows of a peer's table with those of dense training."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from hotrow.bench.workload import (
 from hotrow.inputs.text import one_line
 from hotrow.verify.measure import free_memory
 
-Turns = list[list[dict[str, float]]]  # a peer's turns: for each step, milliseconds by part
+Turns = list[list[dict[str, float]]]  # for each turn and step of a peer: milliseconds by part
 WARMUP_SHARE = 0.65  # the warm-up's share of the total time
 
 
@@ -119,8 +119,8 @@ class Measurement:
     def prepare_peers(self) -> None:
         """Prepare each peer; if a peer fails, its result contains the reason.
 
-        This method estimates a peer's memory in advance, because a step allocates much of that
-        memory.
+        Each peer's memory is estimated in advance, because much of it is allocated only when the
+        peer runs a step.
         """
         budget = memory.MemoryBudget(free_memory(self.workload.device))
         references: dict[Any, Tensor] = {}
@@ -171,7 +171,7 @@ class Measurement:
             return None
 
     def warm_up(self, name: str, peer: Peer, references: dict[Any, Tensor]) -> None:
-        """Run the warm-up steps, and compare the peer's rows with dense training."""
+        """Run the warm-up steps, and compare the peer's rows with those of dense training."""
         workload = self.workload
         steps = workload.dense_warmup_steps if peer.is_dense else workload.warmup_steps
         if peer.is_reference:
@@ -247,7 +247,7 @@ class Measurement:
                 work = functools.partial(self.run_steps, name, peer, 1 + steps)
                 times = self.attempt(name, work)
                 if times is not None:
-                    turns[name].append(times[1:])  # omit the first step, whose caches are cold
+                    turns[name].append(times[1:])  # the first step has cold caches
                     peer.zero_grad()
         return {name: peer_turns for name, peer_turns in turns.items() if name in self.peers}
 

@@ -81,7 +81,7 @@ class MemoryBudget:
         self.free_bytes, self.step_bytes = free_bytes, 0.0
 
     def check(self, table_and_state_bytes: float, step_bytes: float) -> None:
-        """Raise an error if another peer does not fit in memory.
+        """Raise an error unless another peer fits in memory.
 
         Raises:
             MemoryError: the peer does not fit; the message says how much memory it needs and how

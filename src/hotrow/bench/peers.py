@@ -48,7 +48,7 @@ def initial_weight(case: Case) -> Tensor:
 
 
 class GivenGradient(torch.autograd.Function):
-    """A loss with a given gradient, which replaces the other layers of a model.
+    """A loss with a given gradient; the loss stands in for the other layers of a model.
 
     As in a real model, the backward pass owns the only reference to that gradient.
     """
@@ -71,8 +71,8 @@ class Peer:
     Attributes:
         label: the name in reports.
         counterpart: the dense torch optimizer that this peer's rows are compared with.
-        is_dense: whether a step updates the whole table; if so, earlier steps don't affect its
-            time.
+        is_dense: whether a step updates the whole table; if so, its time doesn't depend on earlier
+            steps.
         is_reference: whether this peer uses torch's dense optimizer itself.
     """
 
@@ -86,7 +86,7 @@ class Peer:
         self.label, self.counterpart = label, counterpart
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """Run the task once; return the time in seconds of each of its `TASK_PARTS`.
+        """Run the task once; return the seconds that each of its `TASK_PARTS` took.
 
         The backward time includes freeing the output and its graph.
         """
@@ -130,7 +130,7 @@ class Peer:
 
     @torch.no_grad()
     def gradient(self, rows: Tensor) -> Tensor:
-        """Return the given rows of the gradient of the last step."""
+        """Return the given rows of the last step's gradient."""
         gradient = self.module.weight.grad
         dense: Tensor = gradient.to_dense() if gradient.is_sparse else gradient
         return dense[rows]
@@ -185,7 +185,7 @@ class HotrowPeer(Peer):
 
 
 def build_hotrow(case: Case, others: dict[str, Peer]) -> Peer:
-    """Build the hotrow peer with the README's two lines of code, and convert small tables too."""
+    """Build the hotrow peer with the README's two lines of code, but also convert small tables."""
     module = hotrow.convert(torch_embedding(case), min_entries=0)
     assert isinstance(module.weight, Table), "convert did not convert the embedding"
     if case.optimizer is None:

@@ -50,7 +50,7 @@ def run_job(
         | {"OMP_NUM_THREADS": count, "NPROC": count}  # thread counts of torch and JAX
         | {
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-        }  # lets the child import modules from the same folders
+        }  # lets the child import modules from the same folders as this process
     )
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/errors", "w+") as errors:
         path = Path(folder) / "result"

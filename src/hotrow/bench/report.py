@@ -38,7 +38,7 @@ def trains_other_model(record: Record, name: str) -> bool:
 
 
 def equality(record: Record, comparison: Record) -> str:
-    """Describe whether a peer's rows equal those of dense training, and state the errors."""
+    """State whether a peer's rows equal those of dense training, and give the errors."""
     verdict = "equal" if comparison["equal"] else "**not equal**"
     rows, error = comparison["rows_compared"], comparison["max_error"]
     if record["task"] == "forward":

@@ -42,9 +42,9 @@ class TableWorkload:
 
     `task` is a key of `peers.TASK_PARTS`. Without an optimizer, the task is "forward" or
     "gradient". Each peer first runs `warmup_steps` steps. A dense peer runs only
-    `dense_warmup_steps`, because earlier steps don't affect its time. Then the peers take turns for
-    `rounds` rounds. In each turn, a peer runs an untimed step, then `steps_per_turn` timed steps
-    (`dense_steps_per_turn` if it is dense).
+    `dense_warmup_steps`, because its step time doesn't depend on earlier steps. Then the
+    peers take turns for `rounds` rounds. In each turn, a peer runs an untimed step, then
+    `steps_per_turn` timed steps (`dense_steps_per_turn` if it is dense).
     """
 
     name: str

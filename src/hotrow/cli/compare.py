@@ -202,7 +202,7 @@ def compare_command(
 
 
 def _render_report(comparisons: list[Comparison], html: str | None) -> str:
-    """Return the report as text, with colors on a terminal."""
+    """Return the report as text, with colors if the output is a terminal."""
 
     def show(console: Console) -> None:
         for comparison in comparisons:

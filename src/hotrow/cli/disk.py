@@ -35,7 +35,7 @@ disk_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=DISK_HE
 def verify_command(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The table's folder.")],
 ) -> None:
-    """Verify the folder and print the number of bytes; `run_app` reports damage."""
+    """Verify the folder and print the number of verified bytes; `run_app` reports any damage."""
     from hotrow import disk  # deferred, because the other commands don't need it
 
     size = disk.verify(folder)

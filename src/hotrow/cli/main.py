@@ -69,7 +69,8 @@ def run_app(app: typer.Typer) -> None:
     try:
         sys.exit(app(standalone_mode=True))
     except SystemExit as stop:
-        # typer writes the help itself, and exits with 1, `DIFFERENT`, if the pipe is closed.
+        # typer writes the help itself. If the pipe is closed, it exits with 1, which is also the
+        # code for `DIFFERENT`.
         if isinstance(stop.__context__, BrokenPipeError):
             sys.exit(EQUAL)
         raise

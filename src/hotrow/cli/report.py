@@ -156,7 +156,7 @@ def _measured_passes(comparison: Comparison) -> str:
 
 
 def draw_figures(comparison: Comparison) -> list[CaptionedFigure]:
-    """Draw "lookup" and "product" figures of the compared table and ids of a lookup."""
+    """Draw the "lookup" and "product" figures of a compared lookup; other operations have none."""
     if comparison.operation != "lookup":
         return []
     ids = comparison.ids.tolist()

@@ -64,11 +64,12 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
             default. Below 100,000 entries, plain PyTorch is about as fast. With fused Adam or
             AdamW, plain PyTorch is just as fast up to 500,000 entries, so pass 500_000.
             A one-hot with N rows and C columns has N x C entries. hotrow searches only some calls
-            to the model for one-hots: calls whose inputs are as large as in an earlier call that a
-            search made faster, calls with larger inputs than before, the first 8 calls, and then
-            fewer and fewer calls, at least one in 1,024. Other calls run the original code. Under
-            `torch.compile`, all one-hot products become lookups. If converted modules with
-            different `min_entries` are nested, the value of the module that you call applies.
+            to the model for one-hots: the first 8 calls, and then fewer and fewer calls, but at
+            least one in 1,024. It also searches each call whose input is larger than in all
+            searches that didn't make their calls faster, or at least as large as in a search that
+            did. Other calls run the original code. Under `torch.compile`, all one-hot products
+            become lookups. If converted modules with different `min_entries` are nested, the value
+            of the module that you call applies.
 
     Returns:
         `model` itself.
@@ -110,9 +111,10 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
     """Return whether a tensor outside of the model shares the whole storage of a trainable weight.
 
-    An example is a pretrained tensor that is still in scope. If a table shared its storage, every
-    step would have to keep the tensor up to date. The function returns False if another tensor of
-    the model or another process shares the storage, or if the storage is larger than the weight.
+    An example is a pretrained tensor that is still in scope. If a table shared storage with such a
+    tensor, every step would have to keep the tensor up to date. The function returns False
+    if another tensor of the model or another process shares the storage, or if the storage is
+    larger than the weight.
     """
     if not weight.requires_grad or weight.is_meta or storage_use_count(weight) in (1, sys.maxsize):
         return False

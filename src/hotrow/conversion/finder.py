@@ -38,7 +38,7 @@ _is_tracing = torch._C._is_tracing
 
 
 class Finder(TorchFunctionMode):
-    """A torch function mode that finds one-hots during a method call of a converted model.
+    """A torch function mode that finds one-hots while a method of a converted model runs.
 
     Args:
         record: stores the origin of each one-hot found; None under `torch.compile`.

@@ -23,7 +23,7 @@ from hotrow.layers.embedding_bag import pool_rows
 class MatmulMode(TorchFunctionMode):
     """A mode that computes `F.embedding` and `F.embedding_bag` as products with one-hots."""
 
-    sampler = None  # this mode runs in every call
+    sampler = None  # this mode is active in every call
 
     @never_compile_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -55,7 +55,7 @@ class _Converted:
 def _reduce(module: Any, protocol: Any) -> Any:
     """Return the value of `__reduce_ex__`, which says how to copy or pickle the module."""
     reduced = module._original.__reduce_ex__(module, protocol)
-    if isinstance(reduced, str):  # pickle stores the name of a global variable
+    if isinstance(reduced, str):  # the name of a global variable, which pickle stores
         return reduced
     constructor, arguments, *state = reduced
     if arguments and arguments[0] is type(module):  # the class of the new object
@@ -179,7 +179,7 @@ def _converted_class(
 
 @functools.cache
 def _metaclass(base: Any, has_hook: bool) -> Any:
-    """Return a metaclass whose classes can be pickled, and share attributes with the original.
+    """Return a metaclass whose classes can be pickled and share the original class's attributes.
 
     For example, `type(self).count += 1` sets the attribute of the original class. The classes are
     picklable because a module's state may contain `type(self)`. Methods are not shared, because the
@@ -187,7 +187,8 @@ def _metaclass(base: Any, has_hook: bool) -> Any:
 
     If the original class has an `__init_subclass__` hook (`has_hook`), the converted class must not
     run it. So the converted class looks up attributes in `_Converted` before its first base. Python
-    doesn't cache the attributes of such a class, so each attribute access takes longer.
+    doesn't cache the attributes of a class with its own lookup order, so attribute access takes
+    longer.
     """
 
     def mro(cls: Any) -> list[type]:
@@ -224,8 +225,9 @@ def _reduce_class(cls: type[_Converted]) -> Any:
 def _wrap(original: type[nn.Module], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a method so that it activates the mode, unless an outer method has already done so."""
 
-    # Most calls skip the search. They must take much less time than the torch operations of a small
-    # model, so this function makes as few calls as possible before it calls the method.
+    # Most calls skip the search. The overhead of such a call must be small even compared with the
+    # torch operations of a small model, so this function does as little as possible before it
+    # calls the method.
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         current = getattr(original, name)  # the user may have replaced the method

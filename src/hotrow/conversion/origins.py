@@ -16,12 +16,13 @@ from hotrow.table.stack import location_of
 
 
 def _current_search() -> Search:
-    """Return the findings of the current search, or of no search."""
+    """Return the findings of the current search, or an empty `Search` if there is none."""
     sampler = call_states.current.sampler
     return Search() if sampler is None else sampler.search
 
 
-# Operations that aren't products pay off on one-hots that are at least this many times larger.
+# Operations other than products pay off on one-hots that are at least this many times larger than
+# `min_entries`.
 _USE_SIZE = 3
 
 
@@ -80,7 +81,7 @@ class Origin:
     def record_use(self, func: Any, entries: int, is_faster: bool) -> None:
         """Record that this operation used only the ids.
 
-        If `is_faster` is false, the operation is only faster than torch if no other operation
+        If `is_faster` is false, the operation is faster than torch only if no other operation
         materializes the one-hot.
         """
         self.use_counts[func.__name__.strip("_")] += 1
@@ -91,7 +92,7 @@ class Origin:
 
     def record_dense(self, entries: int) -> None:
         """Record that a one-hot, or a tensor computed from it, was materialized."""
-        if 2 * entries > self._entries:  # not the sum of its rows, for example
+        if 2 * entries > self._entries:  # excludes the sum of its rows, for example
             _current_search().materialized.add(self)
 
     def record_fallback(self, func: Any) -> None:

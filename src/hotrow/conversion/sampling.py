@@ -1,8 +1,8 @@
 """Choose which calls of a converted model to search for one-hots.
 
 A search takes time, and makes a call faster only if the call creates a large one-hot. So hotrow
-searches the calls whose inputs are as large as those of earlier calls that became faster, and a
-sample of the other calls. All other calls run as in the original model.
+searches the calls whose inputs are as large as those of earlier calls that a search made faster,
+and a sample of the other calls. All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hotrow.kernels.tracing import is_compiling
 
 MIN_ENTRIES = 100_000  # below this size, torch's dense product is about as fast as a lookup
 _FIRST_CALLS, _INTERVAL, _MAX_INTERVAL = 8, 64, 1024  # see `CallSampler`
-_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the input size is unknown
+_MAX_ARGUMENTS, _MAX_DEPTH = 64, 4  # beyond these limits, the size counts as unknown
 _INFINITY = math.inf
 
 
@@ -45,7 +45,7 @@ class Search:
 
 
 class _History:
-    """The earlier calls of a method.
+    """The history of calls to one method.
 
     Args:
         max_interval: the largest number of calls from one search to the next.
@@ -53,15 +53,15 @@ class _History:
     Attributes:
         calls: the number of calls.
         next_search: the number of the call to search next, whatever the size of its input.
-        skipped_size: inputs up to this size need no other search.
+        skipped_size: calls with inputs up to this size are searched only when `next_search` is due.
     """
 
     def __init__(self, max_interval: int) -> None:
         self._max_interval = max_interval
         self.calls, self.next_search = 0, 1
         self.skipped_size: float = 0
-        self._largest_slower: float = 0  # the largest input whose search didn't pay
-        self._smallest_faster: float = _INFINITY  # the smallest input whose search paid
+        self._largest_slower: float = 0  # the largest input size whose search didn't pay off
+        self._smallest_faster: float = _INFINITY  # the smallest input size whose search paid off
 
     def start_search(self) -> None:
         """Choose the next call to search, whatever the size of its input."""
@@ -84,8 +84,8 @@ class CallSampler:
     also searches each call whose input may be large enough: larger than the inputs of all searches
     that didn't make their calls faster, or at least as large as the input of a search that did.
 
-    Inputs of unknown size have their own history, and count as equally large. Because they may
-    grow, hotrow searches every 64th call.
+    Calls with inputs of unknown size have their own history, in which all inputs count as equally
+    large. Because these inputs may grow, hotrow searches every 64th of these calls.
 
     Attributes:
         search: the findings of the current search.

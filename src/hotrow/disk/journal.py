@@ -141,7 +141,7 @@ class _Journal:
         self.folder.flush()
 
     def _set_length(self, file: IO[bytes], size: int) -> None:
-        """Set the length of a file to that in the save."""
+        """Set a file to its length in the save."""
         if os.fstat(file.fileno()).st_size != size:
             file.truncate(size)
             self.folder.reserve(file, size)
