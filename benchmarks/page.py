@@ -7,6 +7,7 @@ such as `<!-- tables -->` with tables made from the records. It replaces placeho
 `{{speedup adamw-1m-256: torch fused}}` with a single number: hotrow's `speedup` over a peer, the
 peer's step time in `ms`, or its extra memory in `MB`. A placeholder such as
 `{{slowdown tables-26: tables-1}}` becomes the ratio of the times of two converted models.
+`{{us adamw-1k-16: forward}}` becomes the time of one part of hotrow's step.
 `make bench` measures the workloads and then runs this script.
 """
 
@@ -63,6 +64,8 @@ def _figure(records: dict[str, Record], kind: str, workload: str, name: str) -> 
     if kind == "slowdown":
         after, baseline = (records[each]["after"]["median_ms"] for each in (workload, name))
         return f"{after / baseline:.3g}"
+    if kind == "us":
+        return f"{1e3 * records[workload]['peers']['hotrow'][name]['median_ms']:.0f} us"
     peer = records[workload]["peers"][name]
     if kind == "speedup":
         return speedup(peer["hotrow_ratio"]["median"])
