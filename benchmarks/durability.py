@@ -162,7 +162,7 @@ def forked(run: Callable[[int], None]) -> Iterator[tuple[int, int]]:
 
 
 def read_all(pipe: int) -> int:
-    """Return the number of bytes until the end of the pipe."""
+    """Read a pipe until it is closed; return the number of bytes."""
     count = 0
     while data := os.read(pipe, 1 << 16):
         count += len(data)
@@ -181,7 +181,7 @@ def is_lost(folder: Path, acknowledged: int) -> bool:
 
 
 def kills(count: int, chance: random.Random) -> Iterator[bool]:
-    """Kill a process that trains and saves."""
+    """Kill a process that trains and saves, and check the folder; repeat."""
     train_in_memory(2)  # compiles the kernels before the first fork
     with tempfile.TemporaryDirectory() as parent:
         folder, loss = Path(parent), True
@@ -201,7 +201,7 @@ def kills(count: int, chance: random.Random) -> Iterator[bool]:
 
 
 def flips(count: int, chance: random.Random, *, verify: bool = True) -> Iterator[bool]:
-    """Flip one bit at a time, and read the folder."""
+    """Flip one bit of a file, and read the folder; repeat with other bits."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent, "table")
         create(folder)
@@ -234,7 +234,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def full(count: int, chance: random.Random) -> Iterator[bool]:
-    """Fill a tmpfs while a process trains and saves, then free space and save again."""
+    """Fill a tmpfs while a process trains and saves; then free space and check the folder."""
     train_in_memory(2)
     needed = 4 * ROWS * COLUMNS * 4
     with tempfile.TemporaryDirectory() as parent:
@@ -273,7 +273,7 @@ def _fill_disk(parent: Path, fill_at: int) -> bool:
 
 
 def ranks(count: int, chance: random.Random) -> Iterator[bool]:
-    """Kill a rank that trains a sharded table."""
+    """Kill a rank that trains a sharded table, and check that the other ranks stop."""
     train_in_memory(2)
     for _ in range(count):
         world = chance.choice([2, 3])
