@@ -12,7 +12,7 @@ jax_peers.py     JAX peers
 models.py        workloads that train a whole model before and after `convert`
 networks.py      the models that models.py measures
 startup.py       workload that measures a program's startup time
-instructions.py  count the instructions of short steps, and compare them with torch's
+instructions.py  count the instructions in short steps, and compare them with torch's
 onehots.py       measure operations on one-hots before and after `convert`
 record_files.py  read and write records as JSON files, with commit and machine
 report.py        format a record as text

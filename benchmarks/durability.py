@@ -10,10 +10,12 @@ without. Each attack prints "N tried, M lost". An attempt counts as lost in thes
 - `kills` sends SIGKILL to a process that trains, saves, and changes the number of rows. Lost: an
   acknowledged save is missing, the folder doesn't open, or the values or the number of rows differ
   from those of the same training in memory.
-- `flips` flips one bit of one file. Lost: values differ, but hotrow raises no error.
+- `flips` flips one bit of one file. Lost: hotrow reads different values without an error, or its
+  error doesn't name the file.
 - `full` fills the disk (a tmpfs, which requires root) during training. Lost: as for `kills`, or the
   process ends without a hotrow error.
-- `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank doesn't end.
+- `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank doesn't stop with an error
+  within `RANK_TIMEOUT` seconds.
 
 `--record` runs all attacks, and writes docs/scale.json and docs/scale.md. The processes are forked,
 so an attempt takes only milliseconds.
@@ -51,7 +53,7 @@ from hotrow.distributed import shard
 ROWS, COLUMNS, IDS = 2000, 8, 16
 NEW_ROWS = 300  # the number of rows that a growth adds
 FRESH_EVERY = 25  # start again with a new table after this many attempts
-RANK_TIMEOUT = 20  # seconds until a rank counts as lost
+RANK_TIMEOUT = 20  # seconds after which a rank that is still running counts as lost
 MAX_SECONDS = 0.15  # kill each process within this many seconds
 
 
@@ -61,7 +63,7 @@ def first_values() -> torch.Tensor:
 
 
 def rows_at(t: int) -> int:
-    """Return the number of rows of step t: they grow every third step, and shrink at times."""
+    """Return the number of rows in step t: it grows every third step, and sometimes shrinks."""
     return ROWS + NEW_ROWS * (t // 3 % 8)
 
 
@@ -75,7 +77,7 @@ def step(layer: nn.Module, optimizer: torch.optim.Optimizer, t: int) -> None:
 
 
 def changing_step(layer: nn.Embedding, optimizer: torch.optim.Optimizer, t: int) -> None:
-    """Take step t after a change to its number of rows; the last row is new."""
+    """Resize the table to `rows_at(t)` rows, train its last row, and take step t."""
     rows = rows_at(t)
     if rows != layer.num_embeddings:
         generator = torch.Generator().manual_seed(t)
@@ -88,7 +90,7 @@ def changing_step(layer: nn.Embedding, optimizer: torch.optim.Optimizer, t: int)
 
 
 def train_in_memory(steps: int) -> dict[str, torch.Tensor]:
-    """Return the rows and the state after the same training in memory."""
+    """Return the rows and the optimizer state after the same steps with a table in memory."""
     layer = nn.Sequential(nn.Embedding(ROWS, COLUMNS, _weight=first_values()))
     layer = hotrow.convert(layer, min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.05)
@@ -160,7 +162,7 @@ def forked(run: Callable[[int], None]) -> Iterator[tuple[int, int]]:
 
 
 def read_all(pipe: int) -> int:
-    """Return the number of bytes until the end of the pipe."""
+    """Read a pipe until it is closed; return the number of bytes."""
     count = 0
     while data := os.read(pipe, 1 << 16):
         count += len(data)
@@ -179,7 +181,7 @@ def is_lost(folder: Path, acknowledged: int) -> bool:
 
 
 def kills(count: int, chance: random.Random) -> Iterator[bool]:
-    """Kill a process that trains and saves."""
+    """Kill a process that trains and saves, and check the folder; repeat."""
     train_in_memory(2)  # compiles the kernels before the first fork
     with tempfile.TemporaryDirectory() as parent:
         folder, loss = Path(parent), True
@@ -199,7 +201,7 @@ def kills(count: int, chance: random.Random) -> Iterator[bool]:
 
 
 def flips(count: int, chance: random.Random, *, verify: bool = True) -> Iterator[bool]:
-    """Flip a bit of a file."""
+    """Flip one bit of a file, and read the folder; repeat with other bits."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent, "table")
         create(folder)
@@ -232,7 +234,7 @@ def flip(path: Path, bit: int) -> None:
 
 
 def full(count: int, chance: random.Random) -> Iterator[bool]:
-    """Fill a tmpfs while a process trains and saves, then free space and save again."""
+    """Fill a tmpfs while a process trains and saves; then free space and check the folder."""
     train_in_memory(2)
     needed = 4 * ROWS * COLUMNS * 4
     with tempfile.TemporaryDirectory() as parent:
@@ -271,7 +273,7 @@ def _fill_disk(parent: Path, fill_at: int) -> bool:
 
 
 def ranks(count: int, chance: random.Random) -> Iterator[bool]:
-    """Kill a rank that trains a sharded table."""
+    """Kill a rank that trains a sharded table, and check that the other ranks stop."""
     train_in_memory(2)
     for _ in range(count):
         world = chance.choice([2, 3])
@@ -329,8 +331,8 @@ def _ends(child: int) -> bool:
 def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> dict[str, Any]:
     """Measure the time of steps with checksums, relative to the same steps without checksums.
 
-    Each round opens the folder once with checks and once without. After it opens the folder, it
-    runs the steps twice: first on pages that have not been checked, then on the same pages again.
+    Each round opens the folder once with checks and once without. Each time, the steps run twice:
+    first on pages that have not been checked, then on the same pages again.
     """
     columns, ids = 64, 4096
     batches = Batches(rows, ids)

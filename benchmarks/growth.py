@@ -1,10 +1,10 @@
 """Measure how long a vocabulary takes to grow: `python -m benchmarks.growth`.
 
 A table with AdamW's state grows by 1,000 rows at a time until it has twice as many rows. The
-average includes the growth that moves all rows to larger memory. The baseline is the usual way to
-add rows: `torch.cat` for the weight and for each tensor of the state, in a few rounds. In a virtual
-machine, the first write to a memory page is slow. So the benchmark first writes to as much memory
-as it needs. Steps are timed before the first growth and after the last one.
+average includes the growth that moves all rows to a larger block of memory. The baseline is the
+usual way to add rows: `torch.cat` for the weight and for each tensor of the state, in a few rounds.
+In a virtual machine, the first write to a memory page is slow. So the benchmark first writes to as
+much memory as it will need. Steps are timed before the first growth and after the last one.
 """
 
 from __future__ import annotations

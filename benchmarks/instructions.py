@@ -1,10 +1,10 @@
-"""Count the instructions of short training steps, because counts vary less than times.
+"""Count the instructions in short training steps, because counts vary less than times.
 
     python -m benchmarks.instructions
     python -m benchmarks.instructions --update
 
 callgrind, a tool of valgrind, counts the instructions of hotrow's step and of torch's step in one
-process. `make test-all` compares the ratios of hotrow's count to torch's with those in
+process. `make test-all` checks the ratios of hotrow's counts to torch's against those in
 benchmarks/instructions.json, which `--update` writes.
 """
 

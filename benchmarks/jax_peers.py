@@ -36,7 +36,7 @@ class JaxPeer(Peer):
         self.look_up = jax.jit(lambda table, ids: table.at[ids].get(mode="promise_in_bounds"))
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """Return the time in seconds of the lookup, and of the rest of the step (a single call)."""
+        """Take a step; return the seconds spent in the lookup and in the rest of the step."""
         import jax
 
         inputs = jax.numpy.array(ids.int().numpy()), jax.numpy.array(gradient.numpy())

@@ -42,7 +42,7 @@ class Side:
         self.optimizer.step()
 
     def peak_bytes(self, batch: Batch) -> int:
-        """Return the additional peak memory of a step, without model, state and batch."""
+        """Return the peak memory of a step in addition to the model, its state and the batch."""
         self.optimizer.zero_grad()
         return memory.measure_peak(lambda: self.step(batch))
 

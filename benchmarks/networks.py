@@ -82,7 +82,7 @@ class Recommender(nn.Module):
 
 
 class Lookups(nn.Module):
-    """The row of one id per field, from a table for each field or from one table for all fields."""
+    """Look up one id per field, in either one table per field or a single table for all fields."""
 
     def __init__(self, sizes: list[int], columns: int, is_joined: bool) -> None:
         super().__init__()

@@ -5,7 +5,7 @@
 Each use is the forward method of a model. The benchmark times forward and backward of the plain
 model, and of the model converted with the default `min_entries`. The two models take turns. Before
 timing starts, their results and gradients are compared. The peak is the largest amount of memory
-that a run has allocated and not yet freed.
+that is allocated at one time during a run.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _step(model: Any) -> list[Tensor]:
 
 
 def _peak(model: Any) -> int:
-    """Return the largest number of bytes that a run has allocated and not yet freed."""
+    """Return the largest number of bytes that are allocated at one time during a run."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         _step(model)
     events = found.profiler.kineto_results.events()

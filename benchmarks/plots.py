@@ -78,7 +78,7 @@ def _bars(record: Record) -> svg.Drawing:
 
 
 def _decades(values: list[float]) -> range:
-    """Return the exponents of the powers of ten around all values, at least one decade apart."""
+    """Return the exponents of the powers of ten that enclose all values (at least two)."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return range(low, max(high, low + 1) + 1)
 

@@ -59,7 +59,7 @@ def replace_rows(readme: str, rows: str) -> str:
 def replace_groups(text: str, match: re.Match[str], numbers: Numbers) -> str:
     """Return the text with each named group of the match replaced by the number of that name."""
     assert set(match.re.groupindex) == set(numbers)
-    for name in sorted(numbers, key=match.start, reverse=True):  # from the end, so that spans hold
+    for name in sorted(numbers, key=match.start, reverse=True):  # from the end: spans stay valid
         text = text[: match.start(name)] + numbers[name] + text[match.end(name) :]
     return text
 

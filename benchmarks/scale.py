@@ -3,10 +3,11 @@
     python -m benchmarks.scale
     python -m benchmarks.scale --page
 
-`--page` only rewrites the page from docs/scale.json and benchmarks/scale.md. Linux counts the bytes
-on the loopback interface of a separate network namespace, which requires root. The bytes include
-the overhead of gloo and TCP. Times include forward, backward and step, but not the time to draw the
-Zipf ids. Memory is the process's peak resident memory, including torch and the kernels.
+`--page` measures nothing: it rewrites the page from docs/scale.json and benchmarks/scale.md. Linux
+counts the bytes on the loopback interface of a separate network namespace, which requires root. The
+bytes include the overhead of gloo and TCP. Times include forward, backward and step, but not the
+time to draw the Zipf ids. Memory is the process's peak resident memory, including torch and the
+kernels.
 """
 
 from __future__ import annotations

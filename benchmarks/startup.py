@@ -40,7 +40,7 @@ class Startup:
     """The startup time of a program.
 
     The first starts use an empty cache and compile the kernels. Later starts load the compiled
-    kernels. They alternate with starts of the same program with torch alone.
+    kernels. They alternate with starts of the same program without hotrow.
     """
 
     name: str = "startup"

@@ -21,7 +21,7 @@ from hotrow.optim.lag import RowLag
 from hotrow.table.gradient import RowGradient
 from hotrow.table.parameter import Table
 
-# The sizes of most tables; the tests on the CPU make them smaller.
+# The sizes and step counts of the checks; the tests on the CPU reduce them.
 ROWS, COLUMNS, IDS, STEPS, FREQUENT, WIDE = 500, 37, 64, 80, 70_000, 5000
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
@@ -102,7 +102,7 @@ def train_dense(
     layer = initial_layer().to(device, dtype)
     optimizer = getattr(torch.optim, name)(layer.parameters(), **options)
     for ids, gradient in batches(device=device):
-        # The dense gradient is summed on the CPU, because torch's sums on a GPU vary.
+        # The dense gradient is summed on the CPU, because torch's sums on a GPU vary between runs.
         dense = torch.zeros(ROWS, COLUMNS, dtype=dtype)
         dense.index_add_(0, ids.cpu(), gradient.cpu().to(dtype))
         layer.weight.grad = dense.to(device)
@@ -130,7 +130,7 @@ def each_optimizer_is_no_worse_than_torch() -> str:
 
 
 def bits_compared_with_the_cpu() -> str:
-    """Count the values whose bits differ from hotrow's on the CPU."""
+    """Count the values that differ from the results of hotrow's kernels on the CPU."""
     found = []
     for name, options in OPTIMIZERS:
         for dtype in (torch.float32, torch.float64, torch.bfloat16):
@@ -192,7 +192,7 @@ def duplicates_add_in_chunks_of_32() -> None:
 
 @contextmanager
 def refuse_waits() -> Iterator[None]:
-    """Raise an error if the CPU waits for the GPU."""
+    """Make torch raise an error if the CPU waits for the GPU."""
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -202,7 +202,7 @@ def refuse_waits() -> Iterator[None]:
 
 
 def a_step_never_waits() -> None:
-    """Train under torch's synchronization check, also with clipping and accumulation."""
+    """Train under torch's synchronization check, with and without gradient clipping."""
     clip = functools.partial(clip_gradients)
     for name, options in OPTIMIZERS[:6]:
         for after in (None, clip):
@@ -288,7 +288,7 @@ def an_alias_shows_dense_values() -> None:
 
 
 def backward_keeps_rows_unmerged() -> None:
-    """Check that reference counts show whether other code holds the gradient."""
+    """Check that backward doesn't merge a gradient that no other code holds."""
     layer, _ = make_table("AdamW", {})
     for ids, gradient in batches(2):
         layer.zero_grad()
@@ -318,7 +318,7 @@ def accumulation_and_scaling() -> None:
 
 
 def state_dicts_move_between_devices() -> None:
-    """Train on the GPU, continue on the CPU, and the other way around."""
+    """Train on the GPU and continue on the CPU, and the other way around."""
     reference = train_table("AdamW", {}, device="cpu")
     for first, second in (("cuda", "cpu"), ("cpu", "cuda")):
         layer, optimizer = make_table("AdamW", {}, device=first)
@@ -376,7 +376,7 @@ def tables_on_a_second_gpu() -> None:
 
 
 def ids_beyond_a_block() -> None:
-    """Train a wide table, which needs several blocks of columns, against torch."""
+    """Train a wide table, which needs several blocks of columns, and compare it with torch's."""
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(50, WIDE).cuda(), min_entries=0)
     dense = nn.Embedding(50, WIDE).cuda()

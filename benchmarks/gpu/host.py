@@ -1,4 +1,4 @@
-"""Measure the CPU time of a training step on a GPU, on a computer without one.
+"""Measure how much CPU time a training step on a GPU takes, on a computer without a GPU.
 
     python -m benchmarks.gpu.host
 

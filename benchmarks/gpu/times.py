@@ -147,7 +147,7 @@ def make_graph(workload: Workload, batch: Tensor, gradient: Tensor) -> Callable[
 
 
 def measure(workload: Workload) -> dict[str, Any]:
-    """Return the times of all peers, which take turns, and hotrow's ratios to them."""
+    """Return the times of all peers, which take turns, and their ratios to hotrow's time."""
     batches = draw_batches(workload, WARMUP + STEPS_PER_ROUND)
     random = torch.Generator("cuda").manual_seed(1)
     gradient = torch.randn(workload.ids, workload.columns, device="cuda", generator=random)
