@@ -245,7 +245,7 @@ def markdown_table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Write the page, its figures and the READMEs' numbers."""
+    """Write the page and its figures, and update the numbers in the READMEs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

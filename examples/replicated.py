@@ -40,7 +40,7 @@ def options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train and print the losses."""
+    """Train the model and print its losses."""
     args = options(arguments)
     group = ProcessGroup()
     train, held_out = standard_library()

@@ -260,7 +260,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def run(line: CommandLine, folder: Path, results: Path) -> str | None:
-    """Run a command line in a forked process, and return what is wrong with it."""
+    """Run a command line in a forked process; return what went wrong, or None."""
     child = os.fork()
     if not child:
         _run_child(line, folder, results)

@@ -5,9 +5,9 @@
 
 `tests.attacks.targets` defines which results are correct. Each target starts from the files in
 `tests/attacks/corpus`, and runs in its own process. If atheris is installed (`make .venv/fuzz`),
-code coverage guides the changes to these files. Otherwise, the changes are random. Inputs with
-wrong results are written to `build/fuzz/<target>/wrong-*`. After you fix a bug, add its input to
-the corpus, which `make test` reads.
+code coverage guides the changes to these files. Otherwise, the changes are random. Inputs that
+produce wrong results are written to `build/fuzz/<target>/wrong-*`. After you fix a bug, add its
+input to the corpus, which `make test` reads.
 """
 
 from __future__ import annotations

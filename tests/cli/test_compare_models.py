@@ -438,7 +438,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "@built --inputs mixed.safetensors",
-        "the tensors in mixed.safetensors are named 0, scale, which mixes positions and keywords",
+        "the tensors in mixed.safetensors are named 0, scale, which are neither all keywords",
         "name all tensors after the model's arguments, or number them all 0, 1, 2",
     ),
     # inputs that the model does not accept

@@ -1323,7 +1323,7 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
 
 
 def boxes(page: Page, selector: str) -> list[list[float]]:
-    """The position and size of each element, in pixels."""
+    """The position and size of each element, in tenths of a pixel."""
     found: list[list[float]] = page.evaluate(
         """selector => [...document.querySelectorAll(selector)].map(e => {
              const box = e.getBoundingClientRect();
@@ -1474,7 +1474,7 @@ def test_labels_of_the_map_cover_no_dot(open_page: Open, lang: str, width: int) 
     page = open_page(f"lang={lang}", width=width).page
     assert page.locator("#meaning-map text.label").count() == 20
     assert page.evaluate(LABELS, [0, 1, 2, 3, 5, 8, 12, 16, 20, 25, 30, 40, 50, 75, 100]) == []
-    # Nothing that is drawn after a dot covers it, except labels.
+    # Labels are checked above. Nothing else can cover a dot: halos are drawn before all dots.
     drawn = page.evaluate(
         "[...document.querySelectorAll('#meaning-map svg > *')].map(e => e.classList[0] ?? '')"
     )

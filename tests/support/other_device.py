@@ -48,7 +48,7 @@ class Waits(TorchDispatchMode):
         return result
 
     def __enter__(self):
-        # If a dispatch mode is active, hotrow checks the ids in an operator. Hide this mode.
+        # While a dispatch mode is active, hotrow runs the id check in an operator. Hide this mode.
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
         for name in COPIES:

@@ -1,4 +1,4 @@
-"""Random sequences of steps, growths, reorderings, freezes, reads and checkpoints."""
+"""Random sequences of steps, resizes, reorderings, freezes, reads and checkpoints."""
 
 import copy
 
@@ -18,7 +18,7 @@ MAX_ROWS = 14
 
 
 class Session:
-    """Apply random operations to hotrow and to dense training by hand."""
+    """Apply the same random operations to a table and to a dense model changed by hand."""
 
     def __init__(self, name, data):
         self.name, self.draw = name, data.draw

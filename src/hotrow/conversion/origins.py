@@ -61,7 +61,7 @@ class Origin:
 
     @property
     def is_used(self) -> bool:
-        """Whether an operation used only the ids."""
+        """Whether any operation used only the ids of these one-hots."""
         return bool(self.product_counts or self.use_counts)
 
     def record_one_hot(self, x: OneHot) -> None:

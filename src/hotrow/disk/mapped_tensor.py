@@ -163,7 +163,7 @@ class MappedTensor:
         self._is_checked[numbers] = True
 
     def _check_all(self) -> None:
-        """Check all pages; don't read the holes of a sparse file."""
+        """Check all pages, without reading the holes in a sparse file."""
         if self._all_checked:
             return
         position, count = 0, min(self.file.saved.page_count, self.layout.page_count)

@@ -146,7 +146,7 @@ class ShardedRowChange(RowChange):
         return torch.where(ids < self.old_count, ids, -1)
 
     def _owners(self, sources: Tensor) -> Tensor:
-        """Return, for each source, the rank that has the old row, or -1 for the source -1."""
+        """Return the rank that has each source's old row, or -1 for a source of -1."""
         return sources.div(self.old.rows_per_rank, rounding_mode="floor")
 
     def _added_before(self, row: int) -> int:

@@ -78,7 +78,7 @@ class Rule:
     """The arithmetic of an elementwise optimizer.
 
     Attributes:
-        name: the name of torch's optimizer.
+        name: the name of the corresponding torch optimizer.
         update: `update(w, g, slots, entry, flags) -> (w, slots)`, which computes one step. The
             function runs on scalars (in compiled code) and on tensors of rows. It must not contain
             float literals, which would promote float32 to float64; constants are part of the entry.

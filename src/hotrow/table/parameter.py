@@ -45,7 +45,7 @@ class Table(nn.Parameter):
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
-        dense_use: (operation, location) of the latest differentiated use outside lookups, or None.
+        dense_use: (operation, location) of the latest use in autograd other than a lookup, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.

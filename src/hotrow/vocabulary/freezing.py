@@ -34,8 +34,8 @@ def freeze(layer: nn.Module, ids: Any) -> None:
             or the table is sharded or on disk. Later, a step raises this error if an optimizer from
             `torch.optim` trains the table.
 
-    Cost: settles the rows once. After that, steps only skip the rows. If the gradient is dense (a
-    tied head), each step copies the frozen rows and puts them back.
+    Cost: settles the rows once. After that, steps only skip the rows. If the gradient is dense
+    (for example, because of a tied head), each step saves the frozen rows and then restores them.
 
     Checkpoints don't record which rows are frozen. After you load a checkpoint into a new model,
     call `freeze` again.

@@ -153,7 +153,7 @@ def test_a_compiled_model_under_autocast_never_waits(interpret, monkeypatch):
         assert_same_bits(eager, compiled)
 
 
-# A dispatch mode would stop torch.compile.
+# Replace these methods, because torch.compile doesn't compile under a dispatch mode.
 WAITING_METHODS = "item", "tolist", "nonzero", "numpy", "cpu", "__bool__", "__int__", "__float__"
 
 

@@ -97,7 +97,7 @@ class DeviceIds(DistinctIds):
 
     @functools.cached_property
     def inverse(self) -> Tensor:
-        """int64, the position of each id of the batch among `rows`; -1 for the id -1."""
+        """int64, the position in `rows` of each id in the batch; -1 where the id is -1."""
         positions: Tensor = torch.searchsorted(self.rows, self.flat.long())
         positions = positions.masked_fill(self.flat < 0, -1)
         return positions.reshape(self.shape)
