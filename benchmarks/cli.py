@@ -126,7 +126,7 @@ def run_command(
 
 
 def _peer_types_of(workload: Workload) -> set[str]:
-    """Return the peer types of a workload; if its peers are fixed, return all types."""
+    """Return the peer types of a workload, or all types if its peers are fixed."""
     if isinstance(workload, TableBenchmark):
         return {peer.type_name for peer in workload.peers}
     return set(PEER_TYPES)

@@ -1,19 +1,19 @@
-"""Simulate many failures of tables on disk and sharded tables, and count the losses.
+"""Simulate many failures of tables on disk and of sharded tables, and count the losses.
 
     python -m benchmarks.durability kills 1000
     python -m benchmarks.durability checks
     python -m benchmarks.durability --record 1000
 
 `checks` measures the cost of checksums: the time of a step with checksums, divided by the time
-without. Each attack prints "N tried, M lost". An attempt counts as lost in these cases:
+without. Each attack prints "N tried, M lost". What counts as lost depends on the attack:
 
 - `kills` sends SIGKILL to a process that trains, saves, and changes the number of rows. Lost: an
   acknowledged save is missing, the folder doesn't open, or the values or the number of rows differ
   from those of the same training in memory.
 - `flips` flips one bit of one file. Lost: hotrow reads different values without an error, or its
   error doesn't name the file.
-- `full` fills the disk (a tmpfs, which requires root) during training. Lost: as for `kills`, or the
-  process ends without a hotrow error.
+- `full` fills the disk (a tmpfs, which requires root) during training. Lost: the same cases as for
+  `kills`, or the process ends without a hotrow error.
 - `ranks` sends SIGKILL to one of two or three ranks. Lost: another rank doesn't stop with an error
   within `RANK_TIMEOUT` seconds.
 
@@ -51,7 +51,7 @@ from hotrow.bench.batches import Batches
 from hotrow.distributed import shard
 
 ROWS, COLUMNS, IDS = 2000, 8, 16
-NEW_ROWS = 300  # the number of rows that a growth adds
+NEW_ROWS = 300  # rows added each time the table grows
 FRESH_EVERY = 25  # start again with a new table after this many attempts
 RANK_TIMEOUT = 20  # seconds after which a rank that is still running counts as lost
 MAX_SECONDS = 0.15  # kill each process within this many seconds
@@ -63,12 +63,12 @@ def first_values() -> torch.Tensor:
 
 
 def rows_at(t: int) -> int:
-    """Return the number of rows in step t: it grows every third step, and sometimes shrinks."""
+    """Return the number of rows in step t. It grows every third step and sometimes shrinks."""
     return ROWS + NEW_ROWS * (t // 3 % 8)
 
 
 def step(layer: nn.Module, optimizer: torch.optim.Optimizer, t: int) -> None:
-    """Take step t, whose ids and gradients depend only on t."""
+    """Run step t. Its ids and gradients depend only on t."""
     generator = torch.Generator().manual_seed(t)
     ids = (torch.rand(IDS, generator=generator) ** 3 * ROWS).long()
     optimizer.zero_grad()
@@ -77,7 +77,7 @@ def step(layer: nn.Module, optimizer: torch.optim.Optimizer, t: int) -> None:
 
 
 def changing_step(layer: nn.Embedding, optimizer: torch.optim.Optimizer, t: int) -> None:
-    """Resize the table to `rows_at(t)` rows, train its last row, and take step t."""
+    """Resize the table to `rows_at(t)` rows, train its last row, and run step t."""
     rows = rows_at(t)
     if rows != layer.num_embeddings:
         generator = torch.Generator().manual_seed(t)
@@ -90,7 +90,7 @@ def changing_step(layer: nn.Embedding, optimizer: torch.optim.Optimizer, t: int)
 
 
 def train_in_memory(steps: int) -> dict[str, torch.Tensor]:
-    """Return the rows and the optimizer state after the same steps with a table in memory."""
+    """Run `steps` steps on a table in memory; return its rows and optimizer state."""
     layer = nn.Sequential(nn.Embedding(ROWS, COLUMNS, _weight=first_values()))
     layer = hotrow.convert(layer, min_entries=0)
     optimizer = hotrow.optim.AdamW(layer.parameters(), lr=0.05)
@@ -120,7 +120,7 @@ def read_folder(folder: Path, *, verify: bool = True) -> tuple[int, dict[str, to
 
 
 def differs(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
-    """Return whether the bits of any value differ."""
+    """Return whether any value differs in its bits."""
     return found.keys() != expected.keys() or not all(
         torch.equal(value, expected[key]) for key, value in found.items()
     )
@@ -181,7 +181,7 @@ def is_lost(folder: Path, acknowledged: int) -> bool:
 
 
 def kills(count: int, chance: random.Random) -> Iterator[bool]:
-    """Kill a process that trains and saves, and check the folder; repeat."""
+    """Repeatedly kill a process that trains and saves, and check the folder each time."""
     train_in_memory(2)  # compiles the kernels before the first fork
     with tempfile.TemporaryDirectory() as parent:
         folder, loss = Path(parent), True
@@ -201,7 +201,7 @@ def kills(count: int, chance: random.Random) -> Iterator[bool]:
 
 
 def flips(count: int, chance: random.Random, *, verify: bool = True) -> Iterator[bool]:
-    """Flip one bit of a file, and read the folder; repeat with other bits."""
+    """Repeatedly flip one bit of a file and read the folder."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent, "table")
         create(folder)
@@ -286,7 +286,7 @@ def ranks(count: int, chance: random.Random) -> Iterator[bool]:
                 for rank in range(world)
             ]
             for _, pipe in children:
-                os.read(pipe, 1)  # the rank has taken its first step
+                os.read(pipe, 1)  # the rank has finished its first step
             time.sleep(chance.random() * MAX_SECONDS)
             victim, _ = children.pop(chance.randrange(world))
             os.kill(victim, signal.SIGKILL)
@@ -316,7 +316,7 @@ def run_rank(rank: int, world: int, port: int, pipe: int) -> None:
 
 
 def _ends(child: int) -> bool:
-    """Return whether a rank ends by itself with an error; kill it if it doesn't end in time."""
+    """Return whether a rank exits with an error in time; kill it if it is still running."""
     end = time.monotonic() + RANK_TIMEOUT
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -331,7 +331,7 @@ def _ends(child: int) -> bool:
 def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> dict[str, Any]:
     """Measure the time of steps with checksums, relative to the same steps without checksums.
 
-    Each round opens the folder once with checks and once without. Each time, the steps run twice:
+    Each round opens the folder once with checks and once without. Both times, the steps run twice:
     first on pages that have not been checked, then on the same pages again.
     """
     columns, ids = 64, 4096
@@ -372,7 +372,7 @@ def measure_checks(rows: int = 1_000_000, steps: int = 20, rounds: int = 4) -> d
 
 
 def take_step(layer: nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> None:
-    """Take a step of the checksum benchmark."""
+    """Run one step of the checksum benchmark."""
     optimizer.zero_grad()
     layer(ids).square().sum().backward()
     optimizer.step()

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hotrow.bench.peers import Case, Peer, initial_weight
 
-OPTIMIZERS = {"SGD": "EXACT_SGD", "Adagrad": "EXACT_ADAGRAD"}  # FBGEMM has no Adam on CPUs
+OPTIMIZERS = {"SGD": "EXACT_SGD", "Adagrad": "EXACT_ADAGRAD"}  # FBGEMM has no Adam for CPUs
 INSTALL_COMMAND = "pip install --no-deps fbgemm-gpu-cpu==1.8.0"
 
 
 class FbgemmPeer(Peer):
-    """FBGEMM's table, whose backward pass includes the optimizer step."""
+    """A peer with FBGEMM's table. Its backward pass includes the optimizer step."""
 
     class NoOptimizer:
         """An optimizer that does nothing."""
@@ -29,7 +29,7 @@ class FbgemmPeer(Peer):
             """Do nothing: the backward pass has already updated the table."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Look up each id as a bag with a single id, which is faster than `PoolingMode.NONE`."""
+        """Look up each id as a bag of one. This is faster than `PoolingMode.NONE`."""
         output: Tensor = self.module(ids, _offsets(len(ids)))
         return output
 

@@ -13,7 +13,7 @@ FLOOR, BEST = "floor", "best peer"  # values of `Goal.against` that don't name a
 
 @dataclass(frozen=True)
 class Goal:
-    """A goal: hotrow's step takes at most `max_ratio` times as long as the step of `against`."""
+    """A goal: hotrow's step takes at most `max_ratio` times as long as `against`'s step."""
 
     against: str
     max_ratio: float

@@ -2,9 +2,10 @@
 
 A table with AdamW's state grows by 1,000 rows at a time until it has twice as many rows. The
 average includes the growth that moves all rows to a larger block of memory. The baseline is the
-usual way to add rows: `torch.cat` for the weight and for each tensor of the state, in a few rounds.
-In a virtual machine, the first write to a memory page is slow. So the benchmark first writes to as
-much memory as it will need. Steps are timed before the first growth and after the last one.
+usual way to add rows: call `torch.cat` for the weight and for each tensor of the state. It is
+measured only a few times. In a virtual machine, the first write to a memory page is slow. So the
+benchmark first writes to as much memory as it will need. Steps are timed before the first growth
+and after the last one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main(
     rows: Annotated[int, typer.Option(help="Rows before the first growth.")] = 1_000_000,
     columns: Annotated[int, typer.Option(help="Columns of the table.")] = 256,
 ) -> None:
-    """Print the time of a growth and of a step, and their ratios."""
+    """Print the times of a growth and of a step, and how they compare."""
     torch.ones(8 * rows, columns)
     layer = nn.Embedding(rows, columns, _weight=torch.zeros(rows, columns))
     hotrow.convert(layer, min_entries=0)
@@ -72,7 +73,7 @@ def time_steps(layer: nn.Embedding, optimizer: torch.optim.Optimizer) -> float:
 
 
 def take_step_with_all_rows(layer: nn.Embedding, optimizer: torch.optim.Optimizer) -> None:
-    """Take a step with every row, because the first use of a new row's memory is slow."""
+    """Train every row once, because the first use of a new row's memory is slow."""
     for ids in torch.arange(layer.num_embeddings).split(1 << 16):
         optimizer.zero_grad()
         layer(ids).sum().backward()

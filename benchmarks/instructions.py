@@ -3,9 +3,9 @@
     python -m benchmarks.instructions
     python -m benchmarks.instructions --update
 
-callgrind, a tool of valgrind, counts the instructions of hotrow's step and of torch's step in one
-process. `make test-all` checks the ratios of hotrow's counts to torch's against those in
-benchmarks/instructions.json, which `--update` writes.
+callgrind, a valgrind tool, counts the instructions of hotrow's step and of torch's step in one
+process. `make test-all` compares the ratios of hotrow's counts to torch's with the ratios in
+benchmarks/instructions.json. `--update` rewrites that file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ END_OF_PHASE = "getpgid"
 
 @dataclass(frozen=True)
 class Workload:
-    """Training steps of embeddings, all of which hotrow converts to tables.
+    """Training steps on embeddings. With hotrow, all the embeddings become tables.
 
     Attributes:
         optimizer: the name of the optimizer.
@@ -92,7 +92,7 @@ WORKLOADS = {
 
 
 def run_steps() -> None:
-    """Take the steps of all workloads; call `END_OF_PHASE` before and after each measurement."""
+    """Run the steps of all workloads; call `END_OF_PHASE` before and after each measurement."""
     end_phase = getattr(os, END_OF_PHASE)
     torch.set_num_threads(1)
     for workload in WORKLOADS.values():
@@ -107,7 +107,7 @@ def run_steps() -> None:
 
 
 def count_instructions() -> dict[str, dict[str, float]]:
-    """Return the instructions per step of hotrow and torch, and their ratio, for each workload.
+    """For each workload, return the instructions per step of hotrow and torch, and their ratio.
 
     Raises:
         FileNotFoundError: valgrind is not installed.
@@ -141,7 +141,7 @@ def _read_count(path: Path) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the counts; with `--update`, write them to the record."""
+    """Print the counts; with `--update`, also write them to the record."""
     if shutil.which("valgrind") is None:
         print("valgrind is missing: install it (Debian: apt-get install valgrind)", file=sys.stderr)
         return 1

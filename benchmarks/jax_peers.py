@@ -22,7 +22,7 @@ Step = Callable[[Any, Any, Any, Any], tuple[Any, Any]]  # table, state, ids, gra
 
 
 class JaxPeer(Peer):
-    """A peer that stores its table in a JAX array and steps with the compiled `update`, if any."""
+    """A peer that stores its table in a JAX array. A step runs the compiled `update`, if any."""
 
     def __init__(
         self, case: Case, update: Step | None, init_state: Any, label: str, counterpart: str | None
@@ -36,7 +36,7 @@ class JaxPeer(Peer):
         self.look_up = jax.jit(lambda table, ids: table.at[ids].get(mode="promise_in_bounds"))
 
     def step(self, ids: Tensor, gradient: Tensor) -> dict[str, float]:
-        """Take a step; return the seconds spent in the lookup and in the rest of the step."""
+        """Run a step; return the seconds spent in the lookup and in the rest of the step."""
         import jax
 
         inputs = jax.numpy.array(ids.int().numpy()), jax.numpy.array(gradient.numpy())

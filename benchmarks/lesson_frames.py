@@ -20,7 +20,7 @@ from hotrow import lesson
 
 SECONDS = 6.0
 REFRESH = 60  # frames per second of a headless browser
-CASES = [  # name, script that answers the questions of the page, whether to drag
+CASES = [  # name, script that answers the page's questions, whether to drag
     ("idle", "revealAll()", False),
     ("drag V", "revealAll()", True),
     ("drag V, folds open", "showEverything()", True),
@@ -33,7 +33,7 @@ requestAnimationFrame(record);
 
 
 def count_frames(page: Page, seconds: float, drag: bool) -> tuple[float, float, int]:
-    """Return frames per second, the longest gap between frames in ms, and the number of values."""
+    """Return frames per second, the longest gap in ms, and the number of slider values seen."""
     slider = page.locator("#waste-slider")
     slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
@@ -75,7 +75,7 @@ def main() -> int:
             rate, gap, values = count_frames(page, SECONDS, drag)
             print(
                 f"{name:<20} {rate:5.1f} frames per second; longest gap {gap:4.0f} ms; "
-                f"values of the slider: {values}"
+                f"slider values: {values}"
             )
         browser.close()
     return 0

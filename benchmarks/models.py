@@ -42,7 +42,7 @@ class Side:
         self.optimizer.step()
 
     def peak_bytes(self, batch: Batch) -> int:
-        """Return the peak memory of a step in addition to the model, its state and the batch."""
+        """Return the peak memory of a step, excluding the model, its state and the batch."""
         self.optimizer.zero_grad()
         return memory.measure_peak(lambda: self.step(batch))
 
@@ -125,7 +125,7 @@ class Model:
         return result
 
     def measure_times(self, report_progress: ReportProgress) -> dict[str, Any]:
-        """Time both sides alternately, and measure the peak memory of a step of each side."""
+        """Time both sides in turn, and measure the peak memory of one step on each side."""
         model, draw = self.make(self.is_small)
         sides = (Side(copy.deepcopy(model), False), Side(model, True, self.min_entries))
         batches = [draw(seed) for seed in range(8)]
@@ -164,8 +164,8 @@ class Model:
     ) -> dict[str, Any]:
         """Return the bandwidth floor of a step, and each side's ratio of step time to floor.
 
-        A step reads the batch. For each parameter that it updates, it reads and writes the value
-        and Adam's two moments.
+        A step reads the batch. For each parameter that it updates, the step reads and writes the
+        value and Adam's two moments.
         """
         side.step(batch)
         moved = 2 * (1 + floor.state_count("Adam")) * side.updated_bytes() + sum(

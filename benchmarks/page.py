@@ -184,7 +184,7 @@ def models_table(records: dict[str, Record]) -> str:
 
 
 def onehots_table(uses: list[dict[str, Any]]) -> str:
-    """Return the table of the uses of a one-hot, with the speedup and the memory for each size."""
+    """Return a table with a row per use of a one-hot, and the speedup and memory per size."""
     sizes = list(dict.fromkeys((each["rows"], each["classes"]) for each in uses))
     rows: dict[str, list[str]] = {}
     for each in uses:

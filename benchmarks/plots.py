@@ -38,7 +38,7 @@ def plot(record: Record) -> str | None:
 
 
 def plot_speedups(speedups: list[tuple[str, float]]) -> str:
-    """Return the SVG of hotrow's speedups over torch's fastest dense step, by workload."""
+    """Return an SVG chart of hotrow's speedups over torch's fastest dense step, by workload."""
     heading = "hotrow's speedup over torch's fastest dense step"
     note = "logarithmic axis; torch's step is the fastest of fused, foreach and default"
     bars = [Bar(name, value, f"{value:.3g}x", is_hotrow=True) for name, value in speedups]
@@ -46,7 +46,7 @@ def plot_speedups(speedups: list[tuple[str, float]]) -> str:
 
 
 def plot_errors(errors: list[tuple[str, float, float]], steps: int) -> str:
-    """Return the SVG of hotrow's and torch's errors in ulp, by optimizer."""
+    """Return an SVG chart of hotrow's and torch's errors in ulp, by optimizer."""
     heading = f"Distance from float64 training after {steps:,} steps"
     note = "largest error of any weight, in ulp of the largest weight, logarithmic axis"
     bars = []

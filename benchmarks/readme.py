@@ -1,4 +1,4 @@
-"""Write the measured numbers in both READMEs: the timing table, and the numbers in sentences."""
+"""Update the measured numbers in both READMEs, in the timing table and in sentences."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Numbers = dict[str, str]
 
 
 def update(readme: str, records: dict[str, Record]) -> str:
-    """Return a README, in either language, with the numbers of the records."""
+    """Return a README, in either language, with the numbers from the records."""
     text = replace_rows(readme, table_rows(records))
     for patterns, measure in SENTENCES:
         matches = [match for pattern in patterns for match in re.finditer(pattern, text)]
@@ -57,9 +57,9 @@ def replace_rows(readme: str, rows: str) -> str:
 
 
 def replace_groups(text: str, match: re.Match[str], numbers: Numbers) -> str:
-    """Return the text with each named group of the match replaced by the number of that name."""
+    """Return the text with each named group of the match replaced by the number with that name."""
     assert set(match.re.groupindex) == set(numbers)
-    for name in sorted(numbers, key=match.start, reverse=True):  # from the end: spans stay valid
+    for name in sorted(numbers, key=match.start, reverse=True):  # last first: spans stay valid
         text = text[: match.start(name)] + numbers[name] + text[match.end(name) :]
     return text
 
@@ -98,7 +98,7 @@ def _tabular(records: dict[str, Record]) -> Numbers:
     }
 
 
-# Patterns of a sentence in English and in Chinese, and the function that returns its numbers.
+# For each sentence: its English and Chinese patterns, and the function that returns its numbers.
 SENTENCES: tuple[tuple[tuple[str, str], Callable[[dict[str, Record]], Numbers]], ...] = (
     (
         (r"CPU (?P<low>\d+)x to (?P<high>\d+)x faster", r"的 (?P<low>\d+) 到 (?P<high>\d+) 倍"),

@@ -35,7 +35,7 @@ def describe(record: Record, brief: bool = False) -> Report:
 
 
 def speedup(ratio: float) -> str:
-    """Format hotrow's speedup over a peer from the ratio of hotrow's time to the peer's.
+    """Format hotrow's speedup over a peer, given the ratio of hotrow's time to the peer's.
 
     >>> speedup(0.25), speedup(1.6)
     ('4x', '0.625x')
@@ -133,7 +133,7 @@ def _goal_remarks(record: Record) -> Iterator[str]:
 
 
 def _goal_peer(record: Record, goal: Record) -> str:
-    """Return the label of the peer that hotrow is compared with in a goal."""
+    """Return the label of the peer that a goal compares hotrow with."""
     if goal["against"] in record["peers"]:
         return peer_label(record, goal["against"])
     if goal["against"] == "best peer":

@@ -3,11 +3,11 @@
     python -m benchmarks.scale
     python -m benchmarks.scale --page
 
-`--page` measures nothing: it rewrites the page from docs/scale.json and benchmarks/scale.md. Linux
-counts the bytes on the loopback interface of a separate network namespace, which requires root. The
-bytes include the overhead of gloo and TCP. Times include forward, backward and step, but not the
-time to draw the Zipf ids. Memory is the process's peak resident memory, including torch and the
-kernels.
+`--page` rewrites the page from docs/scale.json and benchmarks/scale.md, without measuring. Linux
+counts the bytes on the loopback interface of a separate network namespace. To create the namespace,
+the script must run as root. The bytes include the overhead of gloo and TCP. Times include forward,
+backward and step, but not the time to draw the Zipf ids. Memory is the process's peak resident
+memory, including torch and the kernels.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def network_table(record: dict[str, Any]) -> str:
 
 
 def disk_table(record: dict[str, Any]) -> str:
-    """Return the table of step times and memory of tables on disk."""
+    """Return a table with the step times and memory use of tables on disk."""
     lines = [
         "| table on disk | table file | distinct ids per step | step | save | peak memory |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -195,9 +195,10 @@ def page(record: dict[str, Any]) -> str:
             + "."
         ),
         "{{checks}}": (
-            f"a step takes {record['checks']['first_use_ratio']:.2f} times as long with checksums "
-            "as without if it uses pages for the first time, and "
-            f"{record['checks']['later_use_ratio']:.2f} times as long later. `hotrow disk verify` "
+            "a step that uses pages for the first time takes "
+            f"{record['checks']['first_use_ratio']:.2f} times as long with checksums as without. "
+            f"Later steps take {record['checks']['later_use_ratio']:.2f} times as long. "
+            "`hotrow disk verify` "
             f"checks {record['checks']['verify_gigabytes_per_second']:.1f} GB per second if the "
             "files are in the page cache."
         ),

@@ -31,7 +31,7 @@ for _ in range(3):
     table(torch.arange(500)).sum().backward()
     optimizer.step()
 """
-PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # Linux only; shows peak memory
+PRINT_STATUS = f"\nprint(open({str(memory.STATUS)!r}).read())"  # Linux only; shows the peak memory
 MAX_ADDED_SECONDS = 0.5
 
 
@@ -40,7 +40,7 @@ class Startup:
     """The startup time of a program.
 
     The first starts use an empty cache and compile the kernels. Later starts load the compiled
-    kernels. They alternate with starts of the same program without hotrow.
+    kernels, and alternate with starts of the same program without hotrow.
     """
 
     name: str = "startup"

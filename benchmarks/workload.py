@@ -13,7 +13,7 @@ class Workload(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the workload in suites, and of its record file."""
+        """The name of the workload, used in suites and for its record file."""
 
     @property
     def about(self) -> str:

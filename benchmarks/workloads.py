@@ -139,7 +139,7 @@ SMALL = [
 
 
 def _optimizer_benchmark(optimizer: str) -> TableBenchmark:
-    """Return the workload for one optimizer; all optimizers have the same sizes."""
+    """Return the workload for one optimizer; all optimizers use the same sizes."""
     sparse = (SPARSE,) if optimizer in FUSED_OPTIMIZERS else ()
     fused = (FUSED,) if optimizer in FUSED_OPTIMIZERS else ()
     return TableBenchmark(

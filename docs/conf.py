@@ -43,7 +43,7 @@ napoleon_custom_sections = [("Shapes", "params_style")]
 nitpick_ignore_regex = [("py:.*", r"(?!hotrow\.).*"), ("py:class", r"hotrow\..*\._[A-Z]")]
 
 html_theme = "furo"
-pygments_style = "tango"  # unlike the theme's default style, it colors the lines of a diff
+pygments_style = "tango"  # unlike the theme's default style, this one colors diff lines
 html_title = "hotrow"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -1,4 +1,4 @@
-"""Predict flight delays from one-hot columns, training with torch.optim and hotrow side by side.
+"""Predict flight delays from one-hot columns, with torch.optim and hotrow side by side.
 
 The input of the first Linear layer has 4,165 columns: the one-hots of carrier, origin, destination
 and tail number, and five numbers. Only nine columns are nonzero for each flight. The model's code

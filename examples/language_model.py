@@ -61,7 +61,7 @@ def standard_library() -> tuple[Tensor, Tensor]:
     folder = Path(sysconfig.get_path("stdlib"))
     files = sorted(folder.glob("*.py"))
     if len(files) < 10:
-        sys.exit(f"{folder} contains no Python sources: use a Python that includes them")
+        sys.exit(f"no Python sources in {folder}: use a Python installation that includes them")
     train = b"".join(file.read_bytes() for i, file in enumerate(files) if i % 10)
     held_out = b"".join(file.read_bytes() for file in files[::10])
     return tuple(

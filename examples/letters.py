@@ -1,4 +1,4 @@
-"""Predict the next letter from one-hots, training with torch.optim and hotrow side by side.
+"""Predict the next letter from one-hots, with torch.optim and hotrow side by side.
 
 The model concatenates the one-hots of the last letters and predicts the next letter with one hidden
 layer. The input to that layer is mostly zeros. The model's code doesn't change: with

@@ -33,7 +33,7 @@ class ProcessGroup:
             print(text, flush=True)
 
     def local_share(self, batch: Any) -> Any:
-        """Return this rank's share of a batch, which is a tensor or a nested tuple of tensors."""
+        """Return this rank's share of a batch (a tensor or a nested tuple of tensors)."""
         if isinstance(batch, Tensor):
             return batch.tensor_split(self.size)[self.rank]
         return tuple(map(self.local_share, batch))
@@ -57,7 +57,7 @@ class ProcessGroup:
         all_steps: int,
         step: Callable[[int], Tensor],
     ) -> None:
-        """Run the steps, and print the mean loss after each 10% of all steps."""
+        """Run the steps, and print the mean loss after every 10% of all steps."""
         losses = []
         for t in steps:
             losses.append(self.mean_over_ranks(step(t)))

@@ -114,7 +114,7 @@ def options(
 
     Arguments:
         arguments: the command-line arguments, or None for `sys.argv`.
-        doc: the module's docstring, whose first line becomes the description in `--help`.
+        doc: the module's docstring; its first line becomes the description in `--help`.
         defaults: the default value and the help text of each option. Each option has the same type
             as its default.
     """

@@ -49,7 +49,7 @@ class TwoTables(nn.Module):
 
 
 class InitialRows:
-    """The first values of new rows, in the order in which rows are added."""
+    """The initial values of new rows, in the order in which the rows are added."""
 
     def __init__(self, values: Tensor) -> None:
         self.values, self.used = values, 0
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         __doc__,
         days=(7, "days of training"),
         steps=(60, "training steps per day"),
-        rows=(20_000, "users; there are as many items"),
+        rows=(20_000, "number of users, and of items"),
         width=(32, "number of columns in each table"),
         batch=(1024, "interactions per step"),
         lr=(1e-2, "learning rate"),

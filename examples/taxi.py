@@ -23,7 +23,7 @@ from torch import Tensor
 
 import hotrow
 
-ROUNDING = 1e-5  # tolerance relative to the largest value, because summation orders differ
+ROUNDING = 1e-5  # tolerance relative to the largest value, because the summation order differs
 OUTPUTS = "action logits", "values"
 
 

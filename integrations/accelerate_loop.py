@@ -13,7 +13,7 @@ ITEMS, COLUMNS, LENGTH, BATCH, STEPS = 200_000, 32, 16, 256, 12
 
 
 def train(model: nn.Module, way: str, clock: Clock) -> None:
-    """Train on random sequences; an optimizer step follows every second batch."""
+    """Train on random sequences, with one optimizer step for every two batches."""
     source = torch.Generator().manual_seed(2)
     ids = (torch.rand(2 * STEPS * BATCH, LENGTH, generator=source).pow(3) * ITEMS).long()
     data = TensorDataset(ids, torch.randint(2, (len(ids),), generator=source))

@@ -47,7 +47,7 @@ def compare(
     differs: str = "",
     tables: int = 1,
 ) -> None:
-    """Train copies of a model in several ways, and assert that hotrow gives the dense result.
+    """Train copies of a model in several ways, and assert that hotrow matches dense training.
 
     The results are compared in float64, where rounding can't hide a difference, and the times are
     measured in float32.
@@ -105,5 +105,5 @@ def _run(model: nn.Module, train: Train, way: str, tables: int) -> tuple[dict[st
 
 
 def library_of(way: str) -> Any:
-    """Return the module with the optimizers for a way of training."""
+    """Return the optimizer module for a way of training."""
     return hotrow.optim if way == "hotrow" else torch.optim

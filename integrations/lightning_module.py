@@ -1,4 +1,4 @@
-"""A LightningModule with a schedule and gradient clipping."""
+"""A LightningModule with a learning rate schedule and gradient clipping."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Classifier(lightning.LightningModule):
         return nn.functional.cross_entropy(self.head(self.items(ids)), labels)
 
     def configure_optimizers(self) -> Any:
-        """Create the optimizer and its schedule."""
+        """Create the optimizer and its learning rate schedule."""
         # Lightning doesn't clip the gradients of a fused optimizer.
         optimizer = library_of(self.way).AdamW(self.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=STEPS)
@@ -39,7 +39,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Tick(lightning.Callback):
-    """Call the clock after each step."""
+    """Call `clock.tick` after each step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -30,7 +30,7 @@ WARMUPS, STEPS = 5, 15
 
 
 class QLearning(nn.Module):
-    """The loss of a DQN update, in which a one-hot selects the value of each action."""
+    """The loss of a DQN update; a one-hot selects the value of each action."""
 
     def __init__(self, states: int, actions: int) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def measure(title: str, report_progress: object) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare and time each program in its own process, which reuses freed memory."""
+    """Compare and time each program in its own process, where malloc keeps freed memory."""
     for title in PROGRAMS:
         found = run_job(
             "integrations.one_hots:measure",

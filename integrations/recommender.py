@@ -1,4 +1,4 @@
-"""DeepFM from the package torchfm: a click model with 26 categorical fields in one table."""
+"""torchfm's DeepFM, a click prediction model with 26 categorical fields in one table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """DQN from Stable-Baselines3, in an environment with 50,000 states.
 
-Stable-Baselines3 encodes the state as a one-hot vector, the input of the first linear layer. With
+Stable-Baselines3 passes the state to the first linear layer as a one-hot vector. With
 `hotrow.convert`, this layer looks up a column of its weight instead of multiplying by the one-hot.
 """
 
@@ -86,7 +86,7 @@ if __name__ == "__main__":
     assert any(isinstance(each, Table) for each in agent.q_net.parameters())
     assert "looked up" in str(hotrow.convert.report(agent.policy))
     distances = {way: float((each - weights["dense"]).abs().max()) for way, each in weights.items()}
-    # Stable-Baselines3 computes in float32, so allow for rounding in a different summation order.
+    # Stable-Baselines3 computes in float32, and another summation order changes the rounding.
     assert distances["hotrow"] <= 4 * distances["fused"] + 1e-6, distances
     assert np.array_equal(*(runs[way][0].replay_buffer.actions for way in ("dense", "hotrow")))
     for way, (_, seconds) in runs.items():

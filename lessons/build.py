@@ -97,7 +97,7 @@ def notebook(cells: list[Text | Code], lang: str) -> nbformat.NotebookNode:
 
 def run(unrun: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Run a notebook from top to bottom, and raise any error from its cells."""
-    # Merge output that arrives in several messages, so that the file does not depend on timing.
+    # Merge outputs that arrive in several messages, so that the file doesn't depend on timing.
     client = NotebookClient(unrun, timeout=300, record_timing=False, coalesce_streams=True)
     done = client.execute(cwd=str(HERE))
     done.metadata["language_info"] = {
@@ -112,7 +112,7 @@ def first_figure(lang: str) -> str:
 
 
 def main() -> None:
-    """Write both notebooks and the figures of the READMEs."""
+    """Write both notebooks, and the figures for the READMEs."""
     for lang, path in FIGURES.items():
         path.write_text(first_figure(lang), encoding="utf-8")
     cells = parse(SOURCE.read_text())

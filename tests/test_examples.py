@@ -42,7 +42,7 @@ def python(*words):
 
 
 def printed(output):
-    """Map each label to (torch's number, hotrow's number), for lines that contain both."""
+    """Map the label of each line with both numbers to (torch's number, hotrow's number)."""
     line = re.compile(r"^(\S.*?) {2,}(-?[\d.]+) +(-?[\d.]+)(?: +[\d.]+x)?$", re.MULTILINE)
     return {what: (a, b) for what, a, b in line.findall(output)}
 

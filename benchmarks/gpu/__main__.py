@@ -19,7 +19,7 @@ RECORDS = Path(__file__).parents[1] / "records" / "gpu"
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the GPU and the versions."""
+    """Return the date, the GPU and the versions."""
     import triton
 
     properties = torch.cuda.get_device_properties(0)
@@ -36,7 +36,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def run_checks() -> dict[str, str]:
-    """Run each check; return "passed", or the error, by name."""
+    """Run all checks; map the name of each to "passed", to its error, or to why it did not run."""
     results = {}
     for check in checks.CHECKS:
         begin = time.perf_counter()
@@ -53,7 +53,7 @@ def run_checks() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the records; return 1 if a check failed, and 2 without a GPU."""
+    """Write the records; return 1 if a check failed, or 2 if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=Path, default=RECORDS)
     parser.add_argument("--only-checks", action="store_true")

@@ -50,20 +50,20 @@ def make_table(
     dtype: torch.dtype = torch.float32,
     device: str = "cuda",
 ) -> tuple[nn.Embedding, Any]:
-    """Return an embedding with a table, and hotrow's optimizer."""
+    """Return an embedding whose weight is a table, and a hotrow optimizer for it."""
     layer = hotrow.convert(initial_layer().to(device, dtype), min_entries=0)
     assert isinstance(layer.weight, Table)
     return layer, getattr(hotrow.optim, name)(layer.parameters(), **options)
 
 
 def initial_layer() -> nn.Embedding:
-    """Return an embedding with the same values in each call."""
+    """Return an embedding that has the same values on every call."""
     torch.manual_seed(0)
     return nn.Embedding(ROWS, COLUMNS)
 
 
 def batches(steps: int | None = None, device: str = "cuda") -> Iterator[Any]:
-    """Yield ids, most of them frequent, and the gradients of their rows."""
+    """Yield ids, mostly frequent ones, and the gradients of their rows."""
     random = torch.Generator().manual_seed(1)
     for _ in range(steps or STEPS):
         ids = (torch.rand(IDS, generator=random) ** 4 * ROWS * 0.8).long()
@@ -71,7 +71,7 @@ def batches(steps: int | None = None, device: str = "cuda") -> Iterator[Any]:
 
 
 def train(layer: nn.Embedding, optimizer: Any, given: Any, after: Any = None) -> None:
-    """Train on batches with given gradients."""
+    """Train on batches with the given gradients."""
     for ids, gradient in given:
         optimizer.zero_grad()
         layer(ids).backward(gradient.to(layer.weight.dtype))
@@ -157,14 +157,14 @@ def low_precision_is_no_worse_than_torch() -> str:
 
 
 def results_are_deterministic() -> None:
-    """Train twice, and compare the bits."""
+    """Train twice, and compare the results bit for bit."""
     for name, options in OPTIMIZERS[:6]:
         first, second = (train_table(name, options) for _ in range(2))
         assert torch.equal(first, second), f"{name}: two runs differ"
 
 
 def duplicates_add_in_chunks_of_32() -> None:
-    """Compare the GPU's sums with sums in the promised order, computed on the CPU."""
+    """Compare the GPU's sums with sums that the CPU computes in the promised order."""
     random = torch.Generator().manual_seed(0)
     others = torch.randint(0, 20, (2000,), generator=random)
     ids = torch.cat([torch.full((FREQUENT,), 3), others[:FREQUENT]])
@@ -219,7 +219,7 @@ def clip_gradients(layer: nn.Embedding) -> None:
 
 
 def a_bad_id_raises_and_changes_nothing() -> None:
-    """Look up an id out of range, and check that this lookup has no effect on training."""
+    """Look up an out-of-range id, and check that the lookup has no effect on training."""
     layer, optimizer = make_table("AdamW", {})
     twin, other = make_table("AdamW", {})
     train(layer, optimizer, batches(5))
@@ -274,7 +274,7 @@ def a_graph_replays_steps() -> None:
 
 
 def an_alias_shows_dense_values() -> None:
-    """Keep `weight.data` during training, and compare it with the table."""
+    """Keep a reference to `weight.data` during training, and compare it with the table."""
     layer, optimizer = make_table("AdamW", {})
     train(layer, optimizer, batches(3))
     alias = layer.weight.data
@@ -288,7 +288,7 @@ def an_alias_shows_dense_values() -> None:
 
 
 def backward_keeps_rows_unmerged() -> None:
-    """Check that backward doesn't merge a gradient that no other code holds."""
+    """Check that backward doesn't merge a gradient that no other code refers to."""
     layer, _ = make_table("AdamW", {})
     for ids, gradient in batches(2):
         layer.zero_grad()
@@ -343,7 +343,7 @@ def a_model_moves_after_convert() -> None:
 
 
 def steps_on_another_stream() -> None:
-    """Train on a stream that is not the default."""
+    """Train on a stream other than the default one."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -367,7 +367,7 @@ def a_compiled_model_trains() -> None:
 
 
 def tables_on_a_second_gpu() -> None:
-    """Train on a GPU that is not the current one."""
+    """Train on a GPU other than the current one."""
     if torch.cuda.device_count() < 2:
         raise NotApplicableError("there is only one GPU")
     layer, optimizer = make_table("AdamW", {}, device="cuda:1")
@@ -376,7 +376,7 @@ def tables_on_a_second_gpu() -> None:
 
 
 def ids_beyond_a_block() -> None:
-    """Train a wide table, which needs several blocks of columns, and compare it with torch's."""
+    """Train a table so wide that it needs several blocks of columns; compare it with torch's."""
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(50, WIDE).cuda(), min_entries=0)
     dense = nn.Embedding(50, WIDE).cuda()

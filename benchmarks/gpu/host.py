@@ -27,7 +27,7 @@ IDS, COLUMNS, ROWS, STEPS, WARMUP = 64, 64, 100_000, 400, 100
 
 
 class EmptyKernel:
-    """A kernel that does nothing, and counts its launches."""
+    """A kernel that does nothing but count its launches."""
 
     launches = 0
 
@@ -57,7 +57,7 @@ def empty_kernels() -> None:
 
 
 def measure(table_count: int, optimizer_name: str) -> dict[str, Any]:
-    """Return the median milliseconds of each part of a step."""
+    """Return the median time of each part of a step, in milliseconds."""
     tables = nn.ModuleList([nn.Embedding(ROWS, COLUMNS) for _ in range(table_count)])
     hotrow.convert(tables, min_entries=0)
     assert all(isinstance(table.weight, Table) for table in tables)

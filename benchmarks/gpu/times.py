@@ -23,7 +23,7 @@ WARMUP, ROUNDS, STEPS_PER_ROUND = 30, 6, 20
 
 @dataclass(frozen=True)
 class Workload:
-    """One table; the ids follow Zipf's law."""
+    """A workload with one table, and ids that follow Zipf's law."""
 
     name: str
     rows: int
@@ -51,7 +51,7 @@ def draw_batches(workload: Workload, count: int) -> list[Tensor]:
 
 
 def make_layer(workload: Workload, sparse: bool = False) -> nn.Embedding:
-    """Return an embedding on the GPU with the same values in each call."""
+    """Return an embedding on the GPU that has the same values on every call."""
     random = torch.Generator("cuda").manual_seed(0)
     weight = torch.empty(workload.rows, workload.columns, device="cuda")
     weight.uniform_(generator=random)
@@ -59,7 +59,7 @@ def make_layer(workload: Workload, sparse: bool = False) -> nn.Embedding:
 
 
 def make_step(layer: nn.Embedding, optimizer: Any, gradient: Tensor) -> Callable[[Tensor], None]:
-    """Return a function that takes a training step."""
+    """Return a function that runs one training step."""
 
     def step(ids: Tensor) -> None:
         optimizer.zero_grad()
@@ -77,7 +77,7 @@ def make_hotrow(workload: Workload) -> tuple[nn.Embedding, Any]:
 
 
 def compare_rows(workload: Workload, batches: list[Tensor], gradient: Tensor) -> dict[str, float]:
-    """Compare sampled rows with dense training of these rows; raise an error if they differ."""
+    """Compare sampled rows with dense training of the same rows; raise an error if they differ."""
     layer, optimizer = make_hotrow(workload)
     step = make_step(layer, optimizer, gradient)
     for ids in batches:
@@ -147,7 +147,7 @@ def make_graph(workload: Workload, batch: Tensor, gradient: Tensor) -> Callable[
 
 
 def measure(workload: Workload) -> dict[str, Any]:
-    """Return the times of all peers, which take turns, and their ratios to hotrow's time."""
+    """Time all peers in turn; return their times and the ratios to hotrow's time."""
     batches = draw_batches(workload, WARMUP + STEPS_PER_ROUND)
     random = torch.Generator("cuda").manual_seed(1)
     gradient = torch.randn(workload.ids, workload.columns, device="cuda", generator=random)
@@ -197,13 +197,13 @@ def make_dense(workload: Workload, gradient: Tensor, **options: bool) -> Callabl
 
 
 def make_sparse(workload: Workload, gradient: Tensor) -> Callable[[Tensor], None]:
-    """Return a step of torch.optim.SparseAdam, which skips idle rows, unlike dense training."""
+    """Return a step of torch.optim.SparseAdam. Unlike dense training, it skips idle rows."""
     layer = make_layer(workload, sparse=True)
     return make_step(layer, torch.optim.SparseAdam(list(layer.parameters())), gradient)
 
 
 def make_fbgemm(workload: Workload, gradient: Tensor) -> Callable[[Tensor], None]:
-    """Return a step of FBGEMM's table with Adam, which skips idle rows.
+    """Return a step of FBGEMM's table with Adam. Unlike dense training, it skips idle rows.
 
     FBGEMM's backward pass includes the optimizer's step.
     """

@@ -27,4 +27,4 @@ class HotrowError(ValueError):
 
 
 class HotrowIndexError(HotrowError, IndexError):
-    """Raised for an id that is out of range. It derives from `IndexError`, which torch raises."""
+    """Raised for an id that is out of range. Also an `IndexError`, the type that torch raises."""

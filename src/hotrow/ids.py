@@ -106,7 +106,7 @@ def check_ids(
 
 
 def check_range(ids: Tensor, rows: int, name: str = "ids") -> None:
-    """Check the dtype and range as `check_ids` does, but don't copy the ids or reject encodings.
+    """Check the dtype and range like `check_ids`, but don't copy the ids or reject encodings.
 
     Tracing doesn't record this check, so use it only in code that is never traced.
     """
@@ -323,7 +323,7 @@ def _range_error(ids: Tensor, rows: int, name: str) -> HotrowIndexError:
         fix = "do these ids come from a larger vocabulary?"
     return HotrowIndexError(
         f"{name}{index} = {value}, but the table has {rows} rows ({valid})"
-        + (f", and {other_count} more out of range" if other_count else ""),
+        + (f"; {other_count} more out of range" if other_count else ""),
         fix=fix,
     )
 

@@ -1,11 +1,11 @@
-"""Open the lesson at hostile addresses, and print "N tried, M wrong".
+"""Open the lesson with hostile addresses, and print "N tried, M wrong".
 
     python -m tests.attacks.addresses 500
     python -m tests.attacks.addresses 500 --seed 7
 
 The page must show each address, or report that the address is invalid. It must do so within
 the time limit, and must not raise an error, send a request, add markup or show a NaN. If the page
-accepts an address, it rewrites the address in its own form, which must show the same page.
+accepts an address, it rewrites the address in its own form. This form must show the same page.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CHOICES = {
     "case": ("inf", "nan", "signed", "range", "low", "order"),
     "figure": ("bytes_written", "multiplications", "additions", "milliseconds"),
 }
-# Numbers that each field accepts; most other numbers are refused.
+# Numbers that each field accepts; most other numbers are rejected.
 RANGES = {
     **{"seed": 999_999, "pick": 0, "column": 2, "shown": 4, "learned": 100, "noun": 19},
     **{"taken": 1, "outside": 99, "times": 2000, "V": 1_000_000, "D": 4096, "N": 65_536},
@@ -130,7 +130,7 @@ def _value(name: str, chance: random.Random, rate: float) -> str:
 
 
 def attack(count: int, seed: int = 0) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield each address, what is wrong with its page, and whether the page refuses the address."""
+    """Yield each address, what is wrong with its page, and whether the page rejects the address."""
     lines = addresses(seed)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder, "page.html")

@@ -3,10 +3,10 @@
     python -m tests.attacks.command_lines 500
     python -m tests.attacks.command_lines 500 --seed 7
 
-Each command line is a valid command line with hostile values, files, streams or environment
-variables. It must end within the time limit, without a traceback, and with exit code 0, 1 or 2.
-If a value is certainly invalid, it must print a message and exit with code 2. It must not change
-any existing file.
+Each attempt runs a valid command line with hostile values, files, streams or environment
+variables. The command must end within the time limit, without a traceback, and with exit code 0, 1
+or 2. If a value is certainly invalid, the command must print a message and exit with code 2. It
+must not change any existing file.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ NO_SIZE = ("", "x", "-1", "1XB", "nan", "1e9", "²", "1 2", "\0", "GB")
 
 TABLE = {"--table": NO_TABLE, "--tensor": NO_WORD, "--tokenizer": NO_TOKENIZER}
 COUNTS = {"--rows": NO_COUNT, "--columns": NO_COUNT, "--ids": NO_COUNT}
-# Each valid command line, and the values that each of its options refuses. "" is the argument.
+# Each valid command line, and the values that each of its options rejects. "" is the argument.
 COMMANDS: list[tuple[str, dict[str, tuple[str, ...]]]] = [
     ("compare --table one.safetensors --ids 1,2,1",
      {**TABLE, "--ids": NO_IDS, "--budget": NO_SIZE, "--html": NO_OUTPUT}),
@@ -138,7 +138,7 @@ BENCH = ("bench --rows 100 --columns 2 --ids 3",
           "--zipf": ("", "x", "nan", "inf", "-1", "1e999"), "--json": NO_OUTPUT,
           "--device": NO_WORD})  # fmt: skip
 EXTRA = ("--no-such-option", "--", "extra", "-", "--json=1", "\u202e", "\x1b]0;x\x07", "-h=3")
-# Values that may be accepted or refused.
+# Values that may be accepted or rejected.
 ODD = (
     "0",
     "1",
@@ -207,7 +207,7 @@ def command_lines(seed: int) -> Iterator[CommandLine]:
                 arguments[options[-1] + 1] = chance.choice(ODD)
         environment = chance.choice(ENVIRONMENTS) if chance.random() < 0.2 else {}
         output = "/dev/full" if chance.random() < 0.05 else ""
-        if any("\0" in each for each in arguments):  # no system can pass such an argument
+        if any("\0" in each for each in arguments):  # no operating system can pass such an argument
             continue
         # With these options, the rest of the command line has no effect.
         is_refused &= not {"--help", "--version"} & set(arguments)
@@ -281,7 +281,7 @@ def run(line: CommandLine, folder: Path, results: Path) -> str | None:
     if code == 0 and not out:
         return "exit code 0 without output"
     if "\x1b]" in out + err or "\x1b[2J" in out + err:
-        return "an argument controls the terminal"
+        return "an argument can control the terminal"
     if bad := {c for c in out + err if unicodedata.category(c) == "Cc" and c not in "\n\x1b"}:
         return f"control characters {bad} in the output"
     return None
@@ -317,7 +317,7 @@ def _run_child(line: CommandLine, folder: Path, results: Path) -> None:
 
 
 def attack(count: int, seed: int = 0) -> Iterator[str | None]:
-    """Run command lines, and yield what is wrong with each."""
+    """Run command lines, and yield what went wrong with each, or None."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as parent:
         folder, results = Path(parent, "inside"), Path(parent, "results")
         for each in (folder, results):
@@ -332,7 +332,7 @@ def attack(count: int, seed: int = 0) -> Iterator[str | None]:
             if problem is None and {name: after.get(name) for name in before} != before:
                 problem = "another file has changed"
             if sorted(os.listdir(parent)) != ["inside", "results"]:
-                problem = "a file outside of the folder"
+                problem = "a file was created outside of the folder"
             if problem:
                 print(f"{line}\n    {problem}", file=sys.stderr, flush=True)
             yield problem

@@ -51,7 +51,7 @@ class Attacker:
 
     Attributes:
         tried: the number of inputs so far.
-        wrong: the errors of the inputs with wrong results, by their location in the code.
+        wrong: the errors for inputs with wrong results, keyed by their location in the code.
     """
 
     def __init__(self, target: str, folder: Path) -> None:
@@ -95,7 +95,7 @@ def fuzz_randomly(target: str, seconds: float, folder: Path) -> None:
     """Attack a target with random changes."""
     attacker, end = Attacker(target, folder), time.monotonic() + seconds
     for data in random_inputs(target, time.time_ns()):
-        (folder / "current").write_bytes(data)  # keeps this input if it crashes the process
+        (folder / "current").write_bytes(data)  # the file remains if its input crashes the process
         attacker(data)
         if time.monotonic() > end:
             break
@@ -164,7 +164,7 @@ def fuzz(target: str, seconds: float) -> bool:
 
 
 def main() -> None:
-    """Fuzz the targets, each in another process, or one target in this process."""
+    """Fuzz the targets, each in its own process, or one target in this process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--inside", type=float)

@@ -30,7 +30,7 @@ def mutate(data: bytes, chance: random.Random, most: int = 1 << 16) -> bytes:
 
 
 def _change_json(data: bytes, chance: random.Random) -> bytes:
-    """Change a value in a JSON document, which may follow its length as in safetensors files."""
+    """Change a value in a JSON document. Its length may come first, as in safetensors files."""
     for begin in (0, 8):
         end = len(data) if not begin else 8 + int.from_bytes(data[:8], "little")
         try:

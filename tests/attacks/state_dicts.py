@@ -37,10 +37,10 @@ class WrongRowsError(Exception):
 
 
 def load_state(data: bytes) -> None:
-    """Damage a state dict as `data` determines, load it, and take a step.
+    """Use `data` to choose how to damage a state dict; load it and run two steps.
 
     Raises:
-        HotrowError: hotrow or torch refuses the state dict.
+        HotrowError: hotrow or torch rejects the state dict.
     """
     chance = random.Random(data)
     name = chance.choice(NAMES)
@@ -59,8 +59,8 @@ def load_state(data: bytes) -> None:
         # Any other error is correct only if torch's optimizer raises an error of the same type.
         if type(error) is not type(dense_error):
             raise error
-        raise HotrowError(f"refused: {error}")
-    assert dense_error is None, f"torch refuses the state: {dense_error!r}"
+        raise HotrowError(f"rejected: {error}")
+    assert dense_error is None, f"torch rejects the state: {dense_error!r}"
     torch.testing.assert_close(weight, dense, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 

@@ -1,7 +1,7 @@
 """Attack targets: functions that pass untrusted data to hotrow.
 
 A target reads bytes as if they were a user's file. It returns if hotrow reads them correctly, and
-raises `HotrowError` if hotrow refuses them. Anything else is a bug: another exception, a result
+raises `HotrowError` if hotrow rejects them. Anything else is a bug: another exception, a result
 that differs from that of independent code, or a write outside the folder.
 """
 
@@ -66,7 +66,7 @@ def write(name: str, data: bytes) -> Path:
 
 
 def attack(name: str, data: bytes) -> bool:
-    """Let a target read the data, and return whether the target accepts the data."""
+    """Let a target read the data, and return whether hotrow accepts the data."""
     outside = workplace().parent
     try:
         TARGETS[name](data)
@@ -183,7 +183,7 @@ def compared_times(data: bytes) -> None:
 
 @cache
 def saved_folder() -> dict[str, bytes]:
-    """Return the files of a folder whose saves have known names."""
+    """Return the files of a folder with a saved table; the names of its saves are fixed."""
     names = (f"{number:032x}" for number in range(100))
     with (
         tempfile.TemporaryDirectory() as parent,

@@ -28,5 +28,5 @@ def test_changed_files_are_read_correctly_or_refused(target: str) -> None:
     count = 20 if target in fuzz.SLOW else 300
     inputs = fuzz.random_inputs(target, seed=count)
     accepted = sum(targets.attack(target, next(inputs)) for _ in range(count))
-    # The changes must break some of the files, but not all of them. Saved times are never refused.
+    # The changes must break some of the files, but not all of them. Saved times are never rejected.
     assert 0 < accepted < count + (target == "saved_times")

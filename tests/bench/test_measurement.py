@@ -108,7 +108,7 @@ def test_a_small_embedding_is_measured_as_a_table():
 
 
 class BrokenPeer(Peer):
-    """A faulty hotrow peer that skips a row in one step."""
+    """A faulty hotrow peer that skips a row in some steps."""
 
     def step(self, ids, gradient):
         self.steps = getattr(self, "steps", 0) + 1

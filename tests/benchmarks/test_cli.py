@@ -119,7 +119,7 @@ def test_remaining_time_follows_the_elapsed_time(monkeypatch):
     now, reported = iter([0.0, 10.0]), []
     monkeypatch.setattr(suite.time, "monotonic", lambda: next(now))
     progress = suite.SuiteProgress(lambda *values: reported.append(values), 20.0)
-    # Work estimated at 5 s of 20 s took 10 s, so the other 15 s of work should take 30 s.
+    # Work estimated at 5 s of 20 s took 10 s, so the remaining 15 s should take 30 s.
     progress.update(replace(select("sgd-1k-16"), seconds=10.0), 0.5, "half")
     assert reported == [(0.25, "half", 10.0, 30.0)]
 

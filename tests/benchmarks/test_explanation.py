@@ -1,4 +1,4 @@
-"""Test the training runs for docs/explanation and their figures."""
+"""Test the training runs and the figures for docs/explanation."""
 
 import json
 import shutil

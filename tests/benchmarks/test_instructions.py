@@ -1,4 +1,4 @@
-"""Test that no step needs many more instructions than the recorded counts."""
+"""Test that no step needs many more instructions than recorded."""
 
 import json
 import shutil

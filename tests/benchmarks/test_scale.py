@@ -29,7 +29,7 @@ SIZES = (50, 3), (7, 2)  # V, D
 
 @contextlib.contextmanager
 def counted(rank):
-    """Record the bytes that this rank sends, one entry per collective."""
+    """Record how many bytes this rank sends, with one entry per collective."""
     sent = []
     exchange, broadcast, reduce = dist.all_to_all_single, dist.broadcast, dist.all_reduce
 
@@ -58,7 +58,7 @@ def counted(rank):
 
 
 def bytes_of_step(mode, count, together=False):
-    """Return the bytes that this rank sends in a step with two tables, and the rank's ids."""
+    """Return how many bytes this rank sends in a step with two tables, and the rank's ids."""
     rank = dist.get_rank()
     model = hotrow.convert(nn.ModuleList([nn.Embedding(*size) for size in SIZES]))
     {"shard": shard, "replicate": replicate}[mode](model, mesh_of_all(count))
@@ -139,7 +139,7 @@ def example(name, words):
 
 
 def run(count, name, *words):
-    """Run an example on all ranks; return the first rank's lines, without the first line."""
+    """Run an example on all ranks; return the first rank's output without its first line."""
     (first, *lines), *others = rank_processes(count).run(example, name, words)
     assert re.match(rf"processes: {count}, ", first)
     assert not any(others)

@@ -28,7 +28,7 @@ ADAMW, SGD = (replace(TABLES[f"{name}-1m-256"].shrink(), **SIZES) for name in ("
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_measurements():
-    """Use one thread and small copies, because the tables are tiny."""
+    """Measure with one thread and small copies, because the tables are tiny."""
     threads, size = torch.get_num_threads(), floor.COPY_BYTES
     torch.set_num_threads(1)
     floor.COPY_BYTES = 1 << 20

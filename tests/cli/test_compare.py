@@ -129,7 +129,7 @@ UNUSABLE: list[tuple[str, str, str | None]] = [
     ),
     (
         f"{ONE} --ids '9 1 7'",
-        "ids[0] = 9, but the table has 4 rows (valid ids: 0..3), and 1 more out of range\n",
+        "ids[0] = 9, but the table has 4 rows (valid ids: 0..3); 1 more out of range\n",
         "do these ids come from a larger vocabulary?",
     ),
     (

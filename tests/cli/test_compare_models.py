@@ -192,7 +192,7 @@ def test_a_model_is_compared_within_80_columns(run: Run) -> None:
 
 
 def swapped(described: str) -> str:
-    """Swap the descriptions of two tensors, because .safetensors files sort tensors by name."""
+    """Swap the descriptions of two tensors: .safetensors files store tensors sorted by name."""
     first, _, second = described.partition("), ")
     return f"{second}, {first})"
 
@@ -438,7 +438,7 @@ UNUSABLE: list[tuple[str, str, str]] = [
     ),
     (
         "@built --inputs mixed.safetensors",
-        "the tensors in mixed.safetensors are named 0, scale, which are neither all keywords",
+        "the tensors in mixed.safetensors are named 0, scale, but these are neither all keywords",
         "name all tensors after the model's arguments, or number them all 0, 1, 2",
     ),
     # inputs that the model does not accept

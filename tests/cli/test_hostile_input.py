@@ -176,7 +176,7 @@ def test_output_that_would_replace_an_input_is_an_error(
     before = (tmp_path / name).read_bytes()
     result = run(*command.split(), name)
     assert (result.code, result.out) == (2, "")
-    assert f"{name} is also an input, which the output would replace" in result.err
+    assert f"{name} is also an input, so the output would replace it" in result.err
     assert (tmp_path / name).read_bytes() == before
 
 
@@ -193,7 +193,7 @@ def test_name_of_a_folder_cannot_control_the_terminal(run: Run, tmp_path: Path) 
     assert (found.code, found.out) == (0, "\\x1b[2J: 32 bytes match their checksums\n")
 
 
-# Every command that writes a file, and the file.
+# Each command that writes a file, with that file.
 WRITERS = {
     "compare": (f"{TABLE} --ids 1 --html out", "out"),
     "learn": ("learn --save out", "out"),
@@ -218,7 +218,7 @@ def test_write_that_fails_keeps_the_old_file(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, step, fail)
-        patch.setattr("tempfile.mkdtemp", lambda **_: fail())  # else `learn` uses another folder
+        patch.setattr("tempfile.mkdtemp", lambda **_: fail())  # or `learn` uses another folder
         found = run(*command.split())
     assert failures
     assert found.code == 2
@@ -230,7 +230,7 @@ def test_write_that_fails_keeps_the_old_file(
 def test_only_one_function_opens_files_for_writing() -> None:
     """All other code writes through `files.write_text`, which replaces a file atomically."""
     writes = re.compile(r"""\.write_(text|bytes)\(|open\([^)\n]*["'](w|a|x|r\+)|O_WRONLY|O_RDWR""")
-    own_files = {  # these open temporary files, pipes, the kernel's files or hotrow.disk folders
+    own_files = {  # these open temporary files, pipes, kernel files or hotrow.disk folders
         *("inputs/files.py", "bench/process.py"),
         *("bench/memory.py", "cli/terminal.py", "disk/folder.py", "disk/journal.py"),
         *("disk/mapped_file.py",),

@@ -20,7 +20,7 @@ WORDS = {"[UNK]": 0, "the": 1, "same": 2, "numbers": 3}
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that records the addresses `hotrow learn` would open in a browser."""
+    """Return a list that records the addresses that `hotrow learn` would open in a browser."""
     found: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda url: found.append(url) or True)
     return found

@@ -32,7 +32,7 @@ Open = Callable[..., RecordedPage]
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a page with three reports: Example A, hostile texts, and an unequal result."""
+    """Write a page with three reports: Example A, hostile texts and unequal results."""
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(5000, 300, generator=generator)
     poisoned = torch.randn(40, 3, generator=generator)
@@ -65,7 +65,7 @@ def test_the_page_opens_from_disk_without_requests_or_messages(open_page: Open, 
 
 def test_requests_and_dialogs_are_recorded(open_page: Open) -> None:
     recorded = open_page()
-    recorded.page.goto("about:blank")  # leave the report, whose security policy blocks scripts
+    recorded.page.goto("about:blank")  # leave the report: its security policy blocks scripts
     recorded.page.set_content("<script>alert('seen')</script><img src='http://127.0.0.1:9/x'>")
     recorded.page.wait_for_timeout(200)
     assert "http://127.0.0.1:9/x" in recorded.requests

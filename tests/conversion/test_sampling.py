@@ -75,7 +75,7 @@ def test_first_calls_search_and_then_fewer_and_fewer(kind):
 
 def test_model_with_large_one_hots_always_searches():
     assert searching_calls(convert(Small()), 100) == [*range(1, 101)]
-    # A model without any one-hots searches only in a sample of its calls.
+    # In a model without one-hots, hotrow searches only a sample of the calls.
     assert searching_calls(convert(Nothing()), 2 * EVERY + 1) == FIRST
 
 
@@ -183,7 +183,7 @@ def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     assert str(convert.report(model)).endswith(outcome)
     assert searching_calls(model, 9, torch.zeros(rows, dtype=torch.int64)) == [*range(1, 10)]
     assert searching_calls(model, 9, torch.zeros(9 * rows, dtype=torch.int64)) == [*range(1, 10)]
-    assert not searching_calls(model, 9)  # small batches still don't search
+    assert not searching_calls(model, 9)  # calls with small batches are still not searched
 
 
 def test_small_batch_after_large_ones_searches_once():
@@ -206,7 +206,7 @@ def test_small_batch_after_large_ones_searches_once():
 
 
 class Switch(Small):
-    """A model whose one-hot is large only if `large` is set, for an input of any size."""
+    """A model whose one-hot is large only if `large` is set, whatever the size of the input."""
 
     large = False
 

@@ -1,4 +1,4 @@
-"""The rows of a table on disk change like rows in memory, and the last save survives a crash."""
+"""Rows of a table on disk change like rows in memory, and the last save survives a crash."""
 
 import gc
 import os
@@ -123,7 +123,7 @@ def test_a_row_added_where_another_row_was_removed_begins_from_the_initial_state
     runs.resize(rows // 4)
     if "shrunk" in saves:
         runs.table.store.save()
-    for factor in growths:  # five times the rows need other addresses
+    for factor in growths:  # five times as many rows need new addresses
         runs.resize(factor * rows)
     assert not runs.table.state["exp_avg"][rows // 4 :].any()
     runs.steps(5)
@@ -167,7 +167,7 @@ def test_any_sequence_of_changes_has_the_same_bits_as_in_memory(seed, disk_run, 
         elif operation == "resize":
             new_rows = chance.choice([1, rows + 1, 2 * rows, chance.randrange(1, 3000)])
             added = torch.randn(max(0, new_rows - rows), COLUMNS, generator=generator)
-            added *= chance.random() < 0.7  # sometimes zeros, which need no space
+            added *= chance.random() < 0.7  # sometimes only zeros, which need no space
             for run in runs:
                 run.resize(new_rows, added)
         elif operation == "take":
@@ -213,7 +213,7 @@ def test_a_growth_writes_only_the_new_rows(tmp_path):
             vocabulary.resize(store.layer, rows, optimizer)
         assert store.table.raw_data.data_ptr() == address
         written = {file.layout.name: len(file.file.written_pages()) for file in store.files()}
-        # A page holds 16 rows of the weight, or the last steps of 1,024 rows.
+        # A page holds 16 rows of the weight, or the step numbers of 1,024 rows.
         assert written == {"weight": 12, "exp_avg": 0, "exp_avg_sq": 0, "last": 1}
         assert path.stat().st_size == size
         store.save()
@@ -248,7 +248,7 @@ def test_a_save_frees_the_memory_of_removed_rows(disk_run):
     run.store.save()
     run.store.check_rows(None)
     for file in run.store.files():
-        file.file.bytes = file.file._memory.bytes  # also the addresses of removed rows
+        file.file.bytes = file.file._memory.bytes  # include the addresses of removed rows
         assert not file.file._pages_in_memory().size
 
 
@@ -463,7 +463,7 @@ def test_a_full_tmpfs_is_an_error_before_the_rows_change(disk_run):
             for file in store.files():
                 status = file.file.path.stat()
                 assert status.st_blocks * 512 >= status.st_size == file.layout.file_bytes
-            rows = Folder(parent).free_bytes() // 700  # all files together need 772 bytes per row
+            rows = Folder(parent).free_bytes() // 700  # the files together need 772 bytes per row
             with pytest.raises(HotrowError, match=r"more rows need .* bytes of disk space, but"):
                 vocabulary.resize(
                     store.layer, rows, optimizer, init=torch.empty(1, 64).expand(rows - 3000, 64)

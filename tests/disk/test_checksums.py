@@ -34,7 +34,7 @@ def flip(path, offset, bit=0):
 
 
 def flip_row(folder, name, row):
-    """Flip a bit of a row's value."""
+    """Flip one bit of a value in this row."""
     with disk.open(folder) as store:
         (layout,) = (file.layout for file in store.files() if file.layout.name == name)
     row_bytes = layout.value_bytes // ROWS
@@ -82,7 +82,7 @@ def test_a_gradient_without_a_lookup_does_not_use_damaged_rows(folder):
 
 def test_reads_of_the_optimizer_state_are_checked(folder):
     with disk.open(folder) as store:
-        store.table.settle()  # no row is stale, so a read of the state doesn't settle rows
+        store.table.settle()  # no row is stale, so reading the state doesn't settle any
         store.save()
     flip_row(folder, "exp_avg", 3)
     with disk.open(folder) as store:
@@ -215,7 +215,7 @@ def test_a_table_in_a_tmpfs_reserves_its_space(memory_folder, tmp_path):
         path = memory_folder / "u" / "weight.safetensors"
         assert path.stat().st_blocks * 512 >= path.stat().st_size
         size = path.stat().st_size
-    os.truncate(path, 4096)  # makes holes, which a copied file can also have
+    os.truncate(path, 4096)  # creates holes, which a copied file can also have
     os.truncate(path, size)
     assert path.stat().st_blocks * 512 < path.stat().st_size
     disk.open(memory_folder / "u").close()

@@ -372,7 +372,7 @@ def test_missing_and_damaged_folders_raise(tmp_path):
 
 
 def saved_and_in_memory(path):
-    """Save a trained table; return a layer trained alike in memory, and its optimizer."""
+    """Save a trained table; return a layer trained the same way in memory, and its optimizer."""
     layer = in_memory()
     optimizer = make("Adam", layer)
     with create(path) as store:

@@ -1,4 +1,4 @@
-"""A saved run can continue on any number of ranks, or in one process, with the same bits."""
+"""A saved run continues with the same bits on any number of ranks or in one process."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def full_state(model, optimizer):
 
 
 def resume(model, optimizer, path):
-    """Load a checkpoint as torch's documentation shows."""
+    """Load a checkpoint the way torch's documentation does."""
     state = full_state(model, optimizer)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in a single process

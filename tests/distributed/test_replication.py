@@ -49,7 +49,7 @@ def test_replicas_with_ddp_are_no_worse_than_torch_in_one_process(count):
 
 
 def by_torch(count, name):
-    """Train with torch, where DistributedDataParallel averages dense gradients."""
+    """Train with torch and DistributedDataParallel, which averages dense gradients."""
     rank = dist.get_rank()
     model = dense_model()
     trained = DistributedDataParallel(model)
@@ -169,7 +169,7 @@ def test_replicas_start_with_the_values_of_the_first_rank():
 
 
 def bad_id(count):
-    """Look up an invalid id on one rank during forward, then continue training on all ranks."""
+    """Look up an invalid id on one rank in the forward pass, then train on all ranks."""
     rank = dist.get_rank()
     model = distribute(converted_model(dense=True), "replicate", count)
     trained = DistributedDataParallel(model)
@@ -219,7 +219,7 @@ def test_unsupported_models_raise_on_every_rank():
 
 
 def grow_while_training(rank_count):
-    """Train, grow and reorder on every rank; each rank draws different values for the new rows."""
+    """Train, add and reorder rows on all ranks; each rank draws its own values for new rows."""
     rank = dist.get_rank()
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(10, 3), min_entries=0)

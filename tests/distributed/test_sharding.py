@@ -1,4 +1,4 @@
-"""Sharded tables give the same results as one process, bit for bit."""
+"""Sharded tables give the same results as a single process, bit for bit."""
 
 import copy
 import itertools
@@ -114,7 +114,7 @@ def gradient_of_padding(count, padding):
     return model[0].weight.grad.as_dense()[:, 0]
 
 
-@pytest.mark.parametrize("padding", [0, 2, 3])  # each row is the first or last one of a rank
+@pytest.mark.parametrize("padding", [0, 2, 3])  # each of these rows is the first or last of a rank
 def test_a_padding_row_has_no_gradient_on_any_rank(padding):
     found = torch.cat(rank_processes(2).run(gradient_of_padding, 2, padding))
     assert found.tolist() == [float(row != padding) for row in range(6)]
@@ -291,7 +291,7 @@ def bad_ids(count, bad):
 
 
 def end_after_an_error(method, kind, path):
-    """Look up NaN on rank 1, which ends right after its error; rank 0 receives the error late."""
+    """Look up NaN on rank 1, which exits right after its error; rank 0 gets the error late."""
     model = distribute(converted_model(), method, 2)
     is_bad, ended_too_early = dist.get_rank() == 1, []
     all_gather = dist.all_gather_object
@@ -535,7 +535,7 @@ SIZES = 10, 17, 40, 7, 4, 9
 
 
 def train_with_changing_rows(count, name):
-    """Train and change rows; all ranks use the same batch, so averaging changes no gradient."""
+    """Train and change rows; all ranks use one batch, so averaging doesn't change gradients."""
     torch.manual_seed(0)
     layer = hotrow.convert(nn.Embedding(SIZES[0], 3, padding_idx=1), min_entries=0)
     if count:
@@ -545,7 +545,7 @@ def train_with_changing_rows(count, name):
     generator = torch.Generator().manual_seed(1)
     for rows in SIZES:
         if count:
-            torch.manual_seed(dist.get_rank())  # all ranks get the new rows of the first rank
+            torch.manual_seed(dist.get_rank())  # all ranks get the first rank's new rows
         if rows != SIZES[0]:
             new = torch.randn(max(0, rows - layer.num_embeddings), 3, generator=generator)
             rank = dist.get_rank() if count else 0
@@ -571,7 +571,7 @@ def train_with_changing_rows(count, name):
     return state_values(layer, optimizer)
 
 
-@pytest.mark.parametrize(  # with a power of two, averaging the ranks' equal gradients is exact
+@pytest.mark.parametrize(  # averaging equal gradients of 2 or 4 ranks is exact
     ("name", "count"), grid([("AdamW", 2), ("AdamW", 4), ("Rprop", 2)], lambda name, n: n == 2)
 )
 def test_rows_move_between_ranks_when_a_table_changes_its_size(name, count):

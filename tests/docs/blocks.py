@@ -21,8 +21,8 @@ class Block:
     Attributes:
         language: the language named after the opening fence, or "setup" for code in a comment.
         source: the code.
-        line: the number of the line where the code starts, counted from 1.
-        file: the file to which the block is saved instead of being run, or None.
+        line: the line number where the code starts, counted from 1.
+        file: the file that the block is saved to instead of being run, or None.
         not_run: the reason why the block is not run, or None.
     """
 

@@ -133,7 +133,7 @@ def test_a_block_with_a_different_result_fails(text, what, folder, main):
             1,
         ),
         ("```python\nclass A: pass\nimport pickle; pickle.loads(pickle.dumps(A()))\n```", 1),
-        ("<!-- not run: it has no end -->\n```python\nwhile True: pass\n```", 0),
+        ("<!-- not run: it never ends -->\n```python\nwhile True: pass\n```", 0),
         ("```console\n$ hotrow compare --ids x  # exit code 2\n```", 1),
         ("```console\n$ make clean\n$ pip install x\n```", 1),
         ("```bash\nmake clean\ntrue \\\n  x\ntrue\n```", 1),

@@ -44,7 +44,7 @@ class Recorder(doctest.DocTestRunner):
 
 
 class PageUpdate(PageRun):
-    """A page whose shown output is updated wherever it differs from the actual output."""
+    """A page that gets updated wherever its output differs from the actual output."""
 
     def update(self) -> None:
         """Run the blocks, and write the updated page."""

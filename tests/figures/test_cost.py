@@ -143,7 +143,7 @@ def test_svg_needs_no_other_file_and_contains_a_description():
     assert all(part.text for part in named)
     references = re.findall(r"https?:[^\"]*|url\(|href|<script|@import|\son\w+=", fig.svg)
     assert references == ["http://www.w3.org/2000/svg"]
-    # The curves of the two methods differ in more than color, even without the style.
+    # Even without the style, the curves of the two methods differ in more than color.
     dashed = [path.get("stroke-dasharray") for path in chart.root.iter(f"{SVG}path")]
     assert dashed.count("7 4") == 2 * 3
 

@@ -1,4 +1,4 @@
-"""Test that figures show the tensors' signed numbers, and state how many rows they omit."""
+"""Test that figures show the tensors' numbers with signs, and say how many rows they omit."""
 
 import html
 import math
@@ -127,7 +127,7 @@ def test_every_number_of_the_output_comes_from_the_table(data, lang):
 
 
 def hues_of(*args, **kwargs):
-    """The color of each selected row, by its label."""
+    """Return the color of each selected row, keyed by the row's label."""
     drawn = ParsedFigure(figure(*args, **kwargs))
     pills = [box for box in drawn.boxes if "hr-pill" in box.css]
     inside = [(box, text) for box in pills for text in drawn.texts if box.contains(text)]
@@ -275,7 +275,7 @@ def test_dtype_strides_and_requires_grad_do_not_change_the_figure(kind, dtype):
 
 @pytest.mark.parametrize("kind", TABLE_KINDS)
 def test_large_table_is_neither_copied_nor_scanned(kind):
-    # The table spans 4 TB of addresses but stores one column. Reading all 4 TB takes too long.
+    # The table spans 4 TB of addresses but stores one column. Reading all 4 TB would take too long.
     table = torch.zeros(1_000_000, 1).expand(1_000_000, 1_000_000)
     drawn = ParsedFigure(draw_kind(kind, table, [31_337], column=999_999))
     assert_no_overlap(drawn)

@@ -28,7 +28,7 @@ class Scattered(ParsedFigure):
 
     @property
     def output_x(self):
-        """The x coordinate of the table's gradient, which is drawn below the second heading."""
+        """The x coordinate of the table's gradient, drawn below the second heading."""
         return [text for text in self.texts if text.css == "hr-bold"][2].left
 
     def rows(self):

@@ -1,4 +1,4 @@
-"""The "idle" figure has a bar for each range in the statistics, with proportional lengths."""
+"""Test that the "idle" figure has one bar per range, and that the lengths are proportional."""
 
 import re
 import xml.etree.ElementTree as ET

@@ -116,13 +116,13 @@ def test_tokenizer_that_multiplies_the_text_runs_out_of_memory_alone(tmp_path: P
 
 
 def test_time_of_a_tokenizer_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The tokenizer process runs a copy of its script that has a lower limit.
+    # The tokenizer process runs a copy of its script with a lower limit.
     source = Path(tokenizer_process.__file__).read_text()
     script = tmp_path / "process.py"
     script.write_text(source.replace("CPU_SECONDS = 60", "CPU_SECONDS = 1"))
     assert "CPU_SECONDS = 1\n" in script.read_text()
     monkeypatch.setattr(tokenizer_process, "__file__", str(script))
-    # WordPiece takes time cubic in the length of a word.
+    # WordPiece's time is cubic in the length of a word.
     model = {"type": "WordPiece", "vocab": {"x": 0, "##x": 1, "[UNK]": 2}, "unk_token": "[UNK]"}
     model |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 10**6}
     path = tokenizer_file(tmp_path, model=model)

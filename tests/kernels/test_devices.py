@@ -59,7 +59,7 @@ def test_training_matches_torch(name, options, other_device):
 
 def test_a_changed_step_count_is_noticed_without_reading_it(other_device, monkeypatch):
     layers, optimizer = make_training()
-    layers[1].requires_grad_(False)  # torch's Adam would read the layer's step count
+    layers[1].requires_grad_(False)  # otherwise, torch's Adam would read its step count
     train(layers, optimizer)
     optimizer.state[layers[0].weight]["step"].fill_(3.0)
     with monkeypatch.context() as patch:

@@ -175,7 +175,7 @@ def training_cases(rule: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("rule", ["sgd", "momentum", "adam"])
 def test_step_matches_torch_and_settling_later_gives_the_same_bits(page: Page, rule: str) -> None:
     """SGD must match bit for bit. Adam's square root depends on the math library, so
-    Adam's error only has to be no larger than torch's own."""
+    Adam's error may be as large as torch's."""
     cases = training_cases(rule)
     skipping_differs = 0
     for case, found in zip(cases, page.evaluate(TRAIN, cases), strict=True):
@@ -199,7 +199,7 @@ def test_step_matches_torch_and_settling_later_gives_the_same_bits(page: Page, r
     assert (skipping_differs == 0) == (rule == "sgd")
 
 
-# --- cost, and how numbers are written --------------------------------------------------------
+# --- costs and number formats -----------------------------------------------------------------
 
 
 def test_cost_matches_hotrow_to_the_last_digit(page: Page) -> None:
@@ -385,7 +385,7 @@ LISTED = """id => {
 
 
 def floats(nested: Any) -> Any:
-    """Convert the bits in a result of the page back to numbers."""
+    """Convert the bits in one of the page's results back to numbers."""
     if isinstance(nested, list):
         return [floats(each) for each in nested]
     return from_bits(nested, 1).item()
@@ -402,7 +402,7 @@ def test_python_code_runs_and_gives_the_numbers_on_the_page(page: Page, view: st
     sections = page.evaluate("sections.map(each => each.id)")
     assert sections[0] == "hero"
     assert len(sections) == 17
-    for section in sections[1:]:  # the first section only shows what later ones compute
+    for section in sections[1:]:  # the first section only shows results of later sections
         code = page.locator(f"#{section}-code").text_content() or ""
         space: dict[str, Any] = {}
         with contextlib.redirect_stdout(io.StringIO()) as printed:

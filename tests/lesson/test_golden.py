@@ -1,4 +1,4 @@
-"""Examples A, B and C of the lesson: their published numbers, computed with this library."""
+"""Compute the published numbers of the lesson's examples A, B and C with this library."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The lesson's notebooks: they run, match their source, and agree in both languages."""
+"""Check that the lesson's notebooks run, match their source, and agree in both languages."""
 
 import importlib.util
 import json
@@ -58,7 +58,7 @@ TERMS = re.findall(
 )
 
 
-# The words and verbs of the page's section "The rows learn".
+# The nouns and verbs of the page's section "The rows learn".
 WORDS = {
     lang: [
         word
@@ -102,7 +102,7 @@ def code_cells(book):
 
 
 def shown(cell):
-    """The output of a cell, without the words in figures or any measured numbers."""
+    """The output of a cell, without measured numbers or the words in figures."""
     measured = "measured" in cell.metadata.get("tags", [])
     found = []
     for output in cell.outputs:
@@ -124,7 +124,7 @@ def without_times(text):
 
 
 def translated(text):
-    """Return the text with the words and verbs of “The rows learn” in English."""
+    """Return the text with the nouns and verbs of “The rows learn” in English."""
     for chinese, english in zip(*(WORDS[lang] for lang in ("zh-CN", "en")), strict=True):
         text = re.sub(f"(?<!{HAN.pattern}){chinese}(?!{HAN.pattern})", english, text)
     return text
@@ -168,7 +168,7 @@ def test_build_leaves_cells_with_sliders_to_the_reader(committed):
 
 
 def notebook_to_slider(build, cells, *before):
-    """Run `before`, then the notebook up to and including the first slider; return its outputs."""
+    """Run `before`, then the notebook up to the first slider; return the slider's outputs."""
     place = next(n for n, cell in enumerate(cells) if getattr(cell, "kind", "") == "slider")
     book = build.notebook([*before, *cells[: place + 1]], "en")
     book.cells[-1].metadata.tags = []
@@ -221,7 +221,7 @@ def test_suggested_changes_run(cells, prose):
     [("[3]", "4, 5"), ("[2, 3, 1]", "7, 6"), ("[0]", "4, 1"), ("[8, 8, 8, 0, 8]", "9, 2")],
 )
 def test_notebook_runs_with_other_ids_and_sizes(cells, ids, sizes):
-    # Skip the steps that use other tables, which take most of the time.
+    # Skip the steps that use other tables, because they take most of the time.
     step, code = 0, []
     for cell in cells:
         if hasattr(cell, "code"):

@@ -1,4 +1,4 @@
-"""The page of `hotrow learn`: self-contained, safe, readable and accessible."""
+"""Check that the page of `hotrow learn` is self-contained, safe, readable and accessible."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ def files(tmp_path_factory: pytest.TempPathFactory, own: lesson.Excerpt) -> dict
 
 @pytest.fixture
 def open_page(open_recorded: OpenPage, files: dict[str, str]) -> Iterator[Open]:
-    """Open a page. After the test, check that it made no requests and logged no messages."""
+    """Open a page. After the test, check that the page made no requests and logged no messages."""
     opened = []
 
     def open_page(
@@ -104,7 +104,7 @@ def test_both_languages_have_the_same_keys_and_each_is_used() -> None:
     quoted = set(re.findall(r'"([a-zA-Z.0-9]+)"', sources))
     assert {key for key in english if key not in quoted} == set()
     said = set(re.findall(r'(?:say|rich|Bad)\(\s*"([^"]+)"', sources))
-    assert not re.search(r"(?:say|rich)\(`", sources)  # the search finds only literal keys
+    assert not re.search(r"(?:say|rich)\(`", sources)  # the search for keys finds only literal ones
     said |= set(re.findall(r'data-(?:word|label)="([^"]+)"', sources))
     assert said - set(english) == set()
     for key in english:
@@ -309,7 +309,7 @@ def test_row_and_chip_buttons_add_and_remove_ids_and_announce_it(open_page: Open
     page.click("#row-0")
     assert page.input_value("#ids") == "2, 3, 1, 0"
     expect(page.locator("#live")).to_have_text(
-        "Ids 2, 3, 1, 0 selected their rows in this order: 4 rows were read."
+        "Ids 2, 3, 1, 0 selected their rows in this order, so 4 rows were read."
     )
     page.get_by_role("button", name="Remove id 3 at position 1").click()
     assert page.input_value("#ids") == "2, 1, 0"
@@ -466,7 +466,7 @@ def test_screen_reader_hears_each_change_once(open_page: Open) -> None:
              new MutationObserver(seen => heard.push(...seen))
                .observe(find("live"), {childList: true}); }"""
     )
-    # Run both clicks in one call, so that they follow each other quickly on any machine.
+    # Click twice in one call, so that the second click follows quickly on any machine.
     page.evaluate("() => { find('product-next').click(); find('product-next').click(); }")
     expect(page.locator("#live")).to_have_text("row 2 “fox” 1 × 0.6957 = 0.6957 0.6957")
     page.focus("#taken")
@@ -486,7 +486,8 @@ def test_screen_reader_hears_each_change_once(open_page: Open) -> None:
 @exhaustive
 def test_cost_sliders_reach_both_ends_from_the_keyboard(open_page: Open) -> None:
     page = open_page("lang=en&V=300&D=300&N=300").page
-    # Do what the browser does for an arrow key. A thousand key presses would take many seconds.
+    # Do what the browser does when you press an arrow key. A thousand real key presses would take
+    # many seconds.
     press = """([id, by]) => { const slider = find(id);
       for (let n = 0; n < 1000; n++) {
         slider.stepUp(by);
@@ -582,7 +583,7 @@ def test_own_words_become_a_vocabulary_with_rows_of_torch(
     view, address = view_of(page), page.url.partition("#")[2]
     again = open_page(address).page
     assert view_of(again) == view
-    page.click("[data-do=random]")  # other numbers for the same words
+    page.click("[data-do=random]")  # new numbers for the same words
     assert page.evaluate("state.table.tokens") == tokens
     assert page.evaluate("state.ids") == ids
     type_into(page, "ids", "1, 0")
@@ -591,7 +592,7 @@ def test_own_words_become_a_vocabulary_with_rows_of_torch(
     assert page.input_value("#words").split() == page.evaluate(
         "placesOf(state.table, state.ids).map(k => tokensOf(state.table)[k])"
     )
-    page.click("#preset-C")  # no words belong to these ids
+    page.click("#preset-C")  # these ids don't have words
     assert page.input_value("#words") == ""
 
 
@@ -652,7 +653,7 @@ def test_hostile_address_shows_a_message_and_the_starting_view(open_page: Open, 
     start = view_of(page)
     opening = WORDS[lang]["bad.notice"].partition("{")[0]
     for bad in BAD_VIEWS:
-        # Call the event handler directly, so the test doesn't wait. The last case uses the event.
+        # Call the event handler directly, to save time. The last case uses a real event.
         page.evaluate("bad => { history.replaceState(null, '', `#${bad}`); readAddress(); }", bad)
         assert opening in page.inner_text("#notice"), bad
         assert view_of(page) == start, bad
@@ -706,7 +707,7 @@ def test_invalid_input_shows_a_message_at_the_field_and_keeps_the_view(
 ) -> None:
     page = open_page(f"lang={lang}").page
     figures = "[...document.querySelectorAll('main td, main .verdict')].map(e => e.textContent)"
-    # In Chinese, test each message once.
+    # In Chinese, test each message only once.
     once = {key: (id, text, key) for id, text, key in REFUSED}
     for id, text, key in REFUSED if lang == "en" else once.values():
         before = page.evaluate(figures)
@@ -801,7 +802,7 @@ def test_values_beyond_float32_raise_and_rounding_is_reported() -> None:
     table[8, 1] = table[1, 6] = 1e300  # outside the excerpt
     assert lesson.user_excerpt(None, table).non_finite_count == 0
     table[1, 2] = -1e300
-    with pytest.raises(HotrowError, match=r"-1e\+300 in row 1, column 2, which overflows float32"):
+    with pytest.raises(HotrowError, match=r"column 2 of the table is -1e\+300, which overflows"):
         lesson.user_excerpt(None, table)
 
 
@@ -1134,7 +1135,7 @@ def test_vector_is_one_hot_only_with_a_single_one(open_page: Open) -> None:
     verdict = page.locator("#vector-verdict")
     expect(verdict).to_have_text("One-hot: the sum is row 2. 15 of 20 products are zero.")
     page.click("#factor-0")
-    expect(verdict).to_have_text("[1, 0, 1, 0] is not one-hot: the sum adds up 2 rows.")
+    expect(verdict).to_have_text("[1, 0, 1, 0] is not one-hot: 2 rows are added.")
     page.click("#factor-2")
     page.click("#factor-2")
     page.click("#factor-0")
@@ -1182,7 +1183,7 @@ def test_training_moves_the_words_and_a_click_names_the_nearest(open_page: Open)
     expect(page.locator("#meaning-now")).to_contain_text("step 100, loss ")
     assert page.locator("#noun-0 circle").get_attribute("cx") != before
     verdict = page.inner_text("#meaning-verdict")
-    assert "10 of 60 belong to its own group" in verdict
+    assert "10 of 60 belonged to the word’s own group" in verdict
     assert verdict.endswith("before training, and 60 of 60 at step 100.")
     page.focus("#noun-7")
     page.keyboard.press("Enter")
@@ -1229,7 +1230,7 @@ def test_one_sentence_moves_one_row(open_page: Open, lang: str) -> None:
            })).filter(Boolean)"""
     )
     assert outside == []
-    page.fill("#meaning-slider", "11")  # choosing another word hides the message
+    page.fill("#meaning-slider", "11")  # moving the slider hides the message
     assert page.inner_text("#meaning-alone") == ""
 
 
@@ -1245,7 +1246,7 @@ def test_the_verdict_counts_neighbors_of_the_same_group(open_page: Open) -> None
         if learned:
             assert verdict.endswith(f" before training, and {same} of 60 at step {learned}.")
         else:
-            assert f"word, {same} of 60 belong " in verdict
+            assert f"neighbors, {same} of 60 belong " in verdict
             assert verdict.endswith(" before training.")
     assert "own group (animals, food, people or vehicles)" in page.inner_text("#meaning-verdict")
 
@@ -1302,7 +1303,7 @@ def test_losses_of_the_small_model_are_those_of_torch(open_page: Open) -> None:
     torch.testing.assert_close(found[:100], torch.tensor(space["losses"]), rtol=0, atol=1e-5)
     pairs = list(zip(space["nouns"].tolist(), space["verbs"].tolist(), strict=True))
     assert len(set(pairs)) == len(pairs)
-    # The best possible guess for a noun is the share of each verb that occurs with it.
+    # The best guess gives the same probability to each verb that occurs with the noun.
     share = torch.zeros(20, 16).index_put(tuple(torch.tensor(pairs).T), torch.tensor(1.0))
     best = (share / share.sum(1, keepdim=True)).log()[space["nouns"], space["verbs"]]
     lowest = -best.mean()
@@ -1390,7 +1391,7 @@ def test_an_answered_question_does_not_change(open_page: Open) -> None:
     page.click("[data-lang=zh-CN]")
     assert page.inner_text("#row-question").endswith("ID 3 对应的是哪一行？")
     page.evaluate("unfold('lookup')")
-    page.evaluate("change({ids: [1]}, null)")  # the unanswered question follows the ids
+    page.evaluate("change({ids: [1]}, null)")  # an unanswered question changes with the ids
     assert "查找 ID 1，" in page.inner_text("#lookup-question")
     page.click("#lookup .skip")
     page.evaluate("change({ids: [0]}, null)")
@@ -1432,7 +1433,7 @@ def test_the_product_shows_the_numbers_that_it_multiplies(open_page: Open) -> No
     value = examples.A.table()[1, 0].item()
     shown = [f"2 × {format_number(value)}", format_number(2 * value)]
     assert plain(cell.inner_text()).split("\n") == shown
-    # The note below the table explains the last digit of a cell that the reader sees.
+    # The note below the table explains the last digit of one of the cells.
     note = page.locator("#vector-table + .note").inner_text()
     decimals = "with six decimals, the table’s number is"
     assert plain(note).endswith(f"So {shown[0]} is shown as {shown[1]}: {decimals} {value:.6f}.")
@@ -1487,7 +1488,7 @@ def test_training_button_stays_and_says_that_it_runs(open_page: Open) -> None:
     stop_time(page)
     button = page.locator("#meaning-train")
     page.evaluate("document.documentElement.style.scrollBehavior = 'auto'; scrollTo(0, 0)")
-    page.evaluate("find('meaning-train').scrollIntoView(false)")  # the map is below the screen
+    page.evaluate("find('meaning-train').scrollIntoView(false)")  # the map is out of view
     before = boxes(page, "#meaning-train, #meaning-slider")
     texts = [button.inner_text()]
     button.click()
@@ -1611,7 +1612,7 @@ def test_an_id_has_one_color_in_every_figure(open_page: Open) -> None:
     assert page.locator("#step-rows tr.drift.h1").count() == 1
     color = "e => getComputedStyle(e).backgroundColor"
     word = page.evaluate("getComputedStyle(document.querySelector('#row-ids .h2')).color")
-    assert page.locator("#waste-zeros span").evaluate(color) == word  # the square is that of id 2
+    assert page.locator("#waste-zeros span").evaluate(color) == word  # the square belongs to id 2
 
 
 def test_cells_are_colored_by_their_values(open_page: Open) -> None:
@@ -1724,7 +1725,7 @@ def test_a_change_draws_only_the_sections_that_depend_on_it(open_page: Open) -> 
 
 @pytest.mark.parametrize("learned", grid((0, 20, 100), (20).__eq__))
 def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
-    """Compare everything that the page says about the words with the same training in torch."""
+    """Check all that the page says about the words against the same training in torch."""
     page = open_page(f"lang=en&learned={learned}&noun=6").page
     names, verbs = (WORDS["en"][f"meaning.{each}"].split() for each in ("nouns", "verbs"))
     seen = []
@@ -1739,7 +1740,7 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
         said = plain(page.inner_text("#meaning-first") + page.inner_text("#meaning-score"))
         terms = [f"({x:.4f})" if x < 0 else f"{x:.4f}" for x in (*rows[6], *output[first])]
         assert "“girl” has id 6 here" in said
-        assert "the score of “reads” after it" in said
+        assert "Its current score for “reads” is:" in said
         assert said.endswith(
             f"{terms[0]} × {terms[2]} + {terms[1]} × {terms[3]} = {scores[6, first]:.4f}"
         )
@@ -1750,7 +1751,7 @@ def test_all_figures_follow_one_sentence(open_page: Open, learned: int) -> None:
         distances = torch.cdist(rows, rows).fill_diagonal_(torch.inf)
         nearest = distances.argsort(1)[:, :3]
         near = plain(page.inner_text("#meaning-near"))
-        assert f"Its row is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}]." in near
+        assert f"The row of “girl” is [{rows[6, 0]:.4f}, {rows[6, 1]:.4f}]." in near
         assert ("Before training, it was" in near) != start
         assert f"“girl” {at}: {', '.join(names[k] for k in nearest[6])}." in near
         bold = page.locator("#meaning-map text.label.near").all_text_contents()

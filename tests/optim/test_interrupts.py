@@ -1,4 +1,4 @@
-"""A signal handler that raises, such as Ctrl-C's, never leaves a step half finished."""
+"""A signal handler that raises an error, such as Ctrl-C's, never leaves a step half finished."""
 
 import gc
 import signal
@@ -29,7 +29,7 @@ class InterruptAt:
     """A trace function that sends SIGINT before the n-th line of the traced call.
 
     With `first_visits`, it doesn't count a line that the call has already run. When Python
-    leaves a context, it visits the `with` line again, where only a trace function can raise.
+    leaves a `with` block, it visits the `with` line again; only a trace function can raise there.
     """
 
     def __init__(self, line, first_visits=False):
@@ -91,7 +91,7 @@ def run(interrupted_line=None):
 
 
 def snapshot(model, optimizer):
-    """Return copies, so that later steps settle the same rows as without this call."""
+    """Return copies, so that this call doesn't change which rows later steps settle."""
     lags = [weight.lag for weight in model.parameters() if isinstance(weight, Table)]
     tensors = [
         weight.raw_data if isinstance(weight, Table) else weight for weight in model.parameters()

@@ -1,4 +1,4 @@
-"""`load_state_dict` accepts what torch accepts, and refuses damaged state before any change."""
+"""`load_state_dict` accepts what torch accepts, and rejects damaged state before any change."""
 
 import copy
 import re
@@ -203,8 +203,8 @@ def test_an_option_that_torch_s_constructor_refuses_is_refused_before_anything_c
     ("name", "options"),
     [
         ("AdamW", {"lr": 0.0}),
-        ("AdamW", {"lr": torch.tensor(0.1), "foreach": True}),  # torch's constructor refuses these
-        ("AdamW", {"lr": -1.8503717077085946e-18}),  # the end of LinearLR(end_factor=0.0)
+        ("AdamW", {"lr": torch.tensor(0.1), "foreach": True}),  # torch's constructor rejects these
+        ("AdamW", {"lr": -1.8503717077085946e-18}),  # the last lr of LinearLR(end_factor=0.0)
         ("AdamW", {"betas": (0, 0.99)}),
         ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
         ("Rprop", {"step_sizes": [1e-6, 50]}),

@@ -84,7 +84,7 @@ def torch_optimizer(name, layers, options):
     return getattr(torch.optim, name)(layers.parameters(), **copy_options(options))
 
 
-def copy_options(options):  # needed because a scheduler changes a tensor lr in place
+def copy_options(options):  # because a scheduler changes an lr in place if it is a tensor
     return copy.deepcopy(options)
 
 
@@ -290,7 +290,7 @@ def test_a_dense_gradient_gets_torchs_step():
     for layers, kind in ((table_model(), hotrow.optim.AdamW), (dense_model(), torch.optim.AdamW)):
         optimizer = kind(layers.parameters(), lr=0.01)
         train(layers, optimizer, batches(5))
-        for _ in range(2):  # use the weight as a dense matrix, like a tied head
+        for _ in range(2):  # use the weight as a dense matrix, as a tied head does
             optimizer.zero_grad()
             (layers[0].weight * 2).sum().backward()
             optimizer.step()
@@ -521,7 +521,7 @@ def test_all_eleven_torch_optimizers_exist_and_are_documented():
     for name in hotrow.optim.__all__:
         kind = getattr(hotrow.optim, name)
         assert issubclass(kind, getattr(torch.optim, name))
-        assert kind.__doc__.startswith(f"`torch.optim.{name}`")
+        assert kind.__doc__.startswith(f"A `torch.optim.{name}`")
         assert "    w = w " in kind.__doc__
         assert f">>> optimizer = hotrow.optim.{name}(model.parameters())" in kind.__doc__
 

@@ -1,9 +1,10 @@
-"""Every rule matches torch.optim after hundreds of sparse steps, exactly or by the three-way rule.
+"""Every rule matches torch.optim after hundreds of sparse steps, exactly or in a three-way test.
 
 In exact mode, hotrow's step differs from torch's only in the square root. MKL's square root in
 float32 and float64 is not correctly rounded, while hotrow's is. So exact results are compared with
-torch.optim's code using a correctly rounded root. By the three-way rule, hotrow's error against a
-higher-precision reference must not exceed that of unchanged torch.optim by more than 2 ulp.
+those of torch.optim's code with a correctly rounded root. In the three-way test, hotrow's error
+against a higher-precision reference must not exceed that of unchanged torch.optim by more than 2
+ulp.
 """
 
 import functools
@@ -37,8 +38,8 @@ from tests.support.training import (
 CONFIGURATIONS = configurations()
 all_configurations = pytest.mark.parametrize(("name", "kwargs"), CONFIGURATIONS, ids=label)
 
-# For each optimizer, the configuration that uses the most terms of its update. Each form of a
-# kernel takes seconds to compile, so `make test` compiles only these configurations. With
+# For each optimizer, the configuration that uses the most terms of its update. Each variant
+# of a kernel takes seconds to compile, so `make test` compiles only these configurations. With
 # plain torch kernels, `make test` runs all configurations.
 RICHEST = [
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
@@ -372,7 +373,7 @@ def make_lagging_run(name, kwargs, dtype, gap):
     ids=label,
 )
 def test_closed_forms_replay_few_steps(name, kwargs, dtype, compiled, uncompiled):
-    """Closed forms don't read the ledger entries they skip, which are NaN in this test."""
+    """Closed forms don't read the ledger entries they skip; in this test, these are NaN."""
     if not compiled:
         uncompiled()
     run, next_step = make_lagging_run(name, kwargs, dtype, gap=600)

@@ -30,7 +30,7 @@ def _small_weights_become_tables(monkeypatch):
 
 
 class Model(nn.Module):
-    """Tables of different sizes and dtypes, one looked up by columns, and a dense layer."""
+    """Tables of different sizes and dtypes, one of them looked up by columns, and a dense layer."""
 
     def __init__(self):
         super().__init__()
@@ -156,7 +156,7 @@ def test_tables_of_different_groups_and_counts_do_not_share():
     assert one is two
     assert one is four
     assert one is not three
-    # Load a state in which the first table has another step count.
+    # Load a state in which the first table has a different step count.
     saved = copy.deepcopy(optimizer.state_dict())
     saved["state"][0]["step"] += 7
     optimizer.load_state_dict(saved)
@@ -214,7 +214,7 @@ def test_threads_read_tables_while_others_step():
     is_done = False
 
     # With autograd, torch 2.13 deadlocks when one thread applies a Python autograd function to a
-    # parameter while another thread uses it, even without hotrow.
+    # parameter while another thread uses that parameter, even without hotrow.
     @torch.no_grad()
     def read():
         while not is_done:

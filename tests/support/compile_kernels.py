@@ -1,8 +1,8 @@
-"""Compile every kernel for GPUs that this computer doesn't have, and print registers and memory.
+"""Compile every kernel for GPUs that this computer lacks, and print their register and memory use.
 
 `python -m tests.support.compile_kernels 80 90 --only AdamW` compiles only AdamW's kernels for these
-two targets. Each line of the output is JSON. `--update` writes the registers and the stack of each
-kernel to RECORD, which a test reads. Each version of Triton has its own file.
+two targets. Each line of the output is JSON. `--update` writes each kernel's register count and
+stack size to RECORD, which a test reads. Each version of Triton has its own file.
 """
 
 import argparse
@@ -48,7 +48,7 @@ OPTIMIZERS = [
     ("ASGD", {}),
     ("Rprop", {}),
 ]
-JOINED = "SGD", "AdamW"  # compile the step of several tables only for these
+JOINED = "SGD", "AdamW"  # compile the step of several tables only for these optimizers
 DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 POINTERS = {
     "row_steps": "*i32", "ids": "*i32", "order": "*i64", "clock": "*i32", "numbers": "*fp64",
@@ -81,13 +81,13 @@ def array_types(form):
 
 
 def compile_kernel(kernel, constants, slot_count, form, dtype, target, columns):
-    """Compile a kernel, and return its use of registers and memory."""
+    """Compile a kernel, and return its register and memory use."""
     item, entry = f"*{DTYPES[dtype]}", "*fp64" if dtype == "float64" else "*fp32"
     options = block_options(columns)
     warps = options.pop("num_warps")
     constants = {**constants, **options}
     fusion = constants.pop("enable_fp_fusion")
-    if columns == 1:  # Triton compiles an argument that is 1 as a constant
+    if columns == 1:  # Triton treats an argument that is 1 as a constant
         constants["columns"] = 1
     constants = {key: value for key, value in constants.items() if key in kernel.arg_names}
     types = {**POINTERS, **dict.fromkeys(VALUES, item), "entries": entry}
@@ -130,7 +130,7 @@ def compile_kernel(kernel, constants, slot_count, form, dtype, target, columns):
 
 
 def resources(cubin):
-    """Return the registers of a thread, and the bytes of its stack and local memory."""
+    """Return how many registers and bytes of stack and local memory a thread uses."""
     tool = os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

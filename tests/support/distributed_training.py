@@ -16,7 +16,7 @@ WORLD_SIZES = 1, 2, 3, 4
 STEPS, BATCH_SIZE = 7, 11
 OPTIMIZERS = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
-    "AdamW": {"lr": 0.05, "weight_decay": 0.1},  # weight decay updates idle rows, as momentum does
+    "AdamW": {"lr": 0.05, "weight_decay": 0.1},  # like momentum, weight decay updates idle rows
     "Adam": {"lr": 0.05, "amsgrad": True},
     "Adagrad": {"lr": 0.1},
     "RMSprop": {"lr": 0.01, "weight_decay": 0.1},  # torch's dense step trains these tables

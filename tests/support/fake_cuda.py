@@ -1,6 +1,6 @@
 """Run code for an NVIDIA GPU on the CPU: "cuda" selects CPU tensors, and kernels are interpreted.
 
-This module replaces only what hotrow's code for GPUs uses. Each replacement checks as much of the
+This module replaces only what hotrow's GPU code uses. Each replacement checks as much of the
 real contract as the CPU allows. For example, torch's synchronization check raises an error for an
 operation that waits for the device, and a CUDA graph replays the recorded operations with the same
 memory.
@@ -69,7 +69,8 @@ class GradScaler(torch.amp.GradScaler):
 def compile_on_cpu(compile_model, model):
     """Return a compiled model.
 
-    The default backend has nothing to do with hotrow's kernels, and takes half a minute.
+    This function doesn't use the default backend, which takes half a minute and has nothing to do
+    with hotrow's kernels.
     """
     compiled = compile_model(model, backend="eager")
 
@@ -133,7 +134,7 @@ class Graph:
                 call()
 
     def add(self, function, args, kwargs, results=()):
-        """Record a call; for a torch operation that has already run, `results` are its results."""
+        """Record a call; for a torch operation that has already run, `results` has its results."""
         args, kwargs, memory = tree_map(memory_of, (args, kwargs, results))
         self.results += results
 
@@ -146,7 +147,7 @@ class Graph:
 
 
 def memory_of(value):
-    """Return a tensor with the same memory that holds no reference; return other values as is."""
+    """Return a tensor with the same memory but no reference to it; return other values as is."""
     if not isinstance(value, torch.Tensor) or not value.numel():
         return value
     storage = value.untyped_storage()
@@ -161,7 +162,7 @@ def tensors_in(result):
 
 
 class Recorder(TorchDispatchMode):
-    """Record every operation in a graph, and refuse operations that wait."""
+    """Record every operation in a graph, and reject operations that wait."""
 
     def __init__(self, graph):
         super().__init__()

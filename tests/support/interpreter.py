@@ -37,7 +37,7 @@ def create_fma(self, x, y, z):
 
 
 def apply_elementwise(function):
-    """Return an operation that calls a function of `math`, as numba's compiled code does."""
+    """Return an operation that calls a function of `math`, the way numba's compiled code does."""
 
     def create(self, x):
         result = np.vectorize(function, otypes=[x.data.dtype])(x.data)
@@ -65,13 +65,13 @@ _patch_tensor = interpreter._patch_lang_tensor
 
 
 def patch_tensor(tensor, scope):
-    """Let `range` accept an array with one element; in Triton 3.6, numpy 2.4 refuses it."""
+    """Let `range` accept an array with one element; with Triton 3.6, numpy 2.4 rejects it."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
-# The interpreter copies all arguments to the CPU and back. Here, they are already on the
-# CPU, and the copying code would keep references, which would count as aliases of a table.
+# The interpreter copies all arguments to the CPU and back. Here, they are already on the CPU, and
+# the copying code would keep references that count as aliases of a table.
 interpreter.GridExecutor._init_args_hst = lambda self, arguments, named: (arguments, named)
 interpreter.GridExecutor._restore_args_dev = lambda self, *arguments: None
 interpreter._patch_lang_tensor = patch_tensor

@@ -38,7 +38,7 @@ def outcome(run, *arguments):
 def assert_alike(actual, expected, strides=True):
     """Assert equal types, values, shapes, dtypes, strides and requires_grad, or similar errors."""
     if isinstance(expected, Exception):
-        # hotrow's error has the type of torch's error or a subclass; the message may differ.
+        # hotrow raises the same error type as torch, or a subclass of it; the message may differ.
         assert isinstance(actual, Exception), f"torch raises {expected!r}, hotrow returns {actual}"
         assert isinstance(actual, type(expected)), f"hotrow raises {actual!r}, not {expected!r}"
         return

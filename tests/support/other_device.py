@@ -8,7 +8,7 @@ from hotrow.kernels import devices
 from hotrow.table.gradient import RowGradient
 
 aten = torch.ops.aten
-# On a GPU, these operations wait until all earlier operations have ended.
+# On a GPU, these operations wait until all earlier operations have finished.
 WAITS = {
     aten._local_scalar_dense.default,
     aten.nonzero.default,
@@ -17,13 +17,13 @@ WAITS = {
     aten.masked_select.default,
     aten.is_nonzero.default,
 }
-# These methods copy a tensor from a GPU to the CPU. On a CPU tensor, they call no operation.
+# These methods copy a tensor from a GPU to the CPU. On a CPU tensor, they run no operation.
 COPIES = "cpu", "numpy", "tolist"
 
 
 @pytest.fixture
 def other_device(monkeypatch):
-    """Make hotrow treat every tensor as a tensor on a GPU, with storages that count as shared."""
+    """Make hotrow treat every tensor as a GPU tensor, and every storage as shared."""
     monkeypatch.setattr(devices, "is_on_cpu", lambda tensor: False)
     monkeypatch.setattr(torch.UntypedStorage, "is_shared", lambda storage: True)
 
@@ -37,7 +37,7 @@ class Waits(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(issubclass(each, RowGradient) for each in types):
-            return NotImplemented  # this mode records what RowGradient's handler runs
+            return NotImplemented  # this mode records the operations in RowGradient's handler
         if function in WAITS:
             self.calls.append(function)
         result = function(*args, **kwargs or {})
@@ -56,7 +56,7 @@ class Waits(TorchDispatchMode):
         return super().__enter__()
 
     def _record(self, name):
-        """Return a method of tensors that records its name."""
+        """Return a tensor method that records its own name."""
         method = getattr(torch.Tensor, name)
 
         def call(tensor, *args, **kwargs):

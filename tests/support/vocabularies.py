@@ -1,4 +1,4 @@
-"""Change the vocabulary of a table with hotrow, and of a dense parameter by hand."""
+"""Change the vocabulary of a table with hotrow, and that of a dense parameter by hand."""
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ class DenseRun:
         return self.parameter.detach()
 
     def initial(self, name):
-        """Return the value with which torch creates a state tensor."""
+        """Return torch's initial value for a state tensor."""
         return {
             "sum": self.group.get("initial_accumulator_value"),
             "step_size": self.group["lr"],
@@ -128,7 +128,7 @@ class TableRun:
 
 
 class ThreeRuns:
-    """The same training and the same changes, in hotrow and in torch with two dtypes."""
+    """The same training and the same changes, with hotrow, and with torch in two dtypes."""
 
     def __init__(self, name, kwargs, rows, seed=0):
         self.generator = torch.Generator().manual_seed(seed)

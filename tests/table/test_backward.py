@@ -1,4 +1,4 @@
-"""Backward passes to tables and one-hots equal torch's, and settle only the rows that they read."""
+"""Backward passes to tables and one-hots match torch's, and settle only the rows that they read."""
 
 import copy
 
@@ -17,7 +17,7 @@ IDS = torch.arange(4)
 
 
 def stale_twins():
-    """Return two equal pairs of embeddings, torch's and ours; row 0 of ours is stale."""
+    """Return two equal pairs of embeddings, torch's and hotrow's; row 0 of hotrow's is stale."""
     torch.manual_seed(0)
     plain = nn.ModuleList([nn.Embedding(10, 3), nn.Embedding(10, 3)])
     rows = hotrow.convert(copy.deepcopy(plain), min_entries=0)

@@ -33,14 +33,14 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class OneHot(nn.Linear):
-    """A linear layer for one-hot input, which takes the ids in place of the one-hots."""
+    """A linear layer for one-hot input that takes ids instead of one-hots."""
 
     def forward(self, ids):
         return look_up(self.weight, ids, columns=True)
 
 
 def plain(dtype=torch.float32):
-    """Return `dense_model` with a linear layer for one-hot input in place of the embedding."""
+    """Return `dense_model` with its embedding replaced by a linear layer for one-hot input."""
     layers = dense_model(dtype)
     table = layers[0].weight
     layers[0] = OneHot(ROWS, COLUMNS, bias=False)
@@ -81,7 +81,7 @@ some = pytest.mark.parametrize(
     grid([OPTIMIZERS[i] for i in (0, 4, 8, 12)], lambda *case: case in DECISIVE),
     ids=str,
 )
-OPTIONS = OPTIMIZERS[3][1]  # missed steps are replayed, so the bits don't depend on read times
+OPTIONS = OPTIMIZERS[3][1]  # missed steps are replayed, so it doesn't matter when rows are read
 
 
 def trained(make, optimizer, name, options, dtype=torch.float32, steps=40, **how):

@@ -1,4 +1,4 @@
-"""torch.compile traces a table's lookup without a graph break, with a row gradient."""
+"""torch.compile traces table lookups without a graph break, and they get row gradients."""
 
 import copy
 import shutil
@@ -54,7 +54,7 @@ def batches(count):
 
 
 def run(model, library, call, dtype=torch.float32):
-    """Train, and return the model."""
+    """Train the model, and return it."""
     optimizer = library.AdamW(model.parameters(), lr=0.05, weight_decay=0.1)
     for ids in batches(6):
         optimizer.zero_grad()

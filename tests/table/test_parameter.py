@@ -547,7 +547,7 @@ def test_anomaly_mode_keeps_rows_and_finds_nan(monkeypatch):
 
 
 def second_derivatives(model, ids, second):
-    """Return the gradients of `second`, which is a function of the first gradients."""
+    """Return the gradients of `second`, a function of the first gradients."""
     weights = list(model.parameters())
     gradients = torch.autograd.grad(model(ids).pow(3).sum(), weights, create_graph=True)
     second(weights, gradients, model, ids).backward()

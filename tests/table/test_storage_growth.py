@@ -1,4 +1,4 @@
-"""Storages that are enlarged in place keep their values, with and without moving pages."""
+"""Storages that grow in place keep their values, whether or not their pages move."""
 
 import mmap
 import sys
@@ -14,7 +14,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux moves pag
 
 @pytest.fixture
 def moves(monkeypatch):
-    """Record whether each attempt to move pages succeeded; the attempts in `failing` fail."""
+    """Record whether each attempt to move pages succeeds; make the attempts in `failing` fail."""
     results, failing = [], set()
     move = storage_growth._move_pages
 
@@ -59,7 +59,7 @@ def test_growing_moves_pages_and_keeps_every_value(moves, extra):
     assert moves.results == [True] * 4
     spare = torch.empty(0, dtype=torch.int32).set_(storage)[len(values) :]
     assert physical_bytes(spare) < spare.nbytes / 4
-    spare.fill_(7)  # all of the memory can be used
+    spare.fill_(7)  # all of the new memory can be used
     assert torch.equal(values, expected)
 
 

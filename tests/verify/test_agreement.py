@@ -55,7 +55,7 @@ def test_ulp_distance_counts_the_floats_between(x, y):
     a, b = torch.tensor([x], dtype=torch.float32), torch.tensor([y], dtype=torch.float32)
     found = compare_tensors("x", a, b)
 
-    def place(value):  # ranks a float among all floats; its bits are a sign and a magnitude
+    def place(value):  # ranks a float among all floats by its sign and magnitude bits
         bits = int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
         return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 

@@ -296,7 +296,7 @@ def test_every_order_of_adding_is_within_the_bound(seed, count, dtype, mean):
     for way in range(2):
         total = torch.zeros(2, dtype=dtype)
         for place in torch.randperm(count, generator=generator):
-            # A mean either divides the sum, or multiplies each row by 1 / count.
+            # Compute a mean by dividing the sum or by multiplying each row by 1 / count.
             total = total + (table[place] * (1 / count) if mean and way else table[place])
         sums.append((total / count if mean and not way else total).double())
     assert ((sums[0] - sums[1]).abs() <= allowed).all()

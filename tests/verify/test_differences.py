@@ -65,7 +65,7 @@ def test_low_precision_gradients_round_at_each_addition():
     layer(ids).backward(gradient)
     leaf = table.clone().requires_grad_()
     reference.embedding(ids, leaf).backward(gradient)
-    assert layer.weight.grad[0] == 256  # 256 + 1 rounds to 256 in 8 significant bits
+    assert layer.weight.grad[0] == 256  # 256 + 1 rounds to 256 with 8 significant bits
     assert leaf.grad[0] == 1000  # the matmul adds in float32 and rounds once
 
 

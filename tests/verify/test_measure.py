@@ -31,7 +31,7 @@ def test_peak_without_allocations_is_zero(capfd):
 
 
 def test_older_tensors_are_not_collected_during_a_measurement():
-    """If they were, the profiler would print a warning, for example below a notebook's cell."""
+    """The profiler prints a warning if older tensors are collected during a measurement."""
     tensor = torch.ones(1000)
     cycle = [tensor]
     cycle.append(cycle)
@@ -40,7 +40,7 @@ def test_older_tensors_are_not_collected_during_a_measurement():
     assert gc.isenabled()
 
     def work():
-        return len([[] for _ in range(100_000)])  # enough objects to start a collection
+        return len([[] for _ in range(100_000)])  # enough objects to trigger a collection
 
     assert measure_peak_memory(work) == (100_000, 0)
     assert older() is not None
@@ -60,7 +60,7 @@ def test_older_tensors_are_not_collected_during_a_measurement():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock in seconds that only the measured functions advance."""
+    """A fake clock, in seconds, that only the measured functions advance."""
     now = [0.0]
     monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
 

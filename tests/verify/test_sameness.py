@@ -170,7 +170,7 @@ def off_by_one(monkeypatch):
 
 
 def untouched_rows_stay(monkeypatch):
-    """Don't decay rows that were never touched, as in SparseAdam."""
+    """Like SparseAdam, don't decay rows that were never touched."""
     real = RowUpdater.settle
 
     def settle(self, rows):
@@ -181,7 +181,7 @@ def untouched_rows_stay(monkeypatch):
 
 
 def dropped_entry(monkeypatch):
-    """Never apply step 21 to rows that are idle in that step."""
+    """Skip step 21 for rows that are idle in that step."""
     real = updater.step_together
 
     def step(tables):

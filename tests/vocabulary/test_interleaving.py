@@ -1,4 +1,4 @@
-"""Random sequences of steps, resizes, reorderings, freezes, reads and checkpoints."""
+"""Test random sequences of steps, resizes, reorderings, freezes, reads and checkpoints."""
 
 import copy
 
@@ -65,7 +65,7 @@ class Session:
         self.alias = self.runs.table.weight.data
 
     def save_and_load(self):
-        """Continue in a new layer and a new optimizer."""
+        """Continue training with a new layer and a new optimizer."""
         old = self.runs.table
         table = TableRun(self.name, self.options, old.weights.clone())
         table.layer.load_state_dict(old.layer.state_dict())

@@ -16,8 +16,8 @@ from hotrow.vocabulary import Vocabulary
 from tests.support.tolerance import assert_same_bits
 from tests.support.vocabularies import COLUMNS, DenseRun, TableRun, assert_no_worse
 
-# Rows that no batch has touched must not move, so these optimizers have no weight decay. ASGD is
-# missing because it always decays.
+# Rows that no batch has touched must not change, so these optimizers have no weight decay. ASGD is
+# missing because it always decays rows.
 STILL = {
     "SGD": {"lr": 0.1, "momentum": 0.9},
     "Adam": {"lr": 0.1},
@@ -127,7 +127,7 @@ def test_eviction(by):
     assert words.evict(20).tolist() == list(range(6))
     remap = words.evict(4, by=by)
     kept = ["a", "c", "d"]
-    if by == "idle":  # drops b, then c: e is as idle as c, but newer
+    if by == "idle":  # drops b, then c: e has been idle as long as c, but is newer
         kept = ["a", "d", "e"]
     assert words.keys() == kept
     old_ids = [0, *(["a", "b", "c", "d", "e"].index(key) + 1 for key in kept)]

@@ -1,4 +1,4 @@
-"""Optimizers continue after other code has resized the embeddings of their model."""
+"""Test that optimizers continue after other code has resized the embeddings in their model."""
 
 import copy
 import sys
@@ -98,7 +98,7 @@ def test_without_reconnect_the_state_is_lost():
     replace_layers(model, 9, torch.randn(9, 3))
     before = model.tokens.weight.data.clone()
     step(model, optimizer, 9)
-    assert_same_bits(model.tokens.weight.data, before)  # the optimizer trains the old weight
+    assert_same_bits(model.tokens.weight.data, before)  # the optimizer still trains the old weight
     replaced = Model()
     optimizer = torch.optim.AdamW(replaced.parameters(), lr=0.1)
     step(replaced, optimizer, 6)

@@ -1,4 +1,4 @@
-"""Compare changes of a vocabulary with the same changes made by hand in dense training."""
+"""Compare changes to a vocabulary with the same changes made by hand in dense training."""
 
 import copy
 import io
@@ -290,7 +290,7 @@ def test_state_dicts_move_between_torch_and_hotrow_after_a_growth():
     optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
     optimizer.load_state_dict(state)
     assert_same_bits(optimizer.state[plain.weight]["exp_avg"], runs.table.state["exp_avg"])
-    # A checkpoint from before the growth loads once the table has its old size again.
+    # A checkpoint from before the resize loads once the table has its old size again.
     runs.table.resize(10, torch.empty(0, 3))
     runs.table.layer.load_state_dict({"weight": weights["weight"][:10]})
     runs.table.step(torch.tensor([3]), torch.ones(1, 3))
@@ -345,7 +345,7 @@ INVALID = {
     "drop row 3, which is the padding row": lambda x: resize(x.padded, 3),
     "would drop row 3": lambda x: take(x.padded, [0, 1]),
     "ids[0] and ids[2] are both 1": lambda x: take(x.layer, [1, 0, 1]),
-    "ids[1] is 4, but ids of this vocabulary are 0 to 3": lambda x: take(x.layer, [1, 4]),
+    "ids[1] is 4, but this vocabulary's ids are 0 to 3": lambda x: take(x.layer, [1, 4]),
     "ids[0] is -2": lambda x: take(x.layer, [-2]),
     "must list at least one row": lambda x: take(x.layer, []),
     "init has shape (1, 2), but the 2 new rows": lambda x: resize(
@@ -388,7 +388,7 @@ def test_a_compiled_model_sees_the_change():
                 forward(ids).pow(2).sum().backward()
                 optimizer.step()
     assert isinstance(layers[0].weight, Table)
-    # Compiled lookups settle rows at other times, which can change the rounding.
+    # Compiled lookups settle rows at different times, which can change the rounding.
     torch.testing.assert_close(layers[0].weight.data, layers[1].weight.data)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of vocabularies, counted by hand."""
+"""Compare the statistics of vocabularies with counts made by hand."""
 
 import torch
 from torch import nn
@@ -24,7 +24,8 @@ def test_a_table_counts_touched_and_missed_rows_without_settling():
     assert torch.equal(layer.weight.lag.row_steps, steps)
     assert (found.rows, found.touched_rows, found.frozen_rows) == (8, 4, 1)
     assert (found.weight_bytes, found.state_bytes, found.spare_bytes) == (64, 128, 0)
-    # Row 1 is up to date; 3 has missed 1 step, 2 has missed 3, 0 has missed 4, and 4 to 6 all 5.
+    # Row 1 is up to date. Row 3 has missed 1 step, row 2 has missed 3, row 0 has missed 4, and
+    # rows 4 to 6 have missed all 5.
     assert found.idle == ((0, 0, 1), (1, 1, 1), (2, 3, 1), (4, 7, 4))
     vocabulary.resize(layer, 9, optimizer)
     found = vocabulary.stats(layer, optimizer)

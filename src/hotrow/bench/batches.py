@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 ZIPF_EXPONENT = 1.1  # the k-th most frequent id has a probability proportional to 1 / k^1.1
-STRIDE, OFFSET = 7919, 13  # a prime step and a shift, which scatter frequent rows over the table
+STRIDE, OFFSET = 7919, 13  # a prime stride and an offset scatter frequent rows over the table
 
 
 class Batches:

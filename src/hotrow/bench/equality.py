@@ -67,9 +67,9 @@ def compare_rows(
     """Compare the error of `values` with the error of dense torch training in the same dtype.
 
     Errors are measured against dense torch training in float64. The values count as equal if their
-    max error is at most the dense error plus 2 ulp of the largest value. Float64 values have no
-    more precise reference. For them, the dense error is estimated as twice the float32 error,
-    scaled by the ratio of the two ulps.
+    max error is at most the dense error plus 2 ulp of the largest value. There is no
+    more precise reference for float64 values, so their dense error is estimated as twice the
+    float32 error, scaled by the ratio of the two ulps.
     """
     truth = train_dense(torch.float64)
     eps = torch.finfo(values.dtype).eps

@@ -1,4 +1,4 @@
-"""Compare all peers' rows with dense training, and measure memory and times, in one process."""
+"""Compare all peers with dense training and measure their memory and times, in one process."""
 
 from __future__ import annotations
 

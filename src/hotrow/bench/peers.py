@@ -179,7 +179,7 @@ class HotrowPeer(Peer):
     """hotrow's table and optimizer."""
 
     def bookkeeping_bytes(self) -> int:
-        """Return the size in bytes of the array with each row's last step."""
+        """Return the size in bytes of the array that stores the last step of each row."""
         lag = getattr(self.module.weight, "lag", None)
         return 0 if lag is None else int(lag.row_steps.nbytes)
 
@@ -249,8 +249,8 @@ class PeerType:
     Attributes:
         about: a one-line description.
         build: a function that builds the peer, given its case and the existing peers.
-        gradient_tables: the peak memory of a step in addition to the table and its state, as a
-            multiple of the table's size.
+        gradient_tables: the peak memory that a step needs in addition to the table and its state,
+            as a multiple of the table's size.
         install_command: the command that installs the package of this peer, if it needs one.
     """
 

@@ -1,4 +1,4 @@
-"""`hotrow disk`: check a folder with a table on disk."""
+"""`hotrow disk`: check the folder of a table on disk."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hotrow.cli import terminal
 from hotrow.inputs.text import escape_unprintable
 
 DISK_HELP = """\
-Check a folder with a table on disk, which hotrow.disk created.
+Check a folder in which hotrow.disk stores a table.
 """
 
 VERIFY_HELP = """\
-Compare all files of a table's folder with their checksums.
+Compare all files in a table's folder with their checksums.
 
 The command reads the table and its optimizer state once. If a crash
 interrupted a save, the command first finishes the save.

@@ -66,7 +66,8 @@ def learn_command(
     save: Annotated[
         str | None,
         typer.Option(
-            help="Write the page to this file, which you can share or host; don't open it.",
+            help="Write the page to this file instead of opening it. You can share or host "
+            "the file.",
             metavar="FILE",
         ),
     ] = None,
@@ -105,7 +106,7 @@ def _read_excerpt(
 ) -> lesson.Excerpt | None:
     """Return an excerpt of the user's text, table or both; None if neither is given.
 
-    You can combine these options in the same ways as for `hotrow compare`.
+    These options can be combined as in `hotrow compare`.
     """
     if text is not None and tokenizer is None:
         raise HotrowError("--text needs a tokenizer", fix="add --tokenizer tokenizer.json")

@@ -56,7 +56,7 @@ app.command("bench", help=BENCH_HELP, short_help="Benchmark hotrow and torch on 
     bench_command
 )
 app.command("learn", help=LEARN_HELP, short_help="Open the interactive lesson.")(learn_command)
-app.add_typer(disk_app, name="disk", short_help="Check a folder with a table on disk.")
+app.add_typer(disk_app, name="disk", short_help="Check the folder of a table on disk.")
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ def _shorten_path(text: str) -> str:
 
 
 def _agreement_lines(agreements: tuple[Agreement, ...]) -> Iterator[str]:
-    """Yield a line per result, but only one for all equal gradients, and one for equal buffers."""
+    """Yield a line per result, but combine equal gradients into one line, and equal buffers too."""
     rows, bitwise_by_kind = [], dict[str, list[Agreement]]()
     for each in sorted(agreements, key=lambda each: not each.name.startswith("output")):
         kind = each.name.partition(" ")[0]

@@ -242,16 +242,17 @@ _SENTENCES = {
     ),
     "gather": (
         "A masked sum over a one-hot is a gather",
-        "Multiplying a one-hot by scores of its shape and adding up each row gives the same "
-        "numbers as reading one score of each row.",
+        "Multiplying a one-hot by scores of the same shape and adding up each row gives the same "
+        "numbers as reading one score from each row.",
     ),
     "scatter": (
         "A product with a transposed one-hot is a scatter",
-        "Multiplying a transposed one-hot by rows gives the same numbers as adding up the rows of "
+        "Multiplying a transposed one-hot by rows gives the same numbers as adding up the rows for "
         "each id.",
     ),
     "count": (
         "The sum of a one-hot over the batch is a count",
-        "Adding up the rows of a one-hot gives the same numbers as counting each id.",
+        "Adding up the rows of a one-hot gives the same numbers as counting how often each id "
+        "occurs.",
     ),
 }

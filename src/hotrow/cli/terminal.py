@@ -41,8 +41,8 @@ def write_output(text: str) -> None:
 def _make_console(*, stderr: bool = False) -> Console:
     """Return a console whose width is within the limits.
 
-    Without limits, rich uses any value of the environment variables COLUMNS and LINES. It prints
-    nothing if the width is 0, and fails for digits that `int` doesn't accept.
+    Without limits, rich would use any value of the environment variables COLUMNS and LINES. It
+    would print nothing if the width is 0, and fail for digits that `int` doesn't accept.
     """
     columns, lines = shutil.get_terminal_size()
     width = min(max(columns, _MIN_COLUMNS), _MAX_COLUMNS)

@@ -28,18 +28,18 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
     faster than before conversion. Converting a model again changes nothing.
 
     **Embeddings.** An `nn.Embedding` or `nn.EmbeddingBag` with 100,000 entries or more becomes a
-    table, so that backward and the optimizer step process only the rows in the batch. An embedding
-    whose weight is also used by another layer (a tied output head) stays plain PyTorch, because its
-    gradient is dense. You don't need to change the code that uses a table. Every read of a table
-    first applies the optimizer steps that the rows have missed. A tensor that shares the table's
-    storage (`weight.data`, `state_dict()`, `.numpy()`) stays up to date during training, if it was
-    created after conversion. If a tensor or a NumPy array outside of the model shares the weight's
-    storage before conversion, such as a pretrained tensor, `convert` copies the weight.
+    table, so that the backward pass and the optimizer step process only the rows in the batch. An
+    embedding whose weight is also used by another layer (a tied output head) stays plain PyTorch,
+    because its gradient is dense. You don't need to change the code that uses a table. Every read
+    of a table first applies the optimizer steps that the rows have missed. A tensor that shares the
+    table's storage (`weight.data`, `state_dict()`, `.numpy()`) stays up to date during training if
+    it was created after conversion. If a tensor or NumPy array outside the model, such as a
+    pretrained tensor, already shares the weight's storage, `convert` copies the weight.
 
     **One-hots.** `convert` finds the one-hots that the model's own Python code creates with
     `F.one_hot`, `torch.eye(V)[ids]`, ones scattered into zeros, or `ids[..., None] == arange(V)`.
     These one-hots become `hotrow.one_hot` tensors, so a `Linear` or `@` looks up rows instead of
-    multiplying. If the weight of a one-hot product has a million entries or more, the first step
+    multiplying. If the weight in a one-hot product has a million entries or more, the first step
     of a `hotrow.optim` optimizer turns the weight into a table. The table's memory layout is
     transposed, so call `.contiguous()` on the weight before you save it with safetensors.
 
@@ -60,16 +60,16 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
         to: "lookup", or "matmul" for the opposite conversion, in which each embedding multiplies
             the one-hot of its ids by its weight. Use "matmul" on backends where a product is
             cheaper than a lookup.
-        min_entries: the minimum size, in entries, of an embedding or one-hot to convert; 100,000 by
-            default. Below 100,000 entries, plain PyTorch is about as fast. With fused Adam or
+        min_entries: the minimum size, in entries, of an embedding or one-hot to convert (default:
+            100,000). Below 100,000 entries, plain PyTorch is about as fast. With fused Adam or
             AdamW, plain PyTorch is just as fast up to 500,000 entries, so pass 500_000.
             A one-hot with N rows and C columns has N x C entries. hotrow searches only some calls
             to the model for one-hots: the first 8 calls, and then fewer and fewer calls, but at
-            least one in 1,024. It also searches each call whose input is larger than in all
-            searches that didn't make their calls faster, or at least as large as in a search that
-            did. Other calls run the original code. Under `torch.compile`, all one-hot products
-            become lookups. If converted modules with different `min_entries` are nested, the value
-            of the module that you call applies.
+            least one in 1,024. It also searches each call whose input is larger than the inputs of
+            all calls that a search didn't speed up, or at least as large as the input of a call
+            that a search did speed up. Other calls run the original code. Under `torch.compile`,
+            all one-hot products become lookups. If converted modules with different `min_entries`
+            are nested, the value of the module that you call applies.
 
     Returns:
         `model` itself.
@@ -109,12 +109,12 @@ def convert(model: nn.Module, to: str = "lookup", min_entries: int | None = None
 
 
 def _is_held_elsewhere(weight: nn.Parameter, model: nn.Module) -> bool:
-    """Return whether a tensor outside of the model shares the whole storage of a trainable weight.
+    """Return whether a tensor outside the model shares the whole storage of a trainable weight.
 
     An example is a pretrained tensor that is still in scope. If a table shared storage with such a
-    tensor, every step would have to keep the tensor up to date. The function returns False
-    if another tensor of the model or another process shares the storage, or if the storage is
-    larger than the weight.
+    tensor, every step would have to keep the tensor up to date. The function returns False if
+    another tensor in the model or another process shares the storage, or if the storage is larger
+    than the weight.
     """
     if not weight.requires_grad or weight.is_meta or storage_use_count(weight) in (1, sys.maxsize):
         return False

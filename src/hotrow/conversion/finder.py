@@ -1,4 +1,4 @@
-"""Find the one-hots that a model's own code creates with the usual patterns.
+"""Find the one-hots that a model's own code creates with common patterns.
 
 `Finder` is a torch function mode. While it is active, an operation that matches a pattern returns a
 `OneHot`. All other operations run in torch.
@@ -66,7 +66,7 @@ class Finder(TorchFunctionMode):
         frame = sys._getframe(1)
         if pattern is _constant and not _scatters(frame):
             return func(*args, **kwargs)
-        # Don't search in a checkpointed function: its recomputation runs outside this mode.
+        # Don't search in a checkpointed function, because torch recomputes it outside this mode.
         if call_states.current.saved_tensor_hook is not saved_tensor_hook():
             return func(*args, **kwargs)
         try:
@@ -97,7 +97,7 @@ def _one_hot(
     return encode_or_none(ids, num_classes)
 
 
-_MAX_ROWS_PER_ID = 16  # checking a large matrix is too expensive for a few ids
+_MAX_ROWS_PER_ID = 16  # for a few ids, checking a large matrix costs too much
 
 
 def _is_identity(matrix: Tensor, ids: Tensor) -> bool:
@@ -206,7 +206,7 @@ def _without_expanded_axes(t: Tensor) -> Tensor:
 
 
 def _eye(func: Any, n: Any = None, m: Any = None, **kwargs: Any) -> OneHot | None:
-    """Match a large identity matrix, whose rows the calling code may select."""
+    """Match a large identity matrix, because the calling code may select rows of it."""
     if not set(kwargs) <= {"dtype", "device"} or not isinstance(n, int) or m not in (None, n):
         return None
     if n * n < MIN_ENTRIES:
@@ -242,7 +242,7 @@ def _gumbel_softmax(
 
 
 def _l1_loss(func: Any, *args: Any, **kwargs: Any) -> Tensor | None:
-    """Call `l1_loss` with its weight, which torch's own `l1_loss` doesn't pass to a mode."""
+    """Call `l1_loss` with its weight, because torch doesn't pass the weight to the mode."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not F.l1_loss.__code__:
         frame = frame.f_back  # type: ignore[assignment]
@@ -262,7 +262,7 @@ _ONES = torch.ones, torch.ones_like, Tensor.new_ones
 
 
 def _constant(func: Any, *args: Any, **kwargs: Any) -> OneHot | None:
-    """Return a constant tensor as a `OneHot`, into which the calling code can scatter."""
+    """Return a constant tensor as a `OneHot` that the calling code can scatter into."""
     if not set(kwargs) <= {"size", "dtype", "device", "input", "fill_value"}:
         return None
     number: Any = int(func in _ONES)

@@ -1,7 +1,7 @@
 """The "matmul" conversion: compute every lookup as the product of a one-hot and the table.
 
-Use this conversion on backends where a product is cheaper than a lookup, such as matrix units or
-encrypted computation.
+Use this conversion on backends where a product is cheaper than a lookup, such as hardware with
+matrix units, or encrypted computation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MatmulMode(TorchFunctionMode):
 
 
 def _encode(ids: Tensor, weight: Tensor) -> Tensor:
-    """Check the ids and return their one-hot, (..., V), in the table's dtype."""
+    """Check the ids and return their one-hot, of shape (..., V), in the table's dtype."""
     ids = check_ids(ids, len(weight), "input", refused_encoding="").long()
     return F.one_hot(ids, len(weight)).to(weight.dtype)
 

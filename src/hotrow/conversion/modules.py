@@ -29,7 +29,7 @@ from hotrow.onehot.registry import materialize
 from hotrow.onehot.tensor import OneHot
 
 _records: dict[int, Record] = {}  # live modules only, keyed by id(module)
-# For each module that could not be converted, the reason.
+# The reason for each module that could not be converted.
 refusals: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 DIRECTIONS = ("lookup", "matmul")
 _is_tracing = torch._C._is_tracing
@@ -53,7 +53,7 @@ class _Converted:
 
 
 def _reduce(module: Any, protocol: Any) -> Any:
-    """Return the value of `__reduce_ex__`, which says how to copy or pickle the module."""
+    """Implement `__reduce_ex__`, which tells Python how to copy or pickle the module."""
     reduced = module._original.__reduce_ex__(module, protocol)
     if isinstance(reduced, str):  # the name of a global variable, which pickle stores
         return reduced
@@ -109,7 +109,7 @@ def convert_modules(model: nn.Module, direction: str, min_entries: int | None = 
 
     Products of one-hots with fewer than `min_entries` entries don't become lookups. If
     `min_entries` is None, a module that is already converted keeps its `min_entries`. Torch's own
-    layers keep their class, because they create no one-hots. The exception is a Sequential
+    layers keep their class, because they don't create one-hots. The exception is a Sequential
     that contains your own modules, because it passes one-hots from one module to the next. A module
     whose class cannot be subclassed keeps its class, and `refusals` says why.
 
@@ -152,7 +152,7 @@ def _is_torch_layer(module: nn.Module) -> bool:
 def _converted_class(
     original: type[nn.Module], direction: str, min_entries: int
 ) -> type[nn.Module]:
-    """Return the subclass of the original class whose methods run under a mode."""
+    """Return the subclass that runs the methods of the original class under a mode."""
     settings = {"_original": original, "_direction": direction, "_min_entries": min_entries}
     for cls in original.__subclasses__():
         if settings.items() <= vars(cls).items():
@@ -181,14 +181,14 @@ def _converted_class(
 def _metaclass(base: Any, has_hook: bool) -> Any:
     """Return a metaclass whose classes can be pickled and share the original class's attributes.
 
-    For example, `type(self).count += 1` sets the attribute of the original class. The classes are
-    picklable because a module's state may contain `type(self)`. Methods are not shared, because the
-    methods of a converted class call those of the original class.
+    For example, `type(self).count += 1` sets the attribute of the original class. The classes must
+    be picklable because a module's state may contain `type(self)`. Methods are not shared, because
+    the methods of a converted class call those of the original class.
 
     If the original class has an `__init_subclass__` hook (`has_hook`), the converted class must not
     run it. So the converted class looks up attributes in `_Converted` before its first base. Python
-    doesn't cache the attributes of a class with its own lookup order, so attribute access takes
-    longer.
+    doesn't cache attribute lookups in a class with a custom lookup order, so attribute access is
+    slower.
     """
 
     def mro(cls: Any) -> list[type]:

@@ -21,8 +21,8 @@ def _current_search() -> Search:
     return Search() if sampler is None else sampler.search
 
 
-# Operations other than products pay off on one-hots that are at least this many times larger than
-# `min_entries`.
+# Operations other than products are worthwhile if the one-hot has at least this many times
+# `min_entries` entries.
 _USE_SIZE = 3
 
 
@@ -81,8 +81,8 @@ class Origin:
     def record_use(self, func: Any, entries: int, is_faster: bool) -> None:
         """Record that this operation used only the ids.
 
-        If `is_faster` is false, the operation is faster than torch only if no other operation
-        materializes the one-hot.
+        If `is_faster` is false, the operation saves time only if no other operation materializes
+        the one-hot.
         """
         self.use_counts[func.__name__.strip("_")] += 1
         search = _current_search()
@@ -92,7 +92,7 @@ class Origin:
 
     def record_dense(self, entries: int) -> None:
         """Record that a one-hot, or a tensor computed from it, was materialized."""
-        if 2 * entries > self._entries:  # excludes the sum of its rows, for example
+        if 2 * entries > self._entries:  # ignores small results, such as the sum of the rows
             _current_search().materialized.add(self)
 
     def record_fallback(self, func: Any) -> None:
@@ -147,7 +147,7 @@ class Record:
         return [origin for origin in self._origins.values() if origin.is_one_hot]
 
     def origin_in(self, frame: Any, func: Any) -> Origin:
-        """Return the origin of the one-hot that a call of `func` in `frame` created."""
+        """Return the origin of the one-hot that a call to `func` in `frame` created."""
         key = id(frame.f_code), frame.f_lasti, func  # two calls on one line have two origins
         origin = self._origins.get(key)
         if origin is None:

@@ -28,7 +28,7 @@ class Finding:
         what: a description of the embedding, or of the one-hot and its line of code.
         converted: whether an embedding became a table or a one-hot product became a lookup.
         how: "table", or the products that became lookups; "" if nothing was converted.
-        why: the reason if nothing or only a part was converted, or if the step is dense; else "".
+        why: the reason for a missing or partial conversion, or for a dense step; otherwise "".
     """
 
     path: str
@@ -176,11 +176,11 @@ def _why_dense(weight: Tensor) -> str:
 
 
 _DECAY = (
-    " (instead of the penalty c * weight.pow(2).sum(), pass weight_decay=2 * c to SGD or Adam, "
-    "which has the same gradient; AdamW's weight_decay is different)"
+    " (instead of the penalty c * weight.pow(2).sum(), pass weight_decay=2 * c to SGD or Adam "
+    "to get the same gradient; AdamW's weight_decay is different)"
 )
 _ADVICE = {
     **dict.fromkeys(("pow", "square", "mul", "norm", "linalg_vector_norm"), _DECAY),
-    "getitem": " (use torch.nn.functional.embedding(ids, weight), whose gradient has only the "
+    "getitem": " (use torch.nn.functional.embedding(ids, weight): its gradient contains only the "
     "touched rows)",
 }

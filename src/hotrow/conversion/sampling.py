@@ -1,8 +1,8 @@
 """Choose which calls of a converted model to search for one-hots.
 
 A search takes time, and makes a call faster only if the call creates a large one-hot. So hotrow
-searches the calls whose inputs are as large as those of earlier calls that a search made faster,
-and a sample of the other calls. All other calls run as in the original model.
+searches the calls whose inputs are as large as those of earlier calls that a search sped up, and a
+sample of the other calls. All other calls run as in the original model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INFINITY = math.inf
 
 
 class Search:
-    """What the search of a call has found.
+    """The findings from searching one call.
 
     Attributes:
         is_faster: whether an operation on ids saved more time than the search takes.
@@ -48,7 +48,7 @@ class _History:
     """The history of calls to one method.
 
     Args:
-        max_interval: the largest number of calls from one search to the next.
+        max_interval: the maximum number of calls from one search to the next.
 
     Attributes:
         calls: the number of calls.
@@ -60,8 +60,8 @@ class _History:
         self._max_interval = max_interval
         self.calls, self.next_search = 0, 1
         self.skipped_size: float = 0
-        self._largest_slower: float = 0  # the largest input size whose search didn't pay off
-        self._smallest_faster: float = _INFINITY  # the smallest input size whose search paid off
+        self._largest_slower: float = 0  # the largest input for which a search didn't pay off
+        self._smallest_faster: float = _INFINITY  # the smallest input for which a search paid off
 
     def start_search(self) -> None:
         """Choose the next call to search, whatever the size of its input."""
@@ -69,7 +69,7 @@ class _History:
         self.next_search = self.calls + (1 if self.calls < _FIRST_CALLS else interval)
 
     def end_search(self, size: float, is_worthwhile: bool) -> None:
-        """Record whether the search made a call with an input of this size faster."""
+        """Record whether the search sped up a call with an input of this size."""
         if is_worthwhile:
             self._smallest_faster = min(self._smallest_faster, size)
         else:
@@ -81,8 +81,8 @@ class CallSampler:
     """Chooses which calls of one method to search for one-hots.
 
     hotrow searches the first 8 calls, and then calls 64, 128, 256, 512, 1024, 2048, 3072, ... It
-    also searches each call whose input may be large enough: larger than the inputs of all searches
-    that didn't make their calls faster, or at least as large as the input of a search that did.
+    also searches each call whose input may be large enough: larger than the inputs of all calls
+    that a search didn't speed up, or at least as large as the input of a call that it did speed up.
 
     Calls with inputs of unknown size have their own history, in which all inputs count as equally
     large. Because these inputs may grow, hotrow searches every 64th of these calls.
@@ -110,7 +110,7 @@ class CallSampler:
         if kwargs:
             size += _input_size(kwargs.values())
         history = self._known
-        if not 0 < size < _INFINITY:  # a method without arguments gets its input from elsewhere
+        if not 0 < size < _INFINITY:  # without arguments, a method gets its input from elsewhere
             if is_compiling():
                 return self.skips(args, kwargs, must_search=True)
             history, size = self._unknown, 1
@@ -173,7 +173,7 @@ class CallState:
 
     Attributes:
         is_searching: whether a mode is active, such as a search for one-hots.
-        sampler: the sampler of the method that is searching, or None.
+        sampler: the sampler of the method that is being searched, or None.
         saved_tensor_hook: the hook that was set when the innermost converted method began, or
             "no method" outside of any call.
     """

@@ -1,8 +1,8 @@
-"""The folder of a table, whose contents are never trusted.
+"""The folder of a table. Its contents are never trusted.
 
 `Folder` opens the folder once and accesses its files only through the resulting descriptor. It
-never follows a symbolic link, and opens only regular files without other hard links. So the
-contents of a folder can never make hotrow read or write a file outside of it.
+never follows a symbolic link, and opens only regular files without other hard links. So a folder's
+contents can never make hotrow read or write a file outside the folder.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Folder:
         self.rename(f"{name}.new", name)
 
     def rename(self, name: str, new_name: str) -> None:
-        """Rename a file; a file that already has the new name is replaced."""
+        """Rename a file, replacing any file that already has the new name."""
         os.replace(name, new_name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def remove(self, name: str) -> None:
@@ -156,7 +156,7 @@ class Folder:
         return self._is_tmpfs
 
     def _file_system(self) -> str:
-        """Return the kind of the folder's file system, or an empty string if it isn't known."""
+        """Return the type of the folder's file system, or an empty string if it is unknown."""
         device = os.fstat(self._descriptor).st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
         for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():

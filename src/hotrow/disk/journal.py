@@ -2,17 +2,17 @@
 
     1. Write all data to `journal.new`, and flush it to disk.
     2. Rename `journal.new` to `journal`. From this point on, the save is complete.
-    3. Write the data to the files, after changing their lengths if the number of rows has changed.
-       Flush the files.
+    3. Change the lengths of the files if the number of rows has changed. Write the data to the
+       files, and flush them.
     4. Delete `journal`.
 
-If the process or the machine stops before step 2, the files contain the previous save. If it stops
-later, the next process that opens the folder repeats step 3 and continues with step 4.
+If the process or the machine stops before step 2, the files contain the previous save. If either
+stops later, the next process that opens the folder repeats step 3 and continues with step 4.
 
 The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
 Each write consists of three numbers (file name length, offset, data length), the file name and the
-data. The first write is the record of the save, which says what the other writes may change. The
-whole journal is checked before any file changes.
+data. The first write is the record of the save. It says what the other writes may change. The whole
+journal is checked before any file changes.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def replay_journal(folder: Folder) -> bool:
     Returns whether a journal existed.
 
     Raises:
-        HotrowError: before any file changes, if the journal is damaged or does not match the files
-            in the folder.
+        HotrowError: the journal is damaged or does not match the files in the folder. In this case,
+            no file has changed.
     """
     try:
         file = folder.open(JOURNAL, "rb")
@@ -99,7 +99,7 @@ def replay_journal(folder: Folder) -> bool:
 
 
 class _Journal:
-    """An open journal, whose contents are not trusted."""
+    """An open journal. Its contents are not trusted."""
 
     def __init__(self, folder: Folder, file: IO[bytes]) -> None:
         self.folder, self.file, self.path = folder, file, folder.path / JOURNAL
@@ -108,10 +108,10 @@ class _Journal:
         self._layouts: dict[str, Layout] = {}
 
     def check(self) -> None:
-        """Check the writes and the hash, and that the writes belong to the folder's files.
+        """Check the writes and the hash, and check that the writes belong to the folder's files.
 
-        The writes are checked before the hash, which requires reading the whole journal. A sparse
-        file can have any length, but it can't contain valid writes.
+        The writes are checked first, because checking the hash reads the whole journal. A huge
+        sparse file would take long to read, but it can't contain valid writes.
         """
         names = {name for name, _, _ in self._writes()}
         record = self._record
@@ -141,7 +141,7 @@ class _Journal:
         self.folder.flush()
 
     def _set_length(self, file: IO[bytes], size: int) -> None:
-        """Set a file to its length in the save."""
+        """Set a file to the length that the save specifies."""
         if os.fstat(file.fileno()).st_size != size:
             file.truncate(size)
             self.folder.reserve(file, size)
@@ -155,7 +155,7 @@ class _Journal:
             raise damaged_file(self.path, "its checksum does not match its contents")
 
     def _writes(self) -> Iterator[tuple[str, int, int]]:
-        """Check each write, and yield its (name, offset, length), as `_headers` does.
+        """Check each write, and yield its (name, offset, length), like `_headers`.
 
         `apply` checks the writes again, because another process can change the journal.
         """
@@ -189,13 +189,13 @@ class _Journal:
             raise damaged_file(self.path, f"it writes more than a page of {name} at once")
 
     def _headers(self) -> Iterator[tuple[str, int, int]]:
-        """Yield (name, offset, length) of each write; the file is then positioned at the data."""
+        """Yield (name, offset, length) of each write, with the file positioned at the data."""
         self.file.seek(0)
         if self.end < len(_MAGIC):
             raise damaged_file(self.path, "it is too short")
         if self.file.read(len(_MAGIC)) != _MAGIC:
             raise HotrowError(
-                f"another version of hotrow wrote {self.path}, or it is damaged",
+                f"{self.path} is damaged, or another version of hotrow wrote it",
                 fix="open and close the folder once with that version, to finish its last save",
             )
         position = len(_MAGIC)
@@ -203,12 +203,12 @@ class _Journal:
             self.file.seek(position)
             header = self.file.read(_HEADER.size)
             if len(header) < _HEADER.size:
-                raise damaged_file(self.path, "it ends within a write")
+                raise damaged_file(self.path, "it ends in the middle of a write")
             name_length, offset, length = _HEADER.unpack(header)
             name = self.file.read(min(name_length, _MAX_NAME_BYTES))
             position += _HEADER.size + name_length + length
             if position > self.end or name_length > _MAX_NAME_BYTES:
-                raise damaged_file(self.path, "it ends within a write")
+                raise damaged_file(self.path, "it ends in the middle of a write")
             yield name.decode("ascii", "replace"), offset, length
 
     def _read_chunks(self, length: int) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """The files of a tensor: one safetensors file with its values, and one with their checksums.
 
-Each file starts with a header of one page, which names the format and the save that wrote the file.
-The values begin at the next page and end with the file, so adding rows only makes the files longer.
+Each file starts with a one-page header that names the format and the save that wrote the file. The
+values begin at the next page and end with the file, so adding rows only extends the files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE = mmap.PAGESIZE
 FORMAT = "hotrow.disk 2"  # version 1 (hotrow 0.2) had no checksums
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32}
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MAX_BYTES = 1 << 60  # the maximum number of bytes of values in a file
+MAX_BYTES = 1 << 60  # the maximum size of the values in a file
 _SECTOR = 512  # a disk writes each sector completely or not at all
 
 
@@ -71,7 +71,7 @@ class Layout:
         return self, self.checksums
 
     def with_rows(self, rows: int) -> Layout:
-        """Return the same layout with this number of rows instead."""
+        """Return a copy of the layout with this number of rows."""
         return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
 
     def header(self, save: str) -> bytes:
@@ -90,13 +90,13 @@ class Layout:
 
 
 def check_file(folder: Folder, versions: Iterable[tuple[Layout, str]]) -> None:
-    """Check that the length and header of a file are those of one of its valid versions.
+    """Check that a file has the length and header of one of its valid versions.
 
     Arguments:
         folder: the folder of the file.
         versions: (layout, name of the save) pairs. The first pair is the expected version. While a
             journal is replayed, the header can contain sectors from two saves, and the length can
-            be any length between theirs.
+            be anywhere between the lengths in these saves.
 
     Raises:
         HotrowError: the file is missing, has the wrong length, or belongs to another save.

@@ -28,7 +28,7 @@ from hotrow.table.storage_growth import libc
 
 # Reserve no memory for pages that have not been written yet. Python 3.13 added this flag to `mmap`.
 NO_RESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000)
-GROWTH = 2  # reserve addresses for this many times the rows
+GROWTH = 2  # reserve addresses for this multiple of the number of rows
 _FIXED = 0x10  # a flag of mmap
 _COPY_PAGES = 1 << 12  # the number of pages that are copied at once
 _PRESENT, _SWAPPED, _FILE_BACKED = (np.uint64(1 << bit) for bit in (63, 62, 61))
@@ -39,7 +39,7 @@ class _Memory:
 
     Attributes:
         bytes: all bytes of the range.
-        used: after this many bytes, the range contains only zeros.
+        used: the range contains only zeros after this many bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -95,7 +95,7 @@ class MappedFile:
         layout: the layout of the tensor in memory.
         saved: the layout of the tensor in the file.
         bytes: the mapped memory, from the header to the end of the last row.
-        changed_from: from this page of values on, the memory is no longer mapped to the file.
+        changed_from: the memory is mapped to the file only before this page of values.
     """
 
     def __init__(self, folder: Folder, layout: Layout) -> None:
@@ -145,7 +145,7 @@ class MappedFile:
         return result
 
     def emptied(self, layout: Layout) -> MappedFile:
-        """Return this file in new memory, with as many rows as `layout` has, all zeros."""
+        """Return this file in new memory, with the number of rows in `layout`, all zeros."""
         result = copy.copy(self)
         result._use(_Memory(layout.file_bytes), layout)
         result.changed_from = 0
@@ -184,7 +184,7 @@ class MappedFile:
         return np.flatnonzero(in_memory & ((flags & _FILE_BACKED) == 0))
 
     def page(self, number: int) -> bytes:
-        """Return a copy of a page in memory, because another thread may write to the page."""
+        """Return a copy of a page in memory, so that writes by other threads don't change it."""
         return self.bytes[number * PAGE : (number + 1) * PAGE].tobytes()
 
     # --- Reading the file ------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class MappedFile:
         return os.pread(self._descriptor.number, (end - first) * PAGE, (1 + first) * PAGE)
 
     def next_data(self, page: int) -> tuple[int, int]:
-        """Return the next range of pages of values that the file stores, as (first, end)."""
+        """Return the next (first, end) range of pages of values that is not a hole in the file."""
         descriptor, count = self._descriptor.number, self.saved.page_count
         try:
             begin = os.lseek(descriptor, (1 + page) * PAGE, os.SEEK_DATA)

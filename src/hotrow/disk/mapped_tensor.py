@@ -1,8 +1,7 @@
 """A memory-mapped tensor, and the checksum of each page of its values.
 
-Each checksum is the CRC-32 of the page, combined by exclusive or with the CRC-32 of a page of
-zeros. So a page of zeros has the checksum 0, and the checksums of a new sparse file don't have to
-be written.
+Each checksum is the CRC-32 of the page XORed with the CRC-32 of a page of zeros. So a page of zeros
+has the checksum 0, and the checksums of a new sparse file don't have to be written.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _pages(blocks: Iterable[Tensor]) -> Iterator[memoryview]:
 
 
 def _checksum(page: Any) -> int:
-    """Return the checksum of a page, which is 0 for a page of zeros."""
+    """Return the checksum of a page; a page of zeros has the checksum 0."""
     return zlib.crc32(page) ^ _zero_checksum(len(page))
 
 

@@ -1,4 +1,4 @@
-"""The record of a save, `run.json`, which lists the files that belong to the save.
+"""`run.json`, the record that lists the files of a save.
 
 The record contains its own checksum, and describes all other files. It lists the shape and dtype of
 each tensor, the name of the save, and the length and checksum of `rest.pt`. The header of each
@@ -116,11 +116,11 @@ def read_record(folder: Folder) -> Record:
 
 
 def parse_record(data: bytes, path: Path) -> Record:
-    """Return the record with these contents.
+    """Parse the contents of a record.
 
     Arguments:
         data: the contents of `run.json`.
-        path: the file that contains them, for error messages.
+        path: the file that contains the data, for error messages.
     """
     if len(data) > MAX_RECORD_BYTES:
         raise damaged_file(path, f"it has more than {MAX_RECORD_BYTES:,} bytes")
@@ -145,7 +145,7 @@ def _check_format(record: dict[str, Any], path: Path) -> None:
         raise HotrowError(
             f"{path} was written by hotrow 0.2 or is damaged: this version of hotrow requires "
             f"{FORMAT!r}, which has checksums",
-            fix="convert the folder as docs/reference/data.md describes",
+            fix="convert the folder as described in docs/reference/data.md",
         )
     if record["format"] != FORMAT:
         raise HotrowError(
@@ -156,7 +156,7 @@ def _check_format(record: dict[str, Any], path: Path) -> None:
     if record.get("page") != PAGE:
         raise HotrowError(
             f"{path} was written on a system with memory pages of {record.get('page')!s:.40} "
-            f"bytes, but here pages have {PAGE} bytes",
+            f"bytes, but pages on this system have {PAGE} bytes",
             fix="read its rows with hotrow.Embedding.from_file, and create a new folder",
         )
 

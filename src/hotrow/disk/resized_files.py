@@ -1,4 +1,4 @@
-"""Change the rows in all files of a table, before the table and its optimizer use them."""
+"""Change the rows in all files of a table before the table and its optimizer use the files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ResizedFiles:
             )
 
     def apply(self, tensor: Tensor, added: float | Tensor, expected_uses: int) -> Tensor:
-        """Return a tensor from the old files after the change in its rows.
+        """Apply the change in rows to a tensor from the old files, and return the result.
 
         A tensor that is not in the files is changed in memory.
 
@@ -90,7 +90,7 @@ class ResizedFiles:
         if storage_use_count(tensor) > expected_uses:
             raise HotrowError(
                 f"another tensor, such as the result of weight.data or state_dict(), shares the "
-                f"memory of {self._old[name].file.path}, so its rows cannot change",
+                f"memory of {self._old[name].file.path}, so the rows cannot change",
                 fix="delete that tensor, or keep a copy (.clone()) instead",
             )
         result = self._new[name].tensor()
@@ -113,7 +113,7 @@ class ResizedFiles:
 
 
 def _take(sources: Tensor, rows: Tensor, result: Tensor, added: float | Tensor) -> None:
-    """Copy rows in blocks: `result[i]` is `rows[sources[i]]`, or an added row for the source -1."""
+    """Copy rows in blocks: `result[i]` is `rows[sources[i]]`, or an added row for source -1."""
     block_rows = max(1, _BLOCK_VALUES // rows[0].numel())
     for block, chunk in zip(
         *(torch.split(each, block_rows) for each in (result, sources)), strict=True

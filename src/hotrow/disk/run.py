@@ -30,7 +30,7 @@ def describe_run(lag: RowLag) -> Run:
 
 
 class SavedRun:
-    """A training run from a record, whose contents are not trusted.
+    """A training run from a record. The record's contents are not trusted.
 
     Arguments:
         run: the result of `describe_run`.

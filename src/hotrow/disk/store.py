@@ -53,7 +53,7 @@ def create(
         rows: V, at least 1.
         columns: D, at least 1.
         dtype: float32 or float64.
-        fill: a function such as `torch.nn.init.normal_`, which writes values in place. `create`
+        fill: a function that writes values in place, such as `torch.nn.init.normal_`. `create`
             calls the function with one (n, D) block of rows at a time.
 
     Returns:
@@ -111,7 +111,7 @@ def create(
             undo.callback(new_folder.close)
             new_folder.path = folder  # for error messages
             _write_first_save(new_folder, Layout(TABLE, (rows, columns), dtype), values)
-            # Lock the folder before other processes can find it, so that only this one deletes it.
+            # Lock the folder before others can find it, so that only this process can delete it.
             store = Store._in(new_folder)
             current = current.rename(folder)
             for parent in parents:
@@ -170,7 +170,7 @@ def _flush_folder(path: Path) -> None:
 def open(path: str | Path, *, verify: bool = True) -> Store:
     """Open a table's folder to train the table or to read its rows.
 
-    If a crash interrupted a save whose journal was complete, `open` first finishes the save.
+    If a crash interrupted a save after its journal was complete, `open` first finishes the save.
 
     Args:
         path: a folder that `create` created.
@@ -188,7 +188,7 @@ def open(path: str | Path, *, verify: bool = True) -> Store:
             uses the page raises the error.
 
     Cost: `open` reads no rows. After an interrupted save, `open` applies the journal once. With
-    `verify`, the first use of a page of 4,096 bytes reads and checks it, which takes a few
+    `verify`, each page of 4,096 bytes is read and checked before its first use. This takes a few
     microseconds.
 
     >>> import tempfile, hotrow
@@ -207,7 +207,7 @@ def verify(path: str | Path) -> int:
     Like `open`, `verify` first finishes a save that a crash interrupted.
 
     Args:
-        path: a folder that `create` created, which is not open.
+        path: a folder that `create` created. It must not be open.
 
     Returns:
         The number of bytes of the table and of its optimizer state.
@@ -268,7 +268,7 @@ class Store:
 
     @classmethod
     def _in(cls, folder: Folder) -> Self:
-        """Open the store in a folder that is already open."""
+        """Open the store in a `Folder` that is already open."""
         self = cls.__new__(cls)
         with _wrap_open_errors(folder.path):
             self._open(folder, verify=True)
@@ -392,7 +392,7 @@ class Store:
         return slot
 
     def row_steps(self) -> Tensor:
-        """Return the (V,) int32 tensor with each row's last step: the saved one, or zeros."""
+        """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros."""
         if STEPS in self._files:
             steps = self._files[STEPS].tensor()
             return steps if self._resuming else steps.zero_()
@@ -400,7 +400,7 @@ class Store:
         return self._create_file(Layout(STEPS, shape, torch.int32))
 
     def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
-        """Create and map the files of a tensor, which become part of the next save.
+        """Create and map the files of a tensor. They become part of the next save.
 
         Until that save, they have as many rows as the files of the last save.
         """
@@ -427,8 +427,8 @@ class Store:
         """Prepare a change in the rows of all files; see `ResizedFiles`.
 
         Raises:
-            HotrowError: the store is closed or forked, a row that moves does not match its
-                checksum, or the disk or the memory is full.
+            HotrowError: the store is closed or was opened in another process, a row that moves does
+                not match its checksum, or the disk or the memory is full.
         """
         self._check_owner()
         if change.sources is not None:

@@ -1,4 +1,4 @@
-"""Collectives whose data sizes can differ between ranks, and whose errors reach all ranks.
+"""Collectives that allow a different data size on each rank and raise errors on all ranks.
 
 An exchange starts with a header of two numbers for each rank: a code for the operation, and the
 number of rows that follow. A rank with an error sends the code `FAILED`. A rank that receives
@@ -77,7 +77,7 @@ class Ranks:
         return rows
 
     def norm(self, local_norm: Tensor, order: float) -> Tensor:
-        """Return the norm of a tensor that is split over the ranks, given this rank's norm."""
+        """Return the norm of a tensor split over the ranks, given the norm of this rank's part."""
         if math.isinf(order):
             dist.all_reduce(local_norm, dist.ReduceOp.MAX, group=self.group)
             return local_norm
@@ -107,7 +107,7 @@ class Ranks:
         return list(received_counts)
 
     def _raise_failure(self, operation: str, failure: HotrowError | None) -> NoReturn:
-        """Raise a failed rank's error, or an error that lists the ranks' different operations."""
+        """Raise a failed rank's error, or an error that lists the operation of each rank."""
         operations = self.all_gather(operation, operation, failure)
         rank_operations = "; ".join(f"rank {rank}: {each}" for rank, each in enumerate(operations))
         error = HotrowError(

@@ -1,8 +1,8 @@
 """Replicated tables: each rank has all rows, and gathers the row gradients of all ranks.
 
-Before a lookup for training, the ranks check that they all look up the same table. The backward
-pass exchanges the gradients of the touched rows. If one rank settles all its rows, the other ranks
-settle theirs before the next step.
+Before a lookup for training, the ranks check that they all look up ids in the same table. The
+backward pass exchanges the gradients of the touched rows. If one rank settles all its rows, the
+other ranks settle theirs before the next step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def replicate(model: _M, mesh: DeviceMesh) -> _M:
     All copies are bitwise equal after every step. If a read settles all rows on one rank, for
     example for a checkpoint, the other ranks settle theirs before the next step.
 
-    Every rank must look up the same tables in the same order, but the ids may differ; a rank
+    Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. If one rank has an invalid id, the lookup raises an error on
     all ranks, and training can continue. You can differentiate a table only through lookups.
 
@@ -115,7 +115,7 @@ class _Replicas:
     ranks: Ranks
 
     def source(self, table: Tensor) -> Tensor:
-        """Return a stand-in for the table, whose gradient is gathered from all ranks."""
+        """Return a stand-in for the table; its gradient is gathered from all ranks."""
         source: Tensor = MapGradient.apply(table, self._gather)  # type: ignore[no-untyped-call]
         return source
 
@@ -144,7 +144,7 @@ class _Replicas:
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
     ) -> Tensor:
-        """Return the rows of the first rank; raise on every rank if the operations differ."""
+        """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
     def settle_together(self, table: Table) -> None:

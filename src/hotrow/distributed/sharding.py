@@ -44,16 +44,16 @@ def shard(model: _M, mesh: DeviceMesh) -> _M:
     can load a checkpoint on a different number of ranks, or in a single process. You can
     also load a state dict that contains whole tables; each rank then takes its own rows.
 
-    Every rank must look up the same tables in the same order, but the ids may differ; a rank
+    Every rank must look up ids in the same tables in the same order, but the ids may differ. A rank
     without data passes an empty batch. A direct read of a table's `weight` returns the rows of this
     rank, and cannot be differentiated. The norm of a table's gradient includes the rows of all
-    ranks, so `clip_grad_norm_` clips as in a single process. Every rank must call
+    ranks, so `clip_grad_norm_` clips the same way it does in a single process. Every rank must call
     `clip_grad_norm_`.
 
     Args:
-        model: a model converted by `hotrow.convert`; changed in place. Every rank must pass the
-            same model, for example by creating it with the same seed. If the model is on the "meta"
-            device, each rank initializes its rows with `reset_parameters`.
+        model: a model converted by `hotrow.convert`. It is changed in place. Every rank must pass
+            the same model, for example by creating it with the same seed. If the model is on the
+            "meta" device, each rank initializes its rows with `reset_parameters`.
         mesh: a mesh with one dimension, such as `init_device_mesh("cpu", (W,))` or `mesh["name"]`.
             To replicate each shard, call `hotrow.distributed.replicate` with another dimension of
             the same mesh.

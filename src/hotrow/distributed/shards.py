@@ -23,7 +23,7 @@ from hotrow.table.row_change import RowChange
 
 @dataclass(frozen=True)
 class Shards:
-    """One table whose rows are split over ranks."""
+    """A table whose rows are split over the ranks."""
 
     path: str
     ranks: Ranks
@@ -55,7 +55,7 @@ class Shards:
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
     ) -> Tensor:
-        """Return the rows of the first rank; raise on every rank if the operations differ."""
+        """Return the first rank's rows; raise an error on every rank if the operations differ."""
         return self.ranks.agree_on_rows(f"{operation} of {self.path}", rows, failure)
 
     def to_global(self, rows: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class Shards:
         return gradient
 
     def fail(self, table: Table, error: HotrowError) -> NoReturn:
-        """Raise the error of a lookup on every rank."""
+        """Raise a lookup's error on every rank."""
         _exchange_counts(
             self.ranks, _describe_operation([self], table), [0] * self.ranks.count, [table], error
         )
@@ -105,7 +105,7 @@ class Shards:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedRowChange(RowChange):
-    """A change to the rows of a sharded table, in which the ranks exchange rows.
+    """A change to the rows of a sharded table; the ranks exchange rows.
 
     Attributes:
         old_count: see `RowChange`; the counts refer to the rows of all ranks.
@@ -139,14 +139,14 @@ class ShardedRowChange(RowChange):
         return result
 
     def _sources_of(self, rows: slice) -> Tensor:
-        """Return the number of the old row for each new row in a slice, or -1 for an added row."""
+        """Return the old index of each new row in a slice, or -1 for an added row."""
         if self.sources is not None:
             return self.sources[rows]
         ids = torch.arange(rows.start, rows.stop)
         return torch.where(ids < self.old_count, ids, -1)
 
     def _owners(self, sources: Tensor) -> Tensor:
-        """Return the rank that has each source's old row, or -1 for a source of -1."""
+        """For each source, return the rank that has the old row, or -1 if the source is -1."""
         return sources.div(self.old.rows_per_rank, rounding_mode="floor")
 
     def _added_before(self, row: int) -> int:
@@ -174,7 +174,7 @@ class LookUpRequest:
         return shards
 
     def look_up_locally(self, ids: Tensor) -> Tensor:
-        """Return the rows of this rank at `ids`, which are relative to the rank's first row."""
+        """Return this rank's rows at `ids`, counted from the rank's first row."""
         padding, shards = self.padding_idx, self.shards
         local = shards.local_slice
         if padding is not None:
@@ -188,7 +188,7 @@ def fetch(requests: Sequence[LookUpRequest]) -> list[tuple[Tensor, Tensor, Tenso
 
     Returns:
         For each request, the sorted distinct ids (R,), the position of each requested id among
-        them, and their rows (R, D), which are differentiable.
+        them, and their differentiable rows (R, D).
     """
     first = requests[0].shards
     ranks, shards = first.ranks, [request.shards for request in requests]
@@ -244,7 +244,7 @@ def _exchange_counts(
 
 
 def _describe_operation(shards: Sequence[Shards], *tables: Table) -> str:
-    """Return the name of an exchange, which the ranks compare and which error messages show."""
+    """Return the name of an exchange, for comparison between ranks and for error messages."""
     names = ", ".join(shard.path for shard in shards)
     return f"look up ids in {names}{' for training' if any(map(needs_gradient, tables)) else ''}"
 
@@ -256,7 +256,7 @@ def _send_ids(
     send_counts: list[list[int]],
     received_totals: Sequence[int],
 ) -> tuple[list[Tensor], list[list[int]]]:
-    """Send each rank the ids of the rows needed from it, relative to that rank's first row.
+    """Send each rank the ids of the rows that it must return, relative to its first row.
 
     Returns:
         For each table, the ids that this rank receives, and the number of ids from each rank.

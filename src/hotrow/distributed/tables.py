@@ -69,7 +69,7 @@ def agree_on_tables(
     operation: str,
     find_problem: Callable[[str, list[nn.Embedding | nn.EmbeddingBag]], HotrowError | None],
 ) -> tuple[Ranks, TableModules]:
-    """Return a mesh's ranks and a model's tables, which must be the same on all ranks.
+    """Return a mesh's ranks and a model's tables; the tables must be the same on all ranks.
 
     Arguments:
         model: the model to shard or replicate.
@@ -147,7 +147,7 @@ def _first_difference(first: list[str], other: list[str]) -> tuple[str, str]:
 
 
 def exclude_tables_from_ddp(model: nn.Module) -> None:
-    """Make any DistributedDataParallel that later wraps the model ignore the tables."""
+    """Make DistributedDataParallel ignore the tables when it later wraps the model."""
     names = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
     for path, module in model.named_modules(remove_duplicate=False):
         for name, parameter in module.named_parameters(recurse=False):
@@ -160,7 +160,7 @@ def exclude_tables_from_ddp(model: nn.Module) -> None:
 
 
 def table_in_files(path: str) -> HotrowError:
-    """Return the error for a table from `hotrow.disk`, which only one process can open."""
+    """Return the error for a `hotrow.disk` table; only one process can open such a table."""
     return HotrowError(
         f"{path}.weight is stored in files that only one process can open",
         fix="shard or replicate a table in memory, or leave this one out of the model",
@@ -186,8 +186,8 @@ def refuse_assignment(
 def check_ddp_ignores(table: Table, path: str) -> None:
     """Raise an error if the active DistributedDataParallel does not ignore the table.
 
-    DistributedDataParallel ignores only parameters that are listed on the module that it wraps, not
-    on inner modules.
+    DistributedDataParallel ignores a parameter only if the module that it wraps lists the
+    parameter. A list on an inner module has no effect.
     """
     wrapper = DistributedDataParallel._active_ddp_module
     if wrapper is not None and any(parameter is table for parameter in wrapper._module_parameters):

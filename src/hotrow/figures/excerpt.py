@@ -11,7 +11,7 @@ from torch import Tensor
 from hotrow.inputs.text import format_number
 
 MAX_WHOLE_ROWS, MAX_WHOLE_COLUMNS = 8, 6  # tables up to this size are drawn in full
-LEADING_COLUMNS = 4  # for a wider table, draw the first 4 columns and the last
+LEADING_COLUMNS = 4  # in a wider table, only the first 4 columns and the last are drawn
 MAX_IDS = 6  # the maximum number of ids drawn; each selected row has its own color
 
 
@@ -65,7 +65,7 @@ def row_hues(shown: Iterable[int]) -> dict[int, str]:
 
 
 def arrow_offset(shown: list[int], place: int) -> float:
-    """Return the vertical offset of an arrow's end, which separates arrows to the same row."""
+    """Return the vertical offset of an arrow's end, to separate arrows to the same row."""
     row = shown[place]
     times, before = shown.count(row), shown[:place].count(row)
     return (before - (times - 1) / 2) * min(8, 24 / times)

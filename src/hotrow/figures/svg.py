@@ -242,7 +242,7 @@ def _draw(root: ET.Element, tag: str, classes: str, **places: float) -> ET.Eleme
 
 
 def _needs_fallback_font(text: str) -> bool:
-    """Return whether monospace fonts may lack a character, so that the text needs a fixed width."""
+    """Return whether a text needs a fixed width, because monospace fonts may lack a character."""
     return any(char > "\u024f" and char != "…" and display_width(char) == 1 for char in text)
 
 

@@ -34,7 +34,7 @@ WORDS: dict[str, dict[str, str | tuple[str, str]]] = {
         "read": "The sum equals the entry in row {row}. A lookup just reads that entry.",
         "poisoned": "0 × inf and 0 × nan are nan. A lookup reads only row {row}: {entry}.",
         "unsigned": "Adding zeros loses the sign. A lookup keeps it: {entry}.",
-        "gradient": "Gradient: each id's gradient is added to the row that the id selected",
+        "gradient": "Gradient: each id's gradient is added to the row that the id selects",
         "upstream": "gradient of the output: {rows} × {columns}",
         "scattered": "gradient of the table: {rows} × {columns}",
         "added": "uses",

@@ -1,4 +1,4 @@
-"""Read tensors, numbers, strings and collections from a .pt file, which may be untrusted.
+"""Read tensors, numbers, strings and collections from a .pt file that may be untrusted.
 
 `torch.load(weights_only=True)` executes no code. But a small file can still make it run forever,
 fill the memory, or create a sparse tensor whose indices point outside of its memory. So hotrow
@@ -30,7 +30,7 @@ MAX_DEPTH = 50
 # each object once for every level at which it is nested.
 _OBJECTS_PER_BYTE = MAX_DEPTH
 # torch.load accepts more names. Some of them create objects of any size, or objects that are not
-# plain tensors. hotrow has no use for nested and quantized tensors, whose sizes torch checks late.
+# plain tensors. Nested and quantized tensors aren't needed, and torch checks their sizes late.
 _ALLOWED = re.compile(
     r"torch [A-Za-z0-9]+Storage|torch\.storage (Untyped|Typed)Storage|torch (Size|device)|"
     r"torch (b?float|complex|u?int)\d\w*|torch bool|"
@@ -52,8 +52,8 @@ def load_checkpoint(
     Args:
         file: the open .pt file.
         name: the name of the file, for error messages.
-        mapped_path: the path of the file, if the tensors should be memory-mapped and not read.
-        device: where to put the tensors; None for the devices from which they were saved.
+        mapped_path: the path of the file, if the tensors should be memory-mapped rather than read.
+        device: where to put the tensors, or None to use the devices they were saved from.
 
     Raises:
         HotrowError: the file is damaged, or contains anything other than tensors, numbers, strings,
@@ -95,7 +95,7 @@ def _read_program(file: IO[bytes], size: int) -> bytes:
     """Return the pickle program of a file that `torch.save` wrote.
 
     A compressed file, or a file that contains the same bytes under several names, could fill the
-    memory. torch writes no such files.
+    memory. torch doesn't write such files.
     """
     file.seek(0)
     if not zipfile.is_zipfile(file):
@@ -111,11 +111,11 @@ def _read_program(file: IO[bytes], size: int) -> bytes:
 
 
 def _check_program(program: bytes, size: int) -> None:
-    """Raise an error if the pickle program would take too long or create any other type of object.
+    """Raise an error if the pickle program would take too long or create a forbidden object.
 
     A program can use the same object many times. For example, 50 pairs, each of which contains the
     previous pair twice, take 200 bytes, but computing the hash of the last pair takes days. So this
-    function runs the program, but counts the objects instead of creating them.
+    function simulates the program: it counts the objects instead of creating them.
     """
     stack: list[int] = []
     memo: dict[Any, int] = {}

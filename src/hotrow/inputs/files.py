@@ -29,7 +29,7 @@ from hotrow.inputs.text import elide, escape_unprintable
 
 MAX_TEXT_BYTES = 64_000_000
 MAX_JSON_BYTES = 16_000_000
-_MAX_RUN_BYTES = 1 << 26  # the limit of hotrow.disk for its run.json
+_MAX_RUN_BYTES = 1 << 26  # hotrow.disk's limit for run.json
 # Valid table dtypes, as safetensors names them.
 _TABLE_DTYPES = ("F64", "F32", "F16", "BF16")
 _MAX_LISTED = 40  # maximum number of candidates in an error message
@@ -68,7 +68,7 @@ def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
     Args:
         path: the file.
         what: the role of the file, for error messages.
-        fix: what to save with safetensors.torch.save_file, for error messages.
+        fix: the start of the advice in error messages, such as "save the tensor".
     """
     from safetensors import safe_open
 
@@ -194,7 +194,7 @@ def check_writable(path: str | Path, inputs: Iterable[str | None] = ()) -> None:
             is_same = name is not None and os.path.samefile(name, target)
         if is_same:
             raise HotrowError(
-                f"{path} is also an input, which the output would replace",
+                f"{path} is also an input, so the output would replace it",
                 fix="write the output to another file",
             )
 
@@ -276,7 +276,7 @@ def _find_target(path: str | Path) -> tuple[Path, int | None]:
 
 @contextmanager
 def _write_errors(path: str | Path) -> Iterator[None]:
-    """Convert errors from writing to the path to `HotrowError`."""
+    """Turn errors that occur while the file is written into `HotrowError`."""
     try:
         yield
     except PermissionError:

@@ -177,7 +177,7 @@ def _read_safetensors(path: str) -> Any:
     if set(tensors) != set(places):
         names = ", ".join(map(escape_unprintable, sorted(tensors)[:9]))
         raise HotrowError(
-            f"the tensors in {path} are named {names}, which are neither all keywords nor the "
+            f"the tensors in {path} are named {names}, but these are neither all keywords nor the "
             "numbers from 0",
             fix="name all tensors after the model's arguments, or number them all 0, 1, 2, ...",
         )

@@ -1,4 +1,4 @@
-"""Open only regular files, up to a size limit, so that no pipe or device blocks a command."""
+"""Open only regular files, up to a size limit, so that a pipe or device can't block a command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read_regular(path: str | Path, what: str, limit: int) -> bytes:
     """Return the contents of a regular file of at most `limit` bytes.
 
     Raises:
-        HotrowError: `open_regular` raises an error, or the file can't be read.
+        HotrowError: the file can't be opened or read, isn't a regular file or is too large.
     """
     with open_regular(path, what, limit) as descriptor:
         return _read_descriptor(descriptor, what, path, limit)
@@ -84,7 +84,7 @@ def check_regular(status: os.stat_result, name: str) -> None:
 
 
 def path_of_descriptor(descriptor: int, path: str | Path) -> str:
-    """Return a path by which a library can open the same file again.
+    """Return a path that a library can use to open the same file again.
 
     The path refers to the same file even if the original path is replaced. On a system without
     /dev/fd, this is the original path.
@@ -112,7 +112,7 @@ def reader_errors(problem: str, fix: str) -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return whether the error is a panic in Rust code, which doesn't derive from `Exception`.
+    """Return whether the error is a Rust panic, which doesn't derive from `Exception`.
 
     Each library written in Rust has its own panic class, which can't be imported.
     """

@@ -38,11 +38,11 @@ def open_tokenizer(path: str | Path, rows: int | None, table: str) -> Iterator[T
 
     Raises:
         HotrowError: the file can't be read or isn't a tokenizer, an id is out of range, or the
-            tokenizer fails or exceeds its limits, which can also happen in a later call.
+            tokenizer fails or exceeds its limits. The tokenizer's methods can raise it too.
     """
     content = read_regular(path, "the tokenizer", MAX_FILE_BYTES)
-    # `-P` keeps Python from adding the script's folder to its search path, where a file could
-    # shadow a library.
+    # `-P` keeps Python from adding the script's folder to its search path. A file in that folder
+    # could shadow a library.
     with subprocess.Popen(
         [sys.executable, "-P", tokenizer_process.__file__],
         stdin=subprocess.PIPE,
@@ -61,7 +61,7 @@ def open_tokenizer(path: str | Path, rows: int | None, table: str) -> Iterator[T
         finally:
             process.kill()
             assert process.stdin is not None
-            with suppress(OSError):  # closing writes the buffer, which fails if the process ended
+            with suppress(OSError):  # closing flushes the buffer, which fails if the process ended
                 process.stdin.close()
 
 

@@ -24,7 +24,7 @@ _LENGTH = struct.Struct(">Q")
 
 
 def write_message(file: BinaryIO, message: bytes) -> None:
-    """Write a message and flush it."""
+    """Write a message and flush the file."""
     file.write(_LENGTH.pack(len(message)))
     file.write(message)
     file.flush()
@@ -53,8 +53,8 @@ def _limit_resources() -> None:
         hard = resource.getrlimit(kind)[1]
         soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         try:
-            # Keep the hard limit: at the hard limit on processor time, the system sends SIGKILL,
-            # which hides the cause.
+            # Lower only the soft limit: at the hard limit on processor time, the system sends
+            # SIGKILL, which hides the cause.
             resource.setrlimit(kind, (soft, hard))
         except (ValueError, OSError):  # macOS has no limit on memory
             continue

@@ -2,6 +2,6 @@
 
 The numba kernels support float32, float64 and bfloat16 tables on the CPU, and the Triton kernels
 support tables on NVIDIA GPUs. Plain torch supports all other tables. The kernels settle, update and
-look up rows for any optimizer. A `Program` passes the optimizer's rule to the kernels. numba is
-imported when the first compiled kernel runs.
+look up rows for any optimizer. They get the optimizer's rule as a `Program`. numba is imported
+when the first compiled kernel runs.
 """

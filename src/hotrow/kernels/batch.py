@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class GroupedIds(NamedTuple):
-    """The ids of a batch, grouped by id, in one block of memory.
+    """The ids of a batch and their positions, grouped by id, in one block of memory.
 
     Attributes:
-        memory: (4 N + 1,) int64, which contains the arrays of the properties one after another.
+        memory: (4 N + 1,) int64, the arrays that the properties return, one after another.
         address: the address of `memory`.
         size: N, the number of ids in the batch.
         distinct_count: R, the number of distinct ids.
@@ -34,7 +34,7 @@ class GroupedIds(NamedTuple):
 
     @property
     def inverse(self) -> NDArray[np.int64]:
-        """(N,), the position of each id of the batch among `rows`."""
+        """(N,), the position in `rows` of each id of the batch."""
         return self.memory[self.size : 2 * self.size]
 
     @property
@@ -48,24 +48,24 @@ class GroupedIds(NamedTuple):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """(R + 1,), the index in `order` at which the positions of each distinct id begin."""
+        """(R + 1,), where the positions of each distinct id begin in `order`."""
         return self.memory[3 * self.size : 3 * self.size + self.distinct_count + 1]
 
     @classmethod
     def empty(cls, size: int, distinct_count: int) -> GroupedIds:
-        """Allocate memory for `size` ids, `distinct_count` of them distinct; set no values."""
+        """Allocate uninitialized memory for `size` ids, of which `distinct_count` are distinct."""
         memory = np.empty(4 * size + 1, np.int64)
         return cls(memory, memory.ctypes.data, size, distinct_count)
 
 
 class DistinctIds:
-    """The distinct ids of a batch, and the position of each id among them.
+    """The distinct ids of a batch, and each batch id's position among them.
 
     Arguments:
         rows: (R,) int64, the distinct ids, in any order.
         inverse: int64, same shape as the batch; `rows[inverse]` equals the batch.
-        are_in_range: whether every id selects a row of the table; True without a check if the ids
-            are not on the CPU.
+        are_in_range: whether every id selects a row of the table. Ids that are not on the CPU are
+            not checked, and this is True.
     """
 
     def __init__(self, rows: Tensor, inverse: Tensor, are_in_range: bool = True) -> None:
@@ -91,12 +91,12 @@ class DistinctIds:
 
     @functools.cached_property
     def inverse(self) -> Tensor:
-        """int64, the position of each id of the batch among `rows`."""
+        """int64, the position in `rows` of each id of the batch."""
         return torch.from_numpy(self.groups.inverse.reshape(self.shape))
 
     @functools.cached_property
     def groups(self) -> GroupedIds:
-        """The same ids, with the positions in the batch grouped by id."""
+        """The same ids, with their positions in the batch grouped by id."""
         rows, inverse = self.rows.numpy(), self.inverse.reshape(-1).numpy()
         groups = GroupedIds.empty(len(inverse), len(rows))
         groups.rows[:], groups.inverse[:] = rows, inverse
@@ -106,7 +106,7 @@ class DistinctIds:
         return groups
 
     def sort(self) -> tuple[Tensor, Tensor]:
-        """Return `rows` in ascending order, and `inverse` for this order."""
+        """Return the sorted `rows`, and the `inverse` that matches them."""
         rows, places = self.rows.sort()
         ranks = torch.empty_like(places)
         ranks[places] = torch.arange(len(places), device=places.device)

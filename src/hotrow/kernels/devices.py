@@ -1,7 +1,7 @@
 """Choose the kernels and checks for a tensor's device.
 
 All code that depends on the device calls these functions. On a computer without a GPU, tests
-replace these functions to run the code for GPUs on CPU tensors.
+replace them to run the GPU code on CPU tensors.
 """
 
 from __future__ import annotations
@@ -45,5 +45,5 @@ def all_accelerators() -> range:
 
 @functools.cache
 def _has_triton() -> bool:
-    """Return whether Triton is installed; torch's CUDA versions for Linux install it."""
+    """Return whether Triton is installed; torch's CUDA builds for Linux install it."""
     return torch.version.hip is None and importlib.util.find_spec("triton") is not None

@@ -1,6 +1,6 @@
 """Find the distinct ids of a batch, and sum the batch's gradients by row, in batch order.
 
-Optimizer steps and lookups of stale rows group their ids here before they call a kernel.
+Optimizer steps and lookups of stale rows use this module to group ids before they call a kernel.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hotrow.kernels.batch import DistinctIds, GroupedGradients, GroupedIds
 from hotrow.kernels.cpu.threads import run_on_threads, thread_count
 from hotrow.kernels.triton.batch import DeviceIds
 
-COMPILED_DTYPES = torch.float32, torch.float64  # the gradient dtypes that compiled code sums
+COMPILED_DTYPES = torch.float32, torch.float64  # compiled code sums gradients of these dtypes
 
 
 def find_distinct(ids: Tensor, row_count: int) -> DistinctIds:
-    """Return the distinct ids, and the position of each id among them.
+    """Return the distinct ids, and each batch id's position among them.
 
     On the CPU, time and memory are proportional to the number of ids, and the distinct ids are in
     order of first appearance. An out-of-range id is not an error; see `DistinctIds.are_in_range`.
@@ -59,7 +59,7 @@ def sum_by_row(grads: GroupedGradients) -> Tensor:
     """Return the sum of the gradients of each row, (R, D).
 
     The sums equal the rows of the dense gradient of `torch.nn.functional.embedding` bit for bit.
-    Each sum starts at 0 and adds the gradients in batch order, and every addition is rounded to the
+    For each sum, the gradients are added to 0 in batch order, and every addition is rounded to the
     gradient dtype.
     """
     values = grads.values

@@ -46,7 +46,7 @@ class RowOperators(Protocol):
         """Return the kernels of another program for the same rows."""
 
     def settle(self, rows: Tensor | None, steps: Steps) -> None:
-        """Apply the missed steps of `rows`, (R,) int64 without repeats, with zero gradients.
+        """Apply the missed steps of the distinct `rows`, (R,) int64, with zero gradients.
 
         If `rows` is None, apply the missed steps of all rows.
         """
@@ -99,7 +99,7 @@ def read_rows(table: Tensor, ids: DeviceIds) -> Tensor:
 
 
 def take_bad_id(device: torch.device) -> BadId | None:
-    """Return and clear the first out-of-range id of the lookups on a GPU; None if there is none.
+    """Return and clear the first out-of-range id of the lookups on a GPU, or return None.
 
     After a lookup with an out-of-range id, no kernel changes any row until this function returns
     the id. The function doesn't wait for kernels, so it can't return the id before the lookup's
@@ -123,7 +123,7 @@ def merge_rows(grads: GroupedGradients) -> GroupedGradients:
 def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
     """Return `table[ids]`, (*ids.shape, D), or None if an id is out of range.
 
-    If the result has 8 MB or more, the call takes 0.7 to 0.9 times as long as `torch.embedding`.
+    If the result takes 8 MB or more, the call takes 0.7 to 0.9 times as long as `torch.embedding`.
 
     Arguments:
         table: (V, D), any dtype, contiguous, on the CPU; V and D are at least 1.
@@ -133,10 +133,10 @@ def select_rows(table: Tensor, ids: Tensor) -> Tensor | None:
 
 
 def step_together(tables: Sequence[tuple[RowOperators, Steps, GroupedGradients]]) -> None:
-    """Settle the rows of each batch, then apply the last step with the gradients of the rows.
+    """Settle the rows of each batch, then apply the last step with the rows' gradients.
 
-    One call of a compiled kernel updates all tables of one program and one dtype. For
-    small batches, separate calls would take longer than the work itself.
+    One call to a compiled kernel updates all tables with the same program and dtype. For small
+    batches, separate calls would take longer than the work itself.
     """
     by_kernel: dict[Hashable, list[tuple[RowOperators, Steps, GroupedGradients]]] = {}
     for table in tables:

@@ -1,4 +1,4 @@
-"""The `Program`, which passes a rule's update and its closed form for idle steps to a kernel.
+"""The `Program` of a kernel: a rule's update and its closed form for idle steps.
 
 An idle step is a step with a zero gradient. Dense training applies an idle step to every row
 outside the batch.
@@ -58,8 +58,8 @@ class FastForward(NamedTuple):
             tensors; `steps` contains each row's step. The caller ignores the values of rows whose
             `reached` is false.
         compute_factors: `compute_factors(t, end_step, coefficients, factors)`, compiled by numba.
-            It sets the factors that `apply` needs, which are the same for all rows at step t.
-        factor_count: the number of factors, which are float64.
+            It sets the factors that `apply` needs. They are the same for all rows at step t.
+        factor_count: the number of factors (float64).
         form: the name of the function in `triton/closed_forms.py` that replaces `apply` on a GPU.
         formulas: the elementwise functions that `form` calls.
         changed_since: `changed_since(step)`, which returns a slice for each array among the
@@ -90,7 +90,7 @@ class Program:
         width: the number of scalars in a ledger entry.
         fast_forward: the functions for idle steps.
         kernels: the kernels that are ready to run this program, with the memory that they need.
-            Each device's kernels choose their own keys.
+            Each device's kernels choose their own keys in this dict.
     """
 
     update: Callable[..., Any]
@@ -109,8 +109,8 @@ class Steps(NamedTuple):
     Attributes:
         entries: (at least step_count, width) float64, the scalars of each step.
         coefficients: the data that `fast_forward` needs in addition to the row.
-        step_count: the total number of steps that each row has received once a kernel has run.
-        end_step: the number of the last step that is applied as an idle step, counted from 1.
+        step_count: the total number of steps applied to each row after a kernel has run.
+        end_step: the number of the last step that is applied as an idle step, counting from 1.
         copies: the ledger's copies on other devices, by device and dtype.
     """
 

@@ -4,7 +4,7 @@ An update is one function of `(w, g, slots, entry, flags)`. In Python these oper
 so an update runs on tensors of gathered rows, in any dtype and on any device. The results equal
 those of torch.optim's single-tensor code. `cpu/rule_math.py` defines the same operations for numba
 on scalars, with the rounding of torch's CPU kernels. Measurements showed which torch operations use
-a fused multiply-add; `tests/optim/test_rules.py` compares every rule with torch.
+a fused multiply-add. `tests/optim/test_rules.py` compares every rule with torch.
 
 Scalars (`alpha`, `weight`, `value`) are Python floats here, as in torch.optim.
 """

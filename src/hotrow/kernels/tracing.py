@@ -19,8 +19,8 @@ def never_compile_alone(handler: _Function) -> _Function:
 
     A handler is a `__torch_function__` or `__torch_dispatch__` method. If a loop contains a graph
     break, torch.compile runs the loop in eager mode, but compiles the functions that the loop
-    calls. If it compiled a handler in this way, the compiled code would also run for operations
-    that it wasn't compiled for, and return wrong values. torch.compile still traces the handler as
+    calls. If it compiled a handler this way, the compiled code would also run for operations that
+    it wasn't compiled for, and return wrong values. torch.compile still traces the handler as
     part of a function that calls it.
     """
     action = _eval_frame._FrameAction
@@ -46,7 +46,7 @@ is_compiling = (
 def is_exporting() -> bool:
     """Return whether `torch.export` is tracing.
 
-    While `torch.compile` traces, `torch.compiler.is_exporting` is always true in torch 2.11.
+    In torch 2.11, `torch.compiler.is_exporting` is always true while `torch.compile` traces.
     """
     return bool(torch.compiler._is_exporting_flag)
 
@@ -54,7 +54,7 @@ def is_exporting() -> bool:
 def may_trace() -> bool:
     """Return whether `torch.compile` may trace the functions that the caller calls next.
 
-    The result can be true although they are not traced: while compiled code runs, torch keeps the
+    The result can be true even if they are not traced: while compiled code runs, torch keeps the
     callback that starts a trace, even during calls to functions that are not compiled.
     """
     return is_compiling() or _eval_frame.get_eval_frame_callback() is not None
@@ -63,8 +63,8 @@ def may_trace() -> bool:
 def never_trace(function: _Function) -> _Function:
     """Keep `torch.compile` from tracing a function that settles rows.
 
-    Which rows it must settle differs from run to run, so a compiled graph can't contain this work.
-    `torch.compiler.disable` also prevents a trace, but it imports the compiler, and each call takes
+    The rows to settle differ from run to run, so a compiled graph can't settle them.
+    `torch.compiler.disable` also prevents tracing, but it imports the compiler, and each call takes
     3 us longer.
     """
     untraced: Any = _disable_dynamo(function)

@@ -2,7 +2,7 @@
 
 Each layer subclasses a torch layer, has the same constructor and `state_dict` keys, and uses
 torch's operators. The layers check ids first, so an invalid id raises an error instead of selecting
-a wrong row. A table has V rows and D columns.
+the wrong row. A table has V rows and D columns.
 
 Known limits:
 

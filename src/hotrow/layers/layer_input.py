@@ -11,7 +11,7 @@ from hotrow.onehot.tensor import OneHot
 
 
 def as_input_tensor(input: Any, weight: Tensor) -> Tensor:
-    """Return the input; an integer `hotrow.one_hot` is cast to the weight's dtype."""
+    """Return the input; cast an integer `hotrow.one_hot` to the weight's dtype."""
     if isinstance(input, OneHot) and not input.is_floating_point():
         return input.to(weight.dtype)
     if not isinstance(input, Tensor):

@@ -1,4 +1,4 @@
-"""Helpers for the conversion to and from linear layers."""
+"""Helpers for converting to and from linear layers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The interactive lesson: a self-contained page, built from the files in this folder.
 
-`build_page` builds the page on each call, which takes a few milliseconds. So no copy of the page
-can become outdated, and the user's tokens and rows are included in the same way as the examples.
+`build_page` builds the page on each call, which takes a few milliseconds. The page therefore never
+becomes outdated, and it includes the user's tokens and rows the same way as the examples.
 """
 
 from hotrow.lesson import times

@@ -27,21 +27,21 @@ class Excerpt:
     """Some rows of a table, and the ids that the page initially shows.
 
     Attributes:
-        name: the name of the view in the page's address and on its button: "A", "B", "C" or "own".
+        name: the view's name in the page's address and on its button: "A", "B", "C" or "own".
         V: the number of rows of the whole table.
         D: the number of columns of the whole table.
         labels: the id of each row of the excerpt, in ascending order.
-        rows: the (rows, columns) values of the excerpt, float32.
+        rows: the values of the excerpt, (rows, columns), float32.
         ids: the initial ids; each is one of the labels.
         tokens: the text of each label, or None. The texts of the examples are in words/*.json.
         title: where the table comes from, or "" for an example.
         omitted_count: the number of ids in the user's text that the page omits.
-        linear: the (columns, rows) initial weight of `torch.nn.Linear`, or None.
+        linear: the initial weight of `torch.nn.Linear`, (columns, rows), or None.
         positions: a position table with one row for each id, or None.
         random: whether the rows are random because the user passed no table.
-        non_finite_count: the number of rows with an inf or nan outside the excerpt.
+        non_finite_count: the number of rows that contain an inf or nan outside the excerpt.
         first_non_finite: the id of the first such row, or None.
-        rounded: whether the table is float64, in which case the page rounds it to float32.
+        rounded: whether the table is float64, so that the page rounds it to float32.
     """
 
     name: str
@@ -88,7 +88,7 @@ def _bits(values: Tensor) -> str:
 
 
 def example_excerpts() -> tuple[Excerpt, ...]:
-    """Return examples A and B in full, each with a linear weight, and an excerpt of example C."""
+    """Return examples A and B, each with a linear layer's weight, and an excerpt of example C."""
     small = (("A", examples.A), ("B", examples.B))
     return *(
         _whole_excerpt(name, example) for name, example in small
@@ -134,12 +134,12 @@ def user_excerpt(
         tokens: the ids and texts of the user's tokens; None to show the first rows.
         table: the user's (V, D) table. If it is None, the rows are random, and the page says so.
         row_count: the number of rows if there is no table.
-        token_texts: a function that returns the texts of ids, for rows that `tokens` omits.
+        token_texts: a function that returns the texts of ids; used for ids not in `tokens`.
         title: where the table comes from.
 
     Raises:
-        HotrowError: there is no id, row or column; an id is out of range; a value in the excerpt
-            overflows float32.
+        HotrowError: there are no ids, rows or columns; an id is out of range; a value in the
+            excerpt overflows float32.
 
     Cost: one pass over all values of the table, to find any inf or nan outside the excerpt. The
     memory use doesn't depend on the number of rows.
@@ -197,15 +197,15 @@ def _float32_excerpt(table: Tensor, labels: list[int]) -> Tensor:
     if len(lost):
         place, column = lost[0].tolist()
         raise HotrowError(
-            f"the table has {exact[place, column].item():.3g} in row {labels[place]}, column "
-            f"{column}, which overflows float32, the precision of the page",
+            f"row {labels[place]}, column {column} of the table is "
+            f"{exact[place, column].item():.3g}, which overflows float32, the page's precision",
             fix="scale the table down",
         )
     return rows
 
 
 def _find_non_finite_rows(table: Tensor, labels: list[int]) -> tuple[int, int | None]:
-    """Read the table in chunks to find rows with an inf or nan outside the excerpt.
+    """Read the table in chunks to find rows that contain an inf or nan outside the excerpt.
 
     Return their number, and the id of the first one.
     """

@@ -29,7 +29,7 @@ def write_page(text: str, name: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return hotrow's folder in the user's cache folder, which depends on the operating system."""
+    """Return hotrow's folder in the cache folder that the operating system gives the user."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     elif sys.platform == "win32":

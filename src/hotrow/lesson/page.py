@@ -57,7 +57,7 @@ SCRIPTS = (  # in order of execution
     "section-cost.js",
     "start.js",
 )
-# Markup, line separators of JavaScript, and surrogates, which UTF-8 can't encode.
+# Markup characters, JavaScript's line separators, and surrogates, which UTF-8 can't encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 _DOCUMENTS = {
     "readme": ("README.md", "README.zh-CN.md"),
@@ -75,7 +75,7 @@ def build_page(
     """Return the lesson as one HTML document that makes no network requests.
 
     Args:
-        lang: "en" or "zh-CN", the initial language; None for the browser's language.
+        lang: the initial language, "en" or "zh-CN"; None for the browser's language.
         excerpt: the user's tokens and rows, which the page shows first.
         timings: times measured on this machine, for the cost section.
         local_links: whether the page may link to files on this machine. Pass False for a page that

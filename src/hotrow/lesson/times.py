@@ -73,7 +73,7 @@ def from_record(record: dict[str, Any]) -> Timing | None:
 
 
 def save_times(timings: Iterable[Timing]) -> None:
-    """Save the times for the next `hotrow learn`, and keep the saved times of other sizes."""
+    """Save the times for the next `hotrow learn`, and keep the saved times for other sizes."""
     by_size = {(each.V, each.D, each.N): each for each in (*load_times(), *timings)}
     content = [asdict(each) for each in by_size.values()]
     folder = cache_folder()

@@ -1,11 +1,11 @@
-"""torch's elementwise optimizers, with steps that update only the touched rows of a table.
+"""Versions of torch's elementwise optimizers that update only the touched rows of a table.
 
-Each optimizer can train every parameter of a model: tables take hotrow's step, and dense parameters
-take torch's own step. A table is a (V, D) parameter converted by `hotrow.convert`, which by default
-skips parameters with fewer than 100,000 entries. A table's step updates only the touched rows. In
-dense training, momentum or weight decay also changes the rows that no id selected. Before such a
-row is next read, hotrow applies all the steps that the row has missed. So every read returns what
-torch's dense steps would have produced, up to rounding.
+Each optimizer can train every parameter of a model: hotrow's step updates tables, and torch's own
+step updates dense parameters. A table is a (V, D) parameter converted by `hotrow.convert`, which by
+default skips parameters with fewer than 100,000 entries. A table's step updates only the touched
+rows. In dense training, momentum or weight decay also changes rows that no id selected. The next
+time such a row is read, hotrow first applies all the steps that it has missed. So every read
+returns what torch's dense steps would have produced, up to rounding.
 
 Options
     Options and defaults match torch's. `foreach` and `fused` affect only dense parameters. Tables
@@ -18,16 +18,16 @@ Gradients
 
 Shapes and dtypes
     A table has shape (V, D), and so does each tensor of its state. On the CPU, kernels for float32,
-    float64 and bfloat16 are compiled when they are first used on a machine. On NVIDIA GPUs, Triton
-    kernels support these dtypes and float16, but have not run on a GPU yet. Other dtypes and
-    devices use plain torch.
+    float64 and bfloat16 are compiled when they are first used on a machine. The Triton kernels for
+    NVIDIA GPUs support these dtypes and float16, but have not been run on a GPU yet. Other dtypes
+    and devices use plain torch.
 
 State
     `state_dict()` uses torch's format. torch's optimizer of the same name can load hotrow's state,
-    and hotrow can load torch's state. A run that resumes from a checkpoint produces
-    exactly the same bits as the run that saved the checkpoint. `state_dict()` and other reads
-    apply missed steps early. This can change the last bits of the final table, but the error stays
-    within the bound for each step.
+    and hotrow can load torch's state. A run that resumes from a checkpoint produces exactly the
+    same bits as the run that saved the checkpoint. `state_dict()` and other reads apply missed
+    steps early. This can change the last bits of the final table, but the error stays within the
+    per-step bound.
 
 Time
     A step's time is proportional to the number of ids and touched rows, and independent of V. With
@@ -76,10 +76,10 @@ from hotrow.optim.rules import sgd as _sgd
 
 
 class SGD(_RowOptimizer, _torch.SGD):
-    """`torch.optim.SGD`, with steps that update only the touched rows of a table.
+    """A `torch.optim.SGD` that updates only the touched rows of a table.
 
-    With neither momentum nor weight decay, missed steps cost nothing. Otherwise, applying K missed
-    steps to a row requires multiplying at most 2 log2 K small matrices.
+    Without momentum or weight decay, missed steps cost nothing. Otherwise, applying K missed steps
+    to a row requires multiplying at most 2 log2 K small matrices.
     """
 
     rule = _sgd.rule
@@ -87,7 +87,7 @@ class SGD(_RowOptimizer, _torch.SGD):
 
 
 class Adam(_RowOptimizer, _torch.Adam):
-    """`torch.optim.Adam`, with steps that update only the touched rows of a table.
+    """A `torch.optim.Adam` that updates only the touched rows of a table.
 
     Applying any number of missed steps to a row costs about as much as one step. With
     `weight_decay`, which is coupled in Adam, missed steps are replayed one by one. Use `AdamW` to
@@ -99,7 +99,7 @@ class Adam(_RowOptimizer, _torch.Adam):
 
 
 class AdamW(_RowOptimizer, _torch.AdamW):
-    """`torch.optim.AdamW`, with steps that update only the touched rows of a table.
+    """A `torch.optim.AdamW` that updates only the touched rows of a table.
 
     Applying any number of missed steps to a row costs about as much as one step.
     """
@@ -109,7 +109,7 @@ class AdamW(_RowOptimizer, _torch.AdamW):
 
 
 class Adamax(_RowOptimizer, _torch.Adamax):
-    """`torch.optim.Adamax`, with steps that update only the touched rows of a table.
+    """A `torch.optim.Adamax` that updates only the touched rows of a table.
 
     Applying any number of missed steps to a row costs about as much as one step. With
     `weight_decay`, missed steps are replayed one by one.
@@ -120,7 +120,7 @@ class Adamax(_RowOptimizer, _torch.Adamax):
 
 
 class NAdam(_RowOptimizer, _torch.NAdam):
-    """`torch.optim.NAdam`, with steps that update only the touched rows of a table.
+    """A `torch.optim.NAdam` that updates only the touched rows of a table.
 
     Applying any number of missed steps to a row costs about as much as one step. With coupled
     `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True` to
@@ -132,7 +132,7 @@ class NAdam(_RowOptimizer, _torch.NAdam):
 
 
 class RAdam(_RowOptimizer, _torch.RAdam):
-    """`torch.optim.RAdam`, with steps that update only the touched rows of a table.
+    """A `torch.optim.RAdam` that updates only the touched rows of a table.
 
     Applying any number of missed steps to a row costs about as much as one step. With coupled
     `weight_decay`, missed steps are replayed one by one. Pass `decoupled_weight_decay=True` to
@@ -144,7 +144,7 @@ class RAdam(_RowOptimizer, _torch.RAdam):
 
 
 class Adagrad(_RowOptimizer, _torch.Adagrad):
-    """`torch.optim.Adagrad`, with steps that update only the touched rows of a table.
+    """A `torch.optim.Adagrad` that updates only the touched rows of a table.
 
     Missed steps cost nothing, because they don't change the row. With `weight_decay`, missed steps
     are replayed one by one.
@@ -155,7 +155,7 @@ class Adagrad(_RowOptimizer, _torch.Adagrad):
 
 
 class Adadelta(_RowOptimizer, _torch.Adadelta):
-    """`torch.optim.Adadelta`, with steps that update only the touched rows of a table.
+    """A `torch.optim.Adadelta` that updates only the touched rows of a table.
 
     Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices. With
     `weight_decay`, missed steps are replayed one by one.
@@ -166,7 +166,7 @@ class Adadelta(_RowOptimizer, _torch.Adadelta):
 
 
 class RMSprop(_RowOptimizer, _torch.RMSprop):
-    """`torch.optim.RMSprop`, with steps that update only the touched rows of a table.
+    """A `torch.optim.RMSprop` that updates only the touched rows of a table.
 
     Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices. With
     `weight_decay`, hotrow runs torch's dense step, because the result depends on the rounding of
@@ -178,7 +178,7 @@ class RMSprop(_RowOptimizer, _torch.RMSprop):
 
 
 class ASGD(_RowOptimizer, _torch.ASGD):
-    """`torch.optim.ASGD`, with steps that update only the touched rows of a table.
+    """A `torch.optim.ASGD` that updates only the touched rows of a table.
 
     Applying K missed steps to a row requires multiplying at most 2 log2 K small matrices.
     """
@@ -188,7 +188,7 @@ class ASGD(_RowOptimizer, _torch.ASGD):
 
 
 class Rprop(_RowOptimizer, _torch.Rprop):
-    """`torch.optim.Rprop`, with steps that update only the touched rows of a table.
+    """A `torch.optim.Rprop` that updates only the touched rows of a table.
 
     Applying a row's missed steps costs less than one step, because only the first missed step
     changes the state.

@@ -30,7 +30,7 @@ class Graph(Protocol):
         """Launch all captured kernels."""
 
 
-# The value of `RowLag.captured`: the kernels, and the number of tables that step with this table.
+# The value of `RowLag.captured`: the kernels, and the number of tables that share the step.
 _Captured = tuple[RowUpdater, Program, int]
 
 
@@ -62,8 +62,8 @@ def capture(steps: Sequence[TableStep]) -> None:
         count = same_ledger[0][0].ledger.table_count
         if len(same_ledger) < count:
             raise HotrowError(
-                f"{count} tables took all their steps together, but only {len(same_ledger)} of "
-                "them have a gradient in the captured step",
+                f"{count} tables took all their steps together, but the captured step has "
+                f"gradients for only {len(same_ledger)} of them",
                 fix="take a step without a graph, with gradients for the same tables as in the "
                 "captured step, then call optimizer.prepare_capture() and capture the step again",
             )
@@ -84,7 +84,7 @@ def replay(graph: Graph, lags: Sequence[tuple[RowLag, ParamGroup]]) -> None:
     if not lags:
         raise HotrowError(
             "no table is part of a CUDA graph, so no step can be replayed",
-            fix="call optimizer.prepare_capture(), and capture a step",
+            fix="call optimizer.prepare_capture(), then capture a step",
         )
     table_counts = Counter(id(lag.ledger) for lag, _ in lags)
     for lag, group in lags:

@@ -7,14 +7,14 @@ longer agree.
 
 from __future__ import annotations
 
-# The functions of `signal`, unlike those of `_signal`, create an enum member in each call, which
+# The functions in `signal`, unlike those in `_signal`, create an enum member on each call, which
 # would add 20 us to a step.
 import _signal  # type: ignore[import-not-found]
 import signal
 import threading
 from typing import Any
 
-# The signals whose handlers programs commonly replace.
+# Signals for which programs often install their own handlers.
 _SIGNALS = [
     int(getattr(signal, name))
     for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")

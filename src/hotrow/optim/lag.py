@@ -50,7 +50,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ExclusiveAccess:
-    """A context manager that allows only one operation on rows at a time, even in one thread."""
+    """A context manager that allows only one row operation at a time, even within one thread."""
 
     __slots__ = ("_lags", "_lock", "_signals")
 
@@ -78,7 +78,7 @@ class ExclusiveAccess:
 
 
 class RowLag:
-    """The ledger and the optimizer state of one table, and the step count of each of its rows.
+    """The ledger, the optimizer state and the row step counts of one table.
 
     `state` has torch's format, and only its stale rows differ from torch's values. The state's
     tensors and the slots have the table's shape. Their (V, D) views exist only during an operation.
@@ -166,13 +166,13 @@ class RowLag:
         return tensors[0], tensors[1:]
 
     def rows(self) -> RowUpdater:
-        """Return the updater of the rows; create it again if their memory or the ledger changed."""
+        """Return the updater of the rows; recreate it if their memory or the ledger has changed."""
         addresses = list(map(Tensor.data_ptr, self.tensors))
         updater = self._updater
         if updater is None or updater.ledger is not self.ledger or addresses != self._addresses:
             updater = RowUpdater(self.ledger, *self._row_views(), self.row_steps)
-            # 3 expected uses of the table's storage: `values`, the table and the updater. A slot
-            # has only 2.
+            # 3 uses of the table's storage are expected: `values`, the table and the updater. A
+            # slot has only 2.
             slots = [(StorageUses(slot), 2) for slot in self.slots.values()]
             self._expected_uses = [(StorageUses(self.values), 3), *slots]
             self._updater, self.captured = updater, None
@@ -229,7 +229,7 @@ class RowLag:
                 self.settled_steps = step_count
 
     def look_up(self, ids: DistinctIds) -> Tensor:
-        """Return the settled rows selected by `ids`, (..., D), which the next step will update.
+        """Return the settled rows selected by `ids`, (..., D). The next step will update them.
 
         `RowOperators.look_up` describes which rows are stored.
         """
@@ -243,12 +243,12 @@ class RowLag:
             return self.rows().look_up(ids)
 
     def raise_earlier_error(self) -> None:
-        """Raise the error of an earlier lookup on the table's GPU; see `raise_bad_id`."""
+        """Raise the error from an earlier lookup on the table's GPU; see `raise_bad_id`."""
         if self._is_on_gpu:
             raise_earlier_error(self.values.device)
 
     def undo_stopped_steps(self) -> None:
-        """Undo the steps that the device did not run because of an id out of range."""
+        """Undo the steps that the device did not run because an id was out of range."""
         self.ledger.undo_stopped_steps()
         self._drop_updater()  # so that no graph uses the old ledger
         self.settled_steps = min(self.settled_steps, self.ledger.length)
@@ -270,7 +270,7 @@ class RowLag:
             self._scalar_marks[name] = _mark(self.scalar_tensors[name].fill_(value))
 
     def has_alias(self) -> bool:
-        """Return whether another tensor, whose reads wouldn't settle rows, shares the storage."""
+        """Return whether the storage is shared with a tensor whose reads don't settle rows."""
         has_alias = self.table.was_sent
         for uses, expected in self._expected_uses:
             has_alias |= uses.count() > expected
@@ -290,7 +290,7 @@ class RowLag:
     ) -> tuple[Tensor, Callable[[], None]]:
         """Compute the changed rows of the table and of the slots, without settling any row.
 
-        The missed steps of old rows can still be applied later. Added rows have missed none.
+        The missed steps of old rows can still be applied later. Added rows have no missed steps.
 
         Returns:
             The new values of the table, and a function that completes the change. Call this
@@ -300,7 +300,7 @@ class RowLag:
         with ExclusiveAccess(self):
             self._drop_updater()  # its references would count as aliases
             files = None if backing is None else backing.change_rows(change)
-            # 2 expected uses of the table's storage: `values` and the table. A slot has only 1.
+            # 2 uses of the table's storage are expected: `values` and the table. A slot has only 1.
             values = self._change_tensor(change, files, self.values, added, 2)
             new_slots = {
                 name: self._change_tensor(change, files, slot, initial_slots[name], 1)

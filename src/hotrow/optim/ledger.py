@@ -25,18 +25,18 @@ UNDO_STEPS = 256  # enough, because a device is at most about 1,000 kernels behi
 class Ledger:
     """The recorded steps of one or more tables; entry i contains the scalars of step i + 1.
 
-    Tables that take all their steps together share a ledger.
+    Tables that are always updated together share a ledger.
 
-    Each step takes 8 bytes per scalar in its entry, plus 104 bytes for Adam's series.
+    Each recorded step takes 8 bytes per scalar in its entry, plus 104 bytes for Adam's series.
 
     Arguments:
         rule: the rule of the optimizer.
         group: the parameter group, whose options select the form of the rule.
         start_step: torch's step count before the first entry; greater than 0 in a resumed run.
         state: the table's state in torch's format, for a resumed run.
-        exact: whether to replay every missed step, so that results match torch bit for bit in every
-            dtype. If false, a closed form may apply many steps at once, within the rounding error
-            of torch's own arithmetic in that dtype.
+        exact: whether to replay every missed step, so that results match torch's bit for bit in
+            every dtype. If false, a closed form may apply many steps at once, within the rounding
+            error of torch's own arithmetic in that dtype.
 
     Attributes:
         length: the number of entries.
@@ -80,7 +80,7 @@ class Ledger:
         return self.start_step, *scalars.items()
 
     def split(self, table_count: int) -> Ledger:
-        """Return a copy for the `table_count` tables whose steps differ from now on."""
+        """Return a copy for `table_count` tables whose steps will differ from now on."""
         result = copy.copy(self)
         result.initial_state, result.scalar_state = (
             dict(self.initial_state),
@@ -111,11 +111,11 @@ class Ledger:
             self.idle_rows_unchanged = is_finite and self.rule.idle_rows_unchanged(group)
 
     def allow_undo(self) -> None:
-        """Start keeping the data that is needed to undo steps that a GPU has not run yet."""
+        """Start keeping the data needed to undo steps that a GPU has not run yet."""
         self._undo = self._undo or deque(maxlen=UNDO_STEPS)
 
     def undo_stopped_steps(self) -> None:
-        """Remove the last steps, which the device did not run because of an id out of range.
+        """Remove the last steps, which the device did not run because an id was out of range.
 
         This function waits for the device.
         """
@@ -131,7 +131,7 @@ class Ledger:
             self._undo.clear()
 
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
-        """Return the scalars of torch's state after the last entry."""
+        """Return the scalars in torch's state after the last entry."""
         scalars = self.scalar_state
         if not self._has_scalars:
             scalars = self.rule.initial_scalars(group, self.initial_state)
@@ -172,7 +172,7 @@ class Ledger:
 
         Arguments:
             end_step: the last step, counted from the start, that is applied as an idle step.
-            step_count: the total number of steps applied to each row after the kernel has run.
+            step_count: each row's total step count once the kernel has run.
             dtype: the table's dtype.
         """
         key = end_step, step_count, dtype

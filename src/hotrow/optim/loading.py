@@ -19,11 +19,11 @@ _NOT_NEGATIVE = "sum", "step_size"
 _MAX_STEP = 1 << 53
 # LinearLR with an end factor of 0 ends at about -1e-18 because of rounding.
 _ROUNDED_ZERO = -1e-12
-# The switches choose how torch computes a step, and some need a parameter on a GPU.
+# Switches such as `fused` choose how torch computes a step, and some need a parameter on a GPU.
 _NOT_CHECKED = "params", "foreach", "fused", "capturable", "differentiable"
 # Only for error messages. All other options that torch's optimizers check must be 0 or more.
 _RANGES = {
-    "betas": "two numbers from 0 to below 1",
+    "betas": "two numbers in [0, 1)",
     "rho": "a number from 0 to 1",
     "etas": "two numbers with 0 < etas[0] < 1 < etas[1]",
     "nesterov": "False unless momentum is above 0 and dampening is 0",
@@ -65,7 +65,7 @@ def check_group(number: int, saved: Mapping[str, Any], defaults: Mapping[str, An
 def check_ranges(
     number: int, saved: Mapping[str, Any], torch_class: type[torch.optim.Optimizer]
 ) -> None:
-    """Raise an error if torch's constructor refuses an option; call `check_group` first."""
+    """Raise an error if torch's constructor rejects an option; call `check_group` first."""
     parameter = nn.Parameter(torch.zeros(1, device="cpu"))
     options: dict[str, Any] = {}
     for name in inspect.signature(torch_class).parameters:  # in order: nesterov needs momentum

@@ -62,8 +62,8 @@ def warn_of_dense_steps(names: frozenset[str]) -> None:
         _checked[optimizer] = -1
         better = f"hotrow.optim.{name}" if name in names else "an optimizer from hotrow.optim"
         warnings.warn(
-            f"{name} updates every row of the {shapes[0]} table that hotrow.convert created, at "
-            f"the cost of dense training. Use {better}, which updates only the touched rows",
+            f"{name} updates every row of the {shapes[0]} table that hotrow.convert created, so "
+            f"it is as slow as dense training. Use {better}, which updates only the touched rows",
             stacklevel=caller_stack_level(),
         )
 
@@ -93,7 +93,7 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Warn if a parameter's gradient is sparse, because its layer was not converted.
+    """Warn about a sparse gradient, which means that the parameter's layer was not converted.
 
     Raises:
         HotrowError: the optimizer does not support sparse gradients.
@@ -107,7 +107,8 @@ def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:
             fix = "call hotrow.convert(model) before you create the optimizer"
             if isinstance(optimizer, _SUPPORT_SPARSE):
                 warnings.warn(
-                    f"{found}, so torch's sparse step updates it. To train like dense torch, {fix}",
+                    f"{found}, so torch's sparse step updates that parameter. To train like dense "
+                    f"torch, {fix}",
                     stacklevel=caller_stack_level(),
                 )
                 return

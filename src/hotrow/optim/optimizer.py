@@ -312,7 +312,7 @@ class RowOptimizer(_Optimizer):
         )
 
     def _prepare_lag(self, table: Table, group: ParamGroup) -> RowLag:
-        """Return the table's lag, ready to record a step with the options of this group."""
+        """Return the table's lag, ready to record a step with this group's options."""
         lag, state = table.lag, self.table_state(table)
         if isinstance(lag, RowLag) and lag.state is state and lag.accepts(group):
             return lag
@@ -359,7 +359,7 @@ class RowOptimizer(_Optimizer):
         for 65,536 steps.
 
         Raises:
-            HotrowError: no table has a gradient, or a table has taken no row step on a GPU with
+            HotrowError: no table has a gradient, or a table has not taken a row step on a GPU with
                 Triton.
         """
         graphs.prepare_capture([lag for _, lag in self._gpu_lags()])
@@ -369,7 +369,7 @@ class RowOptimizer(_Optimizer):
 
         Args:
             graph: the `torch.cuda.CUDAGraph` that contains the step.
-            others: the other optimizers in `hotrow.optim` whose steps the graph contains.
+            others: the other `hotrow.optim` optimizers whose steps are in the graph.
 
         Raises:
             HotrowError: the graph no longer matches the tables, their state or the options. The
@@ -393,7 +393,7 @@ class RowOptimizer(_Optimizer):
             if not (isinstance(lag, RowLag) and devices.has_triton_kernels(table.raw_rows)):
                 raise HotrowError(
                     f"a step on a {tuple(table.shape)} table cannot be captured in a CUDA graph",
-                    fix="put the table on a GPU with Triton, and take one step without a graph",
+                    fix="put the table on a GPU with Triton, then take one step without a graph",
                 )
             lags.append((group, lag))
         return lags
@@ -433,7 +433,7 @@ class RowOptimizer(_Optimizer):
 
         Raises:
             HotrowError: the state dict is incomplete, a table's state does not have the table's
-                shape, an option or a scalar has the wrong type, or torch's constructor refuses an
+                shape, an option or a scalar has the wrong type, or torch's constructor rejects an
                 option. The error is raised before anything is loaded.
         """
         if not isinstance(state_dict, Mapping):

@@ -20,8 +20,8 @@ ParamState = Mapping[str, Any]  # a parameter's torch.optim state; empty before 
 ScalarState = dict[str, float]  # a parameter's scalars that change from step to step
 
 
-# A scalar state contains only floats. The value of this key is the position, in `SCALAR_DTYPES`, of
-# the dtype to which torch rounds the scalars.
+# A scalar state contains only floats. The value of this key is the index in `SCALAR_DTYPES` of the
+# dtype to which torch rounds the scalars.
 DTYPE_KEY = "_dtype"
 SCALAR_DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
@@ -39,7 +39,7 @@ def numeric_group(group: ParamGroup) -> ParamGroup:
 
 
 def describe_dtype(scalar: Tensor | None) -> ScalarState:
-    """Return a scalar state that contains the dtype of `scalar`, or torch's default if it is None.
+    """Return a scalar state with the dtype of `scalar`, or with torch's default dtype for None.
 
     torch's `load_state_dict` casts scalars other than the step count to the parameter's dtype.
     """
@@ -82,7 +82,7 @@ class Rule:
         update: `update(w, g, slots, entry, flags) -> (w, slots)`, which computes one step. The
             function runs on scalars (in compiled code) and on tensors of rows. It must not contain
             float literals, which would promote float32 to float64; constants are part of the entry.
-        initial_slots: `initial_slots(group)`, which maps torch's name of each (V, D) state tensor
+        initial_slots: `initial_slots(group)`, which maps torch's name for each (V, D) state tensor
             to its initial value, in the order that `update` expects.
         ledger_entry: `ledger_entry(group, step, scalars)`, which returns the ledger entry of step
             number `step` (1, 2, ...). It may change `scalars`.
@@ -95,8 +95,8 @@ class Rule:
         closed_form: `closed_form(group)`, which returns a `ClosedForm` that applies many idle steps
             at once, or None. Where no closed form applies (coupled decay, except in SGD and ASGD),
             every missed step is replayed.
-        needs_dense_step: `needs_dense_step(group)`, which returns whether a table must take torch's
-            dense step, because rounding errors would grow.
+        needs_dense_step: `needs_dense_step(group)`, which returns whether rounding errors would
+            grow, so that tables must take torch's dense step.
         has_step_count: whether torch's state includes a step count.
     """
 

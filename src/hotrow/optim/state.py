@@ -1,4 +1,4 @@
-"""The optimizer state of a table, whose rows are settled before they are read."""
+"""The optimizer state of a table. Its rows are settled before they are read."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class StateLag(Protocol):
 
 
 class RowState(dict[str, Any]):
-    """The optimizer state of one table, a dict with torch's names.
+    """The optimizer state of one table, as a dict with torch's names.
 
-    A read settles all rows and returns aliases of the tensors. If other code keeps an alias, it
-    shows in the use count of the storage. A write closes the lag, so that the next step starts from
-    the new values. The lag itself calls `dict`'s methods directly, which neither settle rows nor
-    close the lag.
+    A read settles all rows and returns aliases of the tensors. An alias kept by other code shows up
+    in the storage's use count. A write closes the lag, so that the next step starts from the new
+    values. The lag itself calls `dict`'s methods directly, which neither settle rows nor close the
+    lag.
     """
 
     _lag: weakref.ref[StateLag] | None = None  # weak, because the table owns the lag

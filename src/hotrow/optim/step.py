@@ -1,4 +1,4 @@
-"""Take a step with several tables at once."""
+"""Update several tables in one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hotrow.optim.ledger import Ledger
 
 
 def step_together(steps: Sequence[TableStep]) -> None:
-    """Record a step of each table, and apply the step to the rows in the table's gradient."""
+    """Record a step for each table, and apply it to the rows in the table's gradient."""
     if devices.is_capturing(steps[0][0].values):
         graphs.capture(steps)
         return
@@ -25,7 +25,7 @@ def step_together(steps: Sequence[TableStep]) -> None:
         for same_ledger in by_ledger.values():
             lag, group, _ = same_ledger[0]
             ledger = lag.ledger
-            if len(same_ledger) < ledger.table_count:  # some tables don't take this step
+            if len(same_ledger) < ledger.table_count:  # not all tables take this step
                 ledger = ledger.split(len(same_ledger))
                 for lag, _, _ in same_ledger:
                     lag.ledger = ledger

@@ -37,7 +37,7 @@ class RowUpdater:
         self.ledger, self.row_steps, self._dtype = ledger, row_steps, table.dtype
         self._tensors, self._operators = (table, slots), None
         self._ready_steps = -1  # the number of steps for which `_ready` was prepared
-        self.has_stepped = False  # if true, only the ledger must be uploaded before a step
+        self.has_stepped = False  # if true, only the ledger needs to be uploaded before a step
 
     def _prepare(self, end_step: int, step_count: int) -> tuple[RowOperators, Steps]:
         program, steps = self.ledger.steps(end_step, step_count, self._dtype)
@@ -61,7 +61,7 @@ class RowUpdater:
         return self._ready_steps == self.ledger.length and self._ready[0].is_atomic
 
     def settle(self, rows: Tensor | None, step_count: int | None = None) -> None:
-        """Apply the missed steps to `rows`, as dense training with zero gradients does.
+        """Apply the missed steps to `rows`, like dense training with zero gradients.
 
         For each row, apply the rule with g = 0 for entries `row_steps[row]` to `step_count - 1`,
         then set `row_steps[row] = step_count`.
@@ -70,8 +70,8 @@ class RowUpdater:
 
         Arguments:
             rows: (R,) int64, distinct, from 0 to V - 1; None for all rows.
-            step_count: the total number of steps applied to each row after the call. Defaults to
-                the length of the ledger.
+            step_count: each row's total step count after the call. Defaults to the length of the
+                ledger.
         """
         step_count = self.ledger.length if step_count is None else step_count
         operators, steps = self._prepare(step_count, step_count)
@@ -121,9 +121,9 @@ def step_together(
 ) -> None:
     """Settle the rows of each batch, and apply the ledger's last entry with the rows' gradients.
 
-    The updaters share a ledger. The caller must have recorded the entry before the call. Each row's
-    gradients are summed in the table's dtype. If `is_recorded` is false, the kernels become
-    part of a CUDA graph, and the entry is recorded before each replay instead.
+    The updaters share a ledger. The caller must record the entry first. Each row's gradients are
+    summed in the table's dtype. If `is_recorded` is false, the kernels become part of a CUDA graph,
+    and the entry is recorded before each replay instead.
     """
     step_count = tables[0][0].ledger.length
     end_step = step_count - 1 if is_recorded else step_count

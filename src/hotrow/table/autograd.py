@@ -1,4 +1,4 @@
-"""Autograd functions for lookups, whose gradient is a `RowGradient`.
+"""Autograd functions for lookups, with a `RowGradient` as the gradient.
 
 This module also counts the references to a tensor's storage. The counts show whether other code can
 still write to a gradient.
@@ -34,7 +34,7 @@ class StorageUses:
         self._storage, self._is_on_cpu = tensor.untyped_storage(), devices.is_on_cpu(tensor)
 
     def count(self) -> int:
-        """Return the number of uses; `sys.maxsize` for CPU memory shared with another process.
+        """Return the number of uses, or `sys.maxsize` for CPU memory shared with another process.
 
         For GPU storage, `is_shared` is always true, so it doesn't show whether another
         process uses the memory; see `Table.was_sent`.
@@ -45,7 +45,7 @@ class StorageUses:
         return _storage_Use_Count(storage._cdata) + sys.getrefcount(storage) - _own_uses
 
 
-# The number of references that `count` itself creates, which depends on the Python version.
+# The number of references that `count` itself creates. It depends on the Python version.
 _own_uses = 0
 _tensor = torch.empty(1, device="cpu")
 _own_uses = StorageUses(_tensor).count() - 1
@@ -58,7 +58,7 @@ def storage_use_count(tensor: Tensor) -> int:
 
 
 def with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return a copy of the tensor with these strides, or the tensor if it already has them."""
+    """Return the tensor if it has these strides, or else a copy that has them."""
     if tensor.layout != torch.strided or tensor.stride() == strides:
         return tensor
     values = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
@@ -85,7 +85,7 @@ def replace_data(parameter: nn.Parameter, values: Tensor, gradient: Tensor | Non
                 old_graph: Any = parameter.expand_as(parameter).grad_fn
             old_graph.next_functions[0][0].register_prehook(_refuse_old_gradient)
             del old_graph
-            # Assigning a different dtype makes autograd drop the node of the old shape.
+            # Assigning a different dtype makes autograd drop the node for the old shape.
             dtype = torch.float64 if values.dtype != torch.float64 else torch.float32
             parameter.data = values.new_empty(0, dtype=dtype)
         parameter.data = values
@@ -101,7 +101,7 @@ def _refuse_old_gradient(gradients: Any) -> None:
 
 
 class LookUpOptions(NamedTuple):
-    """The options of a lookup that determine its gradient.
+    """Lookup options that affect the gradient.
 
     Attributes:
         shape: the table's shape.
@@ -163,7 +163,7 @@ class _DifferentiableRowGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the rows of `gradient`, a gradient with respect to the row gradient."""
+        """Look up the rows of `gradient`, the gradient with respect to the row gradient."""
         (ids,), options = ctx.saved_tensors, ctx.options
         rows = F.embedding(ids, gradient.t() if options.columns else gradient)
         if options.scale_by_frequency:
@@ -226,14 +226,14 @@ class LookUp(torch.autograd.Function):
         return result if is_exclusive else result.merge(), None, None, None
 
 
-# For each device type, how many references to a gradient exist in `LookUp.backward` if only the
-# autograd engine uses the gradient: references to the Python object, the tensor and the storage.
+# For each device type: the number of references to a gradient's Python object, tensor and storage
+# in `LookUp.backward` if only the autograd engine uses the gradient.
 _engine_reference_counts: dict[str, tuple[int, int, int]] = {}
 
 
 @torch.enable_grad()
 def measure_engine_references(device: torch.device) -> None:
-    """Measure the reference counts of a gradient to which only the autograd engine refers."""
+    """Measure the reference counts of a gradient that only the autograd engine uses."""
     if device.type not in _engine_reference_counts and device.type != "meta":
         table = torch.zeros(1, 1, requires_grad=True, device=device)
         ids = torch.zeros(1, dtype=torch.int64, device=device)
@@ -262,7 +262,7 @@ class SelectRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Return a row gradient with the rows of `gradient`, whose ids are distinct."""
+        """Return a row gradient with the distinct ids and the rows of `gradient`."""
         if gradient is None:
             return (None,) * 4
         (rows,) = ctx.saved_tensors

@@ -1,9 +1,8 @@
 """Run backward passes outside `__torch_function__`.
 
 Torch passes `autograd.grad(loss, [table])` and `loss.backward(inputs=[table])` to the table's
-`__torch_function__`, which is disabled while it calls torch. But a backward pass can run Python
-code, such as a hook that looks up another table. With `__torch_function__` disabled, that code
-would read stale rows.
+`__torch_function__`. This method is disabled while it calls torch. But a backward pass can run
+Python code, such as a hook that looks up another table, and that code would then read stale rows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _signature = functools.cache(inspect.signature)
 
 
 class _Alias(torch.autograd.Function):
-    """Return a tensor of the same shape that passes its gradient on; its values are never read."""
+    """Return a tensor of the same shape that passes on its gradient; its values are never read."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -48,7 +47,7 @@ def _alias_of(tensor: Tensor) -> Tensor:
 
 
 def _edge_of(tensor: Tensor) -> Any:
-    """Return the place in autograd's graph that receives the tensor's gradient."""
+    """Return the edge of autograd's graph that receives the tensor's gradient."""
     if not tensor.requires_grad:
         return tensor
     alias = _alias_of(tensor)  # keep it alive: in torch 2.11, its node alone is invalid

@@ -39,7 +39,7 @@ def can_trace(table: Table, max_norm: float | None) -> bool:
 def traced_look_up(
     table: Table, ids: Tensor, padding_idx: int | None, scale_grad_by_freq: bool
 ) -> Tensor:
-    """Look up rows of a table, (*ids.shape, D), in code that `torch.compile` traces."""
+    """Return rows of a table, (*ids.shape, D), in code that `torch.compile` traces."""
     with torch._C.DisableTorchFunctionSubclass():
         output: Tensor = _operators.look_up(
             table, ids, padding_idx, scale_grad_by_freq, table.columns
@@ -118,7 +118,7 @@ def _fake_sum(first: Tensor, second: Tensor) -> Tensor:
 
 def _register_lowering() -> None:
     """Tell Inductor which operators return a `RowGradient`."""
-    if "torch._inductor.lowering" in sys.modules:  # otherwise, another compiler is running
+    if "torch._inductor.lowering" in sys.modules:  # if not, another compiler is running
         _register_lowering_once()
 
 
@@ -136,7 +136,7 @@ def _register_lowering_once() -> None:
     }
 
     def lower(operator: Any, *args: Any) -> Any:
-        """Call the dense operator, unless only sums or the code's caller use the result."""
+        """Call the dense operator unless the result is only returned or added."""
         users = V.graph.current_node.users
         if any(user.op != "output" and user.target is not sum_ for user in users):
             operator = dense[operator]
@@ -170,7 +170,7 @@ for _name, _schema, _function, _fake in (
     torch.library.register_fake(f"hotrow::{_name}", _fake)
 torch.library.register_autograd("hotrow::look_up", _backward, setup_context=_save)
 
-# A rule receives the `RowGradient` itself; without it, the operator would get a dense tensor.
+# A rule receives the `RowGradient` itself. Without a rule, the operator would get a dense tensor.
 RULES[_operators.add_gradients.default] = lambda func, args, kwargs: args[0] + args[1]
 RULES[_operators.add_dense_gradients.default] = lambda func, args, kwargs: (
     args[0] + args[1]

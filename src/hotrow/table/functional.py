@@ -156,7 +156,7 @@ def _warn_about_ddp(table: Table) -> None:
     if not table.has_warned:
         table.has_warned = True
         warnings.warn(
-            f"DistributedDataParallel sends every row of the gradient of a {tuple(table.shape)} "
+            f"DistributedDataParallel sends the whole gradient of a {tuple(table.shape)} "
             "table, and each step is dense. Call hotrow.distributed.replicate(model, mesh) before "
             "DistributedDataParallel(model) to send only the touched rows",
             stacklevel=caller_stack_level(),
@@ -233,8 +233,9 @@ def _distinct_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the distinct ids (R,), the position of each id among them, and their rows (R, D).
 
-    The distinct ids are in ascending order. torch's backward pass for bags sorts the positions, so
-    it then adds the gradients of a repeated id in the same order as if it sorted the ids.
+    The distinct ids are in ascending order, so sorting the positions has the same effect as sorting
+    the ids. torch's backward pass for bags sorts the positions, so it adds the gradients of a
+    repeated id in the same order as for a plain parameter.
     """
     table = contiguous_rows(weight)
     check_look_up(input, weight, len(table))

@@ -1,4 +1,4 @@
-"""The row gradient: the gradient of a table's lookups, which stores only the touched rows.
+"""The row gradient, which stores only the touched rows of a table's gradient.
 
 The backward pass of a lookup stores a row gradient in `table.grad`. The optimizer groups the rows
 of this gradient by id.
@@ -28,9 +28,9 @@ aten = torch.ops.aten
 
 @dataclass
 class _RowStorage:
-    """The rows of a gradient. Aliases of the gradient, such as `grad.data`, share them."""
+    """The rows of a gradient. Aliases of the gradient, such as `grad.data`, share these rows."""
 
-    batch: Tensor | DistinctIds  # the ids, or (before the merge only) their `DistinctIds`
+    batch: Tensor | DistinctIds  # the ids, or their `DistinctIds` (only before the merge)
     rows: Tensor
     is_merged: bool
     columns: bool = False  # whether each stored row is a column of the gradient
@@ -43,11 +43,11 @@ class _RowStorage:
 
     @property
     def ids(self) -> Tensor:
-        """The ids, (N,) int64. On a GPU, -1 replaces an id that selects no row."""
+        """The ids, (N,) int64. On a GPU, an id of -1 selects no row."""
         return self.batch.ids() if isinstance(self.batch, DistinctIds) else self.batch
 
     def drop_empty(self) -> _RowStorage:
-        """Drop the rows with the id -1. On a GPU, this waits for the device."""
+        """Drop the rows whose id is -1. On a GPU, this waits for the device."""
         if isinstance(self.batch, DeviceIds):
             indices = (self.batch.flat >= 0).nonzero()[:, 0]
             self.batch, self.rows = self.batch.ids()[indices], self.rows[indices]
@@ -71,15 +71,15 @@ class RowGradient(Tensor):
     (D, V), stored as a transposed (V, D) tensor, and `rows[i]` is added to column `ids[i]`.
 
     Some operations use only the stored rows: elementwise operations that map zero to zero (scaling,
-    clamping around zero), norms, accumulation, and the checks of a gradient scaler. All other
-    operations receive the dense V x D gradient and return a plain tensor. After an operation that
-    writes to the gradient or returns a view of it, the gradient stores all V rows.
+    clamping around zero), norms, accumulation, and a gradient scaler's checks. All other operations
+    receive the dense V x D gradient and return a plain tensor. After an operation that writes to
+    the gradient or returns a view of it, the gradient stores all V rows.
 
     Arguments:
         ids: (N,) int64, in range, or the `DistinctIds` of such ids.
         rows: (N, D), in the gradient's dtype. They are stored without a copy.
         shape: (V, D); (D, V) with `columns`.
-        is_merged: whether the ids are distinct, and in ascending order if there are V of them.
+        is_merged: whether the ids are distinct (and in ascending order if all V are present).
         columns: whether the stored rows are the gradient's columns.
     """
 
@@ -116,7 +116,7 @@ class RowGradient(Tensor):
 
     @property
     def ids(self) -> Tensor:
-        """The ids, (N,) int64, which are distinct once `merge` has been called."""
+        """The ids, (N,) int64; distinct once `merge` has been called."""
         return self.row_storage.drop_empty().ids
 
     @property
@@ -126,11 +126,11 @@ class RowGradient(Tensor):
 
     @property
     def count(self) -> int:
-        """V, the number of rows that can be selected."""
+        """V, the number of rows that ids can select."""
         return self.shape[int(self.row_storage.columns)]
 
     def merge(self) -> RowGradient:
-        """Sum the rows with the same id, in place and in batch order."""
+        """Sum rows that have the same id, in place and in batch order."""
         storage = self.row_storage
         if not storage.is_merged:
             merged = merge_rows(self.group())
@@ -138,7 +138,7 @@ class RowGradient(Tensor):
             rows = merged.values
             if not isinstance(ids, DeviceIds):
                 ids = merged.ids.rows
-                if len(ids) == self.count:  # all rows are stored, so store them in order
+                if len(ids) == self.count:  # all rows are present, so sort them
                     ids, places = ids.sort()
                     rows = rows[places]
             storage.batch, storage.rows, storage.is_merged = ids, rows, True

@@ -23,7 +23,7 @@ MIN_TABLE_ENTRIES = 1 << 20
 
 
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
-    """Return `weight[ids]`; with `columns`, `weight[:, ids]` with the first dimension moved last.
+    """Return `weight[ids]`, or with `columns`, `weight[:, ids]` with its first dimension last.
 
     A table's gradient stores only the touched rows; any other tensor gets a dense gradient. The
     function also sets `lookup_axis` on a large plain parameter, so that `hotrow.optim` converts the
@@ -46,7 +46,7 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
 def look_up_bags(
     weight: Tensor, ids: Tensor, per_sample_weights: Tensor | None = None, columns: bool = False
 ) -> Tensor:
-    """Return the sum or the weighted sum of the rows selected by each bag of ids.
+    """For each bag of ids, return the sum or the weighted sum of the selected rows.
 
     Arguments:
         weight: see `look_up`.
@@ -80,7 +80,7 @@ def look_up_bags(
 
 
 class _Bags(torch.autograd.Function):
-    """torch's embedding_bag with second derivatives with respect to the table."""
+    """torch's embedding_bag, but with support for second derivatives of the table."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, scales: Tensor | None) -> Tensor:

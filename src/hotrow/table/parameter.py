@@ -1,9 +1,8 @@
 """The table, a Parameter whose rows may be stale and are settled before they are read.
 
-Settling a row applies the steps that it has missed, so that it has the same value as in dense
-training. A lookup with a gradient computes the settled values of its rows, and the next step stores
-them. Any other lookup settles its rows first. Any other operation that reads values settles all
-rows.
+Settling a row applies its missed steps, which gives it the same value as in dense training. A
+lookup with a gradient computes the settled values of its rows, and the next step stores them. Any
+other lookup settles its rows first. Any other operation that reads values settles all rows.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from hotrow.table.stack import is_called_by, location_of
 
 
 class Table(nn.Parameter):
-    """A parameter whose rows are settled before they are read: (V, D), or (D, V) with `columns`.
+    """A (V, D) parameter, or (D, V) with `columns`, whose rows are settled before they are read.
 
     `Table.adopt(parameter)` turns a Parameter into a Table in place, so that modules, optimizers
     and tied weights still refer to the same object. Without a lag, a table is a plain parameter
@@ -45,13 +44,13 @@ class Table(nn.Parameter):
     Attributes:
         lag: the record of the steps that rows have missed, or None if all rows are up to date.
         dense_step: the number of the first optimizer step with a dense gradient, or None.
-        dense_use: (operation, location) of the latest use in autograd other than a lookup, or None.
+        dense_use: (operation, location) of the latest non-lookup use in autograd, or None.
         was_copied: whether `convert` copied the values, because other code shared the storage.
         was_sent: whether the table's GPU memory was sent to another process.
         shards: the processes that store the other rows, or None if this process stores all rows.
         replicas: the processes that store the same rows, or None if there are none.
         frozen: (R,) int64 in ascending order, the frozen rows, or None.
-        backing: the files to which rows and state are mapped, or None if they are in memory.
+        backing: the files that store the rows and the state, or None if both are in memory.
     """
 
     lag: Lag | None
@@ -159,7 +158,7 @@ class Table(nn.Parameter):
         return self.lag is not None and self.lag.has_stale_rows
 
     def to_global(self, value: Tensor) -> Tensor:
-        """Convert `value` to a DTensor if this table is sharded and `value` has the same shape."""
+        """If this table is sharded, convert a `value` of the table's shape to a DTensor."""
         has_shape = self.shards is not None and value.shape == self.shape
         return self.shards.to_global(value) if self.shards is not None and has_shape else value
 
@@ -196,7 +195,7 @@ class Table(nn.Parameter):
         """Pickle the table as a plain parameter in torch's memory order."""
         if self.shards is not None:
             raise HotrowError(
-                "a sharded table cannot be pickled, because this process has only a part of it",
+                "a sharded table cannot be pickled, because this process has only part of it",
                 fix="save the model's state_dict() with torch.distributed.checkpoint",
             )
         self.settle()
@@ -268,7 +267,7 @@ _CLASSES: dict[tuple[bool, bool], type[Table]] = {
     (False, True): _DistributedTable,
     (True, True): _DistributedColumnTable,
 }
-# `type(x) in TABLE_CLASSES` takes a third of the time of isinstance, which calls Parameter's
+# `type(x) in TABLE_CLASSES` is three times as fast as isinstance, which calls Parameter's
 # metaclass.
 TABLE_CLASSES = frozenset(_CLASSES.values())
 
@@ -377,7 +376,7 @@ def table_row_count(weight: Tensor) -> int:
 
 
 def raise_on_all_ranks(weight: Tensor, error: HotrowError) -> NoReturn:
-    """Raise the error of a lookup in every process that participates in the lookup."""
+    """Raise a lookup's error in every process that participates in the lookup."""
     if isinstance(weight, Table) and not error.on_all_ranks:
         distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
         for distribution in distributions:

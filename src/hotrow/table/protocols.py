@@ -55,7 +55,7 @@ class Distribution(Protocol[_Table]):
         """Return a stand-in for `table` in autograd; it passes gradients on to the table."""
 
     def fail(self, table: _Table, error: HotrowError) -> NoReturn:
-        """Raise the error of a lookup in every process."""
+        """Raise a lookup's error in every process."""
 
     def agree_on_rows(
         self, operation: str, rows: Tensor | None, failure: HotrowError | None = None
@@ -97,7 +97,7 @@ class Replicas(Distribution[_Table], Protocol[_Table]):
         """Check that every process makes this lookup; if not, raise an error in every process."""
 
     def settle_together(self, table: _Table) -> None:
-        """Settle all rows if any process has done so, so that all replicas have identical bits."""
+        """Settle all rows if any process has done so, so that all replicas stay bit-identical."""
 
 
 class GradientShards(Protocol):

@@ -23,7 +23,7 @@ MIN_COMPILED_BYTES = 1 << 23
 
 
 def renorm(table: Tensor, ids: Tensor, max_norm: float, norm_type: float) -> None:
-    """Renormalize the settled rows selected by `ids`, as torch does."""
+    """Use torch to renormalize the settled rows selected by `ids`."""
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         torch.embedding_renorm_(table, ids.long(), max_norm, norm_type)
 
@@ -49,7 +49,7 @@ def check_look_up(input: Tensor, table: Table, rows: int) -> None:
             raise failure
         table.check_files(input)
     finally:
-        failure = None  # drop the error, whose traceback would count as an alias of the rows
+        failure = None  # drop the error: its traceback would count as an alias of the rows
 
 
 def _can_read(table: Table, ids: Tensor) -> bool:
@@ -78,7 +78,7 @@ def _read(rows: Tensor, ids: Tensor) -> Tensor:
 
 
 def _read_many(rows: Tensor, ids: Tensor) -> Tensor:
-    """Return `rows[ids]` after checking the ids, with the compiled kernel."""
+    """Use the compiled kernel to check the ids and return `rows[ids]`."""
     output = select_rows(rows, ids)
     return _read(rows, ids) if output is None else output
 
@@ -110,7 +110,7 @@ def has_gpu_reader(table: Table, ids: Tensor) -> bool:
 def _gpu_reader(
     table: Table, ids: Tensor, row_count: int
 ) -> tuple[Callable[[], Tensor], DistinctIds]:
-    """Return the results of `row_reader`, without waiting for the GPU."""
+    """Return what `row_reader` returns, without waiting for the GPU."""
     check_dtype(ids, "input")
     if ids.device != table.device:
         raise HotrowError(
@@ -131,7 +131,7 @@ def _gpu_reader(
 
 
 def raise_earlier_error(device: torch.device) -> None:
-    """Raise the error of an earlier GPU lookup, after undoing the steps that the error stopped."""
+    """If an earlier GPU lookup failed, undo the steps that it stopped, and raise its error."""
     try:
         raise_bad_id(device)
     except HotrowError:

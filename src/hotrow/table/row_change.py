@@ -2,8 +2,7 @@
 
 When a tensor grows, its storage is enlarged to twice as many rows. Until the storage is full,
 adding rows only creates a longer view of it. So adding rows in a thousand small steps costs about
-as much as adding them all at once. On the CPU, pages that were never written take no physical
-memory.
+as much as adding them all at once. On the CPU, unwritten pages take no physical memory.
 
 Other code must not see the spare memory (`torch.save` would write it to the file). So code that
 reads a tensor gets an alias whose storage ends with the last row (`trim_storage`).
@@ -20,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 from hotrow.kernels import devices
 from hotrow.table.storage_growth import fill_with_zeros, grow_storage
 
-GROWTH = 2  # a tensor that needs new storage to grow gets storage for this many times its rows
+GROWTH = 2  # a growing tensor that needs new storage gets room for this many times its rows
 MIN_USED = 4  # a tensor that shrinks below 1 / MIN_USED of its storage gets new storage
 
 
@@ -31,7 +30,7 @@ class RowChange:
     Attributes:
         old_count: V, the number of rows before the change.
         new_count: V', the number of rows after the change.
-        sources: (V',) int64, the old row of each new row, or -1 if the row is added. If None, the
+        sources: (V',) int64; for each new row, its old row, or -1 if it is added. If None, the
             first min(V, V') rows stay where they are.
     """
 
@@ -79,7 +78,7 @@ class RowChange:
         return self.apply(tensor.t(), added, extend=extend).t().data
 
     def new_ids(self, ids: Tensor) -> Tensor:
-        """Return the new id of each old id, int64 of the same shape; -1 if its row was dropped."""
+        """Return the new id of each old id (int64, same shape), or -1 if its row was dropped."""
         if self.sources is None:
             return torch.where(ids < self.new_count, ids, -1)
         result = torch.full((self.old_count,), -1)
@@ -90,12 +89,12 @@ class RowChange:
 
 def _allocate(like: Tensor, count: int, capacity: int) -> Tensor:
     """Return uninitialized rows (count, ...) with storage for `capacity` rows."""
-    # A view would keep its base, which would count as another use of the storage.
+    # A view would keep its base alive, and the base would count as another use of the storage.
     return like.new_empty((capacity, *like.shape[1:]))[:count].data
 
 
 def _copy(rows: Tensor, count: int, capacity: int | None = None) -> Tensor:
-    """Return `count` rows in new storage, which begin with a copy of the given rows."""
+    """Return `count` rows in new storage, starting with a copy of the given rows."""
     result, kept = _allocate(rows, count, capacity or count), min(len(rows), count)
     result[:kept] = rows[:kept]
     return result
@@ -118,7 +117,7 @@ def _extend(rows: Tensor, count: int) -> Tensor:
 def trim_storage(tensor: Tensor) -> Tensor:
     """Return the tensor, or an alias without spare memory if its storage has any.
 
-    The alias keeps the tensor's storage in use, so `StorageUses` counts it.
+    The alias keeps the tensor's storage in use, so `StorageUses` counts the alias.
     """
     if tensor.is_meta or tensor.untyped_storage().nbytes() <= tensor.nbytes:
         return tensor

@@ -1,17 +1,17 @@
 """Enlarge a storage in place; on Linux, without copying its values or writing zeros.
 
-`UntypedStorage.resize_` copies the values to new memory. On Linux, `mremap` moves pages of physical
-memory to another address instead:
+`UntypedStorage.resize_` copies the values to new memory. On Linux, this module instead uses
+`mremap` to move the pages of physical memory to another address:
 
     1. Move the pages of the old memory to a temporary address.
-    2. Let torch free the old memory and allocate the new one.
+    2. Let torch free the old memory and allocate new memory.
     3. Move the pages to the new memory.
 
-The tensors of the storage remain valid, because the storage remains the same object. From the
+Tensors that use the storage remain valid, because the storage remains the same object. From the
 memory allocator's point of view, only the contents of its memory have changed.
 
-Memory pages that were never written contain zeros and take no physical memory. `fill_with_zeros`
-finds them in `/proc/self/pagemap`, and doesn't write to them.
+Unwritten memory pages contain zeros and take no physical memory. `fill_with_zeros` finds them in
+`/proc/self/pagemap`, and doesn't write to them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
     storage. Pointers to the old memory, such as `data_ptr()`, become invalid.
 
     Raises:
-        RuntimeError: before the storage changes, if there is too little memory.
+        RuntimeError: there is too little memory. The storage is unchanged.
     """
     parked = None
     if _is_movable(storage):
@@ -67,7 +67,7 @@ def grow_storage(storage: torch.UntypedStorage, size: int) -> None:
 
 
 def fill_with_zeros(rows: Tensor) -> None:
-    """Fill rows with zeros, without writing memory pages that were never written."""
+    """Fill rows with zeros, except in unwritten memory pages, which are zero already."""
     begin, length = rows.data_ptr(), rows.nbytes
     first, size = _whole_pages(begin, length)
     is_known = rows.is_contiguous() and size > 0 and _is_private(rows.untyped_storage())
@@ -127,7 +127,7 @@ def _park(storage: torch.UntypedStorage) -> tuple[mmap.mmap, int, int] | None:
 
 
 def _move_pages(source: int, target: int, length: int) -> bool:
-    """Move values; return False, and leave them where they are, if the system can't move pages."""
+    """Move values; if the system can't move pages, leave the values in place and return False."""
     first, size = _whole_pages(source, length)
     offset = target - source
     flags = _MAYMOVE | _FIXED | _DONTUNMAP
@@ -155,7 +155,7 @@ def _whole_pages(address: int, length: int) -> tuple[int, int]:
 
 @functools.cache
 def libc() -> Any:
-    """Return the C library, whose functions run without releasing the GIL."""
+    """Return the C library; its functions run without releasing the GIL."""
     library = ctypes.PyDLL(None)
     size = ctypes.c_size_t
     for name, arguments in {

@@ -1,4 +1,4 @@
-"""Compare two tensors bit for bit, ignoring the signs of zeros, or up to rounding."""
+"""Check whether tensors are equal: bit for bit, except for signs of zeros, or within rounding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hotrow.errors import HotrowError
 Verdict = Literal["bitwise", "zeros", "rounding", "unsure", "different"]
 
 # A function that maps (m, 2) positions to (m,) float64 bounds. Each bound is the largest possible
-# difference between two correct results at that position, or inf if it could hide an error.
+# difference between two correct results at that position, or inf if a difference that large could
+# hide an error.
 Bound = Callable[[Tensor], Tensor]
 
 _CHUNK = 1 << 22  # compare this many values at a time, to keep temporaries small
@@ -39,16 +40,16 @@ class Agreement:
     """The result of comparing tensors `a` and `b`.
 
     Attributes:
-        name: a name for what both tensors represent, such as "output".
+        name: what the tensors represent, such as "output".
         value_count: the number of values in each tensor.
         bitwise_count: the number of values with the same bits.
-        verdict: "bitwise": all values have the same bits. "zeros": all differing values are zeros
-            of opposite sign, or NaN in both tensors. "rounding": all differing values are sums of
-            the same terms in a different order, and differ by no more than the rounding bound.
-            "unsure": the rounding bound is too large to tell whether the tensors are equal.
-            "different": anything else.
-        max_ulp: the largest distance in units in the last place (adjacent floats are 1 ulp apart);
-            2**63 - 1 if a value is NaN in only one tensor.
+        verdict: "bitwise": all values have the same bits. "zeros": values differ only in the signs
+            of zeros or the bits of NaNs. "rounding": all differing values are sums of the same
+            terms in a different order, and differ by no more than the rounding bound. "unsure": the
+            rounding bound is too large to tell whether the tensors are equal. "different": anything
+            else.
+        max_ulp: the largest distance in ulp (units in the last place; adjacent floats are 1 ulp
+            apart); 2**63 - 1 if a value is NaN in only one tensor.
         max_error: the largest absolute difference; inf if a value is NaN in only one tensor.
         first_difference: the first position where the tensors differ or, if the verdict is
             "different", where they differ by more than the bound.
@@ -117,7 +118,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
     """Compare two tensors of the same shape and dtype.
 
     Args:
-        name: a name for what both tensors represent, for the report and errors.
+        name: what the tensors represent, for the report and error messages.
         a: a (..., D) tensor of any floating-point dtype.
         b: a tensor of the same shape, dtype and device.
         bound: a function that maps (m, 2) positions in the tensors, viewed as (rows, D), to (m,)
@@ -159,7 +160,7 @@ def compare_tensors(name: str, a: Tensor, b: Tensor, bound: Bound | None = None)
         allowed: Tensor | float = 0.0
         if bound is not None and columns:
             allowed = bound(torch.stack([index // columns, index % columns], -1))
-        # Rounding alone produces no NaN or infinity, so an infinite error exceeds every bound.
+        # Rounding alone never produces NaN or infinity, so an infinite error exceeds every bound.
         exceeding = ((error > allowed) | error.isinf()).nonzero().flatten()
         undecided |= isinstance(allowed, Tensor) and bool((allowed.isinf() & (error > 0)).any())
         first = first or _difference_at(a, index, x, y, 0)

@@ -10,7 +10,7 @@ from hotrow.verify.sides import Batch, Side
 
 
 def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bound]:
-    """Bound each result of `side`: return the largest difference that rounding alone can cause.
+    """For each result of `side`, return the largest difference that rounding alone can cause.
 
     The output is S W + b and the gradient is S.T c, where c is the cotangent. S is the (B, V)
     matrix of coefficients: ones for lookups and unweighted sums, the weights for weighted sums, and
@@ -84,7 +84,7 @@ def rounding_bounds(side: Side, batch: Batch, cotangent: Tensor) -> dict[str, Bo
 
 
 def operation_bounds(side: Side, ids: Tensor, dtype: torch.dtype) -> dict[str, Bound]:
-    """Bound the rounding of an operation on the one-hot of (N,) ids; see `OperationSides`.
+    """Bound the rounding error of an operation on the one-hot of (N,) ids; see `OperationSides`.
 
     Only a scatter and a count add up terms. All other results are equal bit for bit. The bound for
     an operation's gradients is 0, because each entry has a single term.
@@ -97,7 +97,7 @@ def operation_bounds(side: Side, ids: Tensor, dtype: torch.dtype) -> dict[str, B
     magnitudes = terms.new_zeros(len(touched), terms.shape[1]).index_add(0, slots, terms)
     allowed = _largest_difference(use_counts, magnitudes, dtype, integers=is_count)
     bound = _bound_by_id(touched, allowed)
-    # The output of a count is (V,), so the class is the last index.
+    # The output of a count has shape (V,), so the last index is the class.
     return {"output": (lambda positions: bound(positions.flip(1))) if is_count else bound}
 
 
@@ -122,7 +122,7 @@ def _largest_difference(
 
 
 def _bound_by_id(touched: Tensor, allowed: Tensor) -> Bound:
-    """Return the bound of a (V, D) result, from the (R, D) bounds of the R touched rows."""
+    """Return a `Bound` for a (V, D) result, given the (R, D) bounds of the R touched rows."""
 
     def bound_at(positions: Tensor) -> Tensor:
         row, column = positions.unbind(-1)

@@ -23,8 +23,8 @@ from hotrow.verify.sides import (
     make_side,
 )
 
-# The largest integer in the output's gradient. With these values, the gradient of a row adds up
-# exactly even if the row is used a few dozen times in bfloat16, a thousand times in float16, or
+# The largest integer in the output's gradient. With these values, the terms of a row's gradient add
+# up exactly even if the row is used a few dozen times in bfloat16, a thousand times in float16, or
 # 16,000 times in float32.
 _LARGEST_COTANGENT = {
     torch.float64: 1 << 20,
@@ -113,33 +113,33 @@ def check(
     - `nn.Linear`: the layer applied to the dense one-hot, or to the multi-hot for bags
     - `nn.Embedding`, `nn.EmbeddingBag` or `hotrow.OneHotLinear`: the layer applied to the ids
 
-    If `a` is a table, `b` may also be the name of an operation on the one-hot of the ids. Then one
-    side computes the product with the dense one-hot, and the other side uses hotrow's one-hot,
-    which stores only the ids:
+    If `a` is a table, `b` may also be the name of an operation on the one-hot of the ids. In that
+    case, one side uses the dense one-hot, and the other side uses hotrow's one-hot, which stores
+    only the ids:
 
     - "lookup": one-hot @ table
-    - "gather": (one-hot * scores).sum(1), for random scores
-    - "scatter": one-hot.T @ rows, for a random row for each id
+    - "gather": (one-hot * scores).sum(1), with random scores
+    - "scatter": one-hot.T @ rows, with a random row for each id
     - "count": one-hot.sum(0), in the table's dtype
 
     The gradients are those of sum(output * c), where c contains random nonzero integers. Integers
-    add up exactly in any order, so the two gradients must be bitwise equal, even for a float32 row
-    that is used a thousand times. The weight gradient of a linear layer is transposed, so that both
+    add up exactly in any order, so the two gradients must be bitwise equal, even if a float32 row
+    is used a thousand times. The weight gradient of a linear layer is transposed, so that both
     gradients are V x D.
 
     Two values are equal if they have the same bits, or differ only in the sign of a zero. Sums of
-    rows also count as equal if rounding explains their difference. Such sums are the output of a
-    bag or of a scatter, and the gradient of a weighted or mean bag. Sums of k terms x in two
+    rows also count as equal if rounding explains their difference. This applies to the output of a
+    bag or scatter, and to the gradient of a weighted or mean bag. Sums of k terms x in two
     different orders differ by at most 2 (k - 1) u sum|x|, where u is the dtype's unit roundoff.
     This bound applies only if the rows of both sides are bitwise equal. If the bound is large
     enough to hide an error, the result is inconclusive, which counts as not equal. This happens,
-    for example, with a bfloat16 bag of dozens of ids.
+    for example, if a bfloat16 bag has dozens of ids.
 
     Args:
         a: the first side.
         b: the second side, or the name of an operation.
-        ids: an int64 or int32 tensor or a list, of shape (...,); for bags, of shape (B, L), or (N,)
-            with offsets.
+        ids: an int64 or int32 tensor or a list. The shape is (...,); for bags, (B, L), or (N,) with
+            offsets.
         offsets: (B,), the start of each bag.
         per_sample_weights: a floating-point tensor of the same shape as the ids; only for "sum"
             bags. The gradient of the weights is compared too.
@@ -149,7 +149,7 @@ def check(
         A `Check`. It is truthy if the sides are equal, and prints as a report.
 
     Raises:
-        HotrowError: a side has an unsupported type, an operation is unknown, the sides differ in
+        HotrowError: a side has an unsupported type, the operation is unknown, the sides differ in
             shape, dtype or device, or `Embedding` would reject the ids.
 
     Cost: the forward and backward passes of both sides, each with a V x D gradient, plus the dense
@@ -183,7 +183,7 @@ def check(
 
 
 def _check_operation(name: str, table: Any, batch: Batch, seed: int) -> Check:
-    """Compare an operation on a dense one-hot with hotrow's version of it; see `check`."""
+    """Compare the dense version of a one-hot operation with hotrow's version; see `check`."""
     check_operation_name(name)
     if not isinstance(table, Tensor):
         raise HotrowError(
@@ -204,7 +204,7 @@ def _check_operation(name: str, table: Any, batch: Batch, seed: int) -> Check:
 
 
 def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
-    """Draw the gradient of the output of `side`; see `draw_integers`."""
+    """Draw a random gradient for the output of `side`; see `draw_integers`."""
     shape = batch.ids.shape if batch.offsets is None else batch.offsets.shape
     weight = side.tensors["weight"]
     columns = weight.shape[0] if side.transposed else weight.shape[1]
@@ -212,7 +212,7 @@ def draw_cotangent(side: Side, batch: Batch, seed: int) -> Tensor:
 
 
 def draw_integers(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
-    """Draw random nonzero integers, in the dtype and on the device of `like`.
+    """Draw random nonzero integers with the dtype and device of `like`.
 
     Integers add up exactly in any order as long as the dtype can represent the sum. So a gradient
     that differs in any bit is wrong, no matter how often a row is used. The integers are drawn on
@@ -277,7 +277,7 @@ def _compare(
 
 
 def _have_same_terms(a: Side, b: Side, batch: Batch) -> bool:
-    """Return whether both sides have bitwise equal rows for these ids and equal biases."""
+    """Return whether the rows for these ids and the biases are bitwise equal on both sides."""
     tables = [(x.tensors["weight"].t() if x.transposed else x.tensors["weight"]) for x in (a, b)]
     if tables[0].shape != tables[1].shape or tables[0].dtype != tables[1].dtype:
         return False

@@ -37,9 +37,9 @@ class Comparison:
         table: (V, D).
         ids: (N,), all ids that were passed.
         tokens: the token text of each id, or None.
-        compared_count: the number of ids compared, starting from the first id.
+        compared_count: how many of the ids were compared, starting with the first.
         budget: the memory limit for the matmul, in bytes.
-        needed_bytes: the estimated memory of the matmul with all ids, in bytes.
+        needed_bytes: the estimated memory that the matmul would need for all ids, in bytes.
         check: the comparison of outputs and gradients.
         cost: each method's multiplications, additions and bytes written, computed from formulas;
             None for operations other than a lookup.
@@ -135,18 +135,18 @@ def compare(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Compare the dense one-hot matmul with the lookup on a table, and measure their cost.
+    """Compare a dense one-hot matmul with a table lookup, and measure the cost of both.
 
     The two methods compute::
 
         matmul   output = one_hot(ids) @ table    gradient = one_hot(ids).T @ c
         lookup   output = table[ids]              gradient[ids] += c
 
-    The other operations are compared in the same way, with the following arithmetic on the dense
-    one-hot in place of the matmul::
+    The other operations are compared the same way. In place of the matmul, they use this arithmetic
+    on the dense one-hot::
 
-        gather   output = (one_hot(ids) * scores).sum(1), for random scores
-        scatter  output = one_hot(ids).T @ rows, for a random row for each id
+        gather   output = (one_hot(ids) * scores).sum(1), with random scores
+        scatter  output = one_hot(ids).T @ rows, with a random row for each id
         count    output = one_hot(ids).sum(0)
 
     The output's gradient c contains random integers, which add up exactly in any order. So if the
@@ -154,8 +154,8 @@ def compare(
     compare the results and to measure peak memory. Then the two methods take turns while they are
     timed.
 
-    If the estimated memory of the matmul exceeds the budget, both methods process only the first
-    ids, as many as fit in the budget.
+    If the estimated memory of the matmul exceeds the budget, both methods process only as many of
+    the first ids as fit in the budget.
 
     Args:
         table: a (V, D) tensor in float64, float32, bfloat16 or float16. `compare` does not change
@@ -165,7 +165,7 @@ def compare(
         tokens: the token texts of the ids, in the same order.
         title: the title of the report.
         budget: the memory that the matmul may use, in bytes; half of the free memory by default.
-        seconds: the time limit for the timed rounds; at least 1 and at most 7 rounds run.
+        seconds: the time limit for the timed rounds. At least 1 and at most 7 rounds run.
         seed: the seed for c.
         progress: a function called with (the current activity, steps done, total steps).
 
@@ -266,12 +266,12 @@ def compare(
 
 
 def literal_name(operation: str, formula: str) -> str:
-    """Return the name of the literal arithmetic of an operation, for reports."""
+    """Return the name that reports use for the literal arithmetic of an operation."""
     return "one-hot matmul" if operation == "lookup" else formula
 
 
 def estimate_bytes(table: Tensor, count: int, operation: str = "lookup") -> int:
-    """Estimate the peak memory for comparing `count` ids, in bytes, excluding the table."""
+    """Estimate the peak memory in bytes for comparing `count` ids, excluding the table."""
     fixed, per_id = _fixed_and_per_id_bytes(table, operation)
     return fixed + per_id * count
 
@@ -290,11 +290,11 @@ def _fixed_and_per_id_bytes(table: Tensor, operation: str = "lookup") -> tuple[i
     one_hot = (itemsize if itemsize > 2 else itemsize + 4) * rows
     per_id = one_hot + 3 * itemsize * columns + 64 * columns + 192
     if operation == "gather":
-        # Each id also needs a row of the scores, of the product, of the gradients, and of the
-        # temporaries for comparing them.
+        # Each id also needs one row each of the scores, the product, the gradients, and the
+        # temporaries for comparing these.
         per_id += (7 * itemsize + 68) * rows
     elif operation in ("scatter", "count"):
-        # The output's gradient has the shape of the table, and so do the bounds of its rows.
+        # The output's gradient and the bounds of its rows have the shape of the table.
         fixed += (2 * itemsize + 8) * rows * columns + 64 * rows
     return fixed, per_id
 

@@ -17,7 +17,7 @@ class Work:
     Attributes:
         multiplications: the number of multiplications.
         by_zero: the number of multiplications by a zero in the one-hot.
-        additions: the number of additions of two numbers.
+        additions: the number of additions.
         bytes_written: the bytes of the one-hot, the output and the gradient, each written once.
             The table and the output's gradient also use memory, but are not counted.
     """
@@ -30,7 +30,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of both methods for one table and one batch. The cost prints as a table.
+    """The cost of both methods for one table and one batch. It prints as a report.
 
     Attributes:
         rows: V.
@@ -91,7 +91,7 @@ def cost(V: int, D: int, N: int, *, dtype: torch.dtype = torch.float32) -> Cost:
         dtype: the table's dtype, which determines the bytes per number.
 
     Returns:
-        A `Cost`. It prints as a table.
+        A `Cost`. It prints as a report.
 
     Raises:
         HotrowError: V, D or N is negative, or not an int.

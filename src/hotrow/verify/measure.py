@@ -58,7 +58,7 @@ def measure_peak_memory(work: Callable[[], T], device: torch.device = CPU) -> tu
         return result, torch.cuda.max_memory_allocated(device) - before
     # At lower log levels, the profiler prints to standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    # The profiler also prints if garbage collection frees a tensor from before the measurement.
+    # The profiler also prints if garbage collection frees a tensor that was created before it ran.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -82,12 +82,12 @@ def time_interleaved(
     max_rounds: int,
     device: torch.device = CPU,
 ) -> Iterator[list[float]]:
-    """Time functions in turn (A B A B), and yield a list of milliseconds for each round.
+    """Time functions in turn (A B A B), and yield each round's times in milliseconds.
 
     At least one round runs. No round starts after `seconds` seconds or `max_rounds` rounds. The
     first run of a turn is slow because the threads of the previous function are still winding down.
     So a short function runs up to `_MAX_RUNS_PER_TURN` times in its turn, and the turn's time is
-    the median of these runs. On a GPU, a run ends when all its kernels have run.
+    the median of these runs. On a GPU, a run ends when all its kernels have finished.
     """
     start = time.perf_counter()
     for _ in range(max_rounds):

@@ -40,7 +40,7 @@ def count(ids: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
 def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
     """Pool (N, V) one-hots or other rows into bags that start at (B,) offsets; return (B, V).
 
-    The result for a bag is the sum, mean or maximum of its members, or zeros if it is empty.
+    The result for a bag is the sum, mean or maximum of its members, or zeros if the bag is empty.
     """
     bags = [members[:0]]
     for start, end in pairwise([*offsets.tolist(), len(members)]):
@@ -59,7 +59,7 @@ def multi_hot(members: Tensor, offsets: Tensor, mode: str) -> Tensor:
 def bag(
     ids: Tensor, offsets: Tensor, table: Tensor, mode: str = "sum", weights: Tensor | None = None
 ) -> Tensor:
-    """Pool the rows that (N,) ids select from a (V, D) table into bags; return (B, D).
+    """Select rows of a (V, D) table by (N,) ids, and pool the rows into bags; return (B, D).
 
     The bags start at the (B,) offsets. The one-hots are scaled by their (N,) weights, summed or
     averaged, and multiplied by the table. For "max", the one-hots are multiplied by the table

@@ -1,4 +1,4 @@
-"""Measure whether hotrow.optim takes the same steps as torch.optim.
+"""Check whether hotrow.optim takes the same steps as torch.optim.
 
 A table is trained three times: with torch.optim in float64 as the reference, and in float32 with
 torch.optim and with hotrow.optim. The error of hotrow.optim must be at most the error of
@@ -35,10 +35,10 @@ _BYTES_PER_VALUE = 96  # weights, gradient, state and temporaries in float64
 class Batches:
     """The ids and gradients of a training run.
 
-    Row 0 is in every batch. A quarter of the rows are in no batch. The other ids follow Zipf's law.
-    The gradients don't depend on the table, so rounding errors don't feed back into them, and the
-    run tests only the optimizer. Raises `HotrowError` if there is not enough free memory for the
-    run.
+    Row 0 is in every batch. A quarter of the rows are not in any batch. The other ids follow Zipf's
+    law. The gradients don't depend on the table, so rounding errors don't feed back into them. This
+    way, the run tests only the optimizer. Raises `HotrowError` if there is not enough free memory
+    for the run.
     """
 
     steps: int = 250
@@ -54,7 +54,7 @@ class Batches:
     def __post_init__(self) -> None:
         self._check_size()
         random = np.random.default_rng(self.seed)
-        touched_rows = self.rows * 3 // 4  # the other rows are in no batch
+        touched_rows = self.rows * 3 // 4  # the other rows are not in any batch
         frequencies = 1 / np.arange(1, touched_rows + 1) ** 1.6
         drawn_ids = random.choice(
             touched_rows, (self.steps, self.ids - 1), p=frequencies / frequencies.sum()
@@ -76,7 +76,7 @@ class Batches:
             )
 
     def gradients(self, t: int) -> Tensor:
-        """Return the (N, D) gradient of step t, which is float32 for every training dtype."""
+        """Return the (N, D) gradient of step t in float32, whatever the training dtype is."""
         random = torch.Generator().manual_seed(1000 * self.seed + t)
         shape = self.ids, self.columns
         return torch.randn(shape, generator=random) * self.scale
@@ -91,7 +91,7 @@ class Batches:
         return 0.55 + 0.45 * float(np.cos(np.pi * (t - warmup) / (self.steps - warmup)))
 
     def count_idle(self) -> tuple[int, int]:
-        """Return the number of rows in no batch, and the other rows' longest idle time in steps."""
+        """Count the never-touched rows, and return the longest idle time of the others in steps."""
         last = np.full(self.rows, self.steps)  # self.steps: not in a batch yet
         longest = 0
         for t, ids in enumerate([*self.all_ids, torch.arange(self.rows)]):
@@ -106,7 +106,7 @@ class Distance:
     """The errors of two float32 runs relative to a float64 run, at one gradient scale.
 
     Attributes:
-        scale: the factor that multiplies the standard normal gradients.
+        scale: the factor applied to the standard normal gradients.
         hotrow_error: max |w - w64| for hotrow.optim; inf if any w is not finite.
         torch_error: max |w - w64| for torch.optim.
         ulp: the spacing of float32 at the largest |w64|.
@@ -208,12 +208,13 @@ def measure_sameness(
         optimizer: a name in `hotrow.optim`.
         options: the options for both constructors; the function does not change them.
         batches: the training data.
-        scales: the factors that multiply the gradients; each factor trains a separate table.
+        scales: the factors applied to the gradients. A separate table is trained for each factor.
         device: the device of the tables.
         progress: a function called with (the current activity, steps done, total steps).
 
     Raises:
-        HotrowError: torch rejects the options or raises an error, or its weights become inf or NaN.
+        HotrowError: torch rejects the options or raises an error, or torch's weights become inf or
+            NaN.
 
     Cost: for each scale, two dense training runs and one run with hotrow.
     """

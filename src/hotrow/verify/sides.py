@@ -69,7 +69,7 @@ class Batch:
         return cls(ids, bag.mode, offsets, weights)
 
     def segments(self) -> Tensor:
-        """Return the index of the output row for each flattened id, (N,)."""
+        """Return (N,) indices of output rows, one for each flattened id."""
         flat = torch.arange(self.ids.numel(), device=self.ids.device)
         if self.offsets is None:
             return flat
@@ -82,8 +82,9 @@ class Side:
 
     Attributes:
         name: the name in the report.
-        tensors: the tensors whose gradients to compare.
-        run: computes the output from leaves with the same names and storages as `tensors`.
+        tensors: the tensors whose gradients are compared.
+        run: a function that computes the output from leaves with the names and storages of
+            `tensors`.
         transposed: whether the weight is (D, V).
     """
 
@@ -94,7 +95,7 @@ class Side:
 
     def leaves(self) -> dict[str, Tensor]:
         """Return new leaves that require grad and share storage with the tensors."""
-        # An inference tensor can't be part of an autograd graph, but its copy can.
+        # An inference tensor can't be part of an autograd graph, but a copy of it can.
         return {
             name: (t.clone() if t.is_inference() else t.detach()).requires_grad_()
             for name, t in self.tensors.items()
@@ -213,7 +214,7 @@ OPERATIONS = "lookup", "gather", "scatter", "count"
 
 
 def check_operation_name(name: str) -> str:
-    """Return the name of an operation, or raise an error."""
+    """Return the name if it is a valid operation; otherwise, raise an error."""
     if name not in OPERATIONS:
         raise HotrowError(
             f"{name!r} is not an operation on a one-hot", fix=f"use one of {', '.join(OPERATIONS)}"
@@ -227,7 +228,7 @@ class OperationSides:
 
     Attributes:
         literal: the side that multiplies or sums the dense one-hot.
-        by_ids: the side in which hotrow uses only the ids.
+        by_ids: the side where hotrow uses only the ids.
         shape: the shape of the output.
         dtype: the dtype of the output.
     """
@@ -241,13 +242,13 @@ class OperationSides:
 def make_operation_sides(name: str, table: Tensor, batch: Batch, seed: int) -> OperationSides:
     """Return the two sides that `check` compares for an operation.
 
-    A lookup reads rows of the table. A gather reads entries of random scores, (N, V), and a scatter
-    adds up random rows, (N, D).
+    A lookup reads rows of the table. A gather reads entries of random (N, V) scores, and a scatter
+    adds up random (N, D) rows.
 
     Args:
         name: one of `OPERATIONS`.
         table: (V, D).
-        batch: the ids; for all operations except a lookup, (N,).
+        batch: the ids. The shape must be (N,) for all operations except a lookup.
         seed: the seed for the random numbers.
     """
     ids, (classes, columns), dtype = batch.ids, table.shape, table.dtype

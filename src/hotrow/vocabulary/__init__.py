@@ -1,7 +1,7 @@
 """Change a vocabulary during training: add, drop, move and freeze rows.
 
-Each operation changes a layer in place, together with the optimizer state of its rows. The result
-equals that of dense training with the same change made by hand.
+Each operation changes a layer in place, together with the optimizer state of its rows. Dense
+training with the same change made by hand gives the same result.
 """
 
 from hotrow.vocabulary.freezing import freeze, unfreeze

@@ -17,9 +17,9 @@ from hotrow.vocabulary.layers import check_in_memory, find_layers
 def freeze(layer: nn.Module, ids: Any) -> None:
     """Freeze rows, so that no step changes them, not even through momentum or weight decay.
 
-    The result equals that of dense training in which you restore the frozen rows and their
-    optimizer state after every step. Lookups still give frozen rows a gradient, which clipping by
-    norm includes.
+    The result is the same as in dense training where you restore the frozen rows and their
+    optimizer state after every step. Lookups still give frozen rows a gradient, and clipping by
+    norm includes it.
 
     For example, freeze the pretrained rows and train only the rows of new tokens.
 
@@ -34,7 +34,7 @@ def freeze(layer: nn.Module, ids: Any) -> None:
             or the table is sharded or on disk. Later, a step raises this error if an optimizer from
             `torch.optim` trains the table.
 
-    Cost: settles the rows once. After that, steps only skip the rows. If the gradient is dense
+    Cost: settles the rows once. After that, steps just skip the rows. If the gradient is dense
     (for example, because of a tied head), each step saves the frozen rows and then restores them.
 
     Checkpoints don't record which rows are frozen. After you load a checkpoint into a new model,

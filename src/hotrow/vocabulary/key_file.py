@@ -19,7 +19,7 @@ from hotrow.inputs.regular_file import open_regular, path_of_descriptor, reader_
 METADATA_KEY = "hotrow.vocabulary"
 VERSION = 1
 _OPTIONS = {"unknown": str, "unknown_rows": int, "admit_after": int, "batch_count": int}
-_LIMIT = 2**62  # for counts, so that they can grow further
+_LIMIT = 2**62  # for counts; leaves them room to grow
 _KEY_NAMES = "keys", "pending_keys"
 
 

@@ -24,7 +24,7 @@ EVICTION = "idle", "count"
 
 
 class Vocabulary:
-    """Rows for keys: strings or int64 numbers, such as item names or user numbers.
+    """Rows for keys, which are strings or int64 numbers, such as item names or user numbers.
 
     `admit` returns the ids of a batch of keys for training. It assigns rows to new keys, so the
     layers grow. `look_up` returns the ids for evaluation, and changes nothing. `evict` drops the
@@ -42,7 +42,7 @@ class Vocabulary:
             can set the attribute `optimizer` later.
         keys: the distinct keys that already have a row in the layer, in the order of their rows.
         key_type: `str` or `int`.
-        unknown: what to do with a key without a row. "error" raises an error. "row" uses row 0,
+        unknown: what to do with a key that has no row. "error" raises an error. "row" uses row 0,
             and "hash" uses one of the first `unknown_rows` rows, depending on the key's hash.
         unknown_rows: the number of rows at the start of the layer for unknown keys. Defaults to 0
             for "error", and to 1 for "row".
@@ -59,8 +59,8 @@ class Vocabulary:
 
     Cost: with a million keys, a batch of 16,384 int64 keys takes 0.8 ms if a few keys are frequent,
     and 2 ms if all are equally frequent. With string keys, these times are 4 ms and 12 ms.
-    Python takes 1 ms of this time to hash the keys. In addition to the key itself, each row takes
-    16 bytes for its counts.
+    Of that, Python takes 1 ms to hash the keys. Each row takes 16 bytes for its counts, in addition
+    to the key itself.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(1, 4), min_entries=0)
@@ -275,9 +275,9 @@ class Vocabulary:
         *,
         init: Init | None = None,
     ) -> Self:
-        """Read a vocabulary from a file that `save` wrote, and resize the layers to its rows.
+        """Read a vocabulary from a file that `save` wrote, and resize the layers to match it.
 
-        Then load the model's and the optimizer's `state_dict()`.
+        After this call, load the model's and the optimizer's `state_dict()`.
 
         Args:
             path: the file.
@@ -328,12 +328,12 @@ class Vocabulary:
 
     def _grow(self, rows: int) -> None:
         self._resize_layers(rows)
-        if rows > self._seen.shape[1]:  # double the memory, so that many small growths are fast
+        if rows > self._seen.shape[1]:  # double the memory, so that growing in small steps is fast
             spare = np.zeros((2, rows), np.int64)
             self._seen = np.concatenate([self._seen, spare], axis=1)
 
     def _check_layers(self) -> None:
-        """Raise an error if any layer can't change, before any layer has changed."""
+        """Raise an error if one of the layers can't change, before any of them has changed."""
         for layer in self.layers:
             weight = find_layers(layer).weight
             check_owner(unwrap(self.optimizer), weight)

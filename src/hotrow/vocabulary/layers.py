@@ -71,7 +71,7 @@ def find_layers(layer: nn.Module, model: nn.Module | None = None) -> VocabularyL
 
     Arguments:
         layer: an embedding, a linear layer, or a model with one embedding.
-        model: the model in which to look for other users of the weight.
+        model: the model to search for other layers that use the weight.
 
     Raises:
         HotrowError: `layer` has no weight with a row for each id, or has several such weights.
@@ -126,5 +126,5 @@ def check_in_memory(weight: nn.Parameter, operation: str) -> None:
     if isinstance(weight, Table) and weight.backing is not None:
         raise HotrowError(
             f"{operation} is not supported for a table on disk",
-            fix="only hotrow.vocabulary.resize, take and Vocabulary change a table on disk",
+            fix="only hotrow.vocabulary.resize, take and Vocabulary can change a table on disk",
         )

@@ -1,4 +1,4 @@
-"""Connect an optimizer to a model whose embeddings other code has resized."""
+"""Reconnect an optimizer after other code has resized the embeddings of its model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 
 
 def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
-    """Let an optimizer continue after other code has resized embeddings of its model.
+    """Let an optimizer continue after other code has resized the embeddings of its model.
 
     Call this function after code such as Hugging Face's `model.resize_token_embeddings(n)`, which
     gives the model larger or smaller weights but doesn't update the optimizer's state. The result
-    is the same as with `hotrow.vocabulary.resize`: the first rows keep their state, and new rows
+    is the same as that of `hotrow.vocabulary.resize`: the first rows keep their state, and new rows
     get the optimizer's initial state.
 
     If the model has new parameter objects, the old parameters get the new values and are put back
@@ -30,7 +30,7 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
 
     Args:
         model: the model after the change.
-        optimizer: the optimizer of the model before the change, or a wrapper around it.
+        optimizer: the optimizer that trained the model before the change, or a wrapper around it.
 
     Returns:
         The names of the parameters that have been reconnected.

@@ -40,9 +40,9 @@ def resize(
         weight = cat([weight, init(new rows)])          or weight[:rows]
         state  = cat([state, the optimizer's initial values])
 
-    Existing rows, their state and the step count don't change, so their training continues as
-    before. New rows get the optimizer's initial state, which is usually zero. torch keeps one step
-    count per parameter, so Adam's bias correction for a new row is that of the current step.
+    Existing rows, their state and the step count don't change, so training continues as before. New
+    rows get the optimizer's initial state, which is usually zero. torch keeps one step count per
+    parameter, so Adam's bias correction for a new row is that of the current step.
 
     The layer, its parameters, and the optimizer's parameter groups remain the same objects. The
     layer's `num_embeddings`, `in_features` or `out_features` changes. If a linear layer shares the
@@ -51,16 +51,16 @@ def resize(
 
     Args:
         layer: an `Embedding`, `EmbeddingBag`, `OneHotLinear` or `Linear` layer of torch or hotrow;
-            or a model whose embeddings all share one weight. A large embedding that
-            `hotrow.convert` converted keeps the steps that its rows have missed.
+            or a model whose embeddings all share one weight. If `hotrow.convert`
+            has made the weight a table, its rows are not settled.
         rows: V, the new number of rows; at least 1. In a `Linear` layer, this is the number of
             outputs.
         optimizer: the optimizer that trains the weight, from `hotrow.optim` or `torch.optim`, or a
             wrapper around it. Pass None if you have not created the optimizer yet.
-        model: the model that contains the layer, to find layers that share its weight. You
-            can omit it if no other layer shares the weight.
+        model: the model that contains the layer. It is searched for other layers that share the
+            weight. You can omit it if there are none.
         init: the values of the n new rows, as an (n, D) tensor, or a function such as
-            `torch.nn.init.normal_`, which writes the values into a given (n, D) tensor. By default,
+            `torch.nn.init.normal_` that writes the values into a given (n, D) tensor. By default,
             the layer's own initialization is used. New entries of a bias are 0.
 
     Returns:
@@ -74,10 +74,11 @@ def resize(
             tensor shares the memory of the table or of its state.
 
     Cost: when a table on the CPU grows for the first time, it gets capacity for twice as many rows.
-    On Linux, the memory pages of a large table are then moved, not copied. On other systems, many
-    small growths together copy each row about once. Unused capacity takes no physical memory. Other
-    weights are copied each time they grow. No other thread may use the layer during the call. The
-    files of a table on disk change in the next `hotrow.disk.Store.save`, which writes the new rows.
+    On Linux, the memory pages of a large table are then moved rather than copied. On other systems,
+    growing in many small steps copies each row about once in total. Unused capacity takes no
+    physical memory. Other weights are copied each time they grow. No other thread may use the layer
+    during the call. The files of a table on disk don't change until the next
+    `hotrow.disk.Store.save`, which writes the new rows.
 
     >>> import torch, hotrow
     >>> layer = hotrow.convert(torch.nn.Embedding(4, 5), min_entries=0)
@@ -117,8 +118,8 @@ def take(
 
     Args:
         layer: see `resize`.
-        ids: (V',), the old id of each new row. Ids must be distinct, except for -1, which adds a
-            row as `resize` does. Rows whose ids are missing are dropped.
+        ids: (V',), the old id of each new row. Ids must be distinct, except for -1. It adds a row,
+            the same way `resize` does. Rows that are not listed are dropped.
         optimizer: see `resize`.
         model: see `resize`.
         init: see `resize`.
@@ -160,7 +161,7 @@ def _check_sources(ids: Any, row_count: int) -> Tensor:
     if len(outside):
         position = int(outside[0])
         raise HotrowIndexError(
-            f"ids[{position}] is {int(sources[position])}, but ids of this vocabulary are 0 to "
+            f"ids[{position}] is {int(sources[position])}, but this vocabulary's ids are 0 to "
             f"{row_count - 1}",
             fix="use -1 for a new row",
         )
@@ -227,7 +228,7 @@ def _check_shards(weight: nn.Parameter) -> None:
     if isinstance(weight, Table) and weight.shards is not None and weight.grad is not None:
         raise HotrowError(
             "the sharded table has a gradient for its old rows",
-            fix="call optimizer.zero_grad() before you change its rows",
+            fix="call optimizer.zero_grad() before you change the table's rows",
         )
 
 

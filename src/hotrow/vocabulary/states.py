@@ -1,4 +1,4 @@
-"""The optimizer state of the rows of a vocabulary."""
+"""The optimizer state of a vocabulary's rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unwrap(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def group_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> ParamGroup | None:
-    """Return the optimizer's group with this parameter, or None."""
+    """Return the optimizer's group that contains this parameter, or None."""
     for group in optimizer.param_groups:
         if any(parameter is other for other in group["params"]):
             return numeric_group(group)
@@ -64,7 +64,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
         and weight.backing is not None
         and isinstance(optimizer, RowOptimizer)
     ):
-        optimizer.table_state(weight)  # reads the state from the files, if it has not done so yet
+        optimizer.table_state(weight)  # reads the state from the files if not done yet
     if isinstance(lag, RowLag) and lag.state is not optimizer.state.get(weight):
         raise HotrowError(
             f"this {name} did not take the last step of the {shape} table",
@@ -73,7 +73,7 @@ def check_owner(optimizer: torch.optim.Optimizer | None, weight: nn.Parameter) -
 
 
 def row_tensors(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:
-    """Return the state tensors of a parameter that aren't 0-D, including their spare memory."""
+    """Return a parameter's state tensors that aren't 0-D, including their spare memory."""
     state = optimizer.state.get(parameter, {})
     values = {name: dict.__getitem__(state, name) for name in state}
     return {k: v for k, v in values.items() if isinstance(v, Tensor) and v.ndim}
@@ -133,8 +133,8 @@ def prepare_change(
     count.
 
     Returns:
-        The new values of the parameter, and a function that stores the state. Call it after the
-        parameter has its new values.
+        The new values of the parameter, and a function that stores the state. Call the
+        function after the parameter has its new values.
     """
     table = parameter if isinstance(parameter, Table) else None
     group = None if optimizer is None else group_of(optimizer, parameter)
@@ -169,7 +169,7 @@ def prepare_change(
 
 
 def initial_slots(optimizer: torch.optim.Optimizer, group: ParamGroup) -> Mapping[str, float]:
-    """Return the initial values of an optimizer's state tensors; omitted tensors begin as 0."""
+    """Return the initial values of an optimizer's state tensors; omitted tensors start at 0."""
     for cls in type(optimizer).__mro__:
         if cls in _RULES:
             return _RULES[cls].initial_slots(group)

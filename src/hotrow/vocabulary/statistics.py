@@ -29,7 +29,7 @@ class Statistics:
         frozen_rows: the number of frozen rows.
         weight_bytes: the memory of the weights.
         state_bytes: the memory of the optimizer's state tensors.
-        spare_bytes: the memory that is reserved for more rows. It takes no space until it is used.
+        spare_bytes: the bytes reserved for more rows. They take no physical memory until used.
         idle_name: what `idle` counts.
         idle: (least, most, rows) for each range of counts: its two ends and its number of rows.
         evicted: the keys that `evict` would drop first, or an empty tuple.
@@ -78,13 +78,14 @@ def stats(
     Args:
         vocabulary: a `Vocabulary`, or a layer or model as in `hotrow.vocabulary.resize`.
         optimizer: the layer's optimizer, which holds the state to measure.
-        evicted: the number of keys to list; `Vocabulary.evict` would drop these keys first.
+        evicted: how many keys to list, starting with the first that `Vocabulary.evict` would drop.
 
     Returns:
         A `Statistics` object, which prints as text. A row of a `Vocabulary` counts as touched once
         `admit` has seen it. A row of a layer counts as touched if its optimizer state has changed;
-        without an optimizer state, the number of touched rows is not known. A `Vocabulary` counts
-        the batches for which a row was idle, and a table counts the steps that a row has missed.
+        without an optimizer state, the number of touched rows is not known. For a
+        `Vocabulary`, `idle` counts the batches for which a row was idle; for a table, it counts the
+        steps that a row has missed.
 
     Cost: reads the optimizer's state once.
 
@@ -150,7 +151,7 @@ def _count_touched(
 
 
 def _ranges(counts: Tensor) -> tuple[tuple[int, int, int], ...]:
-    """Count the values 0, 1, 2 to 3, 4 to 7, and so on, up to the largest value."""
+    """Count how many values are 0, 1, 2 to 3, 4 to 7, and so on, up to the largest value."""
     powers = torch.where(counts > 0, counts.double().clamp(min=1).log2().floor() + 1, 0)
     sizes = powers.long().bincount().tolist()
     return tuple(

@@ -1,6 +1,6 @@
-"""Run the checks and measurements for a GPU on the CPU, with tiny tables.
+"""Run the GPU checks and measurements on the CPU with tiny tables.
 
-These tests find errors in the Python code before the first run on a GPU.
+These tests find errors in the Python code before it first runs on a GPU.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_a_wait_in_a_step_is_found(fake_cuda, monkeypatch):
 
 
 def fake_fbgemm(monkeypatch):
-    """Install a fake fbgemm_gpu module, whose tables support only lookups."""
+    """Install a fake fbgemm_gpu module with tables that support only lookups."""
     package, configs = types.ModuleType("fbgemm_gpu"), types.ModuleType("configs")
 
     class Table(torch.nn.Module):

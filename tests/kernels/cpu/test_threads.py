@@ -1,4 +1,4 @@
-"""Kernels run on torch's threads where possible, and on Python threads elsewhere."""
+"""Kernels run on torch's threads where possible, and otherwise on Python threads."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The ids of a batch on a GPU; this code needs no Triton."""
+"""The ids of a batch on a GPU. This code doesn't need Triton."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
 """Every kernel compiles to machine code for GPUs that this computer doesn't have.
 
-The compiler reports the registers and the stack of each kernel. A kernel that needs more registers
+The compiler reports the register and stack usage of each kernel. A kernel that needs more registers
 than recorded, or spills them to the stack, is slower and fails these tests. If there is a good
 reason for this, record the new numbers with `python -m tests.support.compile_kernels --update`.
 """
@@ -21,7 +21,7 @@ MORE_STACK = 32  # bytes
 
 
 def compile_kernels(*arguments):
-    """Compile kernels in a process in which Triton doesn't interpret them."""
+    """Compile kernels in a process where Triton doesn't interpret them."""
     pytest.importorskip("triton", reason="needs Triton: run make test-all")
     result = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.support.compile_kernels", *arguments],

@@ -1,4 +1,4 @@
-"""Inputs that a GPU would turn into an invalid read, a leak or a wrong message."""
+"""Inputs that could cause an invalid read, a leak or a wrong message on a GPU."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ pytestmark = exhaustive
 
 
 def make_updaters(sizes, name="Adam"):
-    """Return the updaters of new tables that share a ledger, and their options."""
+    """Return updaters of new tables that share a ledger, and the tables' options."""
     group_of = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(1))]).param_groups[0]
     options = dict(group_of)
     ledger, updaters = Ledger(RULES[name], options), []
@@ -33,7 +33,7 @@ def make_updaters(sizes, name="Adam"):
 
 @pytest.mark.parametrize("bad", [0, -1, 7])
 def test_a_bad_id_reads_no_row_of_an_empty_table(bad, interpret):
-    """The step count of row 0 has no memory; reading it would end the process."""
+    """An empty table has no step counts, so reading one would crash the process."""
     interpret()
     (updater,), options = make_updaters([(0, 3)])
     no_ids = torch.empty(0, dtype=torch.int64)
@@ -52,14 +52,14 @@ def test_the_error_names_the_id_after_millions_of_lookups(interpret):
     assert isinstance(layers[0].weight, Table)
     check = id_check(torch.device("cpu"))
     check._count = NUMBERS - 2
-    check._look_ups.clear()  # otherwise, the next lookups have the numbers of recent ones
+    check._look_ups.clear()  # otherwise, the next lookups reuse recent numbers
     for _ in range(3):
         with pytest.raises(HotrowError, match=rf"input\[1\] = {ROWS}, but the table has {ROWS}"):
             layers[0](torch.tensor([1, ROWS]))
 
 
 def test_empty_batches_upload_no_new_addresses(interpret, monkeypatch):
-    """Each step joins the same tables, so that a CUDA graph never needs other addresses."""
+    """Every step joins the same tables, so a CUDA graph never needs new addresses."""
     from hotrow.kernels.triton.ledger import DeviceLedger
 
     interpret()

@@ -1,7 +1,7 @@
-"""The Triton kernels round float16 tables as the CPU rounds them.
+"""The Triton kernels round float16 tables the same way the CPU does.
 
-Replayed steps have the bits of torch's operations. A closed form computes in float32, as the
-compiled kernels for float32 and bfloat16 tables do, and rounds the row once at the end. On the CPU,
+Replayed steps give the same bits as torch's operations. Like the compiled kernels for float32 and
+bfloat16 tables, a closed form computes in float32 and rounds the row once at the end. On the CPU,
 hotrow has no compiled float16 kernels: plain torch code applies the closed forms, and it also
 applies them to shorter gaps. So these tests let that code call the compiled closed forms instead.
 """

@@ -1,7 +1,7 @@
-"""A step that a CUDA graph replays takes its scalars from the ledger on the GPU.
+"""A step replayed by a CUDA graph reads its scalars from the ledger on the GPU.
 
 Without a GPU, no real graph can be captured. The graphs in these tests record the operations and
-the kernel launches of a step, and repeat them with the same memory.
+kernel launches of a step, and repeat them on the same memory.
 """
 
 import pytest
@@ -129,7 +129,7 @@ def test_without_a_gradient_nothing_can_be_captured_or_replayed(gpu):
 def test_a_captured_step_needs_all_tables_that_step_together(gpu):
     layers, optimizer = make_training(tables=2)
     train_eagerly(layers, optimizer, batches(2))
-    message = "2 tables took all their steps together, but only 1 of them have a gradient"
+    message = "2 tables .* together, but the captured step has gradients for only 1 of them"
     with pytest.raises(HotrowError, match=message):
         CapturedStep(layers[:2], optimizer)
 
@@ -183,7 +183,7 @@ def test_a_replay_after_a_change_of_the_state_raises(gpu):
     with pytest.raises(HotrowError, match="cannot be"):
         step.replay(batches(1)[0])
     train_eagerly(layers, optimizer, batches(1))
-    layers[0].weight.lag._updater = None  # as after a change of the table's memory
+    layers[0].weight.lag._updater = None  # as if the table's memory had changed
     with pytest.raises(HotrowError, match="has changed since the last step"):
         optimizer.prepare_capture()
 

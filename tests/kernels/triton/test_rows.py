@@ -60,7 +60,7 @@ def test_training_has_the_bits_of_the_cpu(name, kwargs, dtype, interpret):
 
 
 def make_late_run(name, kwargs, dtype, steps, exact=False):
-    """Return a run after `steps` steps in which half of the rows missed all but the first."""
+    """Return a run in which every row took step 0 and missed most of the next `steps` steps."""
     batches = Batches(steps=2, rows=8, columns=5, ids=8)
     batches.all_ids = [torch.arange(8), torch.tensor([1, 3, 3, 5, 1, 1, 7, 0])]
     run = RowRun(name, kwargs, batches, dtype, exact)
@@ -92,7 +92,7 @@ def test_long_gaps_have_the_bits_of_the_cpu(name, kwargs, dtype, steps, interpre
         if on_gpu:
             interpret()
         run = make_late_run(name, kwargs, dtype, steps)
-        # A lookup may store rows on the CPU, but not on a GPU. The step updates all of these rows.
+        # A lookup may store rows on the CPU, but not on a GPU. The step updates all these rows.
         ids = find_distinct(torch.tensor([[7, 3, 0], [3, 7, 7]]), 8)
         looked_up = run.updater.look_up(ids)
         run.step(1)
@@ -135,7 +135,7 @@ def sums_of(ids, grads, row_count):
 
 
 def sums_in_chunks(ids, grads, row_count):
-    """Sum in the promised order: within chunks of 32 in batch order, then over the chunks."""
+    """Sum in the promised order: within chunks of 32 in batch order, then across the chunks."""
     table = torch.zeros(row_count, grads.shape[1], dtype=grads.dtype)
     for row in range(row_count):
         own = grads[ids == row]
@@ -202,7 +202,7 @@ def test_ids_without_rows_are_skipped(interpret):
 
 
 def step_tables(name, kwargs, ids_of_tables, columns, dtype=torch.float32):
-    """Take three steps with tables that share a ledger, and return their values and states."""
+    """Train tables that share a ledger for three steps; return their values and states."""
     runs = []
     for k, size in enumerate(columns):
         batches = Batches(steps=3, rows=12 + k, columns=size, ids=4, seed=k)
@@ -246,7 +246,7 @@ def test_tables_that_step_together_have_the_bits_of_separate_steps(
     monkeypatch.setattr(gpu, "_step_joined", record)
     together = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches == [4, 1] * 3  # a table with an empty batch is included
-    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no tensor is aligned to this
+    monkeypatch.setattr(gpu, "ALIGNMENT", 1 << 40)  # no tensor has this alignment
     separate = step_tables(name, kwargs, ids, (3, 3, 3, 3, 2), dtype)
     assert launches[6:] == [1, 1, 1, 1] * 3
     for ours, expected in zip(together, separate, strict=True):

@@ -1,4 +1,4 @@
-"""The code for GPUs, in Triton's interpreter, gives the CPU's bits and never waits."""
+"""In Triton's interpreter, the GPU code gives the same bits as the CPU and never waits."""
 
 import copy
 
@@ -29,7 +29,7 @@ def values_of(layers, optimizer):
 
 
 def assert_same_as_on_the_cpu(run, interpret):
-    """Assert that `run()`, which returns tensors, returns the same bits on the CPU and a GPU."""
+    """Assert that the tensors that `run()` returns have the same bits on the CPU and a GPU."""
     expected = run()
     interpret()
     found = run()
@@ -134,11 +134,11 @@ def test_a_compiled_model_under_autocast_never_waits(interpret, monkeypatch):
     found = []
     for compiled in (False, True):
         layers, optimizer = make_training()
-        layers[1].requires_grad_(False)  # torch's AdamW reads its step count, which is on the CPU
+        layers[1].requires_grad_(False)  # torch's AdamW would read a step count on the CPU
         model = torch.compile(layers, backend="aot_eager", fullgraph=True) if compiled else layers
         for t, ids in enumerate(batches(5)):
             with monkeypatch.context() as patch:
-                if t >= 2:  # the first steps, which may compile, may wait
+                if t >= 2:  # the first steps may compile, so they may wait
                     for name in WAITING_METHODS:
                         patch.setattr(torch.Tensor, name, refuse_to_wait)
                 optimizer.zero_grad()
@@ -271,7 +271,7 @@ PREPARATIONS = {
 def test_training_never_waits(name, layer, interpret):
     interpret()
     layers, optimizer = make_training(**layer)
-    layers[1].requires_grad_(False)  # torch's AdamW reads its step count, which is on the CPU
+    layers[1].requires_grad_(False)  # torch's AdamW would read a step count on the CPU
     train(layers, optimizer, batches(3))
     with Waits() as waits:
         train(layers, optimizer, batches(2), PREPARATIONS[name])
@@ -372,7 +372,7 @@ def test_the_error_waits_for_all_streams_before_it_is_cleared(monkeypatch):
 
     def synchronize(device):
         waits.append(device)
-        check.bad_id.fill_((7 << POSITION_BITS) + 5)  # as if a stream had still been running
+        check.bad_id.fill_((7 << POSITION_BITS) + 5)  # as if a stream was still running
 
     monkeypatch.setattr(check, "_device", torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)

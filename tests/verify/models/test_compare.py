@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("small_tables")
 
 
 class Policy(nn.Module):
-    """A linear layer on a one-hot, followed by other layers."""
+    """A linear layer applied to a one-hot, followed by other layers."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Policy(nn.Module):
 
 
 class Fields(nn.Module):
-    """A linear layer on three fields and dense columns that require grad."""
+    """A linear layer applied to three one-hot fields and to dense columns that require grad."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -304,7 +304,7 @@ def test_wrong_bag_is_caught_next_to_rounding(monkeypatch, change):
 
 
 def test_wrong_one_hot_is_caught(monkeypatch):
-    """Lookup and product agree here, because both get the same wrong one-hot."""
+    """The lookup and the product agree here, because both get the same wrong one-hot."""
     real = products.product
 
     def shifted(x, weight, columns=False):

@@ -21,7 +21,7 @@ from hotrow.kernels.cpu.bfloat16 import (
 )
 from hotrow.kernels.cpu.intrinsics import INLINE_OPTIONS, prefetch, view_memory
 
-PREFETCH_DISTANCE = 4  # in rows; without prefetching, each row of a batch is a cache miss
+PREFETCH_DISTANCE = 4  # in rows; without prefetching, each row of a batch causes a cache miss
 CACHE_LINE = 64  # bytes
 
 
@@ -51,7 +51,7 @@ def view_slots(addresses, shape, dtype):  # pragma: no cover - replaced by the o
 
 
 def slot_rows(slots, rows, columns):  # pragma: no cover - replaced by the overload
-    """Return the first `columns` items of each of the first `len(slots)` rows as a tuple."""
+    """Return a tuple of the first `len(slots)` rows, each shortened to `columns` items."""
 
 
 def to_number(table, x):  # pragma: no cover - replaced by the overload

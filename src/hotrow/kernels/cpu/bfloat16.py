@@ -1,7 +1,7 @@
 """A bfloat16 type for numba that rounds after every operation, as torch does.
 
-Arrays store bfloat16 values as int16 bits; compiled code computes in float32. As in torch, each
-operation converts its operands to float32, computes, and rounds the result once to the nearest
+Arrays store bfloat16 values as int16 bits; compiled code computes in float32. As in torch, the
+operands of each operation are converted to float32, and the result is rounded once to the nearest
 bfloat16, ties to even.
 """
 # mypy: ignore-errors
@@ -54,7 +54,7 @@ def round_bf16(typingctx, x):
 
 @intrinsic
 def as_bfloat16(typingctx, x):
-    """Convert a float32 to bfloat16, which must be able to represent the value exactly."""
+    """Convert a float32 to bfloat16; the value must be exactly representable."""
     return bfloat16(types.float32), lambda context, builder, signature, args: args[0]
 
 

@@ -30,7 +30,7 @@ def number_ids(ids, hash_table, rows, inverse):
         hash_table: int32, initially filled with -1; the function overwrites it. Its length must be
             a power of 2 greater than N.
         rows: (N,); its first entries are set to the distinct ids.
-        inverse: (N,); set to the number of each id of the batch.
+        inverse: (N,); set to the number assigned to each id of the batch.
     """
     shift, mask = np.uint64(65), len(hash_table) - 1
     size = len(hash_table)
@@ -68,7 +68,7 @@ def order_positions(inverse, order, offsets):
     for s in range(len(offsets) - 1):
         offsets[s + 1] += offsets[s]
     for k in range(len(inverse) - 1, -1, -1):
-        # `offsets[s + 1]` moves backwards, from the end of the positions of id s to their start.
+        # `offsets[s + 1]` moves backwards, from the end of id s's positions to their start.
         offsets[inverse[k] + 1] -= 1
         order[offsets[inverse[k] + 1]] = k
     for s in range(len(offsets) - 1):
@@ -78,7 +78,7 @@ def order_positions(inverse, order, offsets):
 
 @cached_jit
 def group_ids(ids_address, row_count, memory):
-    """Group the positions of a batch by id, in the `memory` of a `GroupedIds`.
+    """Group the positions in a batch by id, and store them in the `memory` of a `GroupedIds`.
 
     Arguments:
         ids_address: the address of the ids, int64.

@@ -109,9 +109,9 @@ def drop_owner(typingctx, array):
 def view_memory(typingctx, address, shape, dtype):
     """Return the memory at `address` as a contiguous array; the caller must keep the memory alive.
 
-    The array has no reference to an owner. Otherwise numba would update the owner's reference count
-    for every row that a loop reads, and threads that update the same count would wait for each
-    other.
+    The array has no reference to an owner. Otherwise, numba would update the owner's reference
+    count for every row that a loop reads, and threads that update the same count would wait for
+    each other.
     """
     array = types.Array(dtype.dtype, shape.count, "C")
 

@@ -1,4 +1,4 @@
-"""A map from int64 keys to rows, which uses numba's hash map."""
+"""A map from int64 keys to rows, based on numba's hash map."""
 # mypy: ignore-errors
 # numba infers the types in this file when it compiles the code, so mypy can't check them.
 

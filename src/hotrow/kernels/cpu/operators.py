@@ -1,6 +1,6 @@
 """The compiled version of `hotrow.kernels.operators`, for the CPU.
 
-Plans (`plans.py`) pass the addresses of tensors to the kernels. numba is imported inside the
+The kernels get the addresses of tensors from plans (`plans.py`). numba is imported inside the
 functions, so that `import hotrow` doesn't import it.
 """
 
@@ -21,7 +21,7 @@ from hotrow.kernels.cpu import plans
 from hotrow.kernels.cpu.threads import run_on_threads, runs_without_python, thread_count
 from hotrow.kernels.program import Program, Steps
 
-# Maps each table dtype that has compiled kernels to the dtype in which they compute.
+# For each table dtype with compiled kernels, the dtype in which the kernels compute.
 COMPUTE_DTYPES = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -30,7 +30,7 @@ COMPUTE_DTYPES = {
 
 
 class _Kernel:
-    """A compiled kernel with its scratch memory, which all tables of one program share.
+    """A compiled kernel with its scratch memory, shared by all tables of one program.
 
     `run` must not be called again before it returns.
     """
@@ -96,7 +96,7 @@ class _Kernel:
 class CompiledRows:
     """The compiled implementation of `operators.RowOperators`.
 
-    The addresses of the tensors are read only once, and the object keeps the tensors alive.
+    The tensors' addresses are read once, and the object keeps the tensors alive.
     """
 
     def __init__(

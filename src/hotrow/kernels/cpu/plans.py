@@ -1,7 +1,7 @@
 """The layout of a plan, which tells a kernel where one table and its batch are in memory.
 
 A kernel finds all tables through a single matrix of plans, with one row per table. Passing each
-array to numba separately would take longer than the work on a small batch. Importing this module
+array to numba separately would take longer than processing a small batch. Importing this module
 doesn't import numba.
 """
 

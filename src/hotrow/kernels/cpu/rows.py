@@ -88,8 +88,8 @@ def row_kernel(
         flags: see `Program`.
         width: see `Program`.
         advance: `FastForward.apply`.
-        compute_factors: see `FastForward`. The whole `FastForward` is not an argument, because it
-            differs between optimizers with the same rule, which should share one kernel.
+        compute_factors: see `FastForward`. The whole `FastForward` is not an argument, because
+            optimizers with the same rule have different ones but should share one kernel.
         slot_count: the number of tensors in the optimizer state of a table.
     """
     functions = [*find_called(update), *find_called(advance), *find_called(compute_factors)]
@@ -119,7 +119,7 @@ def row_kernel(
         row_scratch = drop_owner(scratch)[thread]
         thread_factors, thread_keys = drop_owner(factors)[thread], drop_owner(factor_keys)[thread]
         scalars = np.empty(width, scratch.dtype)  # a ledger entry in the dtype of the update
-        plan, first, last = -1, 0, 0  # a plan, and its range of the rows to claim
+        plan, first, last = -1, 0, 0  # a plan, and its range of rows to claim
         while True:
             start = claim_rows(team, GRAIN_SIZE)
             while start >= last and plan + 1 < len(plans):

@@ -45,7 +45,7 @@ def _lerp(a, b, weight):
     one = numpy_type(a)(1)
 
     def lerp(a, b, weight):
-        # torch distinguishes the same two cases, so that weight = 1 returns exactly b.
+        # torch distinguishes the same two cases, so the result for weight = 1 is exactly b.
         if abs(weight) < 0.5:
             return fma(weight, b - a, a)
         return fma(weight - one, b - a, b)

@@ -16,8 +16,8 @@ def add_step(sums, columns, i, begin, size, factor, root, center, moment_powers,
     Arguments:
         sums: (more than i + 1, width), one row for each step at which a table row may have been
             settled. The first columns contain the terms.
-        columns: the column numbers of three values: the remainder's bound, the center, and the log
-            of the product of all decay factors before the step.
+        columns: the columns of the remainder's bound, of the center, and of the log of the product
+            of all decay factors before the step.
         i: the number of the step.
         begin: the starting step of the first sums that change.
         size: h for this step.

@@ -2,9 +2,9 @@
 
 On Linux, the kernel runs on torch's OpenMP threads. After a torch operation, these threads spin
 while they wait for the next operation, so additional threads would compete with them for cores. On
-other systems, the kernel runs on Python threads, and so it does in a forked child, where the OpenMP
-threads no longer exist. (torch's own multithreaded operations hang in a forked child, with or
-without hotrow.) numba's threading layers are not used, because they don't allow concurrent calls or
+other systems, and in a forked child, where the OpenMP threads no longer exist, the kernel runs on
+Python threads. (torch's own multithreaded operations hang in a forked child, with or without
+hotrow.) numba's threading layers are not used, because they don't allow concurrent calls or
 calls after a fork, and take seconds to compile.
 
 Each thread calls the kernel once, without the GIL. OpenMP threads never enter Python, because each

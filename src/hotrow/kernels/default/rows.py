@@ -9,8 +9,8 @@ settled, so the rows that missed step t are contiguous.
 On the CPU, torch rounds bfloat16 and float16 differently in the last elements of an array, and in
 the last elements of each thread's share of a large array. torch rounds `a + alpha * b` twice in
 these elements, but only once in all other elements. So rows are padded to whole vectors, and
-processed in chunks too small to be split among threads. Every element is then rounded as in the
-main part of a dense step, for any batch and any number of threads.
+processed in chunks too small to be split among threads. Every element is then rounded the way
+a dense step rounds most elements, for any batch and any number of threads.
 """
 
 from __future__ import annotations

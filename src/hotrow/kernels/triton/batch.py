@@ -15,12 +15,12 @@ CHUNK = 32  # the maximum number of gradients of one id that a program adds
 
 
 class DeviceIds(DistinctIds):
-    """The ids of a batch on a GPU, sorted when a kernel first needs them.
+    """The ids of a batch on a GPU, sorted only when a kernel needs their order.
 
     `original` is a weak reference to the caller's tensor, for error messages.
 
-    An id of -1 selects no row: it stands for an id out of range or an excluded id. Reading `rows`
-    or `inverse` waits for the device; the kernels don't use them.
+    An id of -1 selects no row: it stands for an out-of-range or excluded id. Reading `rows` or
+    `inverse` waits for the device; the kernels don't use them.
 
     Arguments:
         flat: (N,) int32 or int64, the ids. The caller must not change them.
@@ -119,5 +119,5 @@ class DeviceIds(DistinctIds):
 
 
 def id_dtype(row_count: int) -> torch.dtype:
-    """Return the smallest dtype for the ids of a table; int32 sorts twice as fast."""
+    """Return the smallest dtype for the ids of a table; int32 ids sort twice as fast."""
     return torch.int32 if row_count < 2**31 else torch.int64

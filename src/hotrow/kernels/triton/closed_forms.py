@@ -1,4 +1,4 @@
-"""Apply many missed steps to a row at once, as the closed forms in `optim/closed_form/` do.
+"""Apply many missed steps to a row at once, with the closed forms of `optim/closed_form/`.
 
 Each function advances one block of a row from step t to `end_step`, or returns it unchanged. The
 row's factors are computed with the same operations, in the same order, as in the closed form's
@@ -69,7 +69,7 @@ def advance_series(
 
 @triton.jit
 def multiply_block(block, product, n: tl.constexpr):
-    """Return the matrix of a block of steps times `product`, the matrix of the earlier steps.
+    """Multiply the matrix of a block of steps by `product`, the matrix of the earlier steps.
 
     `block` points to n rows of n + 1 values: the matrix, and its diagonal minus 1.
     """
@@ -93,7 +93,7 @@ def multiply_block(block, product, n: tl.constexpr):
 
 @triton.jit
 def advance_linear(w, slots, t, end_step, inside, numbers, arrays):
-    """Multiply by the product of the steps' matrices, for SGD, ASGD, RMSprop and Adadelta."""
+    """Multiply a row by the product of the steps' matrices, for SGD, ASGD, RMSprop and Adadelta."""
     n: tl.constexpr = len(slots) + 1
     dtype: tl.constexpr = w.dtype
     if (end_step - t >= MIN_LINEAR_STEPS) & (t >= tl.load(numbers).to(tl.int32)):

@@ -1,6 +1,6 @@
 """Check ids on the device, and raise the error later, without waiting for the device.
 
-If a lookup contains an id out of range, its kernel writes the lookup's number and the id's position
+If a lookup contains an out-of-range id, its kernel writes the lookup's number and the id's position
 to `bad_id`. All later kernels then leave every row unchanged, so the table and the optimizer state
 stay as they were. The kernel also sets `has_bad_id`, in memory that Python can read while the
 device is running. Python raises the error when it next uses a table on this device.
@@ -19,7 +19,7 @@ from hotrow.kernels.triton.batch import DeviceIds
 
 NO_BAD_ID = 2**63 - 1
 POSITION_BITS = 40  # a lookup has fewer ids than 2**40
-NUMBERS = 2 ** (63 - POSITION_BITS) - 1  # here, lookup numbers start again from 0
+NUMBERS = 2 ** (63 - POSITION_BITS) - 1  # after this many lookups, their numbers start again from 0
 _LookUp = tuple[int, torch.Size, int, weakref.ref[Tensor] | None]
 KEPT_LOOK_UPS = 256  # the number of recent lookups for which the error can name the id
 
@@ -67,7 +67,7 @@ class IdCheck:
 
 
 class BadId(NamedTuple):
-    """An id out of range.
+    """An out-of-range id.
 
     Attributes:
         position: the position in the flattened batch.

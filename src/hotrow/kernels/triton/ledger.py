@@ -25,7 +25,7 @@ class DeviceLedger:
 
     Attributes:
         clock: (1,) int32, the number of steps applied so far. Only kernels change it.
-        entries: (capacity, width), in the dtype of the arithmetic.
+        entries: (capacity, width), in the dtype used for arithmetic.
         numbers: (8,) float64, the scalars among the coefficients.
         arrays: the arrays among the coefficients.
     """
@@ -79,10 +79,10 @@ class DeviceLedger:
         self._end_step, self._numbers = steps.end_step, numbers
 
     def upload_addresses(self, columns: int, addresses: tuple[tuple[int, ...], ...]) -> Tensor:
-        """Return a device copy, (tables, addresses) int64, of the addresses of tables.
+        """Return a copy of the tables' addresses on the device, (tables, addresses) int64.
 
         Tables with the same ledger take every step together. So the addresses of the tables with
-        this number of columns are uploaded once, and again only if a table's memory has moved.
+        this number of columns are uploaded only once, unless a table's memory moves.
         """
         known, copy = self._addresses.get(columns, (None, self.clock))
         if known != addresses:

@@ -66,7 +66,7 @@ class TritonRows:
         self._blocks = block_options(table.shape[1])
         pointers = [each.data_ptr() for each in (row_steps, self.table, *self.slots)]
         self._addresses = (len(table), *pointers)
-        # To step several tables at once, the kernel needs pointers that are multiples of ALIGNMENT.
+        # For several tables at once, the kernel needs pointers that are multiples of ALIGNMENT.
         self._can_join = not any(pointer % ALIGNMENT for pointer in pointers)
         self._set_program(program)
 
@@ -157,7 +157,7 @@ class TritonRows:
         with on_device(tables[0].table):
             for joined in by_columns.values():
                 if any(grads.values.numel() for _, grads in joined):
-                    # Include empty batches, so that each step joins the same tables.
+                    # Include empty batches, so that every step joins the same tables.
                     _step_joined(*zip(*joined, strict=True), ledger)
             kernels.advance_clock[(1,)](ledger.clock, check.bad_id, num_warps=1)
 
@@ -165,7 +165,7 @@ class TritonRows:
 def _step_joined(
     tables: Sequence[TritonRows], batches: Sequence[GroupedGradients], ledger: DeviceLedger
 ) -> None:
-    """Step tables with the same number of columns in one launch."""
+    """Update tables with the same number of columns in one launch."""
     from hotrow.kernels.triton import rows as kernels
 
     first, addresses = tables[0], None

@@ -1,4 +1,4 @@
-"""The Triton kernels: look up rows, step on the rows of a batch, and settle rows.
+"""The Triton kernels: look up rows, apply a step to the rows of a batch, and settle rows.
 
 One program handles one row (for a lookup, one id of the batch), a block of columns at a time.
 Lookups and steps launch a program for every id of the batch, because only the device knows how many
@@ -6,9 +6,9 @@ ids are distinct.
 
 If an id occurs more than CHUNK times, a step adds its gradients in chunks, so that many programs
 share the work. The first chunk starts at the id's first occurrence, so the sum doesn't depend on
-other ids. No kernel adds floats atomically, so the results are the same in each run.
+other ids. No kernel adds floats atomically, so the results are the same in every run.
 
-A kernel changes no row if `bad_id` contains a bad id from an earlier lookup.
+No kernel changes a row while `bad_id` contains a bad id from an earlier lookup.
 """
 # mypy: ignore-errors
 # Triton compiles the functions in this file, so mypy can't check their types.
@@ -206,9 +206,9 @@ def short_end(ids, i, value, count):
 def place_of(i, is_first):
     """Return where the sum of the chunk that begins at position i is stored.
 
-    Only chunks of ids that occur more than CHUNK times are stored. Of those that begin within
-    CHUNK consecutive positions, at most one is the first chunk of its id, and at most one is a
-    later chunk.
+    Sums are stored only for ids that occur more than CHUNK times. Of the chunks of these ids that
+    begin within CHUNK consecutive positions, at most one is the first chunk of its id, and at most
+    one is a later chunk.
     """
     return (2 * (i // CHUNK) + is_first.to(tl.int32)).to(tl.int64)
 
@@ -278,7 +278,7 @@ def merge(
     ids, order, grads, sums, rows, values, count, columns,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """If i is the first position of an id, set rows[i] to it and values[i] to its gradients' sum.
+    """If i is an id's first position, set rows[i] to the id and values[i] to its gradients' sum.
 
     At all other positions, and for the id -1, set rows[i] to -1 and values[i] to 0.
     """
@@ -315,7 +315,7 @@ def step(
     form: tl.constexpr, formula: tl.constexpr, is_inexact: tl.constexpr,
     BLOCK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Settle the row of each distinct id, and step it with the sum of its gradients.
+    """Settle the row of each distinct id, then apply a step with the sum of its gradients.
 
     With `addresses`, the ids belong to several tables; see `DeviceIds.join`. The kernel then uses
     only the types of the arguments `table`, `slots` and `row_steps`.
@@ -352,8 +352,8 @@ def step(
                 w, state = update(w, g, state, load_entry(entries, now, width), flags)
                 tl.store(table + at, w, mask=inside)
                 store_all(slots, at, inside, state)
-            # Every warp loads the step count, but one thread stores it. Wait until all warps have
-            # loaded it; otherwise, a late warp would load the new count and skip its columns.
+            # Every warp loads the step count, but only one thread stores it. Wait until all warps
+            # have loaded it; otherwise, a late warp would load the new count and skip its columns.
             tl.debug_barrier()
             tl.store(row_steps + row, now + 1)
 

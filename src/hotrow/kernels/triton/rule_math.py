@@ -1,11 +1,11 @@
 """The operations of `kernels/rule_math.py` on Triton blocks, with the same names and roundings.
 
-Triton's own `/` and `sqrt` are approximate on a GPU; the functions below are correctly rounded. The
+Triton's own `/` and `sqrt` are approximate on a GPU; the functions below round correctly. The
 kernels are compiled with `enable_fp_fusion=False`, so only `fma` fuses operations.
 
-A bfloat16 or float16 block is rounded after every operation, as in torch: the operation computes in
-float32, and the result is rounded once. torch rounds a scalar to the low precision in sums, but not
-in products.
+A bfloat16 or float16 block is rounded after every operation, as in torch: the operation is computed
+in float32, and the result is rounded once. torch rounds a scalar to the low precision in sums, but
+not in products.
 """
 # mypy: ignore-errors
 # Triton compiles the functions in this file, so mypy can't check their types.
@@ -28,7 +28,7 @@ def result_dtype(a, b):
 
 @triton.jit
 def widen(a):
-    """Return the values in the dtype of the arithmetic."""
+    """Return the values in the dtype used for arithmetic."""
     if is_low(a.dtype):
         return a.to(tl.float32)
     else:
@@ -116,7 +116,7 @@ def addcmul(a, b, c, value):
 
 @triton.jit
 def addcdiv(a, b, c, value):
-    """Return `a + (value * b) / c`, rounding after each operation in the arithmetic's dtype."""
+    """Return `a + (value * b) / c`, rounding to the dtype used for arithmetic each time."""
     return (widen(a) + quotient(value * widen(b), widen(c))).to(a.dtype)
 
 
@@ -173,7 +173,7 @@ def zero_where_negative(a, b):
 
 @triton.jit
 def power(base, exponent):
-    """Return base ** exponent by repeated squaring, as numba computes integer powers.
+    """Return base ** exponent by repeated squaring, the way numba computes integer powers.
 
     The base is a float64 scalar or block; the exponent is an integer from 0 to 65,536.
     """

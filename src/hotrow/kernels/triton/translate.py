@@ -1,9 +1,9 @@
 """Turn plain Python functions, such as a rule's update, into Triton functions.
 
 `translate` parses the function's source, replaces each arithmetic operator with a call to the
-function in `rule_math.py` that rounds as torch does, and lets Triton compile the result. It also
-translates all functions that the original function calls. So each rule needs to be written only
-once.
+function in `rule_math.py` that rounds the same way torch does, and lets Triton compile the result.
+It also translates all functions that the original function calls. So each rule needs to be written
+only once.
 """
 # mypy: ignore-errors
 # Triton has no type annotations for compiled functions.

@@ -61,7 +61,7 @@ def norm_limit(gap: Any, coefficients: Any) -> Any:
 
 
 def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
-    """Set the factors of m and u, the limit of the norm, and the first sum, for rows at step t."""
+    """For rows at step t, set the factors of m and u, the norm limit and the first sum."""
     sums, first_step, b1, b2, _, _ = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return
@@ -107,7 +107,7 @@ class InfinityNormSums(MissedStepSums):
         )
 
     def last_coefficient(self, dtype: torch.dtype) -> int:
-        """Return the window, the number of missed steps that can change a row."""
+        """Return the window, that is, the number of missed steps that can change a row."""
         return self.window
 
     def fast_forward_batch(
@@ -150,7 +150,7 @@ class InfinityNormSums(MissedStepSums):
         window += self.powers[-len(window) :] * -step_size
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and (b1 / b2)^k and b1^k for k from the window down to 1."""
+        """Compute the window, and the powers (b1 / b2)^k and b1^k for k = window, ..., 2, 1."""
         ratio = b1 / b2 if b2 > 0 else 1.0
         k = self.set_window(ratio)
         self.powers = np.stack([ratio**k, b1**k], axis=1)

@@ -1,16 +1,16 @@
-"""The closed form of rules that are linear for zero gradients: a product of small matrices.
+"""The closed form of rules that are linear when the gradient is zero: a product of small matrices.
 
-With g = 0, the update of SGD and ASGD multiplies (w, *slots) by a matrix that is the same for every
-element. So does the update of RMSprop and Adadelta without decay. To find the columns of this
+With g = 0, the updates of SGD and ASGD multiply (w, *slots) by a matrix that is the same for every
+element. So do the updates of RMSprop and Adadelta without decay. To find the columns of this
 matrix, hotrow applies the update to the unit vectors in rational arithmetic. If the rule is not
 linear at a step, that step is replayed. The matrix products over aligned blocks of 1, 2, 4, ...
-steps are stored in float64. So any K consecutive steps, under any schedule, are a product of at
-most 2 log2 K blocks.
+steps are stored in float64. So the matrix of any K consecutive steps, under any schedule, is a
+product of at most 2 log2 K blocks.
 
 Squaring 1 - e doubles its relative error, so a product of K matrices would accumulate K rounding
 errors, all in the same direction. To avoid that, each product also stores how far its diagonal is
-from 1. As long as this distance is small, the diagonal is computed from the distance. This method
-leaves only one or two rounding errors per block.
+from 1. While this distance is small, the diagonal is computed from it. This leaves only one or two
+rounding errors per block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NEAR_ONE = 0.5  # below this distance from 1, the diagonal is computed as 1 plus
 
 
 def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
-    """Set `factors` to the product of the matrices of the steps from t to `end_step - 1`."""
+    """Set `factors` to the product of the step matrices from t to `end_step - 1`."""
     blocks, block_starts, first_step = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return
@@ -82,7 +82,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
     for a in range(n):
         for b in range(n):
             scale = factors[a * n + b]
-            if scale != 0:  # avoid the NaN of 0 * inf, which a replay would not produce
+            if scale != 0:  # avoid the NaN from 0 * inf; a replay would not produce it
                 for j in range(width):
                     new[a, j] += scale * old[b, j]
     for j in range(width):
@@ -97,8 +97,8 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
 def multiply_blocks(second: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the product of two blocks, or of two stacks of blocks.
 
-    Each block is (..., n, n + 1): an (n, n) matrix followed by a column that contains the diagonal
-    minus 1.
+    Each block has shape (..., n, n + 1): an (n, n) matrix followed by a column that contains the
+    diagonal minus 1.
     """
     n = first.shape[-2]
     diagonal = np.arange(n)
@@ -185,7 +185,7 @@ class LinearRecurrence:
         new = [torch.zeros_like(w) for _ in old]
         for a, b in np.argwhere((product[..., : self.size] != 0).any(0)).tolist():
             (scale,) = to_columns(product[:, a, b, None], w)
-            # Skip 0 * inf, which is NaN, because a replay would not produce a NaN.
+            # Treat 0 * inf as 0, because a replay would not produce a NaN.
             new[a] += torch.where(scale == 0, 0, scale * old[b])
         return new[0], tuple(new[1:]), torch.from_numpy(in_range).to(w.device)
 

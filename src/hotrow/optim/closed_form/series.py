@@ -16,13 +16,13 @@ Expand around a center Y, with d_k = 1 - y_k / Y and p = x Y / (x Y + eps), 0 <=
 
     1 / (x y_k + eps) = 1 / (x Y + eps) * (1 + p d_k + (p d_k)^2 + ...).
 
-The sum becomes a polynomial in p with the coefficients T_j = sum_k h_k b1^k / Q_k d_k^j, which
-depend on s but not on the row. The coefficients are stored for every s. A new step changes the
+The sum becomes a polynomial in p with coefficients T_j = sum_k h_k b1^k / Q_k d_k^j, which depend
+on s but not on the row. The coefficients are stored for every s. A new step changes the
 coefficients only for the last few hundred values of s, because b1^k becomes negligible.
 
 The first ten coefficients are stored with a bound on the remainder. A row is fast-forwarded if the
-bound is less than half an ulp of the change of w, or less than half an ulp of w in every column.
-Otherwise one step is replayed, which makes the remaining change smaller, and the bound is tested
+bound is less than half an ulp of the change in w, or less than half an ulp of w in every column.
+Otherwise, one step is replayed to make the remaining change smaller, and the bound is checked
 again. At most a few dozen steps are replayed. Such replays occur in the first few hundred steps of
 a run, and in float64 if b2 is far from 1.
 
@@ -61,7 +61,7 @@ MIN_SHRINK = 1e-38  # a smaller factor underflows to 0, which would turn an infi
 def apply_series(w: Any, m: Any, v: Any, top: Any, one: Any, eps: Any, row: Any, terms: Any) -> Any:
     """Return `(w, m, v)` after the missed steps.
 
-    The arguments are scalars or tensors of n rows; the tensors in `row` and `terms` are (n, 1).
+    The arguments are scalars or tensors of n rows. Tensors in `row` and `terms` have shape (n, 1).
     """
     decay_factor, shrink, shrink2, center = row
     t0, t1, t2, t3, t4, t5, t6, t7, t8, t9 = terms
@@ -81,7 +81,7 @@ def is_inexact(
 
 
 def compute_factors(t: Any, end_step: Any, coefficients: Any, factors: Any) -> Any:
-    """Set the terms, the factors of w, m and v, and the remainder, for rows at step t."""
+    """For rows at step t, set the terms, the remainder, and the factors of w, m and v."""
     sums, first_step, b1, b2, _, tolerance = coefficients
     if end_step - t < MIN_STEPS or t < first_step:
         return
@@ -122,7 +122,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
 
 @functools.cache
 def tolerance_of(dtype: torch.dtype) -> float:
-    """Return the largest allowed remainder, relative to the change of w or to w."""
+    """Return the largest allowed remainder, relative to w or to the change in w."""
     return torch.finfo(dtype).eps / 4
 
 
@@ -208,7 +208,7 @@ class PowerSeries(MissedStepSums):
         return b2 ** (self.center_step / 2) / math.sqrt(correction) if math.isfinite(root) else 0.0
 
     def compute_powers(self, b1: float, b2: float) -> None:
-        """Compute the window, and b1^k and sqrt(b2)^k for k from the window down to 1."""
+        """Compute the window, and the powers b1^k and sqrt(b2)^k for k = window, ..., 2, 1."""
         k = self.set_window(b1 if self.amsgrad else b1 / math.sqrt(b2) if b2 > 0 else 1.0)
         self.center_step = 1.3 / (1 - b1) if b1 < 1 else 1.0
         self.moment_powers = b1**k

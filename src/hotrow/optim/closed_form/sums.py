@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hotrow.optim.closed_form.base import Coefficients
 
-NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps outside the window have a smaller relative effect
+NEGLIGIBLE_FACTOR = 2.0**-60  # missed steps with a smaller relative effect are outside the window
 
 
 class MissedStepSums(ABC):
@@ -76,4 +76,4 @@ class MissedStepSums(ABC):
 
     @abstractmethod
     def last_coefficient(self, dtype: torch.dtype) -> Any:
-        """Return the last item of the coefficients, whose meaning depends on the subclass."""
+        """Return the last coefficient. Its meaning depends on the subclass."""

@@ -47,7 +47,7 @@ def idle_step(entry: tuple[float, ...]) -> tuple[float, float, float]:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return the power series, which applies any number of idle steps without coupled decay."""
+    """Return the power series for applying any number of idle steps without coupled decay."""
     return PowerSeries(idle_step, bool(group["amsgrad"]))
 
 

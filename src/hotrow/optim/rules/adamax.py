@@ -43,7 +43,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return the sums, which apply any number of idle steps without weight decay."""
+    """Return the sums for applying any number of idle steps without weight decay."""
     return InfinityNormSums()
 
 

@@ -67,11 +67,11 @@ def closed_form(group: ParamGroup) -> ClosedForm:
 
 
 def needs_dense_step(group: ParamGroup) -> bool:
-    """Return True if there is weight decay, because rounding errors would grow.
+    """Return True if there is weight decay, which would make rounding errors grow.
 
     The gradient of an idle row comes only from the decay. The rule divides this gradient by its own
     root mean square, so the step does not shrink with w. The weights oscillate around 0, and a
-    single rounding error grows as large as the weights.
+    single rounding error can grow as large as the weights.
     """
     return bool(group["weight_decay"] != 0)
 

@@ -61,7 +61,7 @@ def fast_forward(w: Any, slots: Any, t: Any, end_step: Any, coefficients: Any, f
 
 
 class RpropClosedForm:
-    """The closed form of Rprop, for all steps since the limits of the step size last changed."""
+    """The closed form of Rprop, for all steps since the step size limits last changed."""
 
     def __init__(self) -> None:
         self.entry_count, self.first_step = 0, 0
@@ -104,7 +104,7 @@ class RpropClosedForm:
 
 
 def closed_form(group: ParamGroup) -> ClosedForm:
-    """Return the closed form: idle steps don't change w, and only the first changes the slots."""
+    """Return a closed form; idle steps don't change w, and only the first changes the slots."""
     return RpropClosedForm()
 
 

@@ -60,7 +60,7 @@ def update(w: Any, g: Any, slots: Any, entry: Any, flags: Any) -> Any:
 
 
 def idle_rows_unchanged(group: ParamGroup) -> bool:
-    """Return True if there is neither momentum nor decay; idle rows don't change in that case."""
+    """Return True if there is no momentum and no decay, so that idle rows don't change."""
     return bool(group["momentum"] == 0 and group["weight_decay"] == 0)
 
 

@@ -64,14 +64,15 @@ def compare_models(
     computed from other parameters, or if the model is not deterministic or amplifies rounding.
 
     Args:
-        model: a module, which is copied and not changed, or a function that returns a module.
+        model: a module, or a function that returns a module. The module is copied, so it doesn't
+            change.
         inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
         title: the name of the model in the report.
         to: the direction of the conversion, as for `hotrow.convert`.
         seed: the seed for both runs and for the outputs' gradients.
         device: the device to run on; by default, the device of the model's first parameter. The
             inputs are also moved to this device.
-        seconds: the time limit for each kind of run (forward only, and forward with gradient); at
+        seconds: the time limit for each kind of run (forward only, and forward with gradient). At
             least 1 and at most 7 rounds run.
         progress: a function called with (the current activity, steps done, total steps).
 
@@ -81,7 +82,7 @@ def compare_models(
     Raises:
         HotrowError: the model is not a module, is already converted, can't be copied, rejects the
             inputs, or returns no tensor.
-        RuntimeError: only the converted model fails, which is an internal error in hotrow.
+        RuntimeError: only the converted model fails. This is an internal error in hotrow.
 
     Cost: a dozen runs of each model, and three or four copies of the model.
 

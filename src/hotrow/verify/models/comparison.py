@@ -19,8 +19,10 @@ class ModelCost:
 
     Attributes:
         name: "forward" or "forward and gradient".
-        plain_multiplications: the multiplications of the one-hot products that became lookups.
-        converted_multiplications: the multiplications that remain in the converted model.
+        plain_multiplications: the number of multiplications in the one-hot products that became
+            lookups.
+        converted_multiplications: the number of these multiplications that the converted model
+            still needs.
         plain: the measured time and memory of the plain model.
         converted: the measured time and memory of the converted model.
     """
@@ -57,7 +59,7 @@ class ModelComparison:
         seed: the seed for both runs and for the outputs' gradients.
         training: whether the model was in training mode.
         tables: the weights that were stored as tables, as in training with `hotrow.optim`.
-        findings: the parts that were converted and those that were not, with location and reason.
+        findings: the parts that were or were not converted, each with its location and the reason.
         agreements: one `Agreement` for each output, gradient, and buffer that the run changed.
         costs: the cost of the forward pass alone, and of the forward pass with the gradient.
         notes: the cause of a difference or an inconclusive result, if it is known.

@@ -25,11 +25,12 @@ class ProductSplice(ProductMode):
 
     If a weight is a parameter or a view of a parameter, its gradient comes from the lookup. All
     other gradients come from the product. After the backward pass, `finish` compares the gradients
-    of lookups and products, and `gradient_bound` bounds the rounding of the weights' gradients.
+    of lookups and products, and `gradient_bound` bounds the rounding errors in the weights'
+    gradients.
 
     Attributes:
         agreements: one `Agreement` for each result of each product.
-        epsilon: the largest eps of all dtypes that the products use.
+        epsilon: the largest eps among the dtypes that the products use.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class ProductSplice(ProductMode):
         self._result_gradients.append((product, gradient))
 
     def finish(self) -> None:
-        """Use the recorded gradients to compare the gradients of each lookup and product."""
+        """Compare the gradients of each lookup with those of its product."""
         with torch.enable_grad():
             for product, gradient in self._result_gradients:
                 self._add_weight_terms(product, gradient)
@@ -114,7 +115,7 @@ class ProductSplice(ProductMode):
             self._weight_sums[id(leaf)] = all_terms, all_magnitudes, rounds_terms, dtype
 
     def gradient_bound(self, parameter: Tensor, gradient: Tensor) -> Bound | None:
-        """Bound how much rounding can change a gradient; None if no lookup uses `parameter`."""
+        """Bound a gradient's rounding error, or return None if no lookup uses `parameter`."""
         if id(parameter) not in self._weight_sums:
             return None
         terms, magnitudes, rounds_terms, dtype = self._weight_sums[id(parameter)]
@@ -123,7 +124,7 @@ class ProductSplice(ProductMode):
         return _rounding_bound(terms, magnitudes, rounds_terms, dtype)
 
     def _compare_input_gradients(self, product: Product, gradient: Tensor) -> None:
-        """Compare the gradients of all inputs of the product except parameters."""
+        """Compare the gradients of the product's inputs, except for parameters."""
         tensors, layout = flatten(product.x.parts)
         part_tensors = [t for t in tensors if t.requires_grad]
         other_tensors = [t for t in (product.other_input, *product.weights) if t is not None]
@@ -217,8 +218,8 @@ def _rounding_bound(
 ) -> Bound:
     """Bound the rounding of sums, given term counts and total magnitudes; see `verify/bounds.py`.
 
-    The bound counts an extra rounding if each term is a rounded product, or if the dtype is half
-    precision, in which some libraries round twice.
+    The bound counts an extra rounding if each term is a rounded product, or in half precision,
+    where some libraries round twice.
     """
     info = torch.finfo(dtype)
     roundings = (terms + 1 if rounds_terms or info.bits < 32 else terms - 1).clamp(min=0)
@@ -290,7 +291,7 @@ def _parameter_of(t: Tensor) -> Tensor | None:
 
 
 def _view_as_weight(total: Tensor, leaf: Tensor, weight: Tensor) -> Tensor:
-    """View `total`, which has the shape of `leaf`, in the same way as `weight` views `leaf`."""
+    """View `total`, which has the shape of `leaf`, the same way that `weight` views `leaf`."""
     if weight is leaf:
         return total
     start = weight.storage_offset() - leaf.storage_offset()

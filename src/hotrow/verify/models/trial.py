@@ -125,7 +125,7 @@ class Trial:
         except Exception as error:
             raise HotrowError(
                 f"{self.name} cannot be copied, but the comparison needs copies: {one_line(error)}",
-                fix="remove tensors with an autograd graph, and anything else deepcopy rejects",
+                fix="remove tensors with an autograd graph and anything else that deepcopy rejects",
             ) from error
 
     def make_converted(self, tables: tuple[tuple[str, bool], ...] = ()) -> ModelCopy:
@@ -156,7 +156,7 @@ class ModelCopy:
     """A copy of the model, with methods to run it.
 
     Attributes:
-        output_type: the type name of the value that the model returned.
+        output_type: the name of the type that the model returned.
         magnitudes: the largest finite magnitude in each result.
     """
 
@@ -198,7 +198,7 @@ class ModelCopy:
         return found
 
     def can_run(self, gradient: bool) -> bool:
-        """Return whether the model can run with gradients, or without them if not `gradient`."""
+        """Return whether the model can run with gradients or, if not `gradient`, without them."""
         if gradient:
             return self._differentiable
         if not self._differentiable:

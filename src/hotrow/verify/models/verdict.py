@@ -91,7 +91,7 @@ def _with_verdict(agreement: Agreement, verdict: Verdict) -> Agreement:
 
 
 def merge_agreements(*groups: list[Agreement]) -> tuple[Agreement, ...]:
-    """Return the agreement with the worst verdict for each result."""
+    """For each result, return the agreement whose verdict is worst."""
     by_name: dict[str, list[Agreement]] = {}
     for each in (agreement for agreements in groups for agreement in agreements):
         by_name.setdefault(each.name, []).append(each)
