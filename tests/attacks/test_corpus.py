@@ -22,6 +22,12 @@ def test_file_is_read_correctly_or_refused(path: Path) -> None:
     assert accepted == (expected == "accepted")
 
 
+def test_only_code_that_reads_files_is_instrumented() -> None:
+    skipped = set(fuzz.uninstrumented())
+    assert {"hotrow", "hotrow.kernels.cpu.rows", "hotrow.optim.rules.adam"} <= skipped
+    assert not skipped & {"hotrow.inputs", "hotrow.disk.record", "hotrow.lesson.times"}
+
+
 @exhaustive
 @pytest.mark.parametrize("target", sorted(targets.TARGETS))
 def test_changed_files_are_read_correctly_or_refused(target: str) -> None:

@@ -78,6 +78,7 @@ EXACT = """
     (x.flatten(0, 1).cumsum(0)[1:] * x.flatten(0, 1)[1:]).sum(-1)
     x.cumsum(1).transpose(0, 1) * x.transpose(0, 1)
     (x.cumsum(1) * x.flip(1)).sum(-1)
+    (lambda y: (y.cumsum(1).transpose(0, 1) * y).sum(-1))(x[:, 1:])
     F.pad(x, (0, 0, 1, 0)).cumsum(-2)[..., :-1, :] * x
     F.pad(x, (0, 0, 0, 1)) @ t.w
     F.pad(x, (1, 2))
@@ -343,6 +344,9 @@ FALLBACKS = """
     x**t.q
     torch.xlogy(x, t.q.abs())
     x - 1e9 * t.q.detach() + 1e9 * t.q
+    (lambda p: x - p.detach() + p)(1e17 * t.q.abs())
+    (lambda p: x - p.detach() + p)(-1e17 * t.q.abs())
+    (lambda p: x - p.detach() + p)(t.q / 0)
     x - t.q.detach() * float("nan") + t.q * float("nan")
     (x.long() - t.q.detach() / 8) + t.q / 8
     x.half() - t.q.detach() + t.q

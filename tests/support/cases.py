@@ -69,7 +69,7 @@ BAD_INPUTS = [
         "too large",
         lambda: torch.tensor([[1, 2, 3], [4, 7, 7]]),
         IndexError,
-        "input[1, 1] = 7, but the table has 7 rows (valid ids: 0..6), and 1 more out of "
+        "input[1, 1] = 7, but the table has 7 rows (valid ids: 0..6); 1 more out of "
         "range: ids start at 0; do yours start at 1, or does the table need one more row?",
     ),
     BadInput(

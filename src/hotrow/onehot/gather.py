@@ -79,9 +79,9 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
     # Some batch axes are broadcast. Don't expand the values, because their gradient would be
     # expanded too.
     *batch, width = values.shape
-    first = torch.arange(0, values.numel(), width, device=ids.device).reshape(*batch, 1)
-    flat = (ids + first).flatten()
-    return values.reshape(-1).index_select(0, flat).reshape(ids.shape)
+    if values.numel() > width:
+        ids = ids + torch.arange(0, values.numel(), width, device=ids.device).reshape(*batch, 1)
+    return values.reshape(-1).index_select(0, ids.flatten()).reshape(ids.shape)
 
 
 def gather_along(values: Tensor, axis: int, ids: Tensor) -> Tensor:

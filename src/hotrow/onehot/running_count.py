@@ -32,6 +32,7 @@ class RunningCount(DenseColumns):
         axis: the batch axis of the sum.
         dtype: the dtype of the sum.
         keys: (M,), the sorted keys of the ids: `(group * width + id) * length + position`.
+        order: (M,), the positions of the sorted keys among the field's ids.
         totals: (M + 1,), the cumulative sums of the weights, starting at 0; None if all
             weights are 1.
         rows: (*batch, 1), the row numbers, in any order.
@@ -50,6 +51,7 @@ class RunningCount(DenseColumns):
     axis: int
     dtype: torch.dtype
     keys: Tensor
+    order: Tensor
     totals: Tensor | None
     rows: Tensor
     is_moved: bool
@@ -69,7 +71,7 @@ class RunningCount(DenseColumns):
             sums = field.weights.expand(field.ids.shape).flatten()[order].double().cumsum(0)
             totals = torch.cat([sums.new_zeros(1), sums])
         self._set(
-            field=field, axis=axis, dtype=dtype, keys=keys, totals=totals, rows=rows,
+            field=field, axis=axis, dtype=dtype, keys=keys, order=order, totals=totals, rows=rows,
             is_moved=False, is_exclusive=False, change=None, has_operands=False,
         )  # fmt: skip
 
@@ -104,14 +106,32 @@ class RunningCount(DenseColumns):
 
     def gather(self, ids: Tensor, pick: Pick) -> Tensor:
         """Return the entries at (*batch, K) ids; `pick` returns an operand's entries there."""
-        length = self.field.ids.shape[self.axis]
-        last = _keys(self.rows, ids, length, self.width).contiguous()
-        first = (last - self.rows % length).contiguous()
-        stop = torch.searchsorted(self.keys, last, right=not self.is_exclusive)
-        start = torch.searchsorted(self.keys, first)
+        is_own = ids is self.field.ids and self.field.has_one_id and not self.is_moved
+        start, stop = self._own_ranges() if is_own else self._find_ranges(ids)
         counts = stop - start if self.totals is None else self.totals[stop] - self.totals[start]
         counts = counts.to(self.dtype)
         return counts if self.change is None else self.change(counts, pick)
+
+    def _find_ranges(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the start and the stop of the sorted keys that each entry at the ids counts."""
+        length = self.field.ids.shape[self.axis]
+        last = _keys(self.rows, ids, length, self.width).contiguous()
+        first = (last - self.rows % length).contiguous()
+        start = torch.searchsorted(self.keys, first)
+        return start, torch.searchsorted(self.keys, last, right=not self.is_exclusive)
+
+    def _own_ranges(self) -> tuple[Tensor, Tensor]:
+        """Return the ranges for the field's own ids, without a binary search."""
+        shape, length = self.field.ids.shape, self.field.ids.shape[self.axis]
+        places = torch.arange(len(self.keys), device=self.keys.device)
+        first = self.keys - self.keys % length
+        is_first = torch.ones_like(first, dtype=torch.bool)
+        is_first[1:] = first[1:] != first[:-1]
+        starts = torch.where(is_first, places, 0).cummax(0).values
+        stops = places if self.is_exclusive else places + 1
+        start = torch.empty_like(places).scatter_(0, self.order, starts)
+        stop = torch.empty_like(places).scatter_(0, self.order, stops)
+        return start.reshape(shape), stop.reshape(shape)
 
     def apply(self, function: Callable[..., Tensor], *operands: Tensor) -> RunningCount:
         """Apply an elementwise function to the entries and to tensors of the same shape."""

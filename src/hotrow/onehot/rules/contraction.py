@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.gather import gather_along, gather_from_field
+from hotrow.onehot.gradient import is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import MAX_PAIRS, Field
 from hotrow.onehot.registry import USE_TORCH, overloads
@@ -240,12 +241,10 @@ def _scatter(
         first = torch.arange(groups, device=ids.device) * x.width
         ids = ids + first.reshape(*kept_sizes, *(1,) * (ids.ndim - count))
     class_sizes = [x.sizes[letter] for letter in x.classes]
-    if rest and output == "".join((*rest, *x.classes)) and ids.numel() < x.width:
-        # Add columns, rather than transpose a result that is larger than the values.
-        flat, columns = ids.reshape(-1), values.reshape(-1, width).t()
-        zeros = columns.new_zeros(width, x.width)
-        total = zeros.scatter_add(1, flat.expand(width, -1), columns)
-        return total.reshape(*rest_sizes, *class_sizes)
+    if rest and output == "".join((*rest, *x.classes)):
+        # Add columns rather than rows, which would have to be transposed.
+        columns = scatter_columns(ids.reshape(-1), values.reshape(-1, width), x.width)
+        return columns.reshape(*rest_sizes, *class_sizes)
     rows = scatter_rows(ids.reshape(-1), values.reshape(-1, width), groups * x.width)
     result = rows.reshape(*kept_sizes, *class_sizes, *rest_sizes)
     labels = [*kept, *x.classes, *rest]
@@ -265,19 +264,36 @@ def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
     Returns:
         (count, D), in the dtype of the values.
     """
-    if not values.is_floating_point():
-        zeros = values.new_zeros(count, values.shape[1])
-        return zeros.index_add(0, ids, values)
     dtype = values.dtype
-    if values.shape[1] == 1:
+    if values.shape[1] == 1 and values.is_floating_point():
         # Sum a short result in float64, which is more precise and costs little extra.
         sum_dtype = torch.float64 if count <= 4 * len(ids) else dtype
-        zeros = values.new_zeros(count, dtype=sum_dtype)
-        return zeros.index_add(0, ids, values[:, 0].to(sum_dtype)).to(dtype).unsqueeze(1)
+        return _add(ids, values[:, 0].to(sum_dtype), 0, (count,)).to(dtype).unsqueeze(1)
     if dtype in _ACCUMULATED:
         values = values.float()
-    rows: Tensor = torch.ops.aten.embedding_dense_backward(values, ids, count, -1, False)
+    if values.is_cuda and values.is_floating_point():  # index_add would add in any order
+        rows: Tensor = torch.ops.aten.embedding_dense_backward(values, ids, count, -1, False)
+    else:
+        rows = _add(ids, values, 0, (count, values.shape[1]))
     return rows.to(dtype)
+
+
+def scatter_columns(ids: Tensor, values: Tensor, count: int) -> Tensor:
+    """Return the transpose of `scatter_rows`, without a transposed copy: (D, count)."""
+    if values.is_cuda or values.shape[1] == 1:
+        return scatter_rows(ids, values, count).t()
+    dtype = values.dtype
+    if dtype in _ACCUMULATED:
+        values = values.float()
+    return _add(ids, values.t(), 1, (values.shape[1], count)).to(dtype)
+
+
+def _add(ids: Tensor, values: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
+    """Add slices of values to zeros along an axis, in order."""
+    zeros = values.new_zeros(sizes)
+    if is_transforming():  # vmap cannot write batched values to zeros without a batch axis
+        return zeros.index_add(axis, ids, values)
+    return zeros.index_add_(axis, ids, values)
 
 
 def _contract_one_hots(x: _Operand, other: _Operand, output: str) -> Any:
@@ -303,11 +319,17 @@ def _contract_one_hots(x: _Operand, other: _Operand, output: str) -> Any:
     sizes = x.sizes | other.sizes
     shape = [sizes[letter] for letter in batch]
     pair_ids = ids.unsqueeze(-1) * other.width + other_ids.unsqueeze(-2)
-    products = weights.unsqueeze(-1) * other_weights.unsqueeze(-2)
     pair = _Operand.__new__(_Operand)
     pair.batch, pair.classes, pair.sizes = batch, both, sizes
     pair.width = x.width * other.width
     pair.ids = pair_ids.expand(*shape, *pair_ids.shape[-2:]).flatten(-2)
+    is_short = ids.is_cpu and pair.width <= 4 * pair.ids.numel() and not is_transforming()
+    are_ones = x.weights is None and other.weights is None
+    if is_short and are_ones and not set(batch) & set(output):
+        counts = pair.ids.reshape(-1).bincount(minlength=pair.width).to(dtype)
+        order = [both.index(letter) for letter in output]
+        return counts.reshape([sizes[letter] for letter in both]).permute(order).contiguous()
+    products = weights.unsqueeze(-1) * other_weights.unsqueeze(-2)
     values = products.expand(*shape, *products.shape[-2:]).flatten(-2)
     if _has_all(batch, output):
         return _weighted(pair, values, dtype, output)

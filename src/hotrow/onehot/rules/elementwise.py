@@ -147,10 +147,16 @@ def elementwise(
     if fill is None or (fill != 0 and not takes_one_id):
         return NotImplemented
 
+    # The product of weights of 1 and the gathered entries is these entries.
+    takes_entries = func in PRODUCTS and fill == 0 and len(args) == 2 and not (kwargs or counts)
+    takes_entries = takes_entries and len(spanning) == 1 and spanning[0].dtype == out.dtype
+
     def at_ids(part: Part) -> Part:
         if isinstance(part, DenseColumns):
             values = [_entries(each, x, part.values, part.values, layout) for each in args]
             return DenseColumns(func(*values, **kwargs))
+        if part.weights is None and takes_entries:
+            return Field(part.ids, gather(spanning[0], part.ids, layout), part.width)
         weights = part.weights_or_ones(x.cached_dtype)
         values = [_entries(each, x, part.ids, weights, layout) for each in args]
         return Field(part.ids, func(*values, **kwargs).expand(part.ids.shape), part.width)

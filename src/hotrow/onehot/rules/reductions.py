@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import torch
@@ -110,16 +112,7 @@ def _sum_classes(
     if x.is_too_small:
         return USE_TORCH
     dtype = torch.float32 if out.dtype in _LOW_PRECISION else out.dtype
-    total: Any = 0
-    for part in x.parts:
-        if isinstance(part, DenseColumns):
-            total = total + part.values.sum(-1, keepdim=True, dtype=dtype)
-        elif part.has_one_id and part.weights is not None:
-            total = total + part.weights.to(dtype)
-        else:
-            total = total + part.weights_or_ones(x.cached_dtype).sum(-1, keepdim=True, dtype=dtype)
-        if isinstance(part, Field) and x.fill != 0:
-            total = total + x.fill * (part.width - part.ids.shape[-1])
+    total = functools.reduce(operator.add, (_class_sum(part, x, dtype) for part in x.parts))
     x.record_use(func)
     axes = tuple(sorted(dims))
     result = x.axis_layout.arrange(total).sum(axes, keepdim, dtype=dtype)
@@ -129,6 +122,19 @@ def _sum_classes(
     if x.grad_proxy is not None:
         result = result + func(x.grad_proxy, axes, keepdim)
     return result
+
+
+def _class_sum(part: Part, x: OneHot, dtype: torch.dtype) -> Tensor:
+    """Return the sum of each row of a part, (*batch, 1)."""
+    if isinstance(part, DenseColumns):
+        return part.values.sum(-1, keepdim=True, dtype=dtype)
+    if part.has_one_id and part.weights is not None:
+        total = part.weights.to(dtype)
+    else:
+        total = part.weights_or_ones(x.cached_dtype).sum(-1, keepdim=True, dtype=dtype)
+    if x.fill == 0:
+        return total
+    return total + x.fill * (part.width - part.ids.shape[-1])
 
 
 @rule(*overloads("amax", "any"), any_layout=True)

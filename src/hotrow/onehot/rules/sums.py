@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotrow.onehot.gradient import ZerosProxy
+from hotrow.onehot.gradient import ZerosProxy, is_transforming
 from hotrow.onehot.layout import Layout
 from hotrow.onehot.parts import DenseColumns, Field, Part, have_same_memory
 from hotrow.onehot.results import with_strides_of
@@ -32,13 +32,18 @@ def add_at_ids(
         return NotImplemented
     sign, is_first = SUMS[func], args[0] is x
     dense = args[1 if is_first else 0].to(out.dtype)
-    dense = -dense if is_first and sign < 0 else dense
+    is_new = is_first and sign < 0
+    dense = -dense if is_new else dense
     weights = field.weights_or_ones(x.cached_dtype).to(out.dtype)
     weights = weights if is_first else sign * weights
     x.record_use(func)
     (axis,) = layout.class_axes
     ids, weights = (t.permute(layout.order) for t in (field.ids, weights))
-    result = with_strides_of(dense.expand(out.shape).scatter_add(axis, ids, weights), out)
+    if is_new and dense.shape == out.shape and not is_transforming():
+        result = dense.scatter_add_(axis, ids, weights)
+    else:
+        result = dense.expand(out.shape).scatter_add(axis, ids, weights)
+    result = with_strides_of(result, out)
     if not (is_first and sign < 0) or args[1].shape != out.shape or args[1].is_inference():
         return result
     if not x.cached_dtype == args[1].dtype == out.dtype:
@@ -61,7 +66,10 @@ def add_back(x: OneHot, other: Any) -> OneHot | None:
     y, p, version = x.difference
     if x.needs_grad or y.needs_grad or not _is_same_memory(p, other) or p._version != version:
         return None
-    if not bool((other.detach().abs() <= _MAX_ROUNDED).all()):
+    if other.is_complex():
+        return None
+    low, high = other.detach().aminmax()
+    if not bool((low >= -_MAX_ROUNDED) & (high <= _MAX_ROUNDED)):
         return None  # y - p + p may have a large rounding error or not be finite
     proxy = None
     if other.requires_grad and torch.is_grad_enabled():
