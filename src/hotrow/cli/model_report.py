@@ -106,9 +106,9 @@ def _agreement_text(agreement: Agreement) -> str:
     if agreement.verdict != "unsure":
         return str(agreement)
     return (
-        f"inconclusive, {agreement.bitwise_count:,} of {agreement.value_count:,} values bit for "
-        f"bit; max error {agreement.max_error:.3g}; this may be due to rounding, but no bound "
-        "proves it"
+        f"inconclusive: {agreement.bitwise_count:,} of {agreement.value_count:,} values are equal "
+        f"bit for bit, max error {agreement.max_error:.3g}; this may be due to rounding, but no "
+        "error bound confirms it"
     )
 
 

@@ -1,4 +1,4 @@
-"""Build the lesson as one HTML file with inline style, script and data."""
+"""Build the lesson as one HTML file with inline styles, scripts and data."""
 
 from __future__ import annotations
 

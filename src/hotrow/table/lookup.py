@@ -23,7 +23,7 @@ MIN_TABLE_ENTRIES = 1 << 20
 
 
 def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
-    """Return `weight[ids]`, or with `columns`, `weight[:, ids]` with its first dimension last.
+    """Return `weight[ids]` or, with `columns`, `weight[:, ids]` with the first axis moved last.
 
     A table's gradient stores only the touched rows; any other tensor gets a dense gradient. The
     function also sets `lookup_axis` on a large plain parameter, so that `hotrow.optim` converts the
@@ -42,8 +42,8 @@ def look_up(weight: Tensor, ids: Tensor, columns: bool = False) -> Tensor:
     _record_lookup_axis(weight, columns)
     if not _can_select(weight, ids):
         return F.embedding(ids, weight.t() if columns else weight)
-    # The backward pass computes the same sums in the same order as that of F.embedding, but it is
-    # faster, and the gradient has the strides of the weight.
+    # The backward pass computes the same sums in the same order as that of F.embedding. It is
+    # faster, and the gradient has the same strides as the weight.
     flat = ids.reshape(-1).long()  # the backward pass is slow for int32
     rows = weight.index_select(1, flat).t() if columns else weight.index_select(0, flat)
     return rows.contiguous().view(*ids.shape, rows.shape[1])
@@ -86,7 +86,7 @@ def look_up_bags(
 
 
 class _Bags(torch.autograd.Function):
-    """torch's embedding_bag, but with support for second derivatives of the table."""
+    """torch's embedding_bag, but with support for second derivatives with respect to the table."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, scales: Tensor | None) -> Tensor:
