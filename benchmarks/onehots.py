@@ -1,13 +1,14 @@
-"""Benchmark operations on one-hots before and after `convert`, each in its own process.
+"""Benchmark operations on one-hots before and after `convert`, one operation per process.
 
     python -m benchmarks.onehots --records benchmarks/records
 
-Each use is the forward method of a model. The benchmark times forward and backward of the plain
-model, of the model converted with the default `min_entries`, and of the code that an expert would
-write with the ids. Before timing starts, their results and gradients are compared. The models take
-turns. As in training, the first run of a turn is not timed, because the previous model has filled
-the CPU caches with its own data. The gradient of the result is computed before timing starts. The
-peak is the largest amount of memory that is allocated at one time during a run.
+Each use of a one-hot is the forward method of a model. The benchmark times the forward and backward
+passes of the plain model, the model converted with the default `min_entries`, and the code that an
+expert would write with the ids. Before timing starts, the benchmark checks that the results and
+gradients of all three agree. The models take turns. The first run of a turn is not timed, because
+the CPU caches then contain the previous model's data, unlike in training. The gradient of the
+result is created before timing starts. Peak memory is the largest number of bytes that are
+allocated at any one time during a run.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Numbers(nn.Module):
         return F.one_hot(self.ids, self.classes)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Compute the result; `convert` infers the size of the batch from `ids`."""
+        """Compute the result; `convert` infers the batch size from `ids`."""
         return self.use(self)
 
 
@@ -140,7 +141,7 @@ USES: dict[str, Callable[[Numbers], Tensor]] = {
 def main(
     records: Annotated[str | None, typer.Option(help="Write the record to this folder.")] = None,
 ) -> None:
-    """Measure all uses, print them, and write the record."""
+    """Measure all uses, print the results, and write the record."""
     measured, threads = [], torch.get_num_threads()
     for rows, classes in SIZES:
         for name in USES:
@@ -166,7 +167,7 @@ def main(
 
 
 def measure(use: str, rows: int, classes: int, report_progress: object) -> dict[str, Any]:
-    """Compare the results of the models, and return the time and the peak memory of each."""
+    """Check that the models agree, and return the time and the peak memory of each."""
     plain = Numbers(rows, classes, USES[use])
     converted, by_hand = hotrow.convert(copy.deepcopy(plain)), copy.deepcopy(plain)
     by_hand.use = BY_HAND[use]
@@ -194,7 +195,7 @@ def measure(use: str, rows: int, classes: int, report_progress: object) -> dict[
 
 
 def _step(model: Any, gradient: Tensor | None) -> list[Tensor]:
-    """Run forward and backward; return the result and the gradients."""
+    """Run the forward and backward passes; return the result and the gradients."""
     result = model(model.ids)
     if gradient is None:
         return [result]
@@ -204,7 +205,7 @@ def _step(model: Any, gradient: Tensor | None) -> list[Tensor]:
 
 
 def _peak(model: Any, gradient: Tensor | None) -> int:
-    """Return the largest number of bytes that are allocated at one time during a run."""
+    """Return the largest number of bytes that are allocated at any one time during a run."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         _step(model, gradient)
     events = found.profiler.kineto_results.events()

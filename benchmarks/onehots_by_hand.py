@@ -1,7 +1,8 @@
-"""What an expert would write instead of each use of a one-hot, in plain torch, with the ids.
+"""Plain torch code that an expert would write with the ids in place of each one-hot.
 
-These functions show how fast a use can be at all. Each has the result and the gradients of the use
-with the same name in `benchmarks.onehots`, which compares them before it measures the times.
+These functions show how fast each use of a one-hot could be at best. Each function computes the
+same result and gradients as the use with the same name in `benchmarks.onehots`. The benchmark
+verifies this before it measures the times.
 """
 
 from __future__ import annotations

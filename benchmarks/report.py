@@ -113,7 +113,7 @@ def _peer_remarks(record: Record) -> Iterator[str]:
 
 
 def _goal_remarks(record: Record) -> Iterator[str]:
-    """For each goal, yield a remark that says whether it was met."""
+    """For each goal, yield a line that says whether the goal was met."""
     for goal in record["goals"]:
         verdict = f"Goal {goal_verdict(goal)}"
         if "max_extra_bytes" in goal:

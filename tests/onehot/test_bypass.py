@@ -1,4 +1,4 @@
-"""Test code that bypasses the one-hot rules, or overwrites an operand of a one-hot operation."""
+"""Code that bypasses the one-hot rules or overwrites an operand of a one-hot operation."""
 
 import copy
 import functools
@@ -79,7 +79,7 @@ class InPlace(torch.autograd.Function):
 
 
 class OwnGraph(torch.autograd.Function):
-    """A function whose forward pass records a graph that its backward pass replaces."""
+    """A function that records a graph in its forward pass but defines its own backward pass."""
 
     @staticmethod
     def forward(ctx, x, v):
@@ -92,7 +92,7 @@ class OwnGraph(torch.autograd.Function):
 
 
 class First(torch.autograd.Function):
-    """A function with two results, of which only the first has a gradient."""
+    """A function with two results; only the first has a gradient."""
 
     @staticmethod
     def forward(ctx, x):
@@ -465,7 +465,7 @@ def test_overflow_raises_as_in_torch(dtype):
 
 
 class Breaks(nn.Module):
-    """torch.compile compiles the code before and after the break separately."""
+    """torch.compile compiles the code before and after the graph break separately."""
 
     def __init__(self, change):
         super().__init__()

@@ -34,8 +34,8 @@ def expressions(text):
 
 
 # --- Random expressions --------------------------------------------------------------------
-# All numbers are small multiples of powers of two, so every sum is exact in any order. This makes
-# it possible to compare sums, like looked-up values, bit for bit.
+# All numbers are small multiples of powers of two, so every sum is exact in any order. Sums can
+# therefore be compared bit for bit, like looked-up values.
 
 
 class Pair:
@@ -813,7 +813,7 @@ def test_sum_of_rows_rounds_once_per_row(run, dtype):
     table = torch.randn(left.shape[-1], 7).to(dtype)
     found = run(ours) @ table
     truth = left.double() @ table.double()
-    # Computing each weight rounds it, and the dense one-hot also rounds when it adds weights.
+    # Each computed weight is rounded, and so are the sums of weights in the dense one-hot.
     assert found.dtype == dtype
     assert_rounded(found, truth, 24, left.double().abs() @ table.double().abs())
 
@@ -852,7 +852,7 @@ def test_inf_and_nan_match_torch(run):
 
 
 def test_non_finite_value_stays_in_its_row():
-    """Unlike in torch, a row that no id selects does not affect the product, as documented."""
+    """As documented, a row that no id selects does not affect the product, unlike in torch."""
     table = TABLE.clone()
     table[4] = float("nan")
     x = one_hot([0, 1], 5, torch.float32)

@@ -569,7 +569,7 @@ def test_no_grad_write_into_a_leaf_that_requires_grad():
 
 @pytest.mark.parametrize("wanted", ["table", "one-hot"])
 def test_second_derivative_matches_torch(wanted):
-    """Gradient penalties, as in adversarial training and meta-learning, work as in torch."""
+    """Gradient penalties for adversarial training and meta-learning match those of torch."""
     grads = []
     for x in twins(requires_grad=True):
         table = TABLE.clone().requires_grad_()

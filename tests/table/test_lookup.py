@@ -1,4 +1,4 @@
-"""Lookups in plain tensors: output and gradient equal those of torch's embedding bit for bit."""
+"""Outputs and gradients of lookups in plain tensors equal torch's embedding bit for bit."""
 
 import pytest
 import torch
@@ -69,7 +69,7 @@ def test_sums_of_rows_with_equal_ids_equal_the_gradient_of_embedding(
 ) -> None:
     ids, rows = _batch(count, classes, width, dtype)
     expected = _embedding_gradient(ids, rows, classes)
-    if width == 1:  # these sums are rounded from float64
+    if width == 1:  # these sums are computed in float64, then rounded
         exact = _embedding_gradient(ids, rows.double(), classes).to(dtype)
         expected = exact if classes <= 4 * count else expected
     assert torch.equal(scatter_rows(ids, rows, classes), expected)

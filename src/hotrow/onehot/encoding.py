@@ -15,7 +15,7 @@ from hotrow.onehot.tensor import OneHot
 
 
 class ClassIndexError(HotrowIndexError, RuntimeError):
-    """Raised for an id out of range. It derives from `RuntimeError`, which `F.one_hot` raises."""
+    """Raised for an id out of range; also a `RuntimeError`, which is what `F.one_hot` raises."""
 
 
 def one_hot(
@@ -27,14 +27,14 @@ def one_hot(
 ) -> Tensor:
     """Encode ids as a one-hot tensor that stores only the ids.
 
-    The result equals `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
+    The result equals that of `torch.nn.functional.one_hot`: output[..., c] = 1 if ids[...] = c,
     otherwise 0. Multiplying the one-hot by a table looks up the table's rows.
 
     These operations work on the ids: casting, `cat` (with other one-hots and with dense columns),
     reshaping, permuting, indexing and stacking along the batch, sums, elementwise functions with
-    numbers or dense tensors, comparisons, `where`, masks, products, `einsum`, losses with a
-    one-hot target, `bilinear`, recurrent layers and `argmax`. Any other operation, or a
-    `torch.func` transform, falls back to the dense one-hot and gives torch's result.
+    numbers or dense tensors, comparisons, `where`, masks, products, `einsum`, losses with a one-hot
+    target, `bilinear`, recurrent layers and `argmax`. All other operations and all `torch.func`
+    transforms fall back to the dense one-hot and give torch's result.
 
     A product differs from the dense product in three cases. A sum of several rows or weights is
     equal only within rounding. An inf or NaN in an entry that no id selects does not affect the

@@ -34,13 +34,13 @@ def broadcast_parts(x: OneHot, shape: Sequence[int]) -> tuple[list[Part], Layout
 
 
 def running_count(x: OneHot) -> RunningCount | None:
-    """Return the running count that x consists of, or None."""
+    """Return the running count if x consists of one, otherwise None."""
     part = x._parts[0] if len(x._parts) == 1 and not x.is_modified else None
     return part if isinstance(part, RunningCount) else None
 
 
 def spans_classes(values: Tensor, layout: Layout) -> bool:
-    """Return whether each class has its own value, instead of one value for all classes."""
+    """Return whether each class has its own value, rather than all classes sharing one."""
     missing = len(layout.order) - values.ndim
     return any(axis >= missing and values.shape[axis - missing] != 1 for axis in layout.class_axes)
 
@@ -70,7 +70,7 @@ def gather(values: Tensor, ids: Tensor, layout: Layout) -> Tensor:
         sizes[axis] = size
     values = values.expand(sizes)
     if len(layout.classes) == 1 and layout.batch_sizes(values.shape) == ids.shape[:-1]:
-        # Gather along the class axis, so that the gradient has the strides of the values.
+        # Gather along the class axis, so that the gradient has the same strides as the values.
         (axis,) = layout.class_axes
         return layout.restore(gather_along(values, axis, ids.permute(layout.order)))
     values = layout.restore(values)
@@ -113,7 +113,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gather_from_field(field: Field, fill: float, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the entries at `ids` of the one-hot that consists of `field` and `fill`.
+    """For the one-hot with this field and fill, return the entries at `ids`.
 
     Args:
         field: the field. The batch axes of its ids can be broadcast to those of `ids`.

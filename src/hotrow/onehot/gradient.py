@@ -1,4 +1,4 @@
-"""The gradient of a one-hot itself, which flows through a proxy.
+"""Proxies, which carry the gradient of the one-hot itself.
 
 A proxy is a tensor of zeros that has the one-hot's shape but takes almost no memory. A one-hot that
 requires grad has a proxy, and so does every one-hot derived from it. Autograd connects the derived
@@ -42,7 +42,7 @@ class ZerosProxy(torch.autograd.Function):
 
 
 class ConnectLeaf(torch.autograd.Function):
-    """The dense values of a leaf one-hot, whose gradient flows to the one-hot."""
+    """Make the gradient of a leaf one-hot's dense values flow to the one-hot."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, leaf: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class ConnectLeaf(torch.autograd.Function):
 
 
 class Connect(torch.autograd.Function):
-    """Make autograd pass the gradient of a one-hot on to the tensors that it consists of.
+    """Make autograd pass a one-hot's gradient on to the tensors that make up the one-hot.
 
     Rules use these tensors instead of the one-hot. Functions without a rule, such as
     `torch.autograd.Function.apply`, use the one-hot itself.
@@ -82,7 +82,7 @@ class Connect(torch.autograd.Function):
 
 
 class _TransformedProxy(torch.autograd.Function):
-    """Zeros that stand for the result of `transform` and use its backward pass."""
+    """Zeros in place of the result of `transform`, with the same backward pass."""
 
     @staticmethod
     def forward(

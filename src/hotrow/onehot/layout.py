@@ -1,4 +1,4 @@
-"""The order of the axes of a one-hot whose class axis need not be the last axis."""
+"""The order of a one-hot's axes. The class axis need not be the last axis."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Layout:
 
     @property
     def class_axes(self) -> list[int]:
-        """The tensor's axes that are class axes, in the order of `classes`."""
+        """The tensor's class axes, in the order of `classes`."""
         return [self.order.index(self.batch_count + i) for i in range(len(self.classes))]
 
     @property
     def batch_axes(self) -> list[int]:
-        """The tensor's axes that are batch axes, in order."""
+        """The tensor's batch axes, in order."""
         return [self.order.index(i) for i in range(self.batch_count)]
 
     @property
@@ -89,7 +89,7 @@ def plain_layout(batch_count: int, width: int) -> Layout:
 
 
 def split_layout(shape: Sequence[int], width: int) -> Layout | None:
-    """Return the layout whose class axes are the last axes whose sizes multiply to `width`.
+    """Return the layout whose class axes are the last axes that together have size `width`.
 
     Returns None if there are no such axes.
     """

@@ -69,7 +69,7 @@ class Field:
         return bool((ids[..., 1:] == ids[..., :-1]).any())
 
     def without_repeats(self, dtype: torch.dtype) -> Field:
-        """Return an equal field in which all but the first of a row's equal ids have weight 0."""
+        """Return an equal field in which repeats of an id within a row have weight 0."""
         columns = self.ids.unbind(-1)
         sums = list(self.weights_or_ones(dtype).unbind(-1))
         for j in range(1, len(columns)):
@@ -91,7 +91,7 @@ class Field:
             return self.ids.new_zeros(shape, dtype=dtype).scatter_(-1, self.ids, 1)
         sum_dtype = torch.uint8 if dtype == torch.bool else dtype
         if self.weights is not None and dtype.is_floating_point and self.ids.shape[-1] > 2:
-            # With float64 sums, only the final conversion rounds, whatever the order of the terms.
+            # Sums in float64 are rounded only by the final conversion, whatever the order of terms.
             sum_dtype = torch.float64
         zeros = self.ids.new_zeros(shape, dtype=sum_dtype)
         weights = self.weights_or_ones(sum_dtype).to(sum_dtype)
@@ -191,7 +191,7 @@ def split_gradient(parts: Iterable[Part], gradient: Tensor) -> list[Tensor | Non
 
 
 def merge_fields(parts: Iterable[Part]) -> list[Part]:
-    """Merge neighboring fields into one field; its ids are relative to its first column."""
+    """Merge neighboring fields into one field, with ids relative to its first column."""
     result: list[Part] = []
     for part in parts:
         previous = result[-1] if result else None

@@ -3,8 +3,8 @@
 `RuleTensor` is the base class of tensors whose operations go through this registry; `OneHot` is its
 only subclass. A rule returns the result that torch gives for the dense tensor, or NotImplemented.
 If there is no rule, or the rule returns NotImplemented, the tensor is materialized and torch runs
-on the dense tensor. The rules are in `rules/`, which imports `OneHot`. This module must not import
-`OneHot`.
+on the dense tensor. The rules are in `rules/`. This module must not import `OneHot`, because that
+would be a circular import.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RuleTensor(Tensor):
 
     @property
     def is_leaf_or_view_of_leaf(self) -> bool:
-        """True if torch raises an error for any in-place change of this tensor."""
+        """True if torch raises an error for any in-place change to this tensor."""
         raise NotImplementedError
 
     @property
@@ -92,7 +92,7 @@ class RuleTensor(Tensor):
         raise NotImplementedError
 
     def column(self) -> Tensor | None:
-        """Return the values if this is a column that shares no memory with its one-hot, or None."""
+        """Return the values of a column that shares no memory with its one-hot, otherwise None."""
         raise NotImplementedError
 
     def materialize_for_write(self) -> Tensor:
@@ -131,9 +131,9 @@ def apply(func: Any, args: Any, kwargs: Any) -> Any:
 def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any:
     """Run torch's function on the materialized tensors.
 
-    An in-place operation returns the one-hot itself. The origins of each one-hot record why it was
-    materialized: with `too_small`, because it was too small for a rule to be faster than torch;
-    otherwise, because no rule applied.
+    An in-place operation returns the one-hot itself. Each one-hot's origins record why it was
+    materialized. If `too_small` is true, the one-hot was too small for a rule to be faster than
+    torch. Otherwise, no rule applied.
     """
     written = _written(func, args, kwargs)
     if is_compiling():

@@ -22,7 +22,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 def meta_tensor(x: OneHot) -> Tensor:
-    """Return a meta tensor like x, on which torch computes a result's shape or raises an error."""
+    """Return a meta tensor like x, to find out a result's shape or raise torch's error."""
     return empty_meta(x.sizes, x.strides, x.cached_dtype)
 
 
@@ -99,8 +99,8 @@ def derive(
     """Return a one-hot with these parts and the dtype and strides of `out`.
 
     `transform` computes the same result from the dense x. If `rounds_differently` is true, the
-    parts round differently from torch, so materializing the result runs `transform` on the dense x.
-    By default, the result has the fill and the layout of x. `factors` are the tensors that
+    parts are rounded differently than in torch, so materializing the result runs `transform` on the
+    dense x. By default, the result has the fill and the layout of x. `factors` are the tensors that
     `transform` reads.
     """
     proxy: Tensor | None = None
@@ -131,7 +131,7 @@ def map_batch(
     view: Transform,
     factors: Sequence[Tensor] = (),
 ) -> OneHot:
-    """Apply `transform` to the tensors of all parts; return a view of x if torch returns one."""
+    """Apply `transform` to the tensors of all parts; return a view of x if torch would."""
     parts = [part.map(transform) for part in x.parts]
     return derive_view(x, parts, out, transform, view, factors=factors)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotrow.onehot.parts import DenseColumns, Field
 
-# Returns the entries of an operand at the positions of a running count's entries.
+# Returns the entries of an operand that correspond to the entries of a running count.
 Pick = Callable[[Tensor], Tensor]
 Change = Callable[[Tensor, Pick], Tensor]
 
@@ -39,10 +39,10 @@ class RunningCount(DenseColumns):
         is_moved: whether `rows` are in a different order than in the field.
         is_exclusive: whether to exclude a row's own ids from its counts.
         change: an elementwise function that is applied to the counts, or None.
-        has_operands: whether `change` also reads tensors, whose rows correspond to `rows`.
+        has_operands: whether `change` also reads tensors with rows that correspond to `rows`.
 
     Args:
-        field: the one-hot; its weights are integers whose sum the dtype represents exactly.
+        field: the one-hot; its weights must be integers with sums that are exact in the dtype.
         axis: the batch axis of the sum.
         dtype: the dtype of the sum.
     """
@@ -105,7 +105,7 @@ class RunningCount(DenseColumns):
         return values if self.change is None else self.change(values, lambda t: t)
 
     def gather(self, ids: Tensor, pick: Pick) -> Tensor:
-        """Return the entries at (*batch, K) ids; `pick` returns an operand's entries there."""
+        """Return the entries at (*batch, K) ids; `pick` does the same for an operand."""
         is_own = ids is self.field.ids and self.field.has_one_id and not self.is_moved
         start, stop = self._own_ranges() if is_own else self._find_ranges(ids)
         counts = stop - start if self.totals is None else self.totals[stop] - self.totals[start]
@@ -113,7 +113,7 @@ class RunningCount(DenseColumns):
         return counts if self.change is None else self.change(counts, pick)
 
     def _find_ranges(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the start and the stop of the sorted keys that each entry at the ids counts."""
+        """For each entry at the ids, return the start and stop of the sorted keys to count."""
         length = self.field.ids.shape[self.axis]
         last = _keys(self.rows, ids, length, self.width).contiguous()
         first = (last - self.rows % length).contiguous()
@@ -169,5 +169,5 @@ class RunningCount(DenseColumns):
 
 
 def _keys(rows: Tensor, ids: Tensor, length: int, width: int) -> Tensor:
-    """Return the sort keys of the ids of these rows."""
+    """Return the sort keys of the ids in these rows."""
     return (rows // length * width + ids) * length + rows % length

@@ -29,8 +29,8 @@ from hotrow.onehot.registry import RuleTensor
 # For lookups to be faster than torch, a one-hot must have at least `min_entries` entries. These
 # multiples of `min_entries` are the limits for sums of rows by id and for all other operations.
 SCATTER_SIZE, OTHER_SIZE = 10, 30
-# The time per row and per entry that an id selects, relative to torch's time for a one-hot of
-# 100,000 entries.
+# The time to select one row or one entry, relative to torch's time for a one-hot of 100,000
+# entries.
 _ROW_COST, _ENTRY_COST = 48e-5, 8e-5
 
 
@@ -60,11 +60,11 @@ class OneHot(RuleTensor):
         dtype: the dtype of the dense tensor.
         grad_proxy: zeros of the same shape, through which the gradient flows to the one-hot that
             this tensor was derived from.
-        parent: the tensor that this tensor is a view of, and the function that creates the view.
+        parent: if this tensor is a view, the viewed tensor and the function that creates the view.
         origins: the lines of code that created the tensor, for the report.
         stride: the strides of the dense tensor; contiguous by default.
-        dense_fn: computes the dense tensor; needed if the parts round differently from torch. It
-            returns None if it can no longer compute the dense tensor.
+        dense_fn: computes the dense tensor; needed if the parts are rounded differently than in
+            torch. It returns None if it can no longer compute the dense tensor.
         fill: see the attribute.
         layout: the arrangement of the axes; by default, the class axis is the last axis.
     """
@@ -73,9 +73,9 @@ class OneHot(RuleTensor):
     _grad_proxy: Tensor | None
     _parent: tuple[OneHot, Callable[[Tensor], Tensor]] | None
     _dense_fn: Callable[[], Tensor | None] | None
-    # The version of `_dense` that equals the parts; None if `_dense` may differ from the parts.
+    # The version of `_dense` that matches the parts; None if `_dense` may differ from the parts.
     _dense_version: int | None
-    _graph: Any  # the node of autograd's graph that passes this tensor's gradient to the parts
+    _graph: Any  # the autograd node that passes this tensor's gradient to the parts
     _views: dict[int, weakref.ref[OneHot]]  # the live views, keyed by their `id()`
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -265,7 +265,7 @@ class OneHot(RuleTensor):
         return self.needs_grad and self._parent[0].is_leaf_or_view_of_leaf
 
     def materialize(self, permanent: bool = False) -> Tensor:
-        """Return the dense tensor that this tensor represents; all calls return the same memory.
+        """Return the dense tensor that this tensor represents; all results share memory.
 
         Writing to the dense tensor also changes this tensor and, if this tensor is a view, its
         parent. With `permanent=True`, the dense tensor permanently replaces the parts, even if
@@ -295,7 +295,7 @@ class OneHot(RuleTensor):
         return connected
 
     def column(self) -> Tensor | None:
-        """Return the values if this is a column that shares no memory with its one-hot, or None.
+        """Return the values of a column that shares no memory with its one-hot, otherwise None.
 
         The values are for code that only reads the column. Code that writes to the column uses
         `materialize`, which returns a view of the one-hot's dense tensor.
@@ -336,7 +336,7 @@ class OneHot(RuleTensor):
             origin.record_use(func, entries, entries > 0 and not self.is_too_small)
 
     def detach_in_place(self) -> None:
-        """Remove the graph that computed this tensor, like `Tensor.detach_`."""
+        """Detach this tensor from the graph that computed it, like `Tensor.detach_`."""
         self._parts = tuple(part.map(_without_gradient) for part in self._parts)
         self._grad_proxy, self.is_grad_leaf = None, False
         with torch._C.DisableTorchFunctionSubclass():
@@ -352,7 +352,7 @@ class OneHot(RuleTensor):
         return not (is_read or self.needs_grad)
 
     def replace_parts(self, result: OneHot) -> None:
-        """Replace the values in place with those of `result`, which has equal shape and dtype."""
+        """Replace the values in place with those of `result`, of the same shape and dtype."""
         self._parts, self._axis_layout, self.fill = result._parts, result._axis_layout, result.fill
         self._dense_fn, self.difference = result._dense_fn, None
         self.connect()
@@ -380,7 +380,7 @@ class OneHot(RuleTensor):
         self.connect()
 
     def connect(self) -> None:
-        """Make autograd pass this tensor's gradient on to the tensors that it consists of."""
+        """Make autograd pass this tensor's gradient on to the tensors that make up this tensor."""
         if is_compiling() or not torch.is_grad_enabled() or is_transforming():
             return
         if self.has_own_grad:
@@ -412,7 +412,7 @@ class OneHot(RuleTensor):
             remaining += [view for ref in x._views.values() if (view := ref()) is not None]
 
     def compute_dense(self) -> Tensor:
-        """Compute the dense tensor, without keeping it for later operations."""
+        """Compute the dense tensor without caching it."""
         if self._graph is not None:
             self._drop_old_graph()
         dense = None if self._dense_fn is None else self._dense_fn()

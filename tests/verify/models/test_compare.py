@@ -254,7 +254,7 @@ def test_amplified_rounding_is_inconclusive():
     assert not found
     assert verdicts(found)["output"] == "unsure"
     assert found.verdict.startswith("inconclusive: ")
-    assert "this may be due to rounding, but no bound proves it" in " ".join(to_text(found).split())
+    assert "due to rounding, but no error bound confirms it" in " ".join(to_text(found).split())
 
 
 def test_nondeterministic_model_is_inconclusive():

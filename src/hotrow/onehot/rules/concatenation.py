@@ -50,7 +50,7 @@ def _(func: Any, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
 
 
 def _concatenated(parts: list[Part], out: Tensor, tensors: list[Tensor], axis: int) -> OneHot:
-    """Return a one-hot with these parts, whose gradient flows to `tensors`."""
+    """Return a one-hot with these parts that passes its gradient on to `tensors`."""
     one_hots = [t for t in tensors if isinstance(t, OneHot)]
     proxies = [t.grad_proxy if isinstance(t, OneHot) else None for t in tensors]
 

@@ -34,7 +34,7 @@ _ACCUMULATED = torch.float16, torch.bfloat16
 
 
 class _Operand:
-    """A one-hot in a contraction, with the labels of its batch axes and of its class axes.
+    """A one-hot in a contraction, with labels for its batch axes and class axes.
 
     Attributes:
         x: the one-hot.
@@ -55,7 +55,7 @@ class _Operand:
 
 
 def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: str) -> Any:
-    """Contract two tensors, of which at least one is a one-hot, like `torch.einsum`.
+    """Contract two tensors, at least one of them a one-hot, as `torch.einsum` would.
 
     Args:
         func: the torch function that was called, for the report.
@@ -215,7 +215,7 @@ def _gather_rows(
 
 
 def _sum_to(values: Tensor, labels: list[str], output: str) -> Tensor:
-    """Sum over the axes that the output does not have, and reorder the others."""
+    """Sum over the axes that are not in the output, and reorder the others."""
     summed = [i for i, letter in enumerate(labels) if letter not in output]
     if summed:
         values = values.sum(summed)
@@ -242,7 +242,7 @@ def _scatter(
         ids = ids + first.reshape(*kept_sizes, *(1,) * (ids.ndim - count))
     class_sizes = [x.sizes[letter] for letter in x.classes]
     if rest and output == "".join((*rest, *x.classes)):
-        # Add columns rather than rows, which would have to be transposed.
+        # Add columns, because rows would have to be transposed afterward.
         columns = scatter_columns(ids.reshape(-1), values.reshape(-1, width), x.width)
         return columns.reshape(*rest_sizes, *class_sizes)
     rows = scatter_rows(ids.reshape(-1), values.reshape(-1, width), groups * x.width)
@@ -279,7 +279,7 @@ def scatter_rows(ids: Tensor, values: Tensor, count: int) -> Tensor:
 
 
 def scatter_columns(ids: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return the transpose of `scatter_rows`, without a transposed copy: (D, count)."""
+    """Return the transpose of `scatter_rows`, (D, count), without making a transposed copy."""
     if values.is_cuda or values.shape[1] == 1:
         return scatter_rows(ids, values, count).t()
     dtype = values.dtype
@@ -289,9 +289,9 @@ def scatter_columns(ids: Tensor, values: Tensor, count: int) -> Tensor:
 
 
 def _add(ids: Tensor, values: Tensor, axis: int, sizes: tuple[int, ...]) -> Tensor:
-    """Add slices of values to zeros along an axis, in order."""
+    """Add slices of values along an axis, in order, to a tensor of zeros."""
     zeros = values.new_zeros(sizes)
-    if is_transforming():  # vmap cannot write batched values to zeros without a batch axis
+    if is_transforming():  # vmap cannot write batched values into a tensor without a batch axis
         return zeros.index_add(axis, ids, values)
     return zeros.index_add_(axis, ids, values)
 

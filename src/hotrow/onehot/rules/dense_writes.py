@@ -39,7 +39,7 @@ def write_at_ids(func: Any, dense: Tensor, mask: Any, values: Any) -> Any:
 
 
 def add_in_place(func: Any, dense: Tensor, other: Any, factor: Any) -> Any:
-    """Add a one-hot times a number to a dense tensor, or leave the sum to torch."""
+    """Add a multiple of a one-hot to a dense tensor, or leave the sum to torch."""
     field = other.field if isinstance(other, OneHot) else None
     if field is None or not _fits(dense, other):
         return NotImplemented

@@ -100,7 +100,7 @@ def _castable(part: Part, source: torch.dtype, dtype: torch.dtype) -> Part | Non
     if not isinstance(part, Field) or not part.is_short or is_compiling():
         return None
     if source.is_floating_point or source.is_complex or dtype.is_complex:
-        return None  # the sums of the weights may round differently from torch
+        return None  # the sums of the weights may be rounded differently than in torch
     return part.without_repeats(source)
 
 

@@ -57,8 +57,8 @@ def elementwise(
         func: the function; torch computes its gradient.
         args: the arguments of the function.
         kwargs: the options of the function, which must not be tensors.
-        source: the argument that supplies all entries of the result that no id selects; None if
-            these entries depend on all arguments.
+        source: the argument that supplies the result's entries outside the ids; None if these
+            entries depend on all arguments.
         absorbs: whether the result is 0 where the one-hot is 0.
     """
     one_hots = [value for value in args if isinstance(value, OneHot)]
@@ -71,7 +71,7 @@ def elementwise(
     if changed is not NotImplemented:
         return changed
     counts = [each for each in one_hots if running_count(each)]
-    if counts and len(counts) < len(one_hots):  # gather from the counts, as from dense tensors
+    if counts and len(counts) < len(one_hots):  # gather from counts as from dense tensors
         one_hots = [each for each in one_hots if not running_count(each)]
     else:
         counts = []
@@ -104,7 +104,7 @@ def elementwise(
         return NotImplemented
     parts, layout = expanded
     if x.width == 1:
-        return NotImplemented  # with a class axis of size 1, broadcasting can't be detected
+        return NotImplemented  # broadcasting is undetectable along a class axis of size 1
     takes_one_id = all(isinstance(part, DenseColumns) or part.ids.shape[-1] < 2 for part in parts)
     is_linear = x.fill == 0 and func in LINEAR and (args[0] is x or func in PRODUCTS)
     spanning = [value for value in (*dense, *counts) if spans_classes(value, layout)]
@@ -147,7 +147,7 @@ def elementwise(
     if fill is None or (fill != 0 and not takes_one_id):
         return NotImplemented
 
-    # The product of weights of 1 and the gathered entries is these entries.
+    # If all weights are 1, the products are the gathered entries themselves.
     takes_entries = func in PRODUCTS and fill == 0 and len(args) == 2 and not (kwargs or counts)
     takes_entries = takes_entries and len(spanning) == 1 and spanning[0].dtype == out.dtype
 
@@ -192,7 +192,7 @@ def _scale(
 
 
 def _single_value(values: Tensor) -> float | None:
-    """Return the number that all values equal, or None if the values differ."""
+    """If all values are the same number, return it, otherwise None."""
     flat = values.detach().flatten()
     first = flat[:1]
     if len(flat) > 1 and not bool(((flat == first) | (flat.isnan() & first.isnan())).all()):
@@ -230,8 +230,8 @@ def _replace_entries(
     if len(layout.classes) > 1 or 0 in outside.stride():
         rows = layout.restore(outside.expand(out.shape)).scatter(-1, field.ids, values)
         return with_strides_of(layout.arrange(rows), out)
-    # Scatter along the class axis of the tensor, rather than into a permuted view, whose backward
-    # pass would copy the tensor.
+    # Scatter along the tensor's class axis. If this scattered into a permuted view instead, the
+    # backward pass would copy the tensor.
     (axis,) = layout.class_axes
     ids, values = (t.permute(layout.order) for t in (field.ids, values))
     is_new = outside.shape == out.shape and all(outside is not each for each in args)

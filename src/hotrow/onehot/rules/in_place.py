@@ -1,7 +1,7 @@
 """In-place operations that change a one-hot, or that use a one-hot to change a dense tensor.
 
-If the result is a one-hot, and no view, dense tensor or graph depends on the parts of the changed
-one-hot, its parts are replaced with those of the result.
+If the result is a one-hot, its parts replace those of the changed one-hot, unless a view, a dense
+tensor or a graph depends on the old parts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = (
     *("mul", "multiply", "div", "divide", "true_divide", "logical_and", "bitwise_and"),
     *("clamp", "clip", "clamp_min", "clamp_max"),
 )
-# For each in-place function, the function whose result it writes to its first argument.
+# For each in-place function, the function that computes the same result out of place.
 _FUNCTIONS = {getattr(Tensor, f"{name}_"): getattr(Tensor, name) for name in _NAMES} | {
     Tensor.__imul__: Tensor.mul,
     Tensor.__itruediv__: Tensor.div,
@@ -90,7 +90,7 @@ def _fill_where(x: OneHot, mask: Any, value: Any) -> Any:
 
 @rule(Tensor.fill_, Tensor.zero_, any_layout=True)
 def _(func: Any, x: Any, value: Any = 0) -> Any:
-    """Fill a one-hot into which code may scatter later, as for label smoothing."""
+    """Fill a one-hot with a number; code may scatter into it later, as for label smoothing."""
     if not isinstance(x, OneHot) or not isinstance(value, int | float) or is_compiling():
         return NotImplemented
     if not x.is_unused or x._axis_layout is not None:
@@ -126,7 +126,7 @@ def _fill_rows(x: OneHot, rows: Any, value: Any) -> Any:
 
 @rule(Tensor.__setitem__)
 def _(func: Any, x: Any, index: Any, value: Any) -> Any:
-    """Match `dense[one_hot] = value`, and assignments to a one-hot.
+    """Handle `dense[one_hot] = value` and assignments to a one-hot.
 
     The rule supports assignments to one entry per row, to whole rows, and to a column.
     """

@@ -56,7 +56,7 @@ def _positional_dim(name: str, args: Any) -> Any:
 
 
 def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """Slice along the class axis if x is a single field, or every slice consists of whole parts."""
+    """Slice along the class axis if x is a single field or every slice consists of whole parts."""
     if func.__name__ == "select":
         index = kwargs.get("index", args[1] if len(args) > 1 else None)
         return _column(x, index, out) if isinstance(index, int) else NotImplemented
@@ -79,7 +79,7 @@ def _slice_columns(x: OneHot, func: Any, args: Any, kwargs: Any, out: Any) -> An
 
 
 def _flip(x: OneHot, func: Any, args: Any, kwargs: Any, out: Tensor) -> Any:
-    """Reverse the class axis, as for the complement of DNA, and possibly batch axes."""
+    """Reverse the class axis (as for the complement of DNA), and possibly batch axes."""
     field = x.field
     if field is None or 0 in x.sizes or is_compiling():
         return NotImplemented
@@ -113,7 +113,7 @@ def _column_slice(x: OneHot, start: int, stop: int) -> OneHot | None:
 
 
 def _column(x: OneHot, index: int, out: Tensor) -> Any:
-    """Return a single column: a view of x that computes its values from the ids."""
+    """Return a single column as a view of x, with values computed from the ids."""
     field, index = x.field, index % x.sizes[-1]
     if field is None or len(x.sizes) < 2 or x.grad_proxy is not None or is_compiling():
         return NotImplemented
@@ -130,7 +130,7 @@ def _column(x: OneHot, index: int, out: Tensor) -> Any:
 
 
 def _slice_field(field: Field, start: int, stop: int, x: OneHot) -> Field:
-    """Return the field's columns from `start` to `stop - 1`; other ids get the weight 0."""
+    """Return the field's columns from `start` to `stop - 1`; all other ids get weight 0."""
     is_inside = (field.ids >= start) & (field.ids < stop)
     weights = field.weights_or_ones(x.cached_dtype)
     weights = torch.where(is_inside, weights, weights.new_zeros(()))

@@ -16,7 +16,7 @@ from hotrow.onehot.tensor import OneHot
 
 @rule(*overloads("kron"))
 def _(func: Any, input: Any, other: Any) -> Any:
-    """Return a one-hot: each row has one id for each column of the dense matrix.
+    """Return a one-hot with one id per row for each column of the dense matrix.
 
     Row n of the one-hot X and row m of the dense Y become row n * M + m of the result. That row
     contains row m of Y, starting at column i * D, where i is the id in row n. `kron(Y, X)`

@@ -38,7 +38,7 @@ def _pointwise(func: Callable[..., Tensor], options: dict[str, Any]) -> Callable
     return _LOSSES.setdefault(key, loss)
 
 
-_LOSSES: dict[Any, Callable[..., Tensor]] = {}  # losses with equal options are the same function
+_LOSSES: dict[Any, Callable[..., Tensor]] = {}  # losses with equal options share a function
 
 
 @rule(
@@ -95,19 +95,19 @@ def _(
 
 
 def _is_autocast_to_float32(input: Tensor) -> bool:
-    """Return whether autocast may run the loss, but not the operations of its rule, in float32."""
+    """Return whether autocast may run the loss in float32, but not the operations of its rule."""
     device = input.device.type
     return input.dtype.itemsize < 4 and device != "meta" and torch.is_autocast_enabled(device)
 
 
-_SOFTPLUS_LIMIT = 50  # softplus(x) is x for larger x, even in float64
+_SOFTPLUS_LIMIT = 50  # softplus(x) equals x for larger x, even in float64
 
 
 class _LogitLosses(torch.autograd.Function):
-    """softplus(l) for each logit l, but softplus(-l) at the ids; the ids of a row are distinct.
+    """softplus(l) for each logit l, but softplus(-l) at the ids; each row's ids must be distinct.
 
-    Both passes write the entries at the ids into a tensor that they have just computed, so they
-    never copy the logits.
+    Both passes write the entries at the ids into a newly computed tensor, so they never copy the
+    logits.
     """
 
     @staticmethod
@@ -194,7 +194,7 @@ def _(
         target = smoothed
     field = target.field
     is_plain = label_smoothing == 0 and target.fill == 0 and field.weights is None
-    # For a target of ids, torch does not compute the gradient of the weight.
+    # If the target consists of ids, torch does not compute the gradient of the weight.
     needs_weight_grad = weight is not None and weight.requires_grad
     if is_plain and field.has_one_id and not needs_weight_grad:
         total = F.cross_entropy(input, field.ids[..., 0], weight, reduction="none")
@@ -221,6 +221,6 @@ def _sum_of_products(target: OneHot, values: Tensor, axis: int) -> Tensor:
     weights = field.weights_or_ones(target.cached_dtype)
     total = (gather(values, field.ids, layout) * (weights - target.fill)).sum(-1)
     if target.fill != 0:
-        # The batch axes of the layout are in order, so the sum has the axes of `total`.
+        # The batch axes of the layout are in order, so the sum has the same axes as `total`.
         total = total + target.fill * values.sum(axis)
     return total

@@ -57,7 +57,7 @@ def _is_dense(t: Any) -> bool:
 
 
 def _multiply_from_right(func: Any, x: OneHot, weight: Tensor) -> Any:
-    """Multiply a plain one-hot by a weight on its right side, by looking up rows."""
+    """Look up rows to multiply a plain one-hot by a weight on its right."""
     name = func.__name__
     if name in ("bmm", "dot") or (name == "mm" and len(x.sizes) != 2):
         return NotImplemented
@@ -93,7 +93,7 @@ def _(func: Any, input: Any, left: Any, right: Any, *, beta: Any = 1, alpha: Any
 
 
 def _have_checkable_dtypes(tensors: Sequence[Any]) -> bool:
-    """Return whether torch makes the same dtype checks on meta tensors as on these tensors.
+    """Return whether torch performs the same dtype checks on meta tensors as on these tensors.
 
     Torch doesn't compare the dtypes of empty matrices, and can't multiply bool matrices.
     """

@@ -1,4 +1,4 @@
-"""Recurrent layers, 1-D convolutions and dropout whose input is a one-hot."""
+"""Recurrent layers, 1-D convolutions and dropout with a one-hot as input."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MIN_CLASSES_PER_GATE = 2
 def _(func: Any, input: Any, hidden: Any, weights: Any, *options: Any) -> Any:
     """Look up the rows of the first layer's input weights; torch computes the rest.
 
-    In place of the one-hot, the first layer gets the rows as its input, and an identity matrix as
-    its input weight. Multiplying by the identity matrix does not round.
+    Instead of the one-hot, the first layer gets these rows as its input, and an identity matrix as
+    its input weight. Multiplying by the identity matrix is exact.
     """
     if len(options) != 6 or not isinstance(weights, list | tuple) or is_compiling():
         return NotImplemented  # a packed sequence has other arguments

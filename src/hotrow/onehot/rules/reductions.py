@@ -49,7 +49,7 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     sums = _sum_batch(x, dims, keepdim)
     total: Tensor = sums
     has_more_ids = all(part.batch_tensor.shape[-1] >= part.width for part in sums.parts)
-    if has_more_ids and not is_compiling():  # the dense sum is smaller than the ids
+    if has_more_ids and not is_compiling():  # the dense sum has no more entries than there are ids
         x.record_use(func)
         total = sums.compute_dense()
     return total / terms if is_mean else total

@@ -1,4 +1,4 @@
-"""The cumulative sum over a batch axis, which counts the equal ids up to each row."""
+"""The cumulative sum over a batch axis, which counts how often each id occurs up to each row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LARGEST_SUM = {torch.int64: 2**53, torch.float64: 2**53, torch.float32: 2**24}
 
 @rule(*overloads("cumsum"))
 def _(func: Any, x: OneHot, dim: Any = None) -> Any:
-    """Return a one-hot with a `RunningCount`, whose entries are computed when they are needed."""
+    """Return a one-hot with a `RunningCount`, which computes its entries when they are needed."""
     if not isinstance(dim, int) or x.field is None or 0 in x.sizes or x.needs_grad:
         return NotImplemented
     out = meta_result(func, (x, dim))

@@ -61,7 +61,7 @@ def _(func: Any, x: Any, dim: Any, index: Tensor, src: Any = None, **kwargs: Any
 
 
 def has_no_ids(x: OneHot) -> bool:
-    """Return whether x has no ids yet, so all its entries are equal."""
+    """Return whether x has no ids yet, in which case all its entries are equal."""
     return x.field is not None and not x.field.ids.shape[-1]
 
 
@@ -84,7 +84,7 @@ def scatter_at_classes(scatter: Any, x: Any, dim: Any, index: Any, value: Any) -
 
 
 def scatter_at_rows(x: OneHot, rows: Any, ids: Any, value: Any) -> Any:
-    """Write a value to the entry (i, ids[i]) of each row i of a one-hot that has no ids yet."""
+    """In a one-hot that has no ids yet, write a value to the entry (i, ids[i]) of each row i."""
     if len(x.sizes) != 2 or not isinstance(ids, Tensor) or isinstance(ids, OneHot):
         return NotImplemented
     if ids.shape != x.sizes[:1] or ids.dtype != torch.int64 or ids.device != x.cached_device:

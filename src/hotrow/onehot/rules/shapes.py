@@ -53,7 +53,7 @@ def _around_class_axis(x: OneHot, out: Tensor) -> Layout | None:
 
 
 def _join_rows(x: OneHot, out: Tensor, copies: int, view: Transform) -> Any:
-    """Join every `copies` rows into one row, with their parts side by side."""
+    """Join each group of `copies` rows into one row, with their parts side by side."""
     batch, width = tuple(out.shape[:-1]), x.sizes[-1]
 
     def split_axis(t: Tensor) -> Tensor:

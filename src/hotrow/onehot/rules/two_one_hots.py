@@ -66,7 +66,7 @@ def combine(
 
 
 def _outer_product(func: Callable[..., Any], x: OneHot, other: OneHot, out: Tensor) -> Any:
-    """Multiply one-hots with different class axes, each of which has size 1 in the other."""
+    """Multiply one-hots with different class axes; each has size 1 in the other one-hot."""
     if not len(x.sizes) == len(other.sizes) == out.ndim:
         return NotImplemented
     letters = string.ascii_letters[: out.ndim]
