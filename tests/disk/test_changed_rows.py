@@ -421,15 +421,18 @@ def assert_unchanged(run, message, operation):
     assert len(run.weights) == rows
 
 
-@pytest.mark.parametrize("what", ["weight", "state", "closed state"])
+@pytest.mark.parametrize("what", ["weight", "state", "state dict", "earlier state dict"])
 def test_a_tensor_that_shares_the_memory_is_an_error(what, disk_run):
     run = disk_run("Adam", {"lr": 0.1}, torch.randn(500, COLUMNS))
     run.step(torch.tensor([1, 2]), torch.ones(2, COLUMNS))
     alias = {
         "weight": lambda: run.weight.data,
         "state": lambda: run.state["exp_avg"],
-        "closed state": lambda: run.optimizer.state_dict(),
+        "state dict": lambda: run.optimizer.state_dict(),
+        "earlier state dict": lambda: run.optimizer.state_dict(),
     }[what]()
+    if what == "earlier state dict":
+        run.step(torch.tensor([2, 3]), torch.ones(2, COLUMNS))
     message = "another tensor, such as .* shares the memory of .*delete that tensor, or keep a copy"
     for operation in (lambda: run.resize(900, None), lambda: run.resize(3, None)):
         with pytest.raises(HotrowError, match=message):

@@ -1,5 +1,6 @@
 """Tables on disk train like tables in memory, and the last completed save survives any crash."""
 
+import copy
 import errno
 import gc
 import os
@@ -81,6 +82,51 @@ def assert_same_run(layer, optimizer, other, its):
 
 
 # --- The same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("read", ["state_dict", "deepcopy"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_save_right_after_the_state_was_read_continues_the_run(name, read, tmp_path):
+    memory = in_memory()
+    its = make(name, memory)
+    store = create(tmp_path / "t")
+    optimizer = make(name, store.layer)
+    for t in range(6):
+        step(store.layer, optimizer, t)
+        step(memory, its, t)
+    for each in (optimizer, its):
+        each.state_dict() if read == "state_dict" else copy.deepcopy(each)
+    store.save()
+    store.close()
+    with disk.open(tmp_path / "t") as store:
+        assert isinstance(store.layer.weight.lag, RowLag)
+        optimizer = make(name, store.layer)
+        for t in range(6, STEPS):
+            step(store.layer, optimizer, t)
+            step(memory, its, t)
+        assert_same_run(store.layer, optimizer, memory, its)
+
+
+def test_a_run_that_continues_without_the_state_of_other_parameters_causes_a_warning(tmp_path):
+    def train(store, head, state=None):
+        parameters = [*store.layer.parameters(), *head.parameters()]
+        optimizer = hotrow.optim.Adam(parameters)
+        optimizer.state.update(state or {})
+        head(store.layer(torch.tensor([1, 2]))).sum().backward()
+        optimizer.step()
+        return optimizer
+
+    head = torch.nn.Linear(COLUMNS, 1)
+    with create(tmp_path / "t") as store:
+        optimizer = train(store, head)
+        state = {each: optimizer.state[each] for each in head.parameters()}
+        store.save()
+    with disk.open(tmp_path / "t") as store:
+        train(store, head, state)
+        store.save()
+    warning = "saved state of a table on disk, but it has no state for its other 2 parameters"
+    with disk.open(tmp_path / "t") as store, pytest.warns(UserWarning, match=warning):
+        train(store, head)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

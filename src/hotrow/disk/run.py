@@ -22,7 +22,7 @@ def describe_run(lag: RowLag) -> Run:
         "rule": ledger.rule.name,
         "group": lag.group_options,
         "start": ledger.start_step,
-        "carried": ledger.scalar_state,
+        "carried": ledger.scalars(lag.group_options),
         "still": ledger.idle_rows_unchanged,
         "settled": lag.settled_steps,
         "entries": ledger.entries().tolist(),

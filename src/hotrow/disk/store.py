@@ -387,9 +387,9 @@ class Store:
             slot = self._files[name].tensor()
         else:
             slot = self._create_file(Layout(name, table.shape, table.dtype))
-        if slot.data_ptr() != values.data_ptr():
-            slot.copy_(values)
-        return slot
+        if slot.data_ptr() == values.data_ptr():
+            return values  # another tensor with its own storage would hide aliases of this one
+        return slot.copy_(values)
 
     def row_steps(self) -> Tensor:
         """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros."""
@@ -521,7 +521,7 @@ class Store:
         elif len(self._files) > 1:
             raise HotrowError(
                 "the optimizer state cannot be saved, because the optimizer has settled all "
-                "rows and closed its ledger, for example in state_dict()",
+                "rows and closed its ledger, for example in load_state_dict()",
                 fix="run an optimizer step before you save",
             )
         return Record(

@@ -130,11 +130,15 @@ class Ledger:
         if self._undo is not None:
             self._undo.clear()
 
+    def scalars(self, group: ParamGroup) -> ScalarState:
+        """Return the scalars after the last entry; without entries, those of the loaded state."""
+        if self._has_scalars:
+            return self.scalar_state
+        return self.rule.initial_scalars(group, self.initial_state)
+
     def torch_scalars(self, group: ParamGroup) -> ScalarState:
         """Return the scalars in torch's state after the last entry."""
-        scalars = self.scalar_state
-        if not self._has_scalars:
-            scalars = self.rule.initial_scalars(group, self.initial_state)
+        scalars = self.scalars(group)
         public = {name: value for name, value in scalars.items() if not name.startswith("_")}
         if not self.rule.has_step_count:
             return public
@@ -161,7 +165,7 @@ class Ledger:
         for entry in entries:
             self.append(entry)
         self.scalar_state, self.idle_rows_unchanged = scalar_state, idle_rows_unchanged
-        self._has_scalars = self.length > 0
+        self._has_scalars = self.length > 0 or bool(scalar_state)
 
     def entries(self) -> NDArray[np.float64]:
         """Return a view of all entries, (steps, width)."""

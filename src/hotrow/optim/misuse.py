@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
@@ -90,6 +92,31 @@ def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
         or _global_optimizer_post_hooks
         or _global_optimizer_pre_hooks.keys() - _own_hooks
     )
+
+
+def warn_of_missing_state(optimizer: torch.optim.Optimizer, slots: Mapping[str, Tensor]) -> None:
+    """Warn if a table on disk continues its training, but the other parameters start again.
+
+    Arguments:
+        optimizer: the optimizer of the table.
+        slots: the table's state tensors, which its folder contains.
+    """
+    others = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if type(parameter) not in TABLE_CLASSES
+    ]
+    if slots and others and not any(optimizer.state.get(each) for each in others):
+        count = (
+            f"its other {len(others):,} parameters" if len(others) > 1 else "its other parameter"
+        )
+        warnings.warn(
+            f"{type(optimizer).__name__} continues with the saved state of a table on disk, but it "
+            f"has no state for {count}. Use a separate optimizer for the rest of the model, and "
+            "save its state_dict() with Store.save",
+            stacklevel=caller_stack_level(),
+        )
 
 
 def check_sparse_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -29,7 +29,7 @@ from hotrow.optim.loading import (
     check_structure,
     saved_tables,
 )
-from hotrow.optim.misuse import check_sparse_gradients, has_hooks
+from hotrow.optim.misuse import check_sparse_gradients, has_hooks, warn_of_missing_state
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
 from hotrow.optim.state import RowState
 from hotrow.optim.step import step_together
@@ -331,6 +331,7 @@ class RowOptimizer(_Optimizer):
             lag, state = table.lag, {}
             if isinstance(lag, RowLag) and lag.ledger.rule is self.rule:
                 state = lag.state
+                warn_of_missing_state(self, lag.slots)
             self.state[table] = state
         return state
 
@@ -351,6 +352,16 @@ class RowOptimizer(_Optimizer):
     def _close_lag(table: Table) -> None:
         if table.lag is not None:
             table.lag.close()
+
+    def _close_lags(self) -> list[tuple[ParamGroup, Table]]:
+        """Close all lags, and return the tables on disk, which need a new lag to be saved."""
+        on_disk = []
+        for group, table in self._tables():
+            if table.backing is not None and table.lag is not None:
+                self.table_state(table)
+                on_disk.append((group, table))
+            self._close_lag(table)
+        return on_disk
 
     def prepare_capture(self) -> None:
         """Prepare the tables so that a CUDA graph (`torch.cuda.graph`) can capture a step.
@@ -413,10 +424,7 @@ class RowOptimizer(_Optimizer):
         This method settles all rows first. The state of a table with column lookups is a contiguous
         copy; other state tensors are not copied.
         """
-        for _, table in self._tables():
-            if table.backing is not None and table.lag is not None:
-                self.table_state(table)
-            self._close_lag(table)
+        on_disk = self._close_lags()
         result: dict[str, Any] = super().state_dict()
         tables = dict(saved_tables(self.param_groups, result["param_groups"]))
         result["state"] = {
@@ -424,6 +432,8 @@ class RowOptimizer(_Optimizer):
             for index, state in result["state"].items()
             if state or index not in tables
         }
+        for group, table in on_disk:
+            self._prepare_lag(table, numeric_group(group))
         return result
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -479,11 +489,12 @@ class RowOptimizer(_Optimizer):
         return {**state_dict, "state": states}
 
     def __getstate__(self) -> dict[str, Any]:
-        for _, table in self._tables():
-            self._close_lag(table)
+        on_disk = self._close_lags()
         result: dict[str, Any] = super().__getstate__()
         result["state"] = result["state"].copy()
         for _, table in self._tables():
             if table in result["state"]:
                 result["state"][table] = _contiguous_state(result["state"][table], table)
+        for group, table in on_disk:
+            self._prepare_lag(table, numeric_group(group))
         return result
