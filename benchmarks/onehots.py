@@ -33,7 +33,9 @@ from hotrow.bench.process import run_job
 from hotrow.bench.workload import ignore_progress
 
 SIZES = ((64, 200_000), (8_192, 1_000), (64, 1_600))  # rows of the one-hot, classes
-COLUMNS, EXPERTS, SECONDS, WARMUPS, RUNS_PER_TURN = 16, 8, 2.5, 10, 3
+COLUMNS, EXPERTS, SECONDS, WARMUPS = 16, 8, 2.5, 10
+# The number of timed runs per turn, as for the steps in `benchmarks.workloads`.
+RUNS, DENSE_RUNS, DENSE_ENTRIES = 20, 2, 1_000_000
 
 
 class Numbers(nn.Module):
@@ -181,10 +183,12 @@ def measure(use: str, rows: int, classes: int, report_progress: object) -> dict[
     models = {"torch": plain, "hotrow": converted, "by_hand": by_hand}
     times: dict[str, list[float]] = {name: [] for name in models}
     deadline = time.perf_counter() + SECONDS
-    while len(times["torch"]) < 9 or (time.perf_counter() < deadline and len(times["torch"]) < 200):
+    is_dense = rows * classes >= DENSE_ENTRIES
+    counts = {name: DENSE_RUNS if is_dense and name == "torch" else RUNS for name in models}
+    while len(times["torch"]) < 6 or (time.perf_counter() < deadline and len(times["torch"]) < 200):
         for name, model in models.items():
             _step(model, gradient)
-            for _ in range(RUNS_PER_TURN):
+            for _ in range(counts[name]):
                 start = time.perf_counter()
                 _step(model, gradient)
                 times[name].append(1e3 * (time.perf_counter() - start))

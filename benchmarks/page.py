@@ -191,12 +191,13 @@ def onehots_table(uses: list[dict[str, Any]]) -> str:
         row = rows.setdefault(each["use"], [f"`{each['use']}`"])
         row.append(speedup(each["hotrow"]["median_ms"] / each["torch"]["median_ms"]))
         if (each["rows"], each["classes"]) != sizes[-1]:
+            row.append(speedup(each["by_hand"]["median_ms"] / each["torch"]["median_ms"]))
             peaks = (number(each[side]["peak_bytes"] / 1e6) for side in ("torch", "hotrow"))
             row.append(" → ".join(peaks))
     head = ["use"]
     for i, (count, classes) in enumerate(sizes):
         head.append(f"{count:,} x {classes:,}")
-        head += ["peak, MB"] if i < len(sizes) - 1 else []
+        head += ["by hand", "peak, MB"] if i < len(sizes) - 1 else []
     return markdown_table(head, list(rows.values()))
 
 

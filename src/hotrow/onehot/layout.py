@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -24,22 +25,22 @@ class Layout:
     classes: tuple[int, ...]
     order: tuple[int, ...]
 
-    @property
+    @cached_property
     def batch_count(self) -> int:
         """The number of batch axes."""
         return len(self.order) - len(self.classes)
 
-    @property
+    @cached_property
     def class_axes(self) -> list[int]:
         """The tensor's class axes, in the order of `classes`."""
         return [self.order.index(self.batch_count + i) for i in range(len(self.classes))]
 
-    @property
+    @cached_property
     def batch_axes(self) -> list[int]:
         """The tensor's batch axes, in order."""
         return [self.order.index(i) for i in range(self.batch_count)]
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """True if there is one class axis, and no axis is permuted."""
         return len(self.classes) == 1 and self.order == tuple(range(len(self.order)))

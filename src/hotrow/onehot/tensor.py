@@ -82,6 +82,7 @@ class OneHot(RuleTensor):
     fill: float
     difference: tuple[OneHot, Tensor, int] | None
     _axis_layout: Layout | None
+    _plain_layout: Layout | None  # caches `axis_layout` if `_axis_layout` is None
     cached_dtype: torch.dtype
     cached_device: torch.device
 
@@ -115,10 +116,11 @@ class OneHot(RuleTensor):
         self.sizes, self.cached_dtype, self.cached_device = sizes, dtype, first.device
         self.strides = _contiguous_strides(sizes) if stride is None else stride
         self._views = {}
-        self.fill, self._axis_layout = fill, layout
+        self.fill, self._axis_layout, self._plain_layout = fill, layout, None
         self.difference = None
         self._dense, self._dense_version, self._graph = None, 0, None
-        self.connect()
+        if self._has_trained_parts:
+            self.connect()
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -146,9 +148,11 @@ class OneHot(RuleTensor):
     @property
     def axis_layout(self) -> Layout:
         """The arrangement of the axes."""
-        if self._axis_layout is None:
-            return plain_layout(len(self.sizes) - 1, self.sizes[-1])
-        return self._axis_layout
+        if self._axis_layout is not None:
+            return self._axis_layout
+        if self._plain_layout is None:
+            self._plain_layout = plain_layout(len(self.sizes) - 1, self.sizes[-1])
+        return self._plain_layout
 
     @property
     def width(self) -> int:
@@ -245,12 +249,13 @@ class OneHot(RuleTensor):
     @property
     def needs_grad(self) -> bool:
         """True if this tensor, or any of its weights or dense columns, requires grad."""
-        if self.has_own_grad:
+        return self.has_own_grad or self._has_trained_parts
+
+    @property
+    def _has_trained_parts(self) -> bool:
+        if self._grad_proxy is not None and self._grad_proxy.requires_grad:
             return True
-        tensors = flatten(self._parts)[0]
-        if self._grad_proxy is not None:
-            tensors.append(self._grad_proxy)
-        return any(tensor.requires_grad for tensor in tensors)
+        return any(tensor.requires_grad for tensor in flatten(self._parts)[0])
 
     @property
     def is_connected(self) -> bool:
@@ -374,7 +379,7 @@ class OneHot(RuleTensor):
             dense_fn = self._dense_fn
             self._dense_fn = lambda: None if (t := dense_fn()) is None else change(t)
         self._parts, self._axis_layout = result._parts, result._axis_layout
-        self.sizes, self.strides = result.sizes, result.strides
+        self.sizes, self.strides, self._plain_layout = result.sizes, result.strides, None
         self._grad_proxy = result._grad_proxy
         self._views, self.difference = {}, None
         self.connect()

@@ -13,7 +13,14 @@ from hotrow.kernels.tracing import is_compiling
 from hotrow.onehot.layout import Layout, split_layout
 from hotrow.onehot.parts import Field, Part, merge_fields
 from hotrow.onehot.registry import overloads, rule
-from hotrow.onehot.results import Transform, derive, derive_view, map_batch, meta_tensor
+from hotrow.onehot.results import (
+    Transform,
+    derive,
+    derive_view,
+    empty_meta,
+    map_batch,
+    meta_tensor,
+)
 from hotrow.onehot.tensor import OneHot
 from hotrow.table.nested import map_instances
 
@@ -101,11 +108,10 @@ def _(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 )
 def _(func: Any, x: OneHot, *args: Any, **kwargs: Any) -> Any:
     out = func(meta_tensor(x), *args, **kwargs)
-    count = len(x.sizes)
-    if not count:
+    if not x.sizes:
         return NotImplemented
     # The stride of each axis is its index, so the result's strides are the new axis order.
-    numbered = torch.empty_strided([1] * count, [*range(count)], device="meta")
+    numbered = empty_meta((1,) * len(x.sizes), tuple(range(len(x.sizes))), torch.float32)
     order = func(numbered, *args, **kwargs).stride()
     layout, batch_order = x.axis_layout.permuted(order)
 
