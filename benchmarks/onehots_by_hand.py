@@ -115,3 +115,10 @@ BY_HAND: dict[str, Callable[[Numbers], Tensor]] = {
     "dice": _dice,
     "straight-through @ table": _straight_through,
 }
+
+# Uses whose result, or a gradient, has as many entries as the one-hot.
+DENSE_USES = {
+    *("(q * x).sum(1)", "q[x.bool()]", "where(x > 0, q, 0).sum(1)", "x[:, 0] * q[:, 0]"),
+    *("cross_entropy(q, x)", "cross_entropy(q, smoothed x)", "mse_loss(q, x)", "q - x", "dice"),
+    *("bce_with_logits(q, x)", "bce_with_logits(q, multi-hot)", "straight-through @ table"),
+}

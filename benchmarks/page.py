@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, readme, record_files
+from benchmarks.onehots_by_hand import DENSE_USES
 from benchmarks.report import describe, model_goals, speedup
 from benchmarks.workloads import SUITES, WORKLOADS
 from hotrow.bench.report import number, number_range, title, trains_other_model
@@ -46,7 +47,8 @@ def make_page(records: dict[str, Record]) -> str:
         "tables": "\n\n".join(tables),
         "startup": "\n\n".join(others),
         "models": models_table(ordered),
-        "onehots": onehots_table(records["onehots"]["uses"]),
+        "onehots": onehots_table(records["onehots"]["uses"], dense=False),
+        "onehots-dense": onehots_table(records["onehots"]["uses"], dense=True),
         "machines": machines_list(records),
     }
     text = TEXT.read_text(encoding="utf-8")
@@ -183,8 +185,12 @@ def models_table(records: dict[str, Record]) -> str:
     return markdown_table(head, rows)
 
 
-def onehots_table(uses: list[dict[str, Any]]) -> str:
-    """Return a table with a row per use of a one-hot, and the speedup and memory per size."""
+def onehots_table(uses: list[dict[str, Any]], dense: bool) -> str:
+    """Return a table with a row per use of a one-hot, and the speedup and memory per size.
+
+    The table contains the uses that are in `DENSE_USES`, or the others if `dense` is false.
+    """
+    uses = [each for each in uses if (each["use"] in DENSE_USES) == dense]
     sizes = list(dict.fromkeys((each["rows"], each["classes"]) for each in uses))
     rows: dict[str, list[str]] = {}
     for each in uses:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
+from benchmarks.onehots_by_hand import DENSE_USES
 from hotrow.bench.workload import Record
 
 # Workloads in the timing table; both languages use the same labels.
@@ -72,7 +74,7 @@ def _speedup(records: dict[str, Record], workload: str, peer: str) -> float:
 def _fused_range(records: dict[str, Record]) -> Numbers:
     """Return hotrow's smallest and largest speedup over fused AdamW in the timing table."""
     ratios = [_speedup(records, name, "torch fused") for name in WORKLOADS if "adamw" in name]
-    return {"low": f"{int(min(ratios))}", "high": f"{int(max(ratios))}"}
+    return {"low": f"{min(ratios):.0f}", "high": f"{max(ratios):.0f}"}
 
 
 def _uniform(records: dict[str, Record]) -> Numbers:
@@ -83,6 +85,20 @@ def _uniform(records: dict[str, Record]) -> Numbers:
 def _recommender(records: dict[str, Record]) -> Numbers:
     """Return the speedup of the recommender."""
     return {"ratio": f"{1 / records['recommender']['ratio']['median']:.1f}"}
+
+
+def _one_hots(records: dict[str, Record]) -> Numbers:
+    """Return the range of the speedups with 200,000 columns, and the limit for dense results."""
+    small, dense = [], []
+    for use in records["onehots"]["uses"]:
+        if use["classes"] == 200_000:
+            ratio = use["torch"]["median_ms"] / use["hotrow"]["median_ms"]
+            (dense if use["use"] in DENSE_USES else small).append(ratio)
+    return {
+        "low": f"{min(small):.0f}",
+        "high": f"{max(small):.0f}",
+        "dense": f"{math.ceil(max(dense))}",
+    }
 
 
 def _tabular(records: dict[str, Record]) -> Numbers:
@@ -105,7 +121,7 @@ SENTENCES: tuple[tuple[tuple[str, str], Callable[[dict[str, Record]], Numbers]],
         _fused_range,
     ),
     (
-        (r"first row is (?P<ratio>[\d.]+)x", r"加速比是 (?P<ratio>[\d.]+)x"),
+        (r"distributed ids is\s+(?P<ratio>[\d.]+)x", r"加速比是 (?P<ratio>[\d.]+)x"),
         _uniform,
     ),
     (
@@ -122,5 +138,12 @@ SENTENCES: tuple[tuple[tuple[str, str], Callable[[dict[str, Record]], Numbers]],
             r"(?P<after_mb>\d+) MB",
         ),
         _tabular,
+    ),
+    (
+        (
+            r"they run \[(?P<low>\d+)x to (?P<high>\d+)x\s+faster\]\S+ but at most (?P<dense>\d+)x",
+            r"加速 (?P<low>\d+) 到 (?P<high>\d+) 倍\]\S+最多只有 (?P<dense>\d+) 倍",
+        ),
+        _one_hots,
     ),
 )
