@@ -1642,6 +1642,12 @@ def test_every_matrix_is_colored_by_value(open_page: Open) -> None:
         assert len(set(page.evaluate(strengths, id))) > 4
 
 
+def test_minus_zero_in_an_address_is_zero(open_page: Open) -> None:
+    page = open_page("lang=en&softA=-0&ids=-0, 1&p=-0").page
+    found = page.evaluate("[state.softA, state.ids[0], state.p].map((n) => Object.is(n, 0))")
+    assert found == [True, True, True]
+
+
 def test_rows_of_a_mix_add_up_to_it(open_page: Open) -> None:
     page = open_page("lang=en&softA=2&softB=3&p=0.75").page
     rows = page.locator("#mix-table tbody tr").evaluate_all(

@@ -29,7 +29,7 @@ function readReal(text) {
 function readWhole(text, low, high) {
   const found = plain(text).replace(/,/g, "");
   if (!/^[+-]?\d{1,15}$/.test(found)) throw new Bad("bad.whole", { text: clip(text) });
-  const value = Number(found);
+  const value = Number(found) + 0; // -0 becomes 0
   if (value < low || value > high) throw new Bad("bad.range", { value, low, high });
   return value;
 }
@@ -40,7 +40,7 @@ function readIds(text, table, most) {
   if (words.length > most) throw new Bad("bad.many", { n: words.length, most });
   return words.map((word) => {
     if (!/^[+-]?\d{1,15}$/.test(word)) throw new Bad("bad.whole", { text: clip(word) });
-    const id = Number(word);
+    const id = Number(word) + 0;
     if (id < 0 || id >= table.V) throw new Bad("bad.id", { id, V: table.V, last: table.V - 1 });
     if (!table.labels.includes(id)) {
       throw new Bad("bad.excerpt", { id, included: table.labels.join(", ") });
@@ -61,7 +61,7 @@ const real = (low, high) => ({
     if (!(value >= low && value <= high)) {
       throw new Bad("bad.between", { text: clip(text), low: String(low), high: String(high) });
     }
-    return Number(plain(text));
+    return Number(plain(text)) + 0;
   },
   write: String,
 });
