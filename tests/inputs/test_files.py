@@ -7,6 +7,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -255,7 +256,7 @@ def test_written_file_has_the_permissions_of_a_new_file(tmp_path: Path, mask: in
     assert path.read_bytes() == "ä".encode()
 
 
-@pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
+@pytest.mark.parametrize("step", ["fsync", "fchmod", "replace"])
 def test_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -282,6 +283,39 @@ def test_interrupted_write_leaves_no_temporary_file(
     with pytest.raises(KeyboardInterrupt):
         files.write_text(tmp_path / "page.html", "new")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+@pytest.mark.parametrize("step", ["open", "fchmod", "fsync"])
+def test_replaced_temporary_file_is_an_error_and_changes_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, kind: str
+) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    outside.write_text("outside")
+    outside.chmod(0o600)
+    folder.mkdir()
+    path = folder / "page.html"
+    path.write_text("old")
+    path.chmod(0o666)
+    real = getattr(os, step)
+
+    def replace_temporary_file(*arguments: Any) -> Any:
+        result = real(*arguments)
+        for temporary in folder.glob(".hotrow-*"):
+            temporary.unlink()
+            if kind == "link":
+                temporary.symlink_to(outside)
+            else:
+                temporary.write_text("another")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, replace_temporary_file)
+        with pytest.raises(HotrowError, match="another program replaced hotrow's temporary file"):
+            files.write_text(path, "new")
+    assert (path.read_text(), outside.read_text()) == ("old", "outside")
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o600
+    assert list(folder.iterdir()) == [path]
 
 
 def test_write_follows_a_symbolic_link(tmp_path: Path) -> None:

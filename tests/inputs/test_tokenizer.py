@@ -115,6 +115,45 @@ def test_tokenizer_that_multiplies_the_text_runs_out_of_memory_alone(tmp_path: P
     assert psutil.Process().memory_info().rss - before < 100_000_000
 
 
+def multiply(*factors: int) -> dict[str, Any]:
+    """Return a normalizer that repeats each "a", once with each factor."""
+    replace = [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a " * factor}
+        for factor in factors
+    ]
+    return {"type": "Sequence", "normalizers": replace}
+
+
+def test_few_bytes_of_text_cannot_become_millions_of_tokens(tmp_path: Path) -> None:
+    path = tokenizer_file(tmp_path, normalizer=multiply(1000, 150))
+    why = "the tokens take 1,500,020 bytes, but the limit for 13 bytes of input is 1,000,000 bytes"
+    with pytest.raises(HotrowError, match=why):
+        encode(path, "a")
+
+
+def test_size_of_the_tokens_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Path(tokenizer_process.__file__).read_text()
+    script = tmp_path / "process.py"
+    script.write_text(source.replace("REPLY_BYTES = 128_000_000", "REPLY_BYTES = 1_500_000"))
+    assert "_MAX_REPLY_BYTES = 1_500_000\n" in script.read_text()
+    monkeypatch.setattr(tokenizer_process, "__file__", str(script))
+    path = tokenizer_file(tmp_path)
+    encode(path, "the " * 100_000)
+    with pytest.raises(HotrowError, match="the limit for 1,200,012 bytes of input is 1,500,000"):
+        encode(path, "the " * 300_000)
+
+
+def test_tokens_of_repeated_bytes_are_within_the_limit(tmp_path: Path) -> None:
+    """A token for each byte, with a name like <0xE4>, is more than real tokenizers need."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [], "byte_fallback": True}
+    path = tokenizer_file(tmp_path, model=model, pre_tokenizer=None)
+    with open_tokenizer(path, None, "it") as tokenizer:
+        tokens = tokenizer.encode("词元" * 50_000)
+    assert len(tokens.ids) == 300_000
+    assert tokens.texts[:3] == ("<0xE8>", "<0xAF>", "<0x8D>")
+
+
 def test_time_of_a_tokenizer_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tokenizer process runs a copy of its script with a lower limit.
     source = Path(tokenizer_process.__file__).read_text()

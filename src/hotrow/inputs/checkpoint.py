@@ -2,7 +2,7 @@
 
 `torch.load(weights_only=True)` executes no code. But a small file can still make it run forever,
 fill the memory, or create a sparse tensor whose indices point outside of its memory. So hotrow
-checks the pickle program before it runs, and the objects before they are used.
+checks the archive, then the pickle program before it runs, and the objects before they are used.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import io
 import itertools
 import pickletools
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import IO, Any
 import torch
 
 from hotrow.errors import HotrowError
+from hotrow.inputs.archive import check_archive
 from hotrow.inputs.regular_file import reader_errors
 from hotrow.inputs.text import escape_unprintable
 
@@ -62,7 +62,8 @@ def load_checkpoint(
     fix = "is the file complete? Write it with torch.save"
     with reader_errors(f"{name} cannot be read as a .pt file", fix), _unpickling_errors(name):
         size = file.seek(0, io.SEEK_END)
-        _check_program(_read_program(file, size), size)
+        check_archive(file)
+        _check_program(_read_program(file), size)
         file.seek(0)
         # Otherwise, a sparse tensor could have indices outside of its memory.
         with torch.sparse.check_sparse_tensor_invariants(True):  # type: ignore[no-untyped-call]
@@ -91,23 +92,13 @@ def _unpickling_errors(name: str | Path) -> Iterator[None]:
         ) from None
 
 
-def _read_program(file: IO[bytes], size: int) -> bytes:
-    """Return the pickle program of a file that `torch.save` wrote.
+def _read_program(file: IO[bytes]) -> bytes:
+    """Return the pickle program, read with the same reader that `torch.load` uses.
 
-    A compressed file, or a file that contains the same bytes under several names, could fill the
-    memory. torch doesn't write such files.
+    Another reader could find another program, which `torch.load` would then run unchecked.
     """
     file.seek(0)
-    if not zipfile.is_zipfile(file):
-        raise ValueError("it was not written by torch 1.6 or newer")
-    with zipfile.ZipFile(file) as archive:
-        entries = archive.filelist
-        if any(each.compress_type != zipfile.ZIP_STORED for each in entries):
-            raise ValueError("it is compressed")
-        if sum(each.file_size for each in entries) > size:
-            raise ValueError("it is smaller than its contents")
-        (program,) = (each for each in entries if each.filename.endswith("/data.pkl"))
-        return archive.read(program)
+    return torch._C.PyTorchFileReader(file).get_record("data.pkl")
 
 
 def _check_program(program: bytes, size: int) -> None:

@@ -214,7 +214,7 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     new file keeps the permissions of the old one.
 
     Raises:
-        HotrowError: the path can't be written.
+        HotrowError: the path can't be written, or another program replaces the temporary file.
     """
     target, permissions = _find_target(path)
     temporary = target.with_name(f".hotrow-{secrets.token_hex(8)}")
@@ -226,9 +226,14 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             with open(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
-                if permissions is not None:
-                    os.chmod(temporary, permissions)
+                # Changes by path could affect another file: a user who may write to the folder can
+                # replace the temporary file by a link. Windows lacks fchmod before Python 3.13.
+                if permissions is not None and hasattr(os, "fchmod"):
+                    os.fchmod(descriptor, permissions)
                 os.fsync(descriptor)
+                written = os.fstat(descriptor)
+            if not os.path.samestat(written, os.lstat(temporary)):
+                raise ValueError("another program replaced hotrow's temporary file")
             os.replace(temporary, target)
         except BaseException:
             with suppress(OSError):

@@ -19,7 +19,12 @@ from typing import Any, BinaryIO
 
 CPU_SECONDS = 60
 MEMORY_BYTES = 4_000_000_000
-_MAX_REPLY_BYTES = MEMORY_BYTES // 8
+# hotrow itself needs about 8 bytes of memory for each byte of a reply. Without limits on replies, a
+# tokenizer could use gigabytes there. Tokenizers of real models reply with up to 15 bytes for each
+# byte of text. With 4 GB of memory, they can convert texts of up to 16 MB.
+_MAX_REPLY_BYTES = 128_000_000
+_MIN_REPLY_LIMIT = 1_000_000
+_REPLY_BYTES_PER_REQUEST_BYTE = 64
 _LENGTH = struct.Struct(">Q")
 
 
@@ -78,6 +83,19 @@ def _load(content: bytes) -> tuple[Any, dict[str, Any]]:
     return tokenizer, {"largest_id": max(tokenizer.get_vocab().values(), default=-1)}
 
 
+def _encode(reply: dict[str, Any], request: bytes) -> bytes:
+    """Encode the reply to a request; raise an error if it is too large for hotrow's process."""
+    content = json.dumps(reply, ensure_ascii=False, separators=(",", ":")).encode()
+    relative = max(_MIN_REPLY_LIMIT, _REPLY_BYTES_PER_REQUEST_BYTE * len(request))
+    limit = min(relative, _MAX_REPLY_BYTES)
+    if len(content) > limit:
+        raise ValueError(
+            f"the tokens take {len(content):,} bytes, but the limit for {len(request):,} bytes of "
+            f"input is {limit:,} bytes"
+        )
+    return content
+
+
 def _main() -> None:
     _limit_resources()
     requests = sys.stdin.buffer
@@ -91,9 +109,7 @@ def _main() -> None:
                 tokenizer, reply = _load(message)
             else:
                 reply = _answer(tokenizer, json.loads(message))
-            content = json.dumps(reply).encode()
-            if len(content) > _MAX_REPLY_BYTES:
-                raise ValueError("the tokens take too much memory")
+            content = _encode(reply, message)
         except KeyboardInterrupt:
             raise
         # A panic in Rust code doesn't derive from Exception, and its class can't be imported.

@@ -205,20 +205,26 @@ def _float32_excerpt(table: Tensor, labels: list[int]) -> Tensor:
 
 
 def _find_non_finite_rows(table: Tensor, labels: list[int]) -> tuple[int, int | None]:
-    """Read the table in chunks to find rows that contain an inf or nan outside the excerpt.
+    """Read the table in blocks to find rows that contain an inf or nan outside the excerpt.
 
     Return their number, and the id of the first one.
     """
     count, first = 0, None
-    stored = set(labels)
-    height = max(1, _CHUNK // table.shape[1])
-    for start in range(0, len(table), height):
-        part = table[start : start + height]
-        for place in (~part.isfinite()).any(1).nonzero().flatten().tolist():
-            outside = 0 if start + place not in stored else MAX_COLUMNS
-            if not part[place, outside:].isfinite().all():
-                count += 1
-                first = start + place if first is None else first
+    V, D = table.shape
+    width = min(D, _CHUNK)
+    height = max(1, _CHUNK // width)
+    for start in range(0, V, height):
+        rows = table[start : start + height]
+        found = torch.zeros(len(rows), dtype=torch.bool, device=table.device)
+        inside = [label - start for label in labels if start <= label < start + len(rows)]
+        for left in range(0, D, width):
+            bad = ~rows[:, left : left + width].isfinite()
+            bad[inside, : max(MAX_COLUMNS - left, 0)] = False
+            found |= bad.any(1)
+        places = found.nonzero().flatten()
+        count += len(places)
+        if first is None and len(places):
+            first = start + int(places[0])
     return count, first
 
 

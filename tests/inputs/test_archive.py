@@ -1,0 +1,143 @@
+"""Test which zip archives hotrow accepts as .pt files."""
+
+import io
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotrow import HotrowError
+from hotrow.inputs.checkpoint import load_checkpoint
+from hotrow.inputs.loader import load_inputs
+
+VALUES = torch.tensor([5, 6])
+OTHER = torch.tensor([7, 8])
+
+
+def saved(contents: object = VALUES) -> bytes:
+    file = io.BytesIO()
+    torch.save(contents, file)
+    return file.getvalue()
+
+
+def entries(data: bytes) -> list[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return [(each.filename, archive.read(each)) for each in archive.infolist()]
+
+
+def archive_of(pairs: Iterable[tuple[str, bytes]]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # zipfile warns about repeated names
+        for name, content in pairs:
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def with_entry(name: str) -> bytes:
+    """Return an archive with another program under this name."""
+    program = dict(entries(saved(OTHER)))["archive/data.pkl"]
+    return archive_of([*entries(saved()), (name, program)])
+
+
+def with_two_directories() -> bytes:
+    """Return an archive that has a second directory, to which only the locator points."""
+    data, other = saved(), saved(OTHER)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(other) - 98, 1)
+    return other[:-42] + data + data[-98:-42] + locator + data[-22:]
+
+
+def legacy(contents: object) -> bytes:
+    """Return a file as torch 1.5 wrote it."""
+    file = io.BytesIO()
+    torch.save(contents, file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def test_archive_built_by_the_tests_is_read() -> None:
+    assert torch.equal(load_checkpoint(io.BytesIO(archive_of(entries(saved()))), "x.pt"), VALUES)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.v2.pt", "词元.pt", "A B.pt"])
+@pytest.mark.parametrize(
+    "contents",
+    [VALUES, {"a": [torch.zeros(0), torch.zeros(70_000)]}, [torch.eye(3).to_sparse()], (1, "x")],
+    ids=["tensor", "dict", "sparse", "no tensor"],
+)
+def test_file_that_torch_saves_is_read(tmp_path: Path, name: str, contents: object) -> None:
+    path = tmp_path / name
+    torch.save(contents, path)
+    assert str(load_inputs(str(path))) == str(contents)
+    with path.open("rb") as file:
+        assert str(load_checkpoint(file, path)) == str(contents)
+
+
+DAMAGE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "capitals": (
+        lambda: with_entry("archive/DATA.PKL"),
+        "it has an entry that torch does not write: 'archive/DATA.PKL'",
+    ),
+    "repeated name": (
+        lambda: with_entry("archive/data.pkl"),
+        "it has two entries of the same name",
+    ),
+    "another folder": (
+        lambda: with_entry("other/data.pkl"),
+        "it has an entry that torch does not write: 'other/data.pkl'",
+    ),
+    "null character": (
+        lambda: with_entry("archive/data.pkX").replace(b"data.pkX", b"data.pkl"[:-2] + b"l\0"),
+        "it has an entry that torch does not write",
+    ),
+    "another record": (
+        lambda: with_entry("archive/constants.pkl"),
+        "it has an entry that torch does not write: 'archive/constants.pkl'",
+    ),
+    "no folder": (
+        lambda: archive_of([("data.pkl", b"N.")]),
+        "it has an entry that torch does not write: 'data.pkl'",
+    ),
+    "pickle before the archive": (
+        lambda: legacy(OTHER) + saved(),
+        "it was not written by torch 1.6 or newer",
+    ),
+    "archive before the archive": (
+        lambda: saved(OTHER) + saved(),
+        "its directory is not at its end",
+    ),
+    "two directories": (with_two_directories, "its directory is not at its end"),
+    "bytes after the archive": (lambda: saved() + b"\0", "bytes follow the archive"),
+    "a comment": (
+        lambda: saved()[:-2] + b"\1\0x",
+        "bytes follow the archive",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_archive_that_readers_could_understand_differently_is_an_error(damage: str) -> None:
+    make, why = DAMAGE[damage]
+    with pytest.raises(HotrowError) as error:
+        load_checkpoint(io.BytesIO(make()), "x.pt")
+    assert error.value.problem.startswith("x.pt cannot be read as a .pt file (ValueError: " + why)
+
+
+def test_empty_archive_is_an_error() -> None:
+    data = archive_of([])
+    with pytest.raises(HotrowError, match=r"x\.pt cannot be read as a \.pt file"):
+        load_checkpoint(io.BytesIO(data), "x.pt")
+
+
+def test_program_that_torch_runs_is_the_one_that_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Even if an archive had two programs, hotrow would check the one that torch runs."""
+    program = b"\x80\x02cos\ngetcwd\n."
+    pairs = [*entries(saved()), ("archive/DATA.PKL", program)]
+    monkeypatch.setattr("hotrow.inputs.checkpoint.check_archive", lambda _: None)
+    with pytest.raises(HotrowError, match=r"x\.pt contains a os\.getcwd"):
+        load_checkpoint(io.BytesIO(archive_of(pairs)), "x.pt")
