@@ -187,6 +187,7 @@ def saved_folder() -> dict[str, bytes]:
     names = (f"{number:032x}" for number in range(100))
     with (
         tempfile.TemporaryDirectory() as parent,
+        mock.patch("hotrow.disk.creation.new_name", side_effect=names),
         mock.patch("hotrow.disk.store.new_name", side_effect=names),
     ):
         folder = make_folder(Path(parent, "table"))

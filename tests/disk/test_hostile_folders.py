@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -178,6 +179,8 @@ def test_a_journal_with_nonsense_is_an_error(folder):
         (journal(*save, ("last.safetensors", 1 << 40, b"x")), "it writes beyond the end of last"),
         (journal(*save, ("last.safetensors", WHOLE_FILE, b"")), "it writes beyond the end of last"),
         (journal(*save, ("run.json", WHOLE_FILE, b"")), "it changes a file that is not part"),
+        (journal(*save, save[1]), "it changes a file that is not part"),
+        (journal(save[0], save[0]), "it does not contain all of rest.pt"),
     ):
         (folder / "journal").write_bytes(content)
         refuses(folder, f"journal is damaged .{text}")
@@ -218,13 +221,38 @@ def test_a_sparse_file_is_refused_without_reading_it(folder, name):
     with (folder / name).open("ab") as file:
         file.write(b"hotrow journal 2\n" if name == "journal" else b"")
         file.truncate(1 << 43)
-    why = (
-        "it ends in the middle of a write|it does not start"
-        if name == "journal"
-        else "it does not belong"
-    )
-    with pytest.raises(HotrowError, match=f"{name} is damaged .{why}"):
+    text = {
+        "journal": r"journal is a sparse file: only [\d,]+ of its 8,796,093,022,208 bytes are on",
+        "rest.pt": "rest.pt is damaged .it does not belong",
+    }
+    with pytest.raises(HotrowError, match=text[name]):
         disk.open(folder)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_journal_whose_rest_is_a_hole_is_refused_without_reading_it(folder, count):
+    size = 1 << 35
+    change_record(folder, rest=[size, 0])
+    (name, offset, record), _ = complete_save(folder)
+    with (folder / "journal").open("wb") as file:
+        file.write(journal((name, offset, record))[:-32])
+        for _ in range(count):
+            file.write(struct.pack("<HQQ", 7, WHOLE_FILE, size) + b"rest.pt")
+            file.seek(size, os.SEEK_CUR)
+        file.write(bytes(32))
+    with pytest.raises(HotrowError, match=r"journal is a sparse file: .*cp -r --sparse=never"):
+        disk.open(folder)
+
+
+def test_a_journal_with_smaller_holes_is_read(folder):
+    """Copies and file systems may turn zeros into holes."""
+    with disk.open(folder) as store, mock.patch.object(disk.journal, "replay_journal"):
+        store.save({"zeros": torch.zeros(1 << 20)})
+    subprocess.run(["fallocate", "--dig-holes", folder / "journal"], check=True)
+    status = (folder / "journal").stat()
+    assert status.st_blocks * 512 < status.st_size / 10
+    with disk.open(folder) as store:
+        assert store.rest["zeros"].shape == (1 << 20,)
 
 
 def test_a_journal_of_another_save_is_refused(folder):
@@ -441,7 +469,44 @@ def test_a_save_by_another_machine_is_not_overwritten(folder):
             other.save("by another machine")
         for name in FILES:
             (folder / name).write_bytes((copy / name).read_bytes())
-        with pytest.raises(HotrowError, match="contains a save of another process"):
+        with pytest.raises(HotrowError, match="contains another save than the last one of this"):
             store.save()
     with disk.open(folder) as store:
         assert store.rest == "by another machine"
+
+
+def copy_contents(source, target):
+    for path in source.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("replaces", [True, False], ids=["new files", "the same files"])
+def test_an_older_save_that_is_restored_while_the_folder_is_open_stops_the_save(folder, replaces):
+    older = folder.with_name("older")
+    with disk.open(folder) as store:
+        train(store, [5])
+        store.save("older")
+        shutil.copytree(folder, older)
+        train(store, [6])
+        store.save("newer")
+        if replaces:
+            for path in folder.iterdir():
+                path.unlink()
+        copy_contents(older, folder)
+        train(store, [7])
+        with pytest.raises(HotrowError, match="contains another save than the last one of this"):
+            store.save("mixed")
+    assert equal(read_values(folder), read_values(older))
+
+
+@pytest.mark.parametrize("name", ["weight.safetensors", "last.checksums.safetensors"])
+def test_a_file_that_is_replaced_by_its_copy_stops_the_save(folder, name):
+    with disk.open(folder) as store:
+        train(store, [5])
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+        before = snapshot(folder)
+        with pytest.raises(HotrowError, match=f"{name} was replaced by another file while"):
+            store.save("too late")
+        assert snapshot(folder) == before

@@ -20,7 +20,6 @@ import hotrow
 from hotrow import HotrowError, disk
 from hotrow.disk import folder as folder_module
 from hotrow.disk import journal
-from hotrow.disk import store as store_module
 from hotrow.disk.folder import Folder
 from hotrow.disk.layout import Layout
 from hotrow.disk.mapped_tensor import MappedTensor, write_new
@@ -196,6 +195,26 @@ def test_several_saves_in_one_run_and_reads_of_the_weight_file(tmp_path):
     assert_same_bits(frozen(torch.arange(ROWS)), layer.weight.detach())
     with disk.open(tmp_path / "t") as store:
         assert store.rest == {"step": STEPS - 1}
+
+
+@pytest.mark.parametrize("record", ["missing", "of another save", "of another program"])
+def test_a_copied_weight_file_without_its_record_is_refused(record, tmp_path):
+    with create(tmp_path / "t") as store:
+        step(store.layer, make("AdamW", store.layer), 0)
+        store.save()
+        path = tmp_path / "copy" / "w.safetensors"
+        path.parent.mkdir()
+        path.write_bytes((tmp_path / "t" / "weight.safetensors").read_bytes())
+        store.table.settle()
+        store.save()
+    if record == "of another save":
+        (tmp_path / "copy" / "run.json").write_bytes((tmp_path / "t" / "run.json").read_bytes())
+    elif record == "of another program":
+        (tmp_path / "copy" / "run.json").write_text("{}")
+    text = r"w.safetensors is from a hotrow.disk folder, but .* not next to it.*hotrow.disk.open"
+    with pytest.raises(HotrowError, match=text):
+        hotrow.Embedding.from_file(path)
+    hotrow.Embedding.from_file(tmp_path / "t" / "weight.safetensors")
 
 
 def test_values_assigned_by_the_user_are_saved(tmp_path):
@@ -545,14 +564,17 @@ def test_only_one_of_two_concurrent_creates_succeeds(tmp_path):
 @pytest.mark.parametrize(
     "error", [MemoryError(), OSError(errno.EIO, "broken"), KeyboardInterrupt()]
 )
-@pytest.mark.parametrize("place", ["write_new", "replay_journal", "MappedTensor", "_flush_folder"])
+@pytest.mark.parametrize(
+    "place",
+    ["creation.write_new", "store.replay_journal", "store.MappedTensor", "creation._flush_folder"],
+)
 def test_a_create_that_fails_leaves_nothing_that_it_made(place, error, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("kept")
     path = tmp_path / "mine" / "new" / "deep" / "t"
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else HotrowError
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, place, Mock(side_effect=error))
+        patch.setattr(f"hotrow.disk.{place}", Mock(side_effect=error))
         with pytest.raises(expected):
             create(path)
     assert [each.name for each in tmp_path.rglob("*")] == ["mine", "file"]

@@ -6,6 +6,7 @@ atomically. After a crash of the process or the machine, the folder contains the
 save. This package works only on Linux. Only one process at a time can open a folder.
 """
 
-from hotrow.disk.store import Store, create, open, verify
+from hotrow.disk.creation import create
+from hotrow.disk.store import Store, open, verify
 
 __all__ = ["Store", "create", "open", "verify"]

@@ -11,8 +11,9 @@ stops later, the next process that opens the folder repeats step 3 and continues
 
 The journal contains a magic line, all writes, and a 32-byte SHA-256 hash of all preceding bytes.
 Each write consists of three numbers (file name length, offset, data length), the file name and the
-data. The first write is the record of the save. It says what the other writes may change. The whole
-journal is checked before any file changes.
+data. The first write is the record of the save, which says what the other writes may change. The
+second write is `rest.pt`. All other writes change a page of a tensor's file. The whole journal is
+checked before any file changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
-from hotrow.disk.folder import Folder, damaged_file, flush
+from hotrow.disk.folder import Folder, check_not_sparse, damaged_file, flush
 from hotrow.disk.layout import PAGE, Layout, check_file
 from hotrow.disk.record import MAX_RECORD_BYTES, RECORD_FILE, Record, parse_record
 from hotrow.disk.rest import REST_FILE
@@ -45,6 +46,8 @@ _CHUNK = 1 << 20
 def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
     """Apply all writes to the files of a folder, or none of them.
 
+    No other thread and no signal handler may use the journal meanwhile; see `FileAccess`.
+
     Raises:
         HotrowError: the disk is full, or a write fails. The folder then contains either this
             save or the previous one.
@@ -62,6 +65,7 @@ def commit(folder: Folder, writes: Iterable[FileWrite]) -> None:
                 file.write(data)
             file.write(digest.digest())
             flush(file)
+            check_not_sparse(file, folder.path / JOURNAL)  # `replay_journal` would refuse it
         folder.rename(new_journal, JOURNAL)
         folder.flush()
         replay_journal(folder)
@@ -110,12 +114,13 @@ class _Journal:
     def check(self) -> None:
         """Check the writes and the hash, and check that the writes belong to the folder's files.
 
-        The writes are checked first, because checking the hash reads the whole journal. A huge
-        sparse file would take long to read, but it can't contain valid writes.
+        Checking the hash reads the whole journal, which would take hours for a huge sparse file. So
+        it is checked last. Valid writes bound the length: only `run.json` and `rest.pt` can be
+        longer than a page, and each is written once. `check_not_sparse` bounds the holes in them.
         """
-        names = {name for name, _, _ in self._writes()}
-        record = self._record
-        if record is None or REST_FILE not in names:
+        check_not_sparse(self.file, self.path)
+        count, record = sum(1 for _ in self._writes()), self._record
+        if record is None or count < 2:
             raise damaged_file(self.path, "it does not contain a complete save")
         self._check_hash()
         for layout, old in record.files().values():
@@ -163,8 +168,11 @@ class _Journal:
             data = self.file.tell()
             if number == 0 or self._record is None:
                 self._check_record(name, offset, length)
+            elif number == 1:
+                if (name, offset, length) != (REST_FILE, WHOLE_FILE, self._record.rest[0]):
+                    raise damaged_file(self.path, f"it does not contain all of {REST_FILE}")
             else:
-                self._check_write(self._record, name, offset, length)
+                self._check_page(name, offset, length)
             self.file.seek(data)
             yield name, offset, length
 
@@ -175,11 +183,7 @@ class _Journal:
             self._record = parse_record(self.file.read(length), self.path)
             self._layouts = {name: each for name, (each, _) in self._record.files().items()}
 
-    def _check_write(self, record: Record, name: str, offset: int, length: int) -> None:
-        if name == REST_FILE:
-            if offset != WHOLE_FILE or length != record.rest[0]:
-                raise damaged_file(self.path, f"it does not contain all of {REST_FILE}")
-            return
+    def _check_page(self, name: str, offset: int, length: int) -> None:
         if name not in self._layouts:
             raise damaged_file(self.path, "it changes a file that is not part of the save")
         layout = self._layouts[name]

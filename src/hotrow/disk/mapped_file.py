@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from hotrow.disk.folder import Folder, damaged_file
 from hotrow.disk.layout import PAGE, Layout
+from hotrow.errors import HotrowError
 from hotrow.table.storage_growth import libc
 
 # Reserve no memory for pages that have not been written yet. Python 3.13 added this flag to `mmap`.
@@ -168,6 +169,17 @@ class MappedFile:
         return memory
 
     # --- Saving ----------------------------------------------------------------------------------
+
+    def check_name(self, folder: Folder) -> None:
+        """Raise an error if the file's name now belongs to another file.
+
+        A save writes to the file with this name, but reads still come from the mapped file.
+        """
+        if not folder.is_same(self.path.name, self._descriptor.number):
+            raise HotrowError(
+                f"{self.path} was replaced by another file while the folder was open",
+                fix="close the store, and open the folder again",
+            )
 
     def written_pages(self) -> NDArray[np.int64]:
         """Return the indices of the pages of the file that a save must write."""

@@ -6,9 +6,10 @@ has the checksum 0, and the checksums of a new sparse file don't have to be writ
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,21 @@ from hotrow.errors import HotrowError
 NUMPY_DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.int32: np.int32}
 _CHUNK_PAGES = 256  # the number of pages per read when the whole file is checked
 _HOLE_PAGES = 1 << 20  # the number of pages in a hole that are checked at once
-
+_BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
 
 RowBlocks = Iterable[Tensor]  # blocks of rows, in order
+
+
+def filled_blocks(
+    shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Tensor], object]
+) -> Iterator[Tensor]:
+    """Yield blocks of rows in order, with the values that `fill` writes."""
+    rows, columns = shape
+    block_rows = max(1, _BLOCK_VALUES // columns)
+    for begin in range(0, rows, block_rows):
+        block = torch.empty(min(block_rows, rows - begin), columns, dtype=dtype)
+        fill(block)
+        yield block
 
 
 def write_new(folder: Folder, layout: Layout, save: str, values: RowBlocks = ()) -> None:
@@ -45,13 +58,19 @@ def write_new(folder: Folder, layout: Layout, save: str, values: RowBlocks = ())
 
 
 def _write_file(folder: Folder, layout: Layout, save: str, values: Iterable[memoryview]) -> None:
-    with folder.create(f"{layout.file_name}.new") as file:
-        file.write(layout.header(save))
-        file.truncate(layout.file_bytes)
-        folder.reserve(file, layout.file_bytes)
-        file.writelines(values)
-        flush(file)
-    folder.rename(f"{layout.file_name}.new", layout.file_name)
+    new_name = f"{layout.file_name}.new"
+    try:
+        with folder.create(new_name) as file:
+            file.write(layout.header(save))
+            file.truncate(layout.file_bytes)
+            folder.reserve(file, layout.file_bytes)
+            file.writelines(values)
+            flush(file)
+    except OSError:  # if the disk is full, this file may be what fills it
+        with contextlib.suppress(OSError):
+            folder.remove(new_name)
+        raise
+    folder.rename(new_name, layout.file_name)
 
 
 def _pages(blocks: Iterable[Tensor]) -> Iterator[memoryview]:
@@ -204,6 +223,11 @@ class MappedTensor:
         )
 
     # --- Saving ----------------------------------------------------------------------------------
+
+    def check_names(self, folder: Folder) -> None:
+        """Raise an error if another program has replaced the files."""
+        for file in (self.file, self._sums_file):
+            file.check_name(folder)
 
     def set_saved_rows(self, rows: int) -> None:
         """Set the number of rows in the files; a failed save may have changed it."""

@@ -122,21 +122,46 @@ def parse_record(data: bytes, path: Path) -> Record:
         data: the contents of `run.json`.
         path: the file that contains the data, for error messages.
     """
+    try:
+        record = _decode(data)
+        _check_format(record, path)
+        return _validate(record)
+    except HotrowError:
+        raise
+    except ValueError as error:
+        raise damaged_file(path, str(error)) from None
+
+
+def parse_saved_record(data: bytes) -> Record:
+    """Parse the result of `Record.serialize`, to check that `parse_record` could read it.
+
+    Raises:
+        ValueError: `parse_record` could not read it.
+    """
+    return _validate(_decode(data))
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in the data, or raise a ValueError."""
     if len(data) > MAX_RECORD_BYTES:
-        raise damaged_file(path, f"it has more than {MAX_RECORD_BYTES:,} bytes")
+        raise ValueError(f"it has more than {MAX_RECORD_BYTES:,} bytes")
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise damaged_file(path, f"it is not JSON: {error}") from None
+        raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(record, dict):
-        raise damaged_file(path, "it does not contain a record")
-    _check_format(record, path)
+        raise ValueError("it does not contain a record")
+    return record
+
+
+def _validate(record: dict[str, Any]) -> Record:
+    """Check the checksum and the values of a record, or raise a ValueError."""
     if record.pop("checksum", None) != _checksum(record):
-        raise damaged_file(path, "its checksum does not match its contents")
+        raise ValueError("its checksum does not match its contents")
     try:
         return _parse(record)
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged_file(path, f"invalid {error}") from None
+        raise ValueError(f"invalid {error}") from None
 
 
 def _check_format(record: dict[str, Any], path: Path) -> None:

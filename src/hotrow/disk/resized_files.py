@@ -58,10 +58,12 @@ class ResizedFiles:
     def _check_space(self) -> None:
         """Raise an error if the disk has too little space to save the new rows.
 
-        The optimizer state of new rows takes no space, except in a tmpfs.
+        The new rows of the table are also written to the journal. The optimizer state of new rows
+        is zero and takes no space, except in a tmpfs.
         """
         is_tmpfs = self._folder.is_tmpfs()
         layouts = [file.layout for name, file in self._old.items() if is_tmpfs or name == TABLE]
+        layouts.append(self._old[TABLE].layout)  # the journal
         count = self._change.new_count - self._change.old_count
         needed, free = sum(count * each.row_bytes for each in layouts), self._folder.free_bytes()
         if needed > free:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from hotrow import optim
+from hotrow.disk.record import STEPS, TABLE, Record
 from hotrow.disk.rest import error_summary
 from hotrow.optim.lag import RowLag
 from hotrow.optim.ledger import Ledger
@@ -16,17 +20,38 @@ Run = dict[str, Any]
 
 
 def describe_run(lag: RowLag) -> Run:
-    """Return the steps that rows may have missed, and the optimizer's options, as JSON values."""
+    """Return the steps that rows may have missed, and the optimizer's options, as JSON values.
+
+    Options of other types are the user's own, and no rule needs them.
+    """
     ledger = lag.ledger
+    group = {key: _plain_option(value) for key, value in lag.group_options.items()}
     return {
         "rule": ledger.rule.name,
-        "group": lag.group_options,
+        "group": {
+            key: value for key, value in group.items() if isinstance(key, str) and _is_option(value)
+        },
         "start": ledger.start_step,
-        "carried": ledger.scalars(lag.group_options),
+        "carried": {
+            name: float(value) for name, value in ledger.scalars(lag.group_options).items()
+        },
         "still": ledger.idle_rows_unchanged,
         "settled": lag.settled_steps,
         "entries": ledger.entries().tolist(),
     }
+
+
+def find_saved_run(record: Record) -> SavedRun | None:
+    """Return the training run in a record, or None if the table has not been trained.
+
+    Raises:
+        ValueError: the run is invalid, or the record doesn't list the run's tensors.
+    """
+    run = None if record.run is None else SavedRun(record.run)
+    names = {TABLE} if run is None else {TABLE, STEPS, *run.slots}
+    if record.tensors.keys() != names:
+        raise ValueError(f"the tensors of the save are not {', '.join(sorted(names))}")
+    return run
 
 
 class SavedRun:
@@ -93,11 +118,24 @@ class SavedRun:
         table.lag = lag
 
 
+def _plain_option(value: Any) -> Any:
+    """Return an option with Python numbers instead of numpy's numbers and torch's scalars."""
+    if isinstance(value, list | tuple):
+        return [_plain_option(each) for each in value]
+    is_scalar = isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1)
+    return value.item() if is_scalar else value
+
+
+def _is_option(value: Any) -> bool:
+    """Return whether the value of an option can be saved."""
+    values = value if isinstance(value, list) else [value]
+    return all(isinstance(each, bool | int | float | str | None) for each in values)
+
+
 def _parse_group(group: Any) -> ParamGroup:
     """Return the options of the optimizer, with tuples instead of lists."""
     for key, value in group.items():
-        values = value if isinstance(value, list) else [value]
-        if not all(isinstance(each, bool | int | float | str | None) for each in values):
+        if not _is_option(value):
             raise ValueError(f"the optimizer's option {key!r} has an invalid type")
     return {key: tuple(value) if isinstance(value, list) else value for key, value in group.items()}
 

@@ -8,10 +8,8 @@ can change between saves; see `mapped_file`.
 from __future__ import annotations
 
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,152 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotrow.disk.folder import Folder, check_path, damaged_file
+from hotrow.disk.access import FileAccess
+from hotrow.disk.folder import Folder, damaged_file
 from hotrow.disk.journal import WHOLE_FILE, FileWrite, commit, replay_journal
-from hotrow.disk.layout import MAX_BYTES, Layout, check_file
-from hotrow.disk.mapped_tensor import MappedTensor, RowBlocks, write_new
-from hotrow.disk.record import RECORD_FILE, STEPS, TABLE, Record, new_name, read_record
+from hotrow.disk.layout import Layout, check_file
+from hotrow.disk.mapped_tensor import MappedTensor, RowBlocks, filled_blocks, write_new
+from hotrow.disk.record import (
+    RECORD_FILE,
+    STEPS,
+    TABLE,
+    Record,
+    new_name,
+    parse_saved_record,
+    read_record,
+)
 from hotrow.disk.resized_files import ResizedFiles
 from hotrow.disk.rest import REST_FILE, describe_rest, read_rest, serialize_rest
-from hotrow.disk.run import SavedRun, describe_run
+from hotrow.disk.run import describe_run, find_saved_run
 from hotrow.errors import HotrowError
 from hotrow.layers import Embedding
 from hotrow.optim.lag import RowLag
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
-
-BLOCK_VALUES = 1 << 22  # the number of values per write to a new file
-
-
-def create(
-    path: str | Path,
-    rows: int,
-    columns: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    fill: Callable[[Tensor], object] | None = None,
-) -> Store:
-    """Create a folder with a new table, and open it.
-
-    The table contains zeros, or the values that `fill` writes.
-
-    Args:
-        path: the folder, which must not exist yet.
-        rows: V, at least 1.
-        columns: D, at least 1.
-        dtype: float32 or float64.
-        fill: a function that writes values in place, such as `torch.nn.init.normal_`. `create`
-            calls the function with one (n, D) block of rows at a time.
-
-    Returns:
-        The open store.
-
-    Raises:
-        HotrowError: the folder exists, the dtype is not supported, `rows` or `columns` is not a
-            positive integer, or the disk or memory is full. After an error, no new folder remains.
-
-    Cost: `create` writes the table once. Zeros cost nothing, because the files are sparse. In a
-    tmpfs such as `/dev/shm`, however, zeros take space.
-
-    >>> import tempfile, torch, hotrow
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     with hotrow.disk.create(folder + "/users", 1_000_000, 16) as store:
-    ...         optimizer = hotrow.optim.Adam(store.layer.parameters())
-    ...         store.layer(torch.tensor([3, 999_999])).sum().backward()
-    ...         optimizer.step()
-    ...         store.save()
-    ...     with hotrow.disk.open(folder + "/users") as store:
-    ...         round(store.layer.weight[3, 0].item(), 4)
-    -0.001
-    """
-    folder = Path(path)
-    check_path(folder)
-    if dtype not in (torch.float32, torch.float64):
-        raise HotrowError(
-            f"dtype is {dtype}, but a table on disk must be float32 or float64",
-            fix="pass dtype=torch.float32 or torch.float64",
-        )
-    if not (type(rows) is int and type(columns) is int):  # bool is a subclass of int
-        raise HotrowError(
-            f"rows is {rows!r} and columns is {columns!r}, but both must be integers",
-            fix="pass integers",
-        )
-    if rows < 1 or columns < 1 or rows * columns * dtype.itemsize > MAX_BYTES:
-        raise HotrowError(
-            f"rows is {rows} and columns is {columns}, but both must be at least 1, and the table "
-            f"must have at most {MAX_BYTES:,} bytes",
-            fix="pass 1 or more",
-        )
-    if os.path.lexists(folder):
-        raise HotrowError(
-            f"{folder} already exists", fix="open it with hotrow.disk.open, or use another path"
-        )
-    values = _filled_blocks((rows, columns), dtype, fill) if fill else ()
-    # Use a unique name, because another process may be creating the same folder.
-    current = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:12]}")
-    with ExitStack() as undo:  # runs after an error
-        try:
-            parents = _make_parents(folder, undo)
-            undo.callback(lambda: shutil.rmtree(current, ignore_errors=True))
-            current.mkdir()
-            new_folder = Folder(current)
-            undo.callback(new_folder.close)
-            new_folder.path = folder  # for error messages
-            _write_first_save(new_folder, Layout(TABLE, (rows, columns), dtype), values)
-            # Lock the folder before others can find it, so that only this process can delete it.
-            store = Store._in(new_folder)
-            current = current.rename(folder)
-            for parent in parents:
-                _flush_folder(parent)
-        except (OSError, MemoryError) as error:
-            reason = str(error) or "there is too little memory"
-            raise HotrowError(
-                f"{folder} could not be created ({reason})",
-                fix="free disk space or memory, or use another path",
-            ) from None
-        undo.pop_all()
-    return store
-
-
-def _make_parents(folder: Path, undo: ExitStack) -> list[Path]:
-    """Create missing parent folders, and return the folders that get a new entry.
-
-    `undo` deletes the created folders again, unless they are in use by then.
-    """
-    missing = [parent for parent in folder.parents if not parent.exists()]
-    for parent in reversed(missing):
-        try:
-            parent.mkdir()
-        except FileExistsError:
-            if not parent.is_dir():
-                raise
-        else:
-            undo.callback(_remove_empty_folder, parent)
-    return [folder.parent, *(parent.parent for parent in missing)]
-
-
-def _remove_empty_folder(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()
-
-
-def _write_first_save(folder: Folder, table: Layout, values: RowBlocks) -> None:
-    """Write the files of a new table."""
-    save, rest = new_name(), serialize_rest(None)
-    tensors = {table.name: table}
-    record = Record(save, save, save, table.shape[0], tensors, describe_rest(rest))
-    write_new(folder, table, save, values)
-    folder.write(REST_FILE, [rest])
-    folder.write(RECORD_FILE, [record.serialize()])
-    folder.flush()
-
-
-def _flush_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open(path: str | Path, *, verify: bool = True) -> Store:
@@ -244,6 +118,10 @@ class Store:
     Cost of a save: `save` writes the changed pages, and the ledger with its scalars for each step.
     `save` doesn't settle stale rows, but stores them with the steps that they have missed.
 
+    Threads and signals: a save is a snapshot between two steps. It waits for the step or save of
+    another thread, and other threads' steps, lookups and saves wait for it. Signal handlers run
+    after the save. During a save, no other thread may assign to the table's rows directly.
+
     Reads of the whole table (`layer.state_dict()`, `layer.weight.norm()`) and of the whole
     optimizer state (`optimizer.state_dict()`) settle every row. Such reads need memory for all rows
     that change.
@@ -267,7 +145,7 @@ class Store:
             self._open(Folder(folder), verify)
 
     @classmethod
-    def _in(cls, folder: Folder) -> Self:
+    def in_folder(cls, folder: Folder) -> Self:
         """Open the store in a `Folder` that is already open."""
         self = cls.__new__(cls)
         with _wrap_open_errors(folder.path):
@@ -277,6 +155,7 @@ class Store:
     def _open(self, folder: Folder, verify: bool) -> None:
         self.folder, self._folder, self._verify = folder.path, folder, verify
         self._is_open, self._process = True, os.getpid()
+        self._access = FileAccess(self.folder)
         try:
             self._folder.lock()
             replay_journal(self._folder)
@@ -287,16 +166,11 @@ class Store:
 
     def _load(self, record: Record) -> None:
         """Check all files of a save, then map them and restore the training run."""
-        self._session, self._saves = new_name(), {record.save}
+        self._session, self._possible_saves = new_name(), {record.save}
         self._resuming = False
         record_path = self.folder / RECORD_FILE
-        run = None
         try:
-            if record.run is not None:
-                run = SavedRun(record.run)
-            names = {TABLE} if run is None else {TABLE, STEPS, *run.slots}
-            if record.tensors.keys() != names:
-                raise ValueError(f"the tensors of the save are not {', '.join(sorted(names))}")
+            run = find_saved_run(record)
         except ValueError as error:
             raise damaged_file(record_path, str(error)) from None
         for layout, _ in record.files().values():
@@ -308,6 +182,7 @@ class Store:
             )
             for name, layout in record.tensors.items()
         }
+        self._new_files = _NewFiles()
         self.layer = self._make_layer()
         self._is_checked = np.zeros(self.layer.num_embeddings, np.bool_)  # for each row
         if run is not None:
@@ -342,9 +217,17 @@ class Store:
         """Release the folder, so that another process can open it.
 
         Changes since the last save are lost. After the call, reading the table raises an error.
+
+        Raises:
+            HotrowError: a signal handler calls `close` during a save.
         """
-        self._is_open = False
-        self._folder.close(unlock=self._process == os.getpid())
+        if self._process != os.getpid():  # the parent process may be saving
+            self._is_open = False
+            self._folder.close(unlock=False)
+            return
+        with self._access.exclusive():
+            self._is_open = False
+            self._folder.close()
 
     def check_rows(self, rows: Tensor | None) -> None:
         """Check the pages that contain these rows, or all pages, before they are used.
@@ -392,23 +275,45 @@ class Store:
         return slot.copy_(values)
 
     def row_steps(self) -> Tensor:
-        """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros."""
+        """Return the (V,) int32 tensor with each row's last step: the saved steps, or zeros.
+
+        The optimizer calls this method after it has created its state tensors. Only then are their
+        files used. So if there is no space for one of them, the step can be repeated.
+        """
         if STEPS in self._files:
             steps = self._files[STEPS].tensor()
-            return steps if self._resuming else steps.zero_()
-        shape = self._files[TABLE].layout.shape[:1]
-        return self._create_file(Layout(STEPS, shape, torch.int32))
+            if not self._resuming:
+                steps.zero_()
+        else:
+            shape = self._files[TABLE].layout.shape[:1]
+            steps = self._create_file(Layout(STEPS, shape, torch.int32))
+        self._files, self._new_files = {**self._files, **self._new_files}, _NewFiles()
+        self._access.end_change()
+        return steps
 
     def _create_file(self, layout: Layout, initial: float = 0.0) -> Tensor:
-        """Create and map the files of a tensor. They become part of the next save.
+        """Create and map the files of a tensor, which `row_steps` adds to the store's files."""
+        with self._access.exclusive():
+            self._check_owner()
+            if layout.name in self._new_files:  # the optimizer has begun again after an error
+                self._new_files = _NewFiles()
+            try:
+                file = self._new_files[layout.name] = self._map_new(layout, initial)
+            except BaseException:
+                self._new_files = _NewFiles()
+                raise
+            self._access.begin_change(self._new_files)
+            return file.tensor()
 
-        Until that save, they have as many rows as the files of the last save.
+    def _map_new(self, layout: Layout, initial: float) -> MappedTensor:
+        """Create and map the files of a tensor.
+
+        Until the next save, they have as many rows as the files of the last save.
         """
-        self._check_owner()
         saved = layout.with_rows(self._previous_save().rows)
         values: RowBlocks = ()
         if initial:
-            values = _filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
+            values = filled_blocks(saved.shape, saved.dtype, lambda block: block.fill_(initial))
         try:
             write_new(self._folder, saved, self._session, values)
             file = MappedTensor(self._folder, saved)
@@ -420,8 +325,7 @@ class Store:
         if layout != saved:
             file = file.resized(layout.shape[0])
             file.tensor()[saved.shape[0] :] = initial
-        self._files[layout.name] = file
-        return file.tensor()
+        return file
 
     def change_rows(self, change: RowChange) -> ResizedFiles:
         """Prepare a change in the rows of all files; see `ResizedFiles`.
@@ -430,12 +334,16 @@ class Store:
             HotrowError: the store is closed or was opened in another process, a row that moves does
                 not match its checksum, or the disk or the memory is full.
         """
-        self._check_owner()
-        if change.sources is not None:
-            self.check_rows(None)
-        return ResizedFiles(self._folder, self._files, change, self._complete_change)
+        with self._access.exclusive():
+            self._check_owner()
+            if change.sources is not None:
+                self.check_rows(None)
+            result = ResizedFiles(self._folder, self._files, change, self._complete_change)
+            self._access.begin_change(result)
+            return result
 
     def _complete_change(self, files: dict[str, MappedTensor], change: RowChange) -> None:
+        self._access.end_change()
         self._files = files
         is_checked = np.ones(change.new_count, np.bool_)  # added rows don't come from the files
         if change.sources is None:
@@ -455,26 +363,38 @@ class Store:
 
         Raises:
             HotrowError: the disk is full, a write fails, the store is closed, the table no longer
-                uses the memory-mapped files, or `torch.load` cannot read `rest`. After an error,
-                the folder contains either the previous save or this one, and the changes are
-                still in memory.
+                uses the memory-mapped files, another program has replaced files, `disk.open` could
+                not read the save, or a signal handler calls `save` during a save or a step. After
+                an error, the folder contains either the previous save or this one, and the changes
+                are still in memory.
 
         Cost: the changed pages and `rest` are written twice, because of the journal.
         """
         self._check_owner()
-        self._check_mapping()
-        rest_data = serialize_rest(rest)
-        record = self._describe_save(self._previous_save(), rest_data)
+        rest_data = serialize_rest(rest)  # this may read tables
+        with self._access.exclusive(self.table):
+            self._check_owner()
+            self._access.check_change()
+            self._check_mapping()
+            self._save(rest_data)
+            self.rest = rest
+
+    def _save(self, rest: bytes) -> None:
+        record = self._describe_save(self._previous_save(), rest)
+        record_data = self._serialize(record)
+        files = [self._files[name] for name in record.tensors]
         for _, layout in record.files().values():
             check_file(self._folder, [(layout, save) for save in (record.previous, self._session)])
-        for file in self.files():
+        for file in files:
+            file.check_names(self._folder)
             file.set_saved_rows(record.previous_rows)
-        self._saves.add(record.save)
-        commit(self._folder, self._writes(record, rest_data))
-        self._files = {name: self._files[name] for name in record.tensors}
-        for file in self.files():
+        self._possible_saves.add(record.save)
+        commit(self._folder, self._writes(record, record_data, rest))
+        self._possible_saves = {record.save}
+        self._files = {file.layout.name: file for file in files}
+        self._new_files = _NewFiles()  # left by a step that failed
+        for file in files:
             file.map_saved()
-        self.rest = rest
 
     def _check_owner(self) -> None:
         if not self._is_open:
@@ -506,11 +426,13 @@ class Store:
         with _wrap_open_errors(self.folder):
             replay_journal(self._folder)
             record = read_record(self._folder)
-        if record.save not in self._saves:
+        if record.save not in self._possible_saves:
             raise HotrowError(
-                f"{self.folder} contains a save of another process, which this save would damage",
-                fix="open the folder again, and let only one machine at a time use it",
+                f"{self.folder} contains another save than the last one of this process, because "
+                "another machine has saved or an older copy was restored",
+                fix="open the folder again, and let no other program change it while it is open",
             )
+        self._possible_saves = {record.save}
         return record
 
     def _describe_save(self, previous: Record, rest: bytes) -> Record:
@@ -535,12 +457,29 @@ class Store:
             behind=self.table.has_stale_rows,
         )
 
-    def _writes(self, record: Record, rest: bytes) -> Iterator[FileWrite]:
-        yield RECORD_FILE, WHOLE_FILE, record.serialize()
+    def _serialize(self, record: Record) -> bytes:
+        """Serialize a record, and check that `open` can read the result."""
+        try:
+            data = record.serialize()
+            find_saved_run(parse_saved_record(data))
+        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+            raise HotrowError(
+                f"{self.folder} cannot be saved, because disk.open could not read the save "
+                f"({error})",
+                fix="use only numbers, strings and tuples of these as options of the optimizer",
+            ) from None
+        return data
+
+    def _writes(self, record: Record, record_data: bytes, rest: bytes) -> Iterator[FileWrite]:
+        yield RECORD_FILE, WHOLE_FILE, record_data
         yield REST_FILE, WHOLE_FILE, rest
         for name in record.tensors:
             check = self._verify or name == STEPS
             yield from self._files[name].changes(record.save, check=check)
+
+
+class _NewFiles(dict[str, MappedTensor]):
+    """The files of an optimizer state that is not complete yet, by the name of the tensor."""
 
 
 @contextmanager
@@ -558,15 +497,3 @@ def _wrap_open_errors(folder: Path) -> Iterator[None]:
             f"{folder} could not be opened, because there is too little memory",
             fix="free memory, and open it again; nothing is lost",
         ) from None
-
-
-def _filled_blocks(
-    shape: tuple[int, ...], dtype: torch.dtype, fill: Callable[[Tensor], object]
-) -> Iterator[Tensor]:
-    """Yield blocks of rows in order, with the values that `fill` writes."""
-    rows, columns = shape
-    block_rows = max(1, BLOCK_VALUES // columns)
-    for begin in range(0, rows, block_rows):
-        block = torch.empty(min(block_rows, rows - begin), columns, dtype=dtype)
-        fill(block)
-        yield block

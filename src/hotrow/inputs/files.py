@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def read_table(path: str | Path, tensor: str | None = None) -> tuple[str, Tensor
             the file doesn't have exactly one table.
     """
     with open_safetensors(path, "the table", "save the tensor") as file:
-        _check_settled(Path(path))
+        _check_settled(Path(path), file.metadata() or {})
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         name = _choose_table(
             {key: (tuple(s.get_shape()), s.get_dtype()) for key, s in slices.items()},
@@ -84,10 +84,15 @@ def open_safetensors(path: str | Path, what: str, fix: str) -> Iterator[Any]:
         yield file
 
 
-def _check_settled(path: Path) -> None:
-    """Raise `HotrowError` if the file is from a `hotrow.disk` folder and some rows are stale."""
+def _check_settled(path: Path, metadata: Mapping[str, str]) -> None:
+    """Raise `HotrowError` if `hotrow.disk` wrote the file and some rows are or may be stale.
+
+    Arguments:
+        path: the file.
+        metadata: the metadata in its header.
+    """
     folder = path.resolve().parent  # a link to the table may be in another folder
-    run, behind = folder / "run.json", False
+    run, behind, save = folder / "run.json", False, None
     if os.path.lexists(run):
         fix = (
             "restore the file from a backup; if it isn't from hotrow.disk, move the table elsewhere"
@@ -98,12 +103,20 @@ def _check_settled(path: Path) -> None:
             raise HotrowError(
                 f"{run}, a file next to the table, does not contain a training run", fix=fix
             )
-        behind = bool(content.get("behind"))
+        behind, save = bool(content.get("behind")), content.get("save")
     if behind or os.path.lexists(folder / "journal"):
         raise HotrowError(
             f"{path} is in a hotrow.disk folder, and some rows of its table are not up to date",
             fix="open the folder with hotrow.disk.open, then call store.table.settle() and "
             "store.save()",
+        )
+    is_copy = not os.path.lexists(run) or metadata.get("save") != save
+    if metadata.get("format", "").startswith("hotrow.disk") and is_copy:
+        raise HotrowError(
+            f"{path} is from a hotrow.disk folder, but the record of its save ({run.name}) is not "
+            "next to it, so some of its rows may not be up to date",
+            fix="copy the whole folder, or export the table: open the folder with "
+            "hotrow.disk.open, and write store.layer.state_dict() with safetensors.torch.save_file",
         )
 
 
