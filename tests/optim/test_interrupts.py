@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import socket
 import sys
 import threading
 
@@ -10,9 +11,11 @@ import torch
 from torch import nn
 
 import hotrow
+from hotrow.optim import interrupts, optimizer
 from hotrow.optim.interrupts import PostponedSignals
 from hotrow.table.parameter import Table
 from tests.support.exhaustive import exhaustive
+from tests.support.interrupts import InterruptAt
 
 BATCHES = [torch.tensor(ids) for ids in ([1, 2, 2], [3], [0, 3], [5, 1])]
 
@@ -23,32 +26,6 @@ def _default_handler():
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, old)
-
-
-class InterruptAt:
-    """A trace function that sends SIGINT before the n-th line of the traced call.
-
-    With `first_visits`, it doesn't count a line that the call has already run. When Python
-    leaves a `with` block, it visits the `with` line again; only a trace function can raise there.
-    """
-
-    def __init__(self, line, first_visits=False):
-        self.line, self.count, self.first_visits = line, 0, first_visits
-
-    def __call__(self, frame, event, argument):
-        if frame.f_code.co_filename.endswith("torch/autograd/profiler.py"):
-            return None
-        visited = set()
-
-        def trace_line(frame, event, argument):
-            if event == "line" and not (self.first_visits and frame.f_lineno in visited):
-                visited.add(frame.f_lineno)
-                if self.count == self.line:
-                    signal.raise_signal(signal.SIGINT)
-                self.count += 1
-            return trace_line
-
-        return trace_line
 
 
 def make():
@@ -187,17 +164,149 @@ def test_an_interrupt_at_any_line_of_a_lookup_changes_no_result(compiled, monkey
         assert torch.equal(train(line)[0], expected), f"line {line} of the lookup"
 
 
-def test_all_postponed_signals_arrive():
+@pytest.fixture
+def handle():
+    """Return a function that installs a signal handler until the end of the test."""
+    old = {}
+
+    def install(number, handler):
+        old.setdefault(number, signal.getsignal(number))
+        signal.signal(number, handler)
+
+    yield install
+    for number, handler in old.items():
+        signal.signal(number, handler)
+
+
+def recorder(seen):
+    return lambda number, frame: seen.append(number)
+
+
+def fail(number, frame):
+    """Raise an error, like the handler of SIGCHLD that torch's DataLoader installs."""
+    raise RuntimeError(f"signal {number}")
+
+
+def test_all_postponed_signals_arrive(handle):
     seen = []
-    old = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
-    try:
-        with PostponedSignals(), PostponedSignals():
+    handle(signal.SIGTERM, recorder(seen))
+    with PostponedSignals(), PostponedSignals():
+        signal.raise_signal(signal.SIGTERM)
+        with PostponedSignals():
             signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGTERM)
-            assert seen == []
-        assert seen == [signal.SIGTERM] * 2
-    finally:
-        signal.signal(signal.SIGTERM, old)
+        assert seen == []
+    assert seen == [signal.SIGTERM] * 2
+
+
+OTHERS = ["QUIT", "ABRT", "CHLD", "CONT", "TSTP", "XCPU", "VTALRM", "PROF", "WINCH", "RTMIN"]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_signal_with_a_python_handler_is_postponed(name, handle):
+    number, seen = getattr(signal, f"SIG{name}"), []
+    handle(number, recorder(seen))
+    with PostponedSignals():
+        signal.raise_signal(number)
+        assert seen == []
+    assert seen == [number]
+
+
+def test_an_error_in_the_handler_of_a_dead_worker_leaves_no_half_step(handle, monkeypatch):
+    expected, _ = run()
+    handle(signal.SIGCHLD, fail)
+    model, adam = make()
+
+    def send_signal(steps):
+        signal.raise_signal(signal.SIGCHLD)
+        return step_together(steps)
+
+    step_together = optimizer.step_together
+    for n, ids in enumerate(BATCHES):
+        backward(model, ids)
+        if n == 2:
+            monkeypatch.setattr(optimizer, "step_together", send_signal)
+            with pytest.raises(RuntimeError, match=f"signal {int(signal.SIGCHLD)}"):
+                adam.step()
+            monkeypatch.undo()
+        else:
+            adam.step()
+    assert same(snapshot(model, adam), expected)
+
+
+def test_an_error_in_one_handler_does_not_lose_the_other_signals(handle):
+    seen = []
+    handle(signal.SIGTERM, recorder(seen))
+    handle(signal.SIGUSR1, fail)
+    handle(signal.SIGUSR2, recorder(seen))
+
+    def interrupted():
+        with PostponedSignals():
+            for name in ("INT", "TERM", "USR1", "USR2"):
+                signal.raise_signal(getattr(signal, f"SIG{name}"))
+
+    with pytest.raises(RuntimeError) as info:
+        interrupted()
+    assert isinstance(info.value.__context__, KeyboardInterrupt)
+    assert seen == [signal.SIGTERM, signal.SIGUSR2]
+
+
+def test_a_process_that_ignores_all_signals_may_install_a_handler_later(handle):
+    handle(signal.SIGINT, signal.SIG_IGN)
+    with PostponedSignals():
+        pass
+    seen = []
+    handle(signal.SIGINT, recorder(seen))
+    with PostponedSignals():
+        signal.raise_signal(signal.SIGINT)
+        assert seen == []
+    assert seen == [signal.SIGINT]
+
+
+def test_the_wakeup_descriptor_gets_each_signal_once(handle):
+    """So that asyncio calls its own handlers once."""
+    seen = []
+    handle(signal.SIGUSR1, recorder(seen))
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        old = signal.set_wakeup_fd(writer.fileno())
+        try:
+            with PostponedSignals():
+                signal.raise_signal(signal.SIGUSR1)
+        finally:
+            signal.set_wakeup_fd(old)
+        assert reader.recv(100) == bytes([signal.SIGUSR1])
+    assert seen == [signal.SIGUSR1]
+
+
+def test_signals_while_handlers_are_replaced(handle, monkeypatch):
+    seen = []
+    handle(signal.SIGTERM, lambda number, frame: fail(seen.append(number), frame))
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH):
+        handle(number, recorder(seen))
+    numbers = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+    handlers = list(map(signal.getsignal, numbers))
+    set_handler, calls = interrupts._set, 0
+
+    def send_signals(number, handler):
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            for each in (signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH, signal.SIGTERM):
+                signal.raise_signal(each)
+        return set_handler(number, handler)
+
+    monkeypatch.setattr(interrupts, "_set", send_signals)
+    for moment in range(1, 2 * len(numbers) + 1):
+        calls = 0
+        seen.clear()
+        with pytest.raises(RuntimeError), PostponedSignals():
+            pass
+        expected = {signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH, signal.SIGTERM}
+        assert len(seen) == 4, f"signals before handler {moment}"
+        assert set(seen) == expected
+        assert list(map(signal.getsignal, numbers)) == handlers
 
 
 def test_other_threads_may_step():

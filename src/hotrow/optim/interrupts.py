@@ -10,23 +10,32 @@ from __future__ import annotations
 # The functions in `signal`, unlike those in `_signal`, create an enum member on each call, which
 # would add 20 us to a step.
 import _signal  # type: ignore[import-not-found]
+import _thread
 import signal
+import sys
 import threading
+from collections import deque
 from typing import Any
 
-# Signals for which programs often install their own handlers.
-_SIGNALS = [
-    int(getattr(signal, name))
-    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-]
+# After a fault, Python's handlers can't run, and the system does not allow handlers for the others.
+_FAULTS = "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"
+_WITHOUT_HANDLERS = {getattr(signal, name, None) for name in (*_FAULTS, "SIGKILL", "SIGSTOP")}
+_SIGNALS = [int(each) for each in signal.valid_signals() if each not in _WITHOUT_HANDLERS]
 _get: Any = _signal.getsignal
 _set: Any = _signal.signal
-_is_postponing = False  # only the main thread reads or writes this flag
+_call_soon: Any = _thread.interrupt_main
+# Only the main thread reads or writes these variables.
+_is_postponing = False
+# The latest handlers of all signals, and (signal, handler) of those that are Python functions.
+_latest: tuple[list[Any], list[tuple[int, Any]]] = [], []
 
 
 class PostponedSignals:
     """A context manager that postpones Python's signal handlers until the context ends.
+
+    In nested contexts, the handlers run when the outermost context ends. Then all of them run, in
+    the order in which the signals arrived. If one of them raises an exception, the others run
+    while that exception propagates.
 
     Python runs signal handlers only in the main thread, so other threads need no protection.
     """
@@ -34,37 +43,67 @@ class PostponedSignals:
     _handlers: list[tuple[int, Any]] = []  # noqa: RUF012 - an empty list that is never changed
 
     def __enter__(self) -> None:
-        global _is_postponing
-        if _is_postponing or threading.current_thread() is not threading.main_thread():
+        global _is_postponing, _latest
+        if _is_postponing or _thread.get_ident() != threading.main_thread().ident:
+            return
+        handlers = list(map(_get, _SIGNALS))
+        known, functions = _latest
+        if handlers != known:
+            pairs = zip(_SIGNALS, handlers, strict=True)
+            functions = [(number, handler) for number, handler in pairs if callable(handler)]
+            _latest = handlers, functions
+        if not functions:
             return
         self._arrived: list[int] = []
-        self._handlers = [
-            (number, handler) for number in _SIGNALS if callable(handler := _get(number))
-        ]
+        self._handlers = functions
+        postpone = self._arrive
         try:
+            for number, _ in functions:
+                _set(number, postpone)
+            # Set this last: until then, a handler that has not been replaced yet may run, and its
+            # own contexts must work.
             _is_postponing = True
-            for number, _ in self._handlers:
-                _set(number, self._postpone)
         except BaseException:  # raised by a handler that had not been replaced yet
-            self._restore()
+            self._end()
             raise
 
     def __exit__(self, *error: object) -> None:
         if self._handlers:
-            self._restore()
-            for number in self._arrived:
-                signal.raise_signal(number)
+            self._end()
 
-    def _postpone(self, number: int, frame: Any) -> None:
+    def _arrive(self, number: int, frame: Any) -> None:
         self._arrived.append(number)
 
-    def _restore(self) -> None:
+    def _end(self) -> None:
+        """Restore all handlers, and call the handlers of the signals that have arrived."""
         global _is_postponing
         _is_postponing = False
+        arrived = self._arrived
         try:
-            for number, handler in self._handlers:
-                _set(number, handler)
-        except BaseException:  # raised by a handler that had already been restored
-            for number, handler in self._handlers:
-                _set(number, handler)
-            raise
+            try:
+                for number, handler in self._handlers:
+                    _set(number, handler)
+            except BaseException:  # raised by a handler that had already been restored
+                for number, handler in self._handlers:
+                    _set(number, handler)
+                raise
+            while arrived:
+                _call_handler(arrived.pop(0))
+        finally:
+            if arrived:
+                # After an exception, let Python call the other handlers as soon as it can. No
+                # exception can interrupt this call, because it runs no Python code.
+                deque(map(_call_soon, arrived), 0)
+
+
+def _call_handler(number: int) -> None:
+    """Call a signal's handler.
+
+    Sending the signal again would write to the file descriptor of `signal.set_wakeup_fd` again, so
+    asyncio would call its handlers twice.
+    """
+    handler = _get(number)
+    if callable(handler):
+        handler(number, sys._getframe(1))
+    else:  # another handler has just removed it
+        signal.raise_signal(number)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import as_ids, check_range
+from hotrow.optim.lag import ExclusiveAccess
 from hotrow.table.parameter import Table
 from hotrow.vocabulary.layers import check_in_memory, find_layers
 
@@ -51,10 +52,11 @@ def freeze(layer: nn.Module, ids: Any) -> None:
     True
     """
     table, rows = _check_rows(layer, ids, "freeze")
-    frozen = rows if table.frozen is None else torch.unique(torch.cat([table.frozen, rows]))
-    if table.lag is not None:
-        table.lag.freeze(rows)
-    table.frozen = frozen if len(frozen) else None
+    with ExclusiveAccess():  # so that a signal handler can't interrupt the change
+        frozen = rows if table.frozen is None else torch.unique(torch.cat([table.frozen, rows]))
+        if table.lag is not None:
+            table.lag.freeze(rows)
+        table.frozen = frozen if len(frozen) else None
 
 
 def unfreeze(layer: nn.Module, ids: Any = None) -> None:
@@ -71,15 +73,16 @@ def unfreeze(layer: nn.Module, ids: Any = None) -> None:
             range.
     """
     table, rows = _check_rows(layer, [] if ids is None else ids, "unfreeze")
-    if table.frozen is None:
-        return
-    is_chosen = torch.isin(table.frozen, rows)
-    if ids is None:
-        is_chosen = torch.ones_like(is_chosen)
-    if table.lag is not None:
-        table.lag.unfreeze(table.frozen[is_chosen])
-    frozen = table.frozen[~is_chosen]
-    table.frozen = frozen if len(frozen) else None
+    with ExclusiveAccess():
+        if table.frozen is None:
+            return
+        is_chosen = torch.isin(table.frozen, rows)
+        if ids is None:
+            is_chosen = torch.ones_like(is_chosen)
+        frozen = table.frozen[~is_chosen]
+        if table.lag is not None:
+            table.lag.unfreeze(table.frozen[is_chosen])
+        table.frozen = frozen if len(frozen) else None
 
 
 def _check_rows(layer: nn.Module, ids: Any, operation: str) -> tuple[Table, Tensor]:

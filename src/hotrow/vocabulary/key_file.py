@@ -7,6 +7,7 @@ string ends. The options are JSON in the file's metadata.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,22 @@ from numpy.typing import NDArray
 
 from hotrow.inputs.files import write_bytes
 from hotrow.inputs.regular_file import open_regular, path_of_descriptor, reader_errors
+from hotrow.vocabulary.key_state import (
+    KEYS,
+    VERSION,
+    Contents,
+    check_arrays,
+    check_integers,
+    check_options,
+    check_shapes,
+)
 
 METADATA_KEY = "hotrow.vocabulary"
-VERSION = 1
-_OPTIONS = {"unknown": str, "unknown_rows": int, "admit_after": int, "batch_count": int}
-_LIMIT = 2**62  # for counts; leaves them room to grow
-_KEY_NAMES = "keys", "pending_keys"
+_COUNTS = "seen", "pending_counts"
+# A larger file may be at most this many times as large as its blocks on the disk. A sparse file
+# could fill the memory, but file systems may also compress files and skip blocks of zeros.
+_SMALL_BYTES = 1 << 26
+_COMPRESSION = 64
 
 
 def write_keys(path: str | Path, arrays: dict[str, Any], options: dict[str, Any]) -> None:
@@ -39,8 +50,10 @@ def write_keys(path: str | Path, arrays: dict[str, Any], options: dict[str, Any]
     write_bytes(path, save(tensors, metadata={METADATA_KEY: text}))
 
 
-def read_keys(path: str | Path) -> tuple[type[str] | type[int], dict[str, Any], dict[str, Any]]:
-    """Return the key type, the arrays and the options in a file that `write_keys` wrote.
+def read_keys(path: str | Path) -> Contents:
+    """Return the arrays and the options in a file that `write_keys` wrote.
+
+    The sizes of the arrays are checked before the arrays are read. Other arrays are not read.
 
     Raises:
         HotrowError: the file can't be read, or is damaged.
@@ -52,66 +65,49 @@ def read_keys(path: str | Path) -> tuple[type[str] | type[int], dict[str, Any], 
             f"{path} is not a vocabulary, or is damaged", "save one with Vocabulary.save"
         ),
         open_regular(path, "the vocabulary") as descriptor,
-        safe_open(path_of_descriptor(descriptor, path), framework="np") as file,
     ):
-        options = json.loads((file.metadata() or {})[METADATA_KEY])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        key_type: type[str] | type[int] = str if "keys.bytes" in tensors else int
-        arrays: dict[str, Any] = {
-            name: _decode(tensors, name) if key_type is str else _integers(tensors[name], 1)
-            for name in _KEY_NAMES
-        }
-        arrays["seen"] = _integers(tensors["seen"], 2)
-        arrays["pending_counts"] = _integers(tensors["pending_counts"], 1)
-        _check(arrays, options)
-        return key_type, arrays, options
+        _check_blocks(os.fstat(descriptor))
+        with safe_open(path_of_descriptor(descriptor, path), framework="np") as file:
+            options = json.loads((file.metadata() or {})[METADATA_KEY])
+            check_options(options)
+            is_text = "keys.bytes" in file.keys()  # noqa: SIM118
+            suffix = ".ends" if is_text else ""
+            shapes = {name: _shape(file, f"{name}{suffix}") for name in KEYS}
+            shapes |= {name: _shape(file, name) for name in _COUNTS}
+            check_shapes(shapes, options["unknown_rows"])
+            read = _read_text if is_text else _read_integers
+            arrays = {name: read(file, name) for name in KEYS}
+            arrays |= {name: file.get_tensor(name) for name in _COUNTS}
+            check_arrays(arrays, options)
+    return arrays, options
 
 
-def _integers(values: NDArray[Any], dimensions: int) -> NDArray[np.int64]:
-    if values.dtype != np.int64 or values.ndim != dimensions:
-        raise ValueError(f"an array is {values.ndim}-D {values.dtype}")
-    return values
+def _check_blocks(status: os.stat_result) -> None:
+    """Raise ValueError if the file is sparse, so that it may be much larger than its contents."""
+    on_disk = 512 * getattr(status, "st_blocks", 0)  # 0 if the file system doesn't know
+    if on_disk and status.st_size > max(_SMALL_BYTES, _COMPRESSION * on_disk):
+        raise ValueError(f"it is sparse: only {on_disk:,} of {status.st_size:,} bytes are stored")
 
 
-def _decode(tensors: dict[str, NDArray[Any]], name: str) -> list[str]:
-    """Return the strings."""
-    raw, ends = tensors[f"{name}.bytes"], _integers(tensors[f"{name}.ends"], 1)
+def _shape(file: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of an array without reading it."""
+    return tuple(file.get_slice(name).get_shape())
+
+
+def _read_integers(file: Any, name: str) -> NDArray[np.int64]:
+    return check_integers(file.get_tensor(name), 1)
+
+
+def _read_text(file: Any, name: str) -> list[str]:
+    """Read strings."""
+    ends = _read_integers(file, f"{name}.ends")
     starts = np.concatenate([np.zeros(1, np.int64), ends])
-    if (
-        raw.dtype != np.uint8
-        or raw.ndim != 1
-        or starts[-1] != len(raw)
-        or (np.diff(starts) < 0).any()
-    ):
+    is_valid = _shape(file, f"{name}.bytes") == (int(starts[-1]),) and (np.diff(starts) >= 0).all()
+    raw = file.get_tensor(f"{name}.bytes") if is_valid else None
+    if raw is None or raw.dtype != np.uint8:
         raise ValueError(f"the string positions of {name} are invalid")
     data = raw.tobytes()
     return [
         data[start:end].decode("utf-8", "surrogatepass")
         for start, end in zip(starts.tolist(), ends.tolist(), strict=False)
     ]
-
-
-def _check(arrays: dict[str, Any], options: dict[str, Any]) -> None:
-    """Raise ValueError unless the contents are consistent."""
-    if options.get("version") != VERSION:
-        raise ValueError(f"its version is {options.get('version')!r}, not {VERSION}")
-    for name, kind in _OPTIONS.items():
-        value: Any = options[name]
-        if type(value) is not kind or (isinstance(value, int) and not 0 <= value < _LIMIT):
-            raise ValueError(f"{name} is {value!r}")
-    keys, pending = (_as_list(arrays[name]) for name in _KEY_NAMES)
-    if len(set(keys)) < len(keys) or len({*keys, *pending}) < len(keys) + len(pending):
-        raise ValueError("a key is repeated")
-    if len(pending) != len(arrays["pending_counts"]):
-        raise ValueError("pending_counts and pending_keys have different lengths")
-    if arrays["seen"].shape != (2, options["unknown_rows"] + len(keys)):
-        raise ValueError(f"seen has shape {arrays['seen'].shape} for {len(keys)} keys")
-    for name in ("seen", "pending_counts"):
-        if ((arrays[name] < 0) | (arrays[name] >= _LIMIT)).any():
-            raise ValueError(f"{name} has values outside of 0..2**62 - 1")
-    if (arrays["seen"][1] > options["batch_count"]).any():
-        raise ValueError("a key was last seen after the last batch")
-
-
-def _as_list(keys: Any) -> list[Any]:
-    return list(keys.tolist()) if isinstance(keys, np.ndarray) else list(keys)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -13,13 +14,17 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
 from hotrow.ids import check_count
+from hotrow.optim.interrupts import PostponedSignals
+from hotrow.table.row_change import RowChange
+from hotrow.vocabulary.changing import Init, change_rows
+from hotrow.vocabulary.counts import Order, RowCounts
 from hotrow.vocabulary.key_file import read_keys, write_keys
+from hotrow.vocabulary.key_state import Contents, from_state, to_state
 from hotrow.vocabulary.keys import IntegerKeys, KeyMap, Rows, TextKeys, as_integers, as_text
 from hotrow.vocabulary.layers import find_layers
-from hotrow.vocabulary.resizing import Init, resize, take
 from hotrow.vocabulary.states import check_owner, unwrap
+from hotrow.vocabulary.unknown_keys import check_policy
 
-UNKNOWN = "error", "row", "hash"
 EVICTION = "idle", "count"
 
 
@@ -89,7 +94,7 @@ class Vocabulary:
         self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
         self.optimizer, self._init = optimizer, init
         self.unknown, self.admit_after = unknown, check_count("admit_after", admit_after)
-        first_row = _check_policy(unknown, unknown_rows, admit_after)
+        first_row = check_policy(unknown, unknown_rows, admit_after)
         if key_type not in (str, int):
             raise HotrowError(f"key_type is {key_type!r}, but it must be str or int")
         self.key_type = key_type
@@ -107,10 +112,7 @@ class Vocabulary:
                     fix="create a layer with that many rows, or call hotrow.vocabulary.resize",
                 )
         self._keys: KeyMap = (TextKeys if key_type is str else IntegerKeys)(first_row, values)
-        # For each row, how often `admit` has seen it, and the number of the last batch that
-        # contained it.
-        self._seen = np.zeros((2, len(self)), np.int64)
-        self._batch_count = 0
+        self._counts = RowCounts(np.zeros((2, len(self)), np.int64))
         self._pending: Counter[Any] = Counter()
 
     def __len__(self) -> int:
@@ -132,12 +134,12 @@ class Vocabulary:
     @property
     def counts(self) -> Tensor:
         """How often `admit` has seen each row, (V,) int64."""
-        return torch.from_numpy(self._seen[0, : len(self)].copy())
+        return torch.from_numpy(self._counts.seen[0].copy())
 
     @property
     def idle_batches(self) -> Tensor:
         """The number of batches that `admit` has seen since it last saw each row, (V,) int64."""
-        return torch.from_numpy(self._batch_count - self._seen[1, : len(self)])
+        return torch.from_numpy(self._counts.idle_batches())
 
     def look_up(self, keys: Any) -> Tensor:
         """Return the ids of keys, without changing the vocabulary.
@@ -172,22 +174,18 @@ class Vocabulary:
             HotrowError: a key has the wrong type, or the layers can't grow; see `resize`.
         """
         values = self._as_keys(keys)
-        rows = self._keys.find(values)
-        is_unknown = rows < 0
-        if is_unknown.any():
-            positions = np.flatnonzero(is_unknown)
-            unknown = self._keys.pick(values, positions)
-            if new := self._choose_new(unknown):
-                self._grow(len(self) + len(new))
-                self._keys.append(self._as_keys(new))
+        with PostponedSignals():
+            rows = self._keys.find(values)
+            positions = np.flatnonzero(rows < 0)
+            if len(positions):
+                unknown = self._keys.pick(values, positions)
+                self._add_rows(unknown)
                 rows[positions] = self._keys.find(unknown)
-            self._fill_unknown(values, rows)
-        self._batch_count += 1
-        np.add.at(self._seen[0], rows, 1)
-        self._seen[1, rows] = self._batch_count
+                self._fill_unknown(values, rows)
+            self._counts.add(rows)
         return _like(rows, keys)
 
-    def evict(self, rows: int, by: Literal["idle", "count"] = "idle") -> Tensor:
+    def evict(self, rows: int, by: Order = "idle") -> Tensor:
         """Drop keys and their rows until the given number of rows is left.
 
         The rows for unknown keys, padding rows and frozen rows are never dropped. Remaining rows
@@ -208,40 +206,41 @@ class Vocabulary:
         """
         if by not in EVICTION:
             raise HotrowError(f"by is {by!r}, but it must be 'idle' or 'count'")
-        drop_count = len(self) - check_count("rows", rows)
-        order = self._eviction_order(by)
-        if drop_count > len(order):
-            raise HotrowError(
-                f"rows is {rows}, but {len(self) - len(order)} rows must stay: the rows for "
-                "unknown keys, padding rows and frozen rows",
-                fix="keep more rows, or call hotrow.vocabulary.unfreeze",
-            )
-        if drop_count <= 0:
-            return torch.arange(len(self))
-        is_kept = np.ones(len(self), np.bool_)
-        is_kept[order[:drop_count]] = False
-        kept = np.flatnonzero(is_kept)
-        self._check_layers()
-        for layer in self.layers:
-            remap = take(layer, torch.from_numpy(kept), self.optimizer)
-        self._keys.select(kept[kept >= self.unknown_rows] - self.unknown_rows)
-        self._seen = self._seen[:, kept]
-        return remap
+        rows = check_count("rows", rows)
+        with PostponedSignals():
+            old_count = len(self)
+            order = self._eviction_order(by)
+            if old_count - rows > len(order):
+                raise HotrowError(
+                    f"rows is {rows}, but {old_count - len(order)} rows must stay: the rows for "
+                    "unknown keys, padding rows and frozen rows",
+                    fix="keep more rows, or call hotrow.vocabulary.unfreeze",
+                )
+            is_kept = np.ones(old_count, np.bool_)
+            is_kept[order[: max(0, old_count - rows)]] = False
+            kept = np.flatnonzero(is_kept)
+            sources = torch.from_numpy(kept)
+            if len(kept) < old_count:
+                keys = self._keys.selected(kept[self.unknown_rows :] - self.unknown_rows)
+                counts = self._counts.selected(kept)
+                with self._change_layers(len(kept), sources):
+                    pass
+                self._keys, self._counts = keys, counts
+        return RowChange(old_count, len(kept), sources).new_ids(torch.arange(old_count))
 
-    def next_evicted(self, count: int, by: Literal["idle", "count"] = "idle") -> list[Any]:
+    def next_evicted(self, count: int, by: Order = "idle") -> list[Any]:
         """Return the keys that `evict` would drop first, without dropping them."""
         keys, order = self.keys(), self._eviction_order(by)[:count]
         return [keys[row] for row in (order - self.unknown_rows).tolist()]
 
-    def _eviction_order(self, by: str) -> Rows:
+    def _eviction_order(self, by: Order) -> Rows:
         """Return the rows that may be evicted, in the order in which they would be dropped."""
         may_go = np.arange(len(self)) >= self.unknown_rows
         for layer in self.layers:
             layers = find_layers(layer)
             may_go[torch.cat([layers.padding_rows(), layers.frozen_rows().cpu()]).numpy()] = False
         candidates = np.flatnonzero(may_go)
-        seen = self._seen[EVICTION[::-1].index(by), candidates]
-        return candidates[np.argsort(seen, kind="stable")]
+        return self._counts.sort(candidates, by)
 
     def save(self, path: str | Path) -> None:
         """Write the keys, their counts and the options to a safetensors file.
@@ -252,57 +251,78 @@ class Vocabulary:
         Raises:
             HotrowError: the file can't be written.
         """
-        arrays = {
-            "keys": self._as_keys(self.keys()),
-            "pending_keys": self._as_keys(list(self._pending)),
-            "pending_counts": np.array(list(self._pending.values()), np.int64),
-            "seen": self._seen[:, : len(self)],
-        }
-        options = {
-            "unknown": self.unknown,
-            "unknown_rows": self.unknown_rows,
-            "admit_after": self.admit_after,
-            "batch_count": self._batch_count,
-        }
-        write_keys(path, arrays, options)
+        write_keys(path, *self._contents())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the keys, their counts and the options, as `load` reads them.
+
+        To save a vocabulary together with a table on disk, pass this dict to
+        `hotrow.disk.Store.save`.
+
+        Returns:
+            A dict of int64 tensors, lists of strings, strings and integers. Later changes of the
+            vocabulary don't change the dict.
+        """
+        return to_state(*self._contents())
+
+    def _contents(self) -> Contents:
+        with PostponedSignals():
+            arrays = {
+                "keys": self._as_keys(self.keys()),
+                "pending_keys": self._as_keys(list(self._pending)),
+                "pending_counts": np.array(list(self._pending.values()), np.int64),
+                "seen": self._counts.seen.copy(),
+            }
+            options = {
+                "unknown": self.unknown,
+                "unknown_rows": self.unknown_rows,
+                "admit_after": self.admit_after,
+                "batch_count": self._counts.batch_count,
+            }
+        return arrays, options
 
     @classmethod
     def load(
         cls,
-        path: str | Path,
+        source: str | Path | Mapping[str, Any],
         layer: nn.Module | Sequence[nn.Module],
         optimizer: Any = None,
         *,
         init: Init | None = None,
     ) -> Self:
-        """Read a vocabulary from a file that `save` wrote, and resize the layers to match it.
+        """Load a vocabulary that `save` or `state_dict` saved, and resize the layers to match it.
 
         After this call, load the model's and the optimizer's `state_dict()`.
 
         Args:
-            path: the file.
+            source: the path of the file, or the dict.
             layer: see the class.
             optimizer: see the class.
             init: the values of new rows; see `resize`.
 
         Raises:
             HotrowError: before anything changes, if the file can't be read, was not written by
-                `save`, or is damaged.
+                `save`, or is damaged; if the dict is not the result of `state_dict`; or if the
+                layers can't change; see `resize`.
         """
-        key_type, arrays, options = read_keys(path)
+        contents = from_state(source) if isinstance(source, Mapping) else read_keys(source)
+        arrays, options = contents
         keys = arrays["keys"]
         self = cls.__new__(cls)
         self.layers = [layer] if isinstance(layer, nn.Module) else list(layer)
-        self.optimizer, self._init, self.key_type = optimizer, init, key_type
+        self.optimizer, self._init = optimizer, init
+        self.key_type = str if isinstance(keys, list) else int
         self.unknown, self.admit_after = options["unknown"], options["admit_after"]
-        _check_policy(self.unknown, options["unknown_rows"], self.admit_after)
-        self._keys = (TextKeys if key_type is str else IntegerKeys)(options["unknown_rows"], keys)
-        self._seen, self._batch_count = arrays["seen"].copy(), options["batch_count"]
+        check_policy(self.unknown, options["unknown_rows"], self.admit_after)
+        make_map = TextKeys if self.key_type is str else IntegerKeys
+        self._keys = make_map(options["unknown_rows"], keys)
+        self._counts = RowCounts(arrays["seen"].copy(), options["batch_count"])
         pending = zip(
             _to_list(arrays["pending_keys"]), arrays["pending_counts"].tolist(), strict=True
         )
         self._pending = Counter(dict(pending))
-        self._resize_layers(len(self))
+        with self._change_layers(len(self)):
+            pass
         return self
 
     def _as_keys(self, keys: Any) -> Any:
@@ -313,36 +333,46 @@ class Vocabulary:
             keys = keys.reshape(-1)
         return as_text(keys) if self.key_type is str else as_integers(keys)
 
-    def _choose_new(self, unknown: Any) -> list[Any]:
-        """Count unknown keys, and return those that get a row, in order of first appearance."""
-        if self.admit_after == 1:
-            return list(dict.fromkeys(_to_list(unknown)))
+    def _add_rows(self, unknown: Any) -> None:
+        """Count keys without a row, and add rows for those that have been seen often enough."""
+        batch = dict.fromkeys(_to_list(unknown))  # in order of first appearance
+        new, pending = list(batch), {}
         if not self.admit_after:
-            return []
-        self._pending.update(_to_list(unknown))
-        batch = dict.fromkeys(_to_list(unknown))
-        new = [key for key in batch if self._pending[key] >= self.admit_after]
+            return
+        if self.admit_after > 1:
+            occurrences = Counter(_to_list(unknown))
+            pending = {key: self._pending[key] + occurrences[key] for key in batch}
+            new = [key for key in batch if pending[key] >= self.admit_after]
+        if new:
+            row_count = len(self) + len(new)
+            counts = self._counts.grown(row_count)
+            with self._change_layers(row_count):
+                self._keys.append(self._as_keys(new))
+            self._counts = counts
         for key in new:
-            del self._pending[key]
-        return new
+            pending.pop(key, None)
+            self._pending.pop(key, None)
+        dict.update(self._pending, pending)
 
-    def _grow(self, rows: int) -> None:
-        self._resize_layers(rows)
-        if rows > self._seen.shape[1]:  # double the memory, so that growing in small steps is fast
-            spare = np.zeros((2, rows), np.int64)
-            self._seen = np.concatenate([self._seen, spare], axis=1)
-
-    def _check_layers(self) -> None:
-        """Raise an error if one of the layers can't change, before any of them has changed."""
-        for layer in self.layers:
-            weight = find_layers(layer).weight
-            check_owner(unwrap(self.optimizer), weight)
-
-    def _resize_layers(self, rows: int) -> None:
-        self._check_layers()
-        for layer in self.layers:
-            if find_layers(layer).row_count != rows:
-                resize(layer, rows, self.optimizer, init=self._init)
+    def _change_layers(
+        self, row_count: int, sources: Tensor | None = None
+    ) -> AbstractContextManager[None]:
+        """Change the rows of all layers when the `with` block ends; see `change_rows`."""
+        optimizer, model = unwrap(self.optimizer), nn.ModuleList(self.layers)
+        found = [find_layers(layer, model) for layer in self.layers]
+        for each in found:
+            check_owner(optimizer, each.weight)
+            if sources is not None and each.row_count < len(self):
+                raise HotrowError(
+                    f"the layer has {each.row_count} rows, but the vocabulary has {len(self)}",
+                    fix="change the rows of the layer only with the vocabulary",
+                )
+        changes = [
+            (each, RowChange(each.row_count, row_count, sources))
+            for each in {id(each.weight): each for each in found}.values()
+            if sources is not None or each.row_count != row_count
+        ]
+        return change_rows(changes, optimizer, self._init)
 
     def _fill_unknown(self, keys: Any, rows: Rows) -> None:
         """Replace each -1 in `rows` according to the policy for unknown keys."""
@@ -359,36 +389,6 @@ class Vocabulary:
         if self.unknown == "hash":
             hashes = self._keys.hash(self._keys.pick(keys, positions))
             rows[positions] = hashes % self.unknown_rows
-
-
-def _check_policy(unknown: str, unknown_rows: int | None, admit_after: int) -> int:
-    """Return the number of rows for unknown keys."""
-    if unknown not in UNKNOWN:
-        raise HotrowError(f"unknown is {unknown!r}, but it must be 'error', 'row' or 'hash'")
-    if unknown == "error":
-        if unknown_rows:
-            raise HotrowError(
-                f"unknown_rows is {unknown_rows}, but unknown='error' needs no rows",
-                fix="omit unknown_rows, or pass unknown='hash'",
-            )
-        if admit_after != 1:
-            raise HotrowError(
-                f"admit_after is {admit_after}, but with unknown='error' every new key needs a row",
-                fix="pass unknown='row' or 'hash'",
-            )
-        return 0
-    count = 1 if unknown_rows is None and unknown == "row" else unknown_rows
-    if (
-        count is None
-        or check_count("unknown_rows", count) < 1
-        or (unknown, count > 1) == ("row", True)
-    ):
-        raise HotrowError(
-            f"unknown_rows is {unknown_rows}, but unknown={unknown!r} needs "
-            + ("one row" if unknown == "row" else "at least one row"),
-            fix="pass the number of rows for unknown keys",
-        )
-    return count
 
 
 def _to_list(keys: Any) -> list[Any]:

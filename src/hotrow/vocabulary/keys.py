@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,10 @@ class KeyMap(Protocol):
         """Return the row of each key, or -1 if it has none."""
 
     def append(self, keys: Any) -> None:
-        """Assign the next rows to distinct new keys."""
+        """Assign the next rows to distinct new keys; after an error, nothing has changed."""
 
-    def select(self, positions: Rows) -> None:
-        """Keep the keys at these positions, in this order."""
+    def selected(self, positions: Rows) -> Self:
+        """Return a new map with the keys at these positions, in this order."""
 
     def pick(self, keys: Any, positions: Rows) -> Any:
         """Return the keys at these positions in a batch."""
@@ -60,13 +60,20 @@ class TextKeys:
 
     def append(self, keys: list[str]) -> None:
         """See `KeyMap`."""
-        start = self.first_row + len(self)
-        self._rows.update(zip(keys, range(start, start + len(keys)), strict=True))
-        self._keys += keys
+        count = len(self)
+        start = self.first_row + count
+        try:
+            self._rows.update(zip(keys, range(start, start + len(keys)), strict=True))
+            self._keys += keys
+        except BaseException:
+            for key in keys:
+                self._rows.pop(key, None)
+            del self._keys[count:]
+            raise
 
-    def select(self, positions: Rows) -> None:
+    def selected(self, positions: Rows) -> Self:
         """See `KeyMap`."""
-        self.__init__(self.first_row, [self._keys[i] for i in positions])  # type: ignore[misc]
+        return type(self)(self.first_row, [self._keys[i] for i in positions])
 
     def pick(self, keys: list[str], positions: Rows) -> list[str]:
         """See `KeyMap`."""
@@ -90,8 +97,9 @@ class IntegerKeys:
         from hotrow.kernels.cpu.keys import empty_map, find_rows, insert_keys
 
         self.first_row, self._keys = first_row, np.empty(0, np.int64)
-        self._count, self._rows = 0, empty_map()  # type: ignore[no-untyped-call]
         self._find, self._insert = find_rows, insert_keys
+        self._empty_map: Any = empty_map
+        self._count, self._rows = 0, self._empty_map()  # type: ignore[no-untyped-call]
         if keys is not None:
             self.append(keys)
 
@@ -106,16 +114,21 @@ class IntegerKeys:
 
     def append(self, keys: Rows) -> None:
         """See `KeyMap`."""
-        self._insert(self._rows, keys, self.first_row + self._count)
         count = self._count + len(keys)
         if count > len(self._keys):  # double the memory, so that many small additions are fast
             self._keys = np.concatenate([self._keys, np.empty(count, np.int64)])
+        try:
+            self._insert(self._rows, keys, self.first_row + self._count)
+        except BaseException:
+            self._rows = self._empty_map()
+            self._insert(self._rows, self._keys[: self._count], self.first_row)
+            raise
         self._keys[self._count : count] = keys
         self._count = count
 
-    def select(self, positions: Rows) -> None:
+    def selected(self, positions: Rows) -> Self:
         """See `KeyMap`."""
-        self.__init__(self.first_row, self._keys[: self._count][positions])  # type: ignore[misc]
+        return type(self)(self.first_row, self._keys[: self._count][positions])
 
     def pick(self, keys: Rows, positions: Rows) -> Rows:
         """See `KeyMap`."""

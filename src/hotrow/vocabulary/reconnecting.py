@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.errors import HotrowError
+from hotrow.optim.lag import ExclusiveAccess
 from hotrow.table.autograd import replace_data
 from hotrow.table.parameter import Table
 from hotrow.table.row_change import RowChange
+from hotrow.vocabulary.changing import prepare_parameters
 from hotrow.vocabulary.layers import check_in_memory
-from hotrow.vocabulary.resizing import prepare_parameters
 from hotrow.vocabulary.states import prepare_state, row_tensors, unwrap
 
 
@@ -77,19 +78,20 @@ def reconnect(model: nn.Module, optimizer: Any) -> list[str]:
                 f"reconnect does not support the sharded {tuple(parameter.shape)} table",
                 fix="resize it with hotrow.vocabulary.resize",
             )
-    complete: list[tuple[str, Callable[[], None]]] = []
-    for old, new in matches:
-        change = RowChange(len(old), len(new))
-        added = new.detach()[len(old) :]
-        complete.append((names[id(new)], prepare_parameters([(old, False)], change, added, inner)))
-    for each in trained:
-        if id(each) in names and (resize_state := _prepare_resized_state(inner, each)):
-            complete.append((names[id(each)], resize_state))
-    for _, store in complete:
-        store()
-    for old, new in matches:
-        _replace(model, new, old)
-    return [name for name, _ in complete]
+    with ExclusiveAccess():  # so that a signal or another thread never sees a part of the change
+        complete: list[tuple[str, Callable[[], None]]] = []
+        for old, new in matches:
+            change = RowChange(len(old), len(new))
+            store = prepare_parameters([(old, False)], change, new.detach()[len(old) :], inner)
+            complete.append((names[id(new)], store))
+        for each in trained:
+            if id(each) in names and (resize_state := _prepare_resized_state(inner, each)):
+                complete.append((names[id(each)], resize_state))
+        for _, store in complete:
+            store()
+        for old, new in matches:
+            _replace(model, new, old)
+        return [name for name, _ in complete]
 
 
 def _continues(old: Tensor, new: Tensor) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,17 +9,12 @@ from torch import Tensor, nn
 
 from hotrow.errors import HotrowError, HotrowIndexError
 from hotrow.ids import as_ids, check_count
-from hotrow.optim.interrupts import PostponedSignals
-from hotrow.table.autograd import replace_data
-from hotrow.table.gradient import RowGradient
-from hotrow.table.parameter import Table
-from hotrow.table.protocols import Distribution
 from hotrow.table.row_change import RowChange
-from hotrow.vocabulary.layers import Embeddings, VocabularyLayers, find_layers
-from hotrow.vocabulary.states import check_owner, prepare_change, unwrap
+from hotrow.vocabulary.changing import Init, change_rows
+from hotrow.vocabulary.layers import find_layers
+from hotrow.vocabulary.states import unwrap
 
 _M = TypeVar("_M", bound=nn.Module)
-Init = Callable[[Tensor], object] | Tensor
 
 
 def resize(
@@ -92,9 +84,8 @@ def resize(
     """
     rows = check_count("rows", rows)
     layers = find_layers(layer, model)
-    if rows < 1:
-        raise HotrowError(f"rows is {rows}, but a vocabulary needs at least one row")
-    _change(layers, RowChange(layers.row_count, rows), unwrap(optimizer), init)
+    with change_rows([(layers, RowChange(layers.row_count, rows))], unwrap(optimizer), init):
+        pass
     return layer
 
 
@@ -145,7 +136,8 @@ def take(
     layers = find_layers(layer, model)
     sources = _check_sources(ids, layers.row_count)
     change = RowChange(layers.row_count, len(sources), sources)
-    _change(layers, change, unwrap(optimizer), init)
+    with change_rows([(layers, change)], unwrap(optimizer), init):
+        pass
     return change.new_ids(torch.arange(change.old_count))
 
 
@@ -176,171 +168,3 @@ def _check_sources(ids: Any, row_count: int) -> Tensor:
             fix="list each id once; for a copy of a row, use -1 and pass its values as init",
         )
     return sources
-
-
-def _change(
-    layers: VocabularyLayers,
-    change: RowChange,
-    optimizer: torch.optim.Optimizer | None,
-    init: Init | None,
-) -> None:
-    """Change the rows of the weight, the biases and their state."""
-    weight, failure, added = layers.weight, None, None
-    try:
-        check_owner(optimizer, weight)
-        _check_shards(weight)
-        _check_dropped_rows(layers, change)
-        added = _added_rows(layers, change, init)
-    except HotrowError as error:
-        failure = error
-    try:
-        added = _agree_on_rows(weight, _describe(change), added, failure)
-    finally:
-        failure = None  # drop the error, whose traceback refers to the weight
-    shards = weight.shards if isinstance(weight, Table) else None
-    if shards is not None:
-        shards, change = shards.change_rows(change)
-    complete = prepare_parameters(layers.parameters, change, added, optimizer)
-    with PostponedSignals():
-        complete()
-        if isinstance(weight, Table):
-            weight.distribute(shards=shards)
-        layers.set_row_count(change)
-
-
-def _agree_on_rows(
-    weight: nn.Parameter, operation: str, rows: Tensor | None, failure: HotrowError | None
-) -> Tensor:
-    """Return the added rows of the first rank; raise any rank's error on every rank."""
-    if isinstance(weight, Table):
-        distributions: tuple[Distribution[Table] | None, ...] = weight.shards, weight.replicas
-        for distribution in distributions:
-            if distribution is not None:
-                rows = distribution.agree_on_rows(operation, rows, failure)
-    if failure is not None:
-        raise failure
-    assert rows is not None
-    return rows
-
-
-def _check_shards(weight: nn.Parameter) -> None:
-    """Raise an error if the weight is sharded and has a gradient."""
-    if isinstance(weight, Table) and weight.shards is not None and weight.grad is not None:
-        raise HotrowError(
-            "the sharded table has a gradient for its old rows",
-            fix="call optimizer.zero_grad() before you change the table's rows",
-        )
-
-
-def prepare_parameters(
-    parameters: Sequence[tuple[nn.Parameter, bool]],
-    change: RowChange,
-    added: Tensor,
-    optimizer: torch.optim.Optimizer | None,
-) -> Callable[[], None]:
-    """Compute the changed rows of parameters and of their state; return a function to store them.
-
-    Arguments:
-        parameters: pairs of a parameter and whether ids select its columns. The added rows of the
-            first parameter are `added`; the added rows of the other parameters are 0.
-        change: the change.
-        added: the added rows of the first parameter.
-        optimizer: the optimizer that trains the parameters, or None.
-    """
-    zeros = added.new_zeros(len(added))
-    prepared = [
-        _prepare(parameter, change, added if i == 0 else zeros, optimizer, columns)
-        for i, (parameter, columns) in enumerate(parameters)
-    ]
-
-    def complete() -> None:
-        for each in prepared:
-            each()
-        for parameter, _ in parameters:
-            if isinstance(parameter, Table) and parameter.frozen is not None:
-                frozen = change.new_ids(parameter.frozen)
-                parameter.frozen = frozen[frozen >= 0].sort().values
-
-    return complete
-
-
-def _describe(change: RowChange) -> str:
-    """Describe a change, so that all ranks can check that they make the same change."""
-    if change.sources is None:
-        return f"change the row count from {change.old_count} to {change.new_count}"
-    digest = hashlib.sha256(change.sources.numpy().tobytes()).hexdigest()[:16]
-    return f"take {change.new_count} of the {change.old_count} rows (ids {digest})"
-
-
-def _check_dropped_rows(layers: VocabularyLayers, change: RowChange) -> None:
-    """Raise an error if the change drops a row that must stay."""
-    for what, rows, fix in (
-        ("the padding row (padding_idx)", layers.padding_rows(), "set the layer's padding_idx"),
-        ("frozen", layers.frozen_rows(), "call hotrow.vocabulary.unfreeze(layer, [{row}])"),
-    ):
-        dropped = rows[change.new_ids(rows) < 0] if len(rows) else rows
-        if len(dropped):
-            row = int(dropped[0])
-            raise HotrowError(
-                f"the change would drop row {row}, which is {what}",
-                fix=f"keep it, or {fix.format(row=row)} first",
-            )
-
-
-def _added_rows(layers: VocabularyLayers, change: RowChange, init: Init | None) -> Tensor:
-    """Return the values of the added rows, (n, D)."""
-    weight, count = layers.weight, change.added_count
-    shape = (count, weight.shape[not layers.columns])
-    if isinstance(init, Tensor):
-        if tuple(init.shape) != shape:
-            raise HotrowError(
-                f"init has shape {tuple(init.shape)}, but the {count} new rows have shape {shape}",
-                fix="pass one row of values for each new row",
-            )
-        return init.detach().to(weight.device, weight.dtype)
-    with torch._C.DisableTorchFunctionSubclass():
-        rows = weight.new_empty(shape)
-    if not count:
-        return rows
-    with torch.no_grad():
-        if init is not None:
-            init(rows)
-        elif isinstance(layers.layer, Embeddings):
-            nn.init.normal_(rows)
-        else:
-            inputs = change.new_count if layers.columns else shape[1]
-            bound = 1 / math.sqrt(inputs) if inputs else 0.0
-            nn.init.uniform_(rows, -bound, bound)
-    return rows
-
-
-def _prepare(
-    parameter: nn.Parameter,
-    change: RowChange,
-    added: Tensor,
-    optimizer: torch.optim.Optimizer | None,
-    columns: bool,
-) -> Callable[[], None]:
-    """Compute the new rows of a parameter, and return a function that stores them."""
-    gradient = parameter.grad
-    if gradient is not None:
-        gradient = _change_gradient(gradient, change, columns)
-    values, complete_state = prepare_change(optimizer, parameter, change, added, columns)
-
-    def complete() -> None:
-        replace_data(parameter, values, gradient)
-        complete_state()
-
-    return complete
-
-
-def _change_gradient(gradient: Tensor, change: RowChange, columns: bool) -> Tensor:
-    """Return a gradient with the changed rows."""
-    if not isinstance(gradient, RowGradient):
-        return change.apply_to(gradient, 0.0, columns=columns)
-    new_ids = change.new_ids(gradient.ids)
-    kept = new_ids >= 0
-    shape = list(gradient.shape)
-    shape[columns] = change.new_count
-    rows = gradient.rows[kept].clone()
-    return RowGradient(new_ids[kept], rows, shape, columns=gradient.row_storage.columns)

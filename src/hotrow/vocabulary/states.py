@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from hotrow import optim
 from hotrow.errors import HotrowError
-from hotrow.optim.interrupts import PostponedSignals
 from hotrow.optim.lag import RowLag
 from hotrow.optim.optimizer import RowOptimizer
 from hotrow.optim.rule import ParamGroup, Rule, numeric_group
@@ -130,7 +129,7 @@ def prepare_change(
     """Compute the changed rows of a parameter and of its state.
 
     Added rows get the initial values of the optimizer's state, and share the parameter's step
-    count.
+    count. The caller must postpone signals until the change is complete.
 
     Returns:
         The new values of the parameter, and a function that stores the state. Call the
@@ -152,7 +151,7 @@ def prepare_change(
         complete_state = prepare_state(
             optimizer, parameter, parameter.shape, change, columns, files
         )
-    with torch._C.DisableTorchFunctionSubclass(), PostponedSignals():
+    with torch._C.DisableTorchFunctionSubclass():
         if files is not None:
             # 2 uses of the memory: the parameter and its `data`
             values = files.apply(parameter.data, added, 2)

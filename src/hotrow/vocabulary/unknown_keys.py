@@ -1,0 +1,38 @@
+"""What a vocabulary does with keys that have no row."""
+
+from __future__ import annotations
+
+from hotrow.errors import HotrowError
+from hotrow.ids import check_count
+
+UNKNOWN = "error", "row", "hash"
+
+
+def check_policy(unknown: str, unknown_rows: int | None, admit_after: int) -> int:
+    """Return the number of rows for unknown keys."""
+    if unknown not in UNKNOWN:
+        raise HotrowError(f"unknown is {unknown!r}, but it must be 'error', 'row' or 'hash'")
+    if unknown == "error":
+        if unknown_rows:
+            raise HotrowError(
+                f"unknown_rows is {unknown_rows}, but unknown='error' needs no rows",
+                fix="omit unknown_rows, or pass unknown='hash'",
+            )
+        if admit_after != 1:
+            raise HotrowError(
+                f"admit_after is {admit_after}, but with unknown='error' every new key needs a row",
+                fix="pass unknown='row' or 'hash'",
+            )
+        return 0
+    count = 1 if unknown_rows is None and unknown == "row" else unknown_rows
+    if (
+        count is None
+        or check_count("unknown_rows", count) < 1
+        or (unknown, count > 1) == ("row", True)
+    ):
+        raise HotrowError(
+            f"unknown_rows is {unknown_rows}, but unknown={unknown!r} needs "
+            + ("one row" if unknown == "row" else "at least one row"),
+            fix="pass the number of rows for unknown keys",
+        )
+    return count

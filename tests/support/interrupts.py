@@ -1,0 +1,30 @@
+"""Send a signal before a given line of a call."""
+
+import signal
+
+
+class InterruptAt:
+    """A trace function that sends a signal before the n-th line of the traced call.
+
+    With `first_visits`, it doesn't count a line that the call has already run. When Python
+    leaves a `with` block, it visits the `with` line again; only a trace function can raise there.
+    """
+
+    def __init__(self, line, first_visits=False, number=signal.SIGINT):
+        self.line, self.count, self.first_visits = line, 0, first_visits
+        self.number = number
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code.co_filename.endswith("torch/autograd/profiler.py"):
+            return None
+        visited = set()
+
+        def trace_line(frame, event, argument):
+            if event == "line" and not (self.first_visits and frame.f_lineno in visited):
+                visited.add(frame.f_lineno)
+                if self.count == self.line:
+                    signal.raise_signal(self.number)
+                self.count += 1
+            return trace_line
+
+        return trace_line
