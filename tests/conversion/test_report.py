@@ -11,7 +11,6 @@ from torch import nn
 
 import hotrow
 from hotrow import convert
-from hotrow.conversion import sampling
 from hotrow.conversion.report import NOTHING_FOUND
 from hotrow.conversion.uses import COUNT_SIZE, SmallSize
 from hotrow.onehot import tensor
@@ -77,7 +76,7 @@ def test_a_bag_with_a_product_is_looked_up_and_its_fallback_is_named():
     assert finding_of(f"{bags} @ w").outcome == "matmul(40, 3) looked up"
     finding = finding_of(f"{bags}.softmax(-1)")
     assert finding.why == "falls back to a dense one-hot: softmax needs every column"
-    small = finding_of(f"x.reshape(2, 2, -1).sum(1) @ w", rows=4)
+    small = finding_of("x.reshape(2, 2, -1).sum(1) @ w", rows=4)
     assert small.why.startswith("matmul(40, 3) ran densely, because torch is as fast with 80 ")
 
 
