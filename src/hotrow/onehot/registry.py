@@ -151,7 +151,10 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
         for origin in x.origins:
             if not torch._C._is_tracing():  # comparing sizes would cause a warning
                 origin.record_dense(x.entries)
-            origin.record_fallback(func, too_small, x.has_many_zeros)
+            if too_small:
+                origin.record_small_product(x.entries)
+            elif x.has_many_zeros:
+                origin.record_fallback(func)
     # The keys are the `id()` of dense tensors, which stay alive in `arguments`.
     dense: dict[int, RuleTensor] = {}
 
