@@ -298,38 +298,24 @@ def test_close_in_another_thread_waits_for_the_save(store):
     assert_contains(store, "first", weights_after(range(6)))
 
 
-def test_a_save_is_refused_while_another_thread_changes_the_rows(store):
+def test_a_save_in_another_thread_waits_for_a_change_of_the_rows(store):
     optimizer = train(store, [6])
-    text = "because another thread is changing the rows or creating the optimizer state"
-    files = disk.resized_files.ResizedFiles
-    apply, complete, threads, refused = files.apply, files.complete, [], []
+    apply, threads = disk.resized_files.ResizedFiles.apply, []
 
     def apply_and_save(self, *arguments):
         result = apply(self, *arguments)
-        meanwhile = Meanwhile(lambda: store.save("half changed"))
-        threads.append(meanwhile)
-        meanwhile.start()
+        threads.append(Meanwhile(lambda: store.save("resized")))
+        threads[-1].start()
         return result
 
-    def wait_and_complete(self):
-        for thread in threads:
-            with pytest.raises(HotrowError, match=text):
-                thread.join()
-            refused.append(thread)
-        complete(self)
-
-    # The saves wait until the rows have been computed. The change is complete only later.
-    with (
-        mock.patch.object(files, "apply", apply_and_save),
-        mock.patch.object(files, "complete", wait_and_complete),
-    ):
+    with mock.patch.object(disk.resized_files.ResizedFiles, "apply", apply_and_save):
         vocabulary.resize(store.layer, ROWS + 100, optimizer)
-    assert len(refused) == 4
+    assert len(threads) == 4
+    for thread in threads:
+        thread.join()
+        assert thread.has_waited
     with torch.no_grad():
         expected = store.layer.weight.detach().clone()
-    meanwhile = Meanwhile(lambda: store.save("resized"))
-    meanwhile.start()
-    meanwhile.join()
     assert_contains(store, "resized", expected)
 
 
