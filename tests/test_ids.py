@@ -57,7 +57,7 @@ def test_error_names_the_first_id_out_of_range(ids, rows):
         f"ids[{first}] = {ids[first]}, but the table has {rows} rows (valid ids: 0..{rows - 1})"
     )
     assert str(caught.value).startswith(expected)
-    assert (f"and {len(wrong) - 1} more" in str(caught.value)) == (len(wrong) > 1)
+    assert (f"; {len(wrong) - 1} more" in str(caught.value)) == (len(wrong) > 1)
 
 
 def test_error_gives_the_position_in_every_dimension():
