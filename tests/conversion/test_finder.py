@@ -433,7 +433,7 @@ def test_hard_gumbel_softmax_is_a_lookup():
         ("(F.one_hot(x, 5) * self.eye[0]).sum(-1)", "  sum computed from the ids"),
         (
             "F.one_hot(x, 5).float().flatten(0, 1).T @ self.table[x].flatten(0, 1)",
-            "  matmul computed from the ids",
+            "  sum of rows by id (matmul) computed from the ids",
         ),
         (
             "F.one_hot(x, 5)",

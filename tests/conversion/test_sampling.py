@@ -179,7 +179,10 @@ def test_large_batch_after_many_small_ones_is_looked_up_from_then_on():
     model(torch.zeros(DEFAULT // 1000 - 1, dtype=torch.int64))
     assert not model.looked[-1] or not convert.report(model).findings[0].converted
     model(torch.zeros(rows, dtype=torch.int64))
-    outcome = "linear(1000, 3) looked up; only one-hots with at least 100,000 entries are looked up"
+    outcome = (
+        "linear(1000, 3) looked up; linear(1000, 3) ran densely, because torch is as fast with "
+        "99,000 entries (limit: 105,043)"
+    )
     assert str(convert.report(model)).endswith(outcome)
     assert searching_calls(model, 9, torch.zeros(rows, dtype=torch.int64)) == [*range(1, 10)]
     assert searching_calls(model, 9, torch.zeros(9 * rows, dtype=torch.int64)) == [*range(1, 10)]
@@ -277,10 +280,7 @@ def test_entries_are_counted_in_the_product(min_entries, uses):
     findings = convert.report(model).findings
     assert {finding.converted for finding in findings} == {uses}
     if not uses:
-        why = (
-            "stays plain PyTorch: it has at most 24 entries, and torch is just as fast below 25 in "
-            "matrix products, and below 750 in most other operations"
-        )
+        why = "linear(6, 3) ran densely, because torch is as fast with 24 entries (limit: 26)"
         assert str(findings[0]).endswith(why)
 
 
@@ -292,11 +292,8 @@ def test_one_hot_with_few_columns_is_not_looked_up(rows, columns, uses):
     (finding,) = convert.report(model).findings
     assert finding.converted == uses
     if not uses:
-        why = (
-            "it has at most 320,000 entries, and torch is just as fast with so few columns, and "
-            "below 3,000,000 in most other operations"
-        )
-        assert str(finding).endswith(f"stays plain PyTorch: {why}")
+        why = "ran densely, because torch is as fast with 16 columns (limit: 49 columns)"
+        assert str(finding).endswith(f"  linear(16, 3) {why}")
 
 
 def test_hotrow_one_hot_of_any_size_is_looked_up():
@@ -459,10 +456,7 @@ def test_sequential_passes_one_hots_between_modules():
 def test_report_mentions_the_default_min_entries():
     model = convert(Small(), min_entries=0)
     model(IDS)
-    why = (
-        "linear(6, 3) looked up; by default, only one-hots with at least 100,000 entries are "
-        "looked up"
-    )
+    why = "linear(6, 3) looked up; by default, products run densely below 100,000 entries, as here"
     assert str(convert.report(model)).endswith(why)
 
 

@@ -299,6 +299,6 @@ def _materialize_outputs(value: Any) -> Any:
 
 def _materialize_output(value: OneHot) -> Tensor:
     for origin in value.origins:
-        origin.is_returned = True
+        origin.record_returned(value)
         origin.record_dense(value.entries)
     return materialize(value)

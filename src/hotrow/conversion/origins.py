@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hotrow.conversion.sampling import Search, call_states
-from hotrow.onehot.tensor import SCATTER_SIZE, OneHot
+from hotrow.conversion.uses import COUNT_SIZE, SmallSize, operation_name, product_name
+from hotrow.onehot.parts import Field
+from hotrow.onehot.tensor import OTHER_SIZE, SCATTER_SIZE, OneHot
 from hotrow.table.stack import location_of
 
 
@@ -19,11 +21,6 @@ def _current_search() -> Search:
     """Return the findings of the current search, or an empty `Search` if there is none."""
     sampler = call_states.current.sampler
     return Search() if sampler is None else sampler.search
-
-
-# Operations other than products are worthwhile if the one-hot has at least this many times
-# `min_entries` entries.
-_USE_SIZE = 3
 
 
 class Origin:
@@ -36,9 +33,12 @@ class Origin:
         widths: the column counts of the one-hots, in order of appearance.
         product_counts: how often each product became a lookup.
         use_counts: how often each other operation used only the ids.
+        contraction_count: how often one of these operations was a contraction.
+        small_uses: the operations that ran densely because the one-hot was small, each with the
+            largest such size; None if the reason is not the number of entries.
+        small_totals: like `small_uses`, for sums over the batch that counted the ids.
         fallback_counts: how often each operation materialized a one-hot.
         max_product_entries: the size of the largest one-hot whose product became a lookup.
-        max_small_entries: the size of the largest one-hot that was too small for a lookup.
         is_returned: whether a converted method returned a one-hot to code outside the model.
         is_one_hot: whether the line creates one-hots; false for zeros that code may scatter into.
     """
@@ -49,10 +49,16 @@ class Origin:
         self.widths: dict[int, None] = {}
         self.product_counts: Counter[tuple[bool, torch.Size]] = Counter()  # (columns, shape)
         self.use_counts: Counter[str] = Counter()
-        self.fallback_counts: Counter[Any] = Counter()
-        self.max_product_entries, self.max_small_entries, self.is_returned = 0, 0, False
+        self.contraction_count = 0
+        self.small_uses: dict[str, SmallSize | None] = {}
+        self.small_totals: dict[str, SmallSize] = {}
+        self.fallback_counts: Counter[str] = Counter()
+        self.max_product_entries, self.is_returned = 0, False
         self.is_one_hot = operation != _ZEROS
         self._entries = 0  # the size of the latest one-hot
+        self._small_size: SmallSize | None = None  # of the operation that is running
+        self._small_name = ""
+        self._totals: dict[str, Total] = {}
 
     @property
     def min_entries(self) -> int:
@@ -74,6 +80,7 @@ class Origin:
 
     def record_product(self, weight: Tensor, columns: bool, entries: int) -> None:
         """Record that a product with this weight became a lookup."""
+        self._small_size = None
         self.max_product_entries = max(self.max_product_entries, entries)
         self.product_counts[columns, weight.shape] += 1
         _current_search().is_faster = True
@@ -84,24 +91,96 @@ class Origin:
         If `is_faster` is false, the operation saves time only if no other operation materializes
         the one-hot.
         """
-        self.use_counts[func.__name__.strip("_")] += 1
+        self._record_named_use(operation_name(func), entries, is_faster)
+
+    def _record_named_use(self, name: str, entries: int, is_faster: bool) -> None:
+        self._small_size = None
+        self.use_counts[name] += 1
         search = _current_search()
         search.is_faster |= is_faster
-        if entries >= _USE_SIZE * self.min_entries:
+        if entries >= COUNT_SIZE * self.min_entries:
             search.used.add(self)
+
+    def record_contraction(self, func: Any, purpose: str, entries: int) -> None:
+        """Record that a contraction used only the ids, for example a sum of rows by id."""
+        self.contraction_count += 1
+        self._record_named_use(operation_name(func, purpose), entries, is_faster=True)
+
+    def record_straight_through(self) -> None:
+        """Record that the tensor that was subtracted from a one-hot was added back."""
+        self.use_counts["straight-through"] += 1
+        for name in ("sub", "subtract"):
+            if self.use_counts[name]:
+                self.use_counts[name] -= 1
+                break
+        self.use_counts += Counter()  # removes names with a count of 0
+
+    def total(self, func: Any, entries: int, is_single: bool) -> Total:
+        """Return the origin of the sum or mean of such a one-hot over batch axes.
+
+        Args:
+            func: the function that computes the total.
+            entries: the size of the one-hot.
+            is_single: whether the total consists of a single row.
+        """
+        name = f"{operation_name(func)} over the batch"
+        total = self._totals.setdefault(name, Total(self, name))
+        total.entries, total.is_single = entries, is_single
+        return total
+
+    def record_total(self, name: str, entries: int) -> None:
+        """Record that a total of a one-hot of this size was computed by counting its ids."""
+        size = SmallSize(entries, 0, COUNT_SIZE * self.min_entries)
+        if entries < size.min_entries:
+            self.small_totals[name] = max(
+                size, self.small_totals.get(name, size), key=lambda each: each.entries
+            )
+        else:
+            self._record_named_use(name, entries, entries >= OTHER_SIZE * self.min_entries)
 
     def record_dense(self, entries: int) -> None:
         """Record that a one-hot, or a tensor computed from it, was materialized."""
         if 2 * entries > self._entries:  # ignores small results, such as the sum of the rows
             _current_search().materialized.add(self)
 
-    def record_fallback(self, func: Any) -> None:
-        """Record that an operation without a rule materialized a one-hot."""
-        self.fallback_counts[func] += 1
+    def record_small_size(self, *size: float) -> None:
+        """Record the `SmallSize` for which torch is as fast as the operation that is running."""
+        self._small_size, self._small_name = SmallSize(*size), ""
 
-    def record_small_product(self, entries: int) -> None:
-        """Record a product whose one-hot is too small for a lookup."""
-        self.max_small_entries = max(self.max_small_entries, entries)
+    def record_small_product(self, weight: Tensor, columns: bool) -> None:
+        """Record that the operation for which the one-hot is too small is this product."""
+        self._small_name = product_name(columns, weight.shape)
+
+    def record_small_contraction(self, func: Any, purpose: str) -> None:
+        """Record that the operation for which the one-hot is too small is this contraction."""
+        self._small_name = operation_name(func, purpose)
+
+    def record_fallback(self, func: Any, too_small: bool, has_many_zeros: bool) -> None:
+        """Record that an operation materialized a one-hot.
+
+        Args:
+            func: the torch function.
+            too_small: whether torch is as fast for this one-hot; false if no rule applied.
+            has_many_zeros: whether the one-hot has more entries than ids.
+        """
+        size, self._small_size = self._small_size, None
+        if size is not None:
+            self.record_small_use(self._small_name or operation_name(func), size)
+        elif too_small:
+            self.small_uses.setdefault(operation_name(func), None)
+        elif has_many_zeros:
+            self.fallback_counts[operation_name(func)] += 1
+
+    def record_small_use(self, name: str, size: SmallSize) -> None:
+        """Record that an operation ran densely, because the one-hot was small."""
+        previous = self.small_uses.get(name)
+        if previous is None or size.entries > previous.entries:
+            self.small_uses[name] = size
+
+    def record_returned(self, x: OneHot) -> None:
+        """Record that a converted method returned `x` to code outside the model."""
+        # Without ids, x is a result such as `one_hot - q`, which is dense in any case.
+        self.is_returned |= any(isinstance(part, Field) for part in x.parts)
 
     def describe_widths(self) -> str:
         """Describe the column counts of the one-hots."""
@@ -112,18 +191,77 @@ class Origin:
 
     def describe_products(self) -> list[str]:
         """Describe the products that became lookups."""
-        return [
-            f"linear({shape[1]}, {shape[0]})" if columns else f"matmul({shape[0]}, {shape[1]})"
-            for columns, shape in self.product_counts
+        return [product_name(columns, shape) for columns, shape in self.product_counts]
+
+    def describe_small_uses(self) -> list[str]:
+        """Describe the operations for which torch was as fast, with the limits."""
+        uses = [
+            f"{name} ran densely, because torch is as fast {f'with {size}' if size else 'here'}"
+            for name, size in self.small_uses.items()
         ]
+        totals = [
+            f"{name} counted the ids, but torch is as fast with {size}"
+            for name, size in self.small_totals.items()
+            if name not in self.use_counts
+        ]
+        return uses + totals
 
-    def describe_uses(self) -> list[str]:
-        """Return the names of the other operations that used only the ids."""
-        return list(self.use_counts)
 
-    def describe_fallbacks(self) -> list[str]:
-        """Return the names of the operations that materialized a one-hot."""
-        return [getattr(func, "__name__", str(func)).strip("_") for func in self.fallback_counts]
+class Total:
+    """The origin of the sum of a one-hot's rows over the batch, such as `x.sum(0)`.
+
+    Such a sum also stores ids, so it's a one-hot tensor. Computing its values means counting ids,
+    which is a use of the one-hot, whatever the model then does with these few values.
+
+    Attributes:
+        entries: the size of the one-hot whose rows are added up.
+        is_single: whether the sum consists of a single row.
+    """
+
+    def __init__(self, origin: Origin, name: str) -> None:
+        self._origin, self._name = origin, name
+        self.entries, self.is_single = 0, False
+        self._small_size: SmallSize | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the origin, which also records all other uses."""
+        return getattr(object.__getattribute__(self, "_origin"), name)
+
+    def record_counts(self) -> None:
+        """Record that the values were computed by counting ids."""
+        self._origin.record_total(self._name, self.entries)
+
+    def record_small_size(self, *size: float) -> None:
+        """Record the `SmallSize` for which torch is as fast as the operation that is running."""
+        self._small_size = SmallSize(*size)
+
+    def record_small_product(self, weight: Tensor, columns: bool) -> None:
+        """Record a product for which the sum is too small; such a sum is a bag of ids."""
+        self._record_small_use(product_name(columns, weight.shape))
+
+    def record_small_contraction(self, func: Any, purpose: str) -> None:
+        """Record a contraction for which the sum is too small."""
+        self._record_small_use(operation_name(func, purpose))
+
+    def _record_small_use(self, name: str) -> None:
+        if self._small_size is not None:
+            self._origin.record_small_use(name, self._small_size)
+
+    def record_use(self, func: Any, entries: int, is_faster: bool) -> None:
+        """Record that an operation on the sum used only the ids."""
+        self._small_size = None
+        self._origin.record_use(func, entries, is_faster)
+
+    def record_fallback(self, func: Any, too_small: bool, has_many_zeros: bool) -> None:
+        """Record that an operation read the values of the sum."""
+        size, self._small_size = self._small_size, None
+        self.record_counts()
+        if not (size or too_small or self.is_single) and has_many_zeros:
+            self._origin.record_fallback(func, too_small, has_many_zeros)
+
+    def record_returned(self, x: OneHot) -> None:
+        """Record that a converted method returned the sum, or a tensor computed from it."""
+        self.record_counts()
 
 
 class Record:

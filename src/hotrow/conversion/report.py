@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from hotrow.conversion import sampling
-from hotrow.conversion.embeddings import find_embeddings
+from hotrow.conversion.embeddings import find_embeddings, seen
 from hotrow.conversion.modules import direction_of, iter_records, original_class, refusals
 from hotrow.conversion.origins import Origin
-from hotrow.onehot.tensor import OTHER_SIZE
 from hotrow.table.parameter import Table
 
 NOTHING_FOUND = (
-    "no embeddings, and no one-hots found so far; run the model first. hotrow finds only the "
-    "one-hots that the model's own methods create"
+    "no embeddings, and no one-hots found so far; run the model first. The report lists only the "
+    "one-hots that the model's own methods create. hotrow.one_hot needs no conversion, so its "
+    "one-hots are not listed"
 )
 
 
@@ -91,6 +91,9 @@ def report(model: nn.Module) -> Report:
     ['linear(500, 4) looked up']
     """
     findings = []
+    is_converted = any(direction_of(module) for module in model.modules()) or any(
+        isinstance(parameter, Table) for parameter in model.parameters()
+    )
     for path, module, obstacle in find_embeddings(model):
         name = original_class(module).__name__
         what = f"{name}({module.num_embeddings}, {module.embedding_dim})"
@@ -102,7 +105,7 @@ def report(model: nn.Module) -> Report:
                 reasons = obstacle or _why_dense(module.weight), _why_copied(module.weight)
                 why = "; ".join(filter(None, reasons))
             else:
-                why = f"stays plain PyTorch: {obstacle or _why_plain(module.weight)}"
+                why = f"stays plain PyTorch: {obstacle or _why_plain(module, is_converted)}"
             findings.append(Finding(path, what, is_table, "table" if is_table else "", why))
     for path, module in model.named_modules():
         if module in refusals:
@@ -119,43 +122,38 @@ def _finding_of(path: str, origin: Origin) -> Finding:
     full_path = ".".join(filter(None, (path, origin.path)))
     what = f"{origin.operation}, {origin.describe_widths()}, {origin.location}"
     outcomes = [f"{product} looked up" for product in origin.describe_products()]
-    if uses := origin.describe_uses():
-        outcomes.append(f"{', '.join(uses)} computed from the ids")
+    if origin.use_counts:
+        outcomes.append(f"{', '.join(origin.use_counts)} computed from the ids")
     how = ", ".join(outcomes)
     return Finding(full_path, what, bool(how), how, _why_not_converted(origin))
 
 
 def _why_not_converted(origin: Origin) -> str:
-    fallbacks = origin.describe_fallbacks()
+    fallbacks = list(origin.fallback_counts)
     reasons = []
     if fallbacks:
         need = "needs" if len(fallbacks) == 1 else "need"
         reasons.append(f"falls back to a dense one-hot: {', '.join(fallbacks)} {need} every column")
     if origin.is_returned:
         reasons.append("is returned as a dense one-hot: convert the code that uses it too")
-    largest, min_entries = origin.max_small_entries, origin.min_entries
+    reasons += origin.describe_small_uses()
     if 0 < origin.max_product_entries < sampling.MIN_ENTRIES:
         reasons.append(
-            f"by default, only one-hots with at least {sampling.MIN_ENTRIES:,} entries are looked "
-            "up"
-        )
-    elif largest and origin.is_used:
-        reasons.append(f"only one-hots with at least {min_entries:,} entries are looked up")
-    elif largest:
-        limit = f"below {min_entries:,} in matrix products"
-        if largest >= min_entries:
-            limit = "with so few columns"
-        reasons.append(
-            f"stays plain PyTorch: it has at most {largest:,} entries, and torch is just as fast "
-            f"{limit}, and below {OTHER_SIZE * min_entries:,} in most other operations"
+            f"by default, products run densely below {sampling.MIN_ENTRIES:,} entries, as here"
         )
     return "; ".join(reasons) or ("" if origin.is_used else "not used")
 
 
-def _why_plain(weight: Tensor) -> str:
-    if weight.numel() < sampling.MIN_ENTRIES:
+def _why_plain(module: nn.Embedding | nn.EmbeddingBag, is_converted: bool) -> str:
+    entries, min_entries = module.weight.numel(), seen.get(module)
+    if entries < sampling.MIN_ENTRIES:
         return "a dense step is just as fast at this size; min_entries=0 converts it anyway"
-    return "it is smaller than min_entries, or its weight was replaced later; convert it again"
+    if min_entries is None:
+        later = ", or it was added, copied or loaded later" if is_converted else ""
+        return f"hotrow.convert was not called on it{later}; call hotrow.convert(model)"
+    if entries < min_entries:
+        return f"it has fewer than min_entries={min_entries:,} entries"
+    return "its weight was replaced after hotrow.convert; convert it again"
 
 
 def _why_copied(weight: Tensor) -> str:

@@ -147,14 +147,14 @@ def run_dense(func: Any, args: Any, kwargs: Any, too_small: bool = False) -> Any
             "it under torch.no_grad(), or on x.clone()"
         )
     tensors = list(find_instances((args, kwargs), RuleTensor))
+    have_zeros: dict[Any, bool] = {}  # for each origin, whether it created a tensor of many zeros
     for x in tensors:
         for origin in x.origins:
             if not torch._C._is_tracing():  # comparing sizes would cause a warning
                 origin.record_dense(x.entries)
-            if too_small:
-                origin.record_small_product(x.entries)
-            elif x.has_many_zeros:
-                origin.record_fallback(func)
+            have_zeros[origin] = x.has_many_zeros or have_zeros.get(origin, False)
+    for origin, has_many_zeros in have_zeros.items():
+        origin.record_fallback(func, too_small, has_many_zeros)
     # The keys are the `id()` of dense tensors, which stay alive in `arguments`.
     dense: dict[int, RuleTensor] = {}
 

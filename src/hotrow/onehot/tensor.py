@@ -234,7 +234,11 @@ class OneHot(RuleTensor):
             return False
         min_entries: int = min(origin.min_entries for origin in self.origins)
         ids = sum(part.ids.numel() for part in self._parts if isinstance(part, Field))
-        return self.entries < min_entries * (size + id_cost * ids)
+        if self.entries >= min_entries * (size + id_cost * ids):
+            return False
+        for origin in self.origins:
+            origin.record_small_size(self.entries, ids, min_entries * size, min_entries * id_cost)
+        return True
 
     @property
     def is_modified(self) -> bool:
@@ -339,6 +343,14 @@ class OneHot(RuleTensor):
         entries = 0 if torch._C._is_tracing() else self.entries
         for origin in self.origins:
             origin.record_use(func, entries, entries > 0 and not self.is_too_small)
+
+    def total_origins(self, func: Any, total: OneHot) -> frozenset[Any]:
+        """Return the origins of a total over batch axes, which `func` computed, for the report."""
+        # While torch.jit.trace is recording, comparing sizes would cause a warning.
+        is_traced = torch._C._is_tracing()
+        entries = 0 if is_traced else self.entries
+        is_single = not is_traced and total.entries == total.width
+        return frozenset(origin.total(func, entries, is_single) for origin in self.origins)
 
     def detach_in_place(self) -> None:
         """Detach this tensor from the graph that computed it, like `Tensor.detach_`."""

@@ -89,7 +89,10 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
         return NotImplemented
     if not _sizes_match(operands, labels):
         return NotImplemented  # torch raises an error or broadcasts
+    purpose = _purpose(x, other, labels, output)
     if x.is_too_small_to_scatter:
+        for origin in x.origins:
+            origin.record_small_contraction(func, purpose)
         return USE_TORCH
     assert x.field is not None
     operand = _Operand(x, x.field, labels[0])
@@ -108,8 +111,18 @@ def contract(func: Any, operands: Sequence[Any], labels: Sequence[str], output: 
             return result
         # origins is a set, so a line that created both operands is counted only once
         for origin in origins:
-            origin.record_use(func, x.entries, is_faster=True)
+            origin.record_contraction(func, purpose, x.entries)
     return result
+
+
+def _purpose(x: OneHot, other: Any, labels: Sequence[str], output: str) -> str:
+    """Describe a contraction for the report."""
+    classes = {labels[0][axis] for axis in x.axis_layout.class_axes}
+    if isinstance(other, OneHot):
+        return "comparison of ids" if classes & set(labels[1]) else "count of pairs of ids"
+    if classes & set(labels[1]):
+        return "entries at the ids"
+    return "sum of rows by id" if classes & set(output) else "sum of rows"
 
 
 def dtype_of(t: Any) -> torch.dtype:

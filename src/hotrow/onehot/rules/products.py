@@ -130,6 +130,8 @@ def look_up_product(x: Any, weight: Any, columns: bool = False, bias: Tensor | N
         return NotImplemented  # nothing to look up
     if x.origins and not is_compiling():
         if x.is_too_small_to_look_up:
+            for origin in x.origins:
+                origin.record_small_product(weight, columns)
             return USE_TORCH
         for origin in x.origins:
             origin.record_product(weight, columns, x.entries)

@@ -47,10 +47,12 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False, **kwargs: An
     if out.dtype in _LOW_PRECISION:  # torch rounds after each addition
         return NotImplemented
     sums = _sum_batch(x, dims, keepdim)
+    sums.origins = x.total_origins(func, sums)
     total: Tensor = sums
     has_more_ids = all(part.batch_tensor.shape[-1] >= part.width for part in sums.parts)
     if has_more_ids and not is_compiling():  # the dense sum has no more entries than there are ids
-        x.record_use(func)
+        for origin in sums.origins:
+            origin.record_counts()
         total = sums.compute_dense()
     return total / terms if is_mean else total
 
@@ -158,9 +160,8 @@ def _(func: Any, x: OneHot, dim: Any = None, keepdim: bool = False) -> Any:
         is_first = torch.ones_like(ids, dtype=out.dtype)
         is_first[..., 1:] = ids[..., 1:] != ids[..., :-1]
         field = Field(ids, is_first, field.width)
-    return OneHot(
-        [field], out.dtype, None, None, x.origins, out.stride(), layout=total._axis_layout
-    )
+    origins = x.total_origins(func, total)
+    return OneHot([field], out.dtype, None, None, origins, out.stride(), layout=total._axis_layout)
 
 
 def _any_class(x: OneHot, func: Any, dim: Any, keepdim: bool) -> Any:

@@ -74,6 +74,8 @@ def add_back(x: OneHot, other: Any) -> OneHot | None:
     proxy = None
     if other.requires_grad and torch.is_grad_enabled():
         proxy = ZerosProxy.apply(other)  # type: ignore[no-untyped-call]
+    for origin in x.origins:
+        origin.record_straight_through()
     return OneHot(y.parts, y.cached_dtype, proxy, None, x.origins, x.strides, layout=y._axis_layout)
 
 
